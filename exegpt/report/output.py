@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "EXEGPT_LOG_FORMAT"
 """The environment variable that makes notes JSON, in this process and in its children: `json`, or else text."""
+NOTES_OF = "EXEGPT_NOTES_OF"
+"""The environment variable of what all notes of a process begin with: its models, where others print beside it."""
 
 
 def _forwarded() -> bool:
@@ -41,6 +43,8 @@ def stderr() -> "Console":
 
 def note(text: str, event: str = "note", **facts: Any) -> None:
     """Print a note to standard error; as a JSON line with further facts if the environment asks for JSON."""
+    if of := os.environ.get(NOTES_OF):
+        text = f"{of}: {text}"
     if os.environ.get(LOG_FORMAT) != "json":
         return stderr().print(text, markup=False, soft_wrap=True)
     import json

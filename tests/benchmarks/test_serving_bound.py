@@ -28,6 +28,7 @@ REACHED = 0.9
 """Of what is answered in time behind the best cap."""
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.timeout(500)
 def test_an_overloaded_server_keeps_its_bound_and_answers_as_much_as_behind_the_best_cap(tmp_path):

@@ -16,17 +16,14 @@ from tests.server.conftest import serving
 from tests.server.test_completions import events
 from tests.xrunner import cells
 
-QUICK = {("rra", "PP2")}  # each start of two ranks takes seconds
 LAYOUTS = {"PP2": (1, 1), "TP2": (2,)}
 """The degree of every stage of two ranks."""
 SERVERS = [
     *(pytest.param((policy, (1,)), id=policy) for policy in cells.POLICIES),
     pytest.param(("waa-c", None), id="waa-c", marks=pytest.mark.slow),
     pytest.param(("waa-m", None), id="waa-m", marks=pytest.mark.slow),
-    *(
-        pytest.param(
-            (policy, degrees), id=f"{policy}-{name}", marks=() if (policy, name) in QUICK else pytest.mark.slow
-        )
+    *(  # each start of two ranks takes seconds
+        pytest.param((policy, degrees), id=f"{policy}-{name}", marks=pytest.mark.slow)
         for policy in cells.POLICIES
         for name, degrees in LAYOUTS.items()
     ),

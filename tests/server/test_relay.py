@@ -112,7 +112,8 @@ def test_tokens_aborts_and_the_drain_go_through_the_relay(model, led_by_rank_1, 
         assert server.process.wait(30) == 0, server.log.read_text()
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_rank_ends_the_engine(model, led_by_rank_1, tmp_path, rank):
     with launched(model, written(led_by_rank_1, tmp_path), tmp_path, program=RELAYED) as server:
         answers = under_load(server, lambda: os.kill(rank_of(server, rank), signal.SIGKILL), count=6)

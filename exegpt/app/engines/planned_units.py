@@ -14,6 +14,7 @@ from exegpt.noun import Noun
 from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import checked
 from exegpt.quantity import counted
+from exegpt.report.output import NOTES_OF
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -69,7 +70,7 @@ def check_names(directories: Mapping[str, str], names: Sequence[str], what: str)
 
 def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
     """A model with its directory, which has to be its own; InputError where it isn't, or is missing."""
-    way = f"pass --model {model.name}=DIR"
+    way = f"write it into the plan, or pass --model {model.name}=DIR"
     if given is None:
         raise InputError(f"The plan doesn't say in which directory model '{model.name}' is: {way}.")
     if not Path(given).is_dir():
@@ -119,9 +120,8 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
         arguments = ["--unit", str(number), *arguments]
         documents: dict[str, Noun] = {"--plan": plan}
         models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
-        ranks, visible = len(first.devices), {} if plan.cluster.is_cpu else _visible(first.devices)
-        follows = tuple(map(_follows, unit))
-        units.append(UnitOptions(models, tuple(arguments), documents, ranks, visible, follows))
+        environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
+        units.append(UnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
     return tuple(units)
 
 
@@ -129,12 +129,18 @@ def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: C
     """The engine of a model with devices of its own, `place` among all models."""
     arguments, documents = ("--model", str(model.directory), *flags), {"--schedule": model.schedule}
     models = (UnitModel(Path(str(model.directory)), model.name, place=place),)
-    visible = {} if cluster.is_cpu else _visible(model.devices)
-    return UnitOptions(models, arguments, documents, len(model.devices), visible, (_follows(model),))
+    environment, follows = _environment([model], cluster), (_follows(model),)
+    return UnitOptions(models, arguments, documents, len(model.devices), environment, follows)
 
 
 def _follows(model: PlannedModel) -> tuple[object, ...]:
     return model.name, model.devices, model.schedule, model.share, model.directory
+
+
+def _environment(unit: Sequence[PlannedModel], cluster: ClusterSpec) -> dict[str, str]:
+    """Of an engine of these models, which has their devices alone."""
+    named = {NOTES_OF: ", ".join(model.name for model in unit)}
+    return named if cluster.is_cpu else named | _visible(unit[0].devices)
 
 
 def _visible(devices: Sequence[int]) -> dict[str, str]:

@@ -11,6 +11,8 @@ from exegpt.app.multimodel.plan_answer import simulated_alone
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
 from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.report import output
+from exegpt.report.output import NOTES_OF
 from exegpt.schedule import Stage
 from tests.cli.conftest import run_command
 from tests.server.conftest import schedule_for
@@ -60,8 +62,9 @@ def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
     assert shared.arguments == ("--unit", "1", "--dtype", "fp32", "--threads", "3")
     assert dict(alone.documents) == {"--schedule": models[0].schedule} and dict(shared.documents) == {"--plan": plan}
     assert [unit.ranks for unit in (alone, shared, single)] == [2, 1, 1]
-    devices = [unit.environment for unit in (alone, shared, single)]
-    assert devices == [{"CUDA_VISIBLE_DEVICES": shown} for shown in ("2,0", "3", "1")]
+    seen = [unit.environment["CUDA_VISIBLE_DEVICES"] for unit in (alone, shared, single)]
+    assert seen == ["2,0", "3", "1"]
+    assert [unit.environment[NOTES_OF] for unit in (alone, shared, single)] == ["a", "b, d", "c"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-7")  # numbers count among those that this process sees
     assert [unit.environment["CUDA_VISIBLE_DEVICES"] for unit in planned_units(plan, [], 1)] == ["6,4", "GPU-7", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
@@ -74,7 +77,13 @@ def test_cpu_devices_share_the_cores(folder, monkeypatch, cores, threads):
     plan = read_plan(written(folder, planned(folder, "a", (0, 1)), planned(folder, "b", (3,))), {})
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
     for unit in planned_units(plan, [], None):
-        assert unit.arguments[-2:] == ("--threads", str(threads)) and not unit.environment
+        assert unit.arguments[-2:] == ("--threads", str(threads)) and "CUDA_VISIBLE_DEVICES" not in unit.environment
+
+
+def test_notes_of_an_engine_name_its_models(monkeypatch, capsys):
+    monkeypatch.setenv(NOTES_OF, "a, b")
+    output.note("the reason")
+    assert capsys.readouterr().err == "a, b: the reason\n"
 
 
 def test_a_given_directory_goes_before_the_plans(folder, tmp_path):
@@ -126,8 +135,8 @@ def test_what_is_no_plan_is_refused(folder):
         ("--served-model-name x", "--served-model-name is for a single model"),
         ("--order sjf", "--order is for a single model"),
         ("--best-effort", "--best-effort is for a single model"),
-        ("", "doesn't say in which directory model 'b' is: pass --model b=DIR."),
-        ("--model b=gone", "There is no directory 'gone' of model 'b': pass --model b=DIR."),
+        ("", "doesn't say in which directory model 'b' is: write it into the plan, or pass --model b=DIR."),
+        ("--model b=gone", "There is no directory 'gone' of model 'b': write it into the plan, or pass --model b=DIR."),
         ("--model b=other", "'other' has model 'other' ("),
     ],
 )
