@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from exegpt.errors import InputError
 from exegpt.noun import Noun
+from exegpt.quantization import refuse_quantised_config, refuse_quantised_files
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"]
 
@@ -194,7 +195,11 @@ class ModelSpec(Noun):
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":
         """The spec of a model directory in the Hugging Face layout."""
-        return cls.from_config(read_config(directory), Path(directory).resolve().name)
+        path = Path(directory)
+        name = path.resolve().name
+        config = read_config(path)
+        refuse_quantised_files(path, name)
+        return cls.from_config(config, name)
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -215,8 +220,7 @@ def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
     if not isinstance(kind, str) or kind not in _FROM_CONFIG:
         known = ", ".join(sorted(_FROM_CONFIG))
         raise InputError(f"Model '{name}' is of type '{kind}', which is not supported: supported types are {known}.")
-    if config.get("quantization_config"):
-        raise InputError(f"Model '{name}' is a quantised checkpoint, which is not supported: use its original weights.")
+    refuse_quantised_config(config, name)
 
 
 def _size(value: Any, what: str, most: int = MAX_SIZE) -> int:
@@ -246,6 +250,25 @@ class _Config:
         """A number of layers."""
         return self.size(key, default, MAX_LAYERS)
 
+    def head_size(self, hidden_key: str, heads_key: str, key: str | None = None) -> int:
+        """Return the size of a head: the one at `key` where it is given, else the hidden size over the heads.
+
+        Raises:
+            InputError: The heads don't divide the hidden size.
+        """
+        if key is not None and self.values.get(key) is not None:
+            return self.size(key)
+        if key is not None and key not in self.values and self.values["model_type"] == "qwen3":
+            return 128  # transformers' default for this family
+        hidden, heads = self.size(hidden_key), self.size(heads_key)
+        if hidden % heads:
+            way_out = f"correct one of them{f', or give {key}' if key else ''}"
+            raise InputError(
+                f"The config of model '{self.name}' has {hidden_key} = {hidden} and {heads_key} = {heads}, which does "
+                f"not divide it: {way_out}."
+            )
+        return hidden // heads
+
     def flag(self, key: str, default: bool) -> bool:
         """A switch; the default where it isn't there, or null."""
         value = self.values.get(key)
@@ -265,7 +288,7 @@ def _llama(config: _Config, name: str) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=config.size("num_key_value_heads", heads),
-        head_size=config.size("head_dim", 128 if kind == "qwen3" else hidden // heads),
+        head_size=_even(config.head_size("hidden_size", "num_attention_heads", "head_dim"), name),
         ffn=config.size("intermediate_size"),
         gated=True,
         vocab=config.size("vocab_size"),
@@ -273,6 +296,15 @@ def _llama(config: _Config, name: str) -> ModelSpec:
         tied_embeddings=config.flag("tie_word_embeddings", False),
         window=_common_window(config.values, layers),
     )
+
+
+def _even(head_size: int, name: str) -> int:
+    """Return the head size, whose halves rotary embeddings rotate; InputError for an odd one."""
+    if head_size % 2:
+        raise InputError(
+            f"Model '{name}' has heads of size {head_size}: rotary embeddings need an even size; correct its config."
+        )
+    return head_size
 
 
 _LAYERS = "num_hidden_layers"
@@ -315,7 +347,7 @@ def _gpt2(config: _Config, name: str) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
-        head_size=hidden // heads,
+        head_size=config.head_size("n_embd", "n_head"),
         ffn=config.size("n_inner", 4 * hidden),
         gated=False,
         vocab=config.size("vocab_size"),
@@ -335,7 +367,7 @@ def _opt(config: _Config, name: str) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=heads,
-        head_size=hidden // heads,
+        head_size=config.head_size("hidden_size", "num_attention_heads"),
         ffn=config.size("ffn_dim"),
         gated=False,
         vocab=config.size("vocab_size"),

@@ -16,7 +16,10 @@ from exegpt.models.weights import Weights, output_head, read
 
 Shapes = dict[str, tuple[int, ...]]
 
-_PREFIX = "transformer."
+PREFIX = "transformer."
+"""Of tensors\' names, which the first checkpoints left out."""
+EXTRAS = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
+"""Causal masks, which old checkpoints have."""
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
@@ -35,10 +38,10 @@ def check_config(config: dict[str, Any], name: str) -> None:
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
-        f"{_PREFIX}wte.weight": (spec.vocab, spec.hidden),
-        f"{_PREFIX}wpe.weight": (spec.context, spec.hidden),
-        f"{_PREFIX}ln_f.weight": (spec.hidden,),
-        f"{_PREFIX}ln_f.bias": (spec.hidden,),
+        f"{PREFIX}wte.weight": (spec.vocab, spec.hidden),
+        f"{PREFIX}wpe.weight": (spec.context, spec.hidden),
+        f"{PREFIX}ln_f.weight": (spec.hidden,),
+        f"{PREFIX}ln_f.bias": (spec.hidden,),
     }
     if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
@@ -60,7 +63,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
         shapes[f"{name}.bias"] = shape[1:]
     for name in ("ln_1", "ln_2"):
         shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (spec.hidden,)
-    return {f"{_PREFIX}h.{layer}.{name}": shape for name, shape in shapes.items()}
+    return {f"{PREFIX}h.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
 def build(
@@ -82,9 +85,9 @@ class GPT2Layer:
         shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
-            full = f"{_PREFIX}h.{layer}.{name}"
+            full = f"{PREFIX}h.{layer}.{name}"
             side_by_side = 3 if name.startswith("attn.c_attn") else 1
-            return shard.cut(read(weights, _PREFIX, full, shapes[full]), sharded[full], side_by_side)
+            return shard.cut(read(weights, PREFIX, full, shapes[full]), sharded[full], side_by_side)
 
         def linear(name: str, **options: Any) -> PackedLinear:
             weight, bias = get(f"{name}.weight").t().contiguous(), get(f"{name}.bias")
@@ -124,7 +127,7 @@ class GPT2Ends:
         shapes = outer_shapes(spec)
 
         def get(name: str) -> torch.Tensor:
-            return read(weights, _PREFIX, f"{_PREFIX}{name}", shapes[f"{_PREFIX}{name}"])
+            return read(weights, PREFIX, f"{PREFIX}{name}", shapes[f"{PREFIX}{name}"])
 
         self.spec = spec
         self.epsilon = float(config.get("layer_norm_epsilon", 1e-5))

@@ -23,6 +23,11 @@ from exegpt.models.weights import Weights, output_head
 
 Shapes = dict[str, tuple[int, ...]]
 
+PREFIX = ""
+"""Of tensors' names, which the first checkpoints left out: none."""
+EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+"""Tensors of checkpoints that the layers compute themselves."""
+
 
 def check_config(config: dict[str, Any], name: str) -> None:
     """InputError for what these layers don't compute, by the config's key."""

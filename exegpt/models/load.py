@@ -10,6 +10,7 @@ from exegpt.document import read_json
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec, read_config
 from exegpt.models import t5
+from exegpt.models.checkpoint import check_tensors
 from exegpt.models.decoder import Model
 from exegpt.models.device import CPU, keep_memory
 from exegpt.models.encoder_decoder import EncoderDecoder
@@ -38,7 +39,9 @@ def load_model(
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
+    FAMILIES[spec.architecture].check_config(config, spec.name)
     weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
+    check_tensors(spec, weights)
     model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
     return replace(model, attention=attention)
 
@@ -70,7 +73,6 @@ def _build(
     encoder_layers: range | None = None,
 ) -> Model:
     family = FAMILIES[spec.architecture]
-    family.check_config(config, spec.name)
     if weights.device == CPU:
         keep_memory()
     held = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)

@@ -11,9 +11,12 @@ from exegpt.models.gpt2 import GPT2Ends, GPT2Layer, Shapes
 from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head, read
 
-_PREFIX = "model."
+PREFIX = "model."
+"""Of tensors\' names, which the first checkpoints left out."""
 _FIRST_POSITION = 2
 _EPSILON = 1e-5
+
+EXTRAS: tuple[str, ...] = ()
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
@@ -38,7 +41,7 @@ def outer_shapes(spec: ModelSpec) -> Shapes:
         "final_layer_norm.weight": (spec.hidden,),
         "final_layer_norm.bias": (spec.hidden,),
     }
-    shapes = {f"{_PREFIX}decoder.{name}": shape for name, shape in shapes.items()}
+    shapes = {f"{PREFIX}decoder.{name}": shape for name, shape in shapes.items()}
     if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
     return shapes
@@ -56,7 +59,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
         "final_layer_norm.weight": (spec.hidden,),
     }
     shapes |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in shapes.items()}
-    return {f"{_PREFIX}decoder.layers.{layer}.{name}": shape for name, shape in shapes.items()}
+    return {f"{PREFIX}decoder.layers.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
 def build(
@@ -77,8 +80,8 @@ class OPTLayer(GPT2Layer):
         shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
 
         def get(name: str) -> torch.Tensor:
-            full = f"{_PREFIX}decoder.layers.{layer}.{name}"
-            return shard.cut(read(weights, _PREFIX, full, shapes[full]), sharded[full])
+            full = f"{PREFIX}decoder.layers.{layer}.{name}"
+            return shard.cut(read(weights, PREFIX, full, shapes[full]), sharded[full])
 
         def both(name: str) -> tuple[torch.Tensor, torch.Tensor]:
             return get(f"{name}.weight"), get(f"{name}.bias")
@@ -103,8 +106,8 @@ class OPTEnds(GPT2Ends):
         shapes = outer_shapes(spec)
 
         def get(name: str) -> torch.Tensor:
-            full = f"{_PREFIX}decoder.{name}"
-            return read(weights, _PREFIX, full, shapes[full])
+            full = f"{PREFIX}decoder.{name}"
+            return read(weights, PREFIX, full, shapes[full])
 
         self.spec = spec
         self.epsilon = _EPSILON

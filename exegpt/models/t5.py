@@ -25,6 +25,15 @@ Attend = Callable[[torch.Tensor], torch.Tensor]
 
 _ACTIVATIONS = ("relu", "gated-gelu")
 
+PREFIX = ""
+"""Of tensors' names, which the first checkpoints left out: none."""
+EXTRAS = (
+    r"(encoder|decoder)\.embed_tokens\.weight",  # copies of `shared.weight`, as transformers ties them
+    # Cross-attention has no positions.
+    r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",
+)
+"""Tensors of published checkpoints that no layer uses."""
+
 
 def check_config(config: dict[str, Any], name: str) -> None:
     """InputError for what these layers don't compute, by the config's key."""

@@ -1,7 +1,8 @@
 """Sources of a model's tensors: safetensors files, or a random generator of the same shapes."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -35,6 +36,16 @@ class Weights(Protocol):
         """Whether there is such a tensor."""
 
 
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor as the header of its file describes it."""
+
+    name: str
+    dtype: str | None
+    """As safetensors names it: F32, BF16, F8_E4M3, …; None: this machine doesn't have the file."""
+    file: Path
+
+
 class SafetensorsWeights:
     """Tensors of a model directory, read one by one from `model.safetensors` or the shards that its index names."""
 
@@ -62,18 +73,37 @@ class SafetensorsWeights:
             raise InputError(
                 f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, and the config asks for {list(shape)}."
             )
-        if not tensor.is_floating_point():
-            raise InputError(f"Tensor '{name}' in '{path}' is of type {tensor.dtype}: only plain floats are supported.")
         return tensor.to(self.device, self.dtype)
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
 
+    def stored(self) -> Iterator[StoredTensor]:
+        """Yield every tensor of every file, from the index and the files' headers.
+
+        The machine of a stage may have only the files with that stage's layers.
+
+        Raises:
+            InputError: A file is torn, or has a tensor that the index doesn't name there.
+        """
+        for file in sorted(set(self._where.values())):
+            path = self.directory / file
+            if not path.is_file():
+                yield from (StoredTensor(name, None, path) for name, where in self._where.items() if where == file)
+                continue
+            opened = self._open(path)
+            for name in opened.keys():  # noqa: SIM118 (no dict: it can't be iterated)
+                if self._where.get(name) != file:
+                    where = f"in '{self._where[name]}'" if name in self._where else "in no file"
+                    raise InputError(
+                        f"Tensor '{name}' is in '{path}', and the index has it {where}: write the index again."
+                    )
+                yield StoredTensor(name, opened.get_slice(name).get_dtype(), path)
+
     def _index(self) -> dict[str, str]:
-        index = self.directory / "model.safetensors.index.json"
+        index, single = (self.directory / name for name in ("model.safetensors.index.json", "model.safetensors"))
         if not index.is_file():
-            path = self.directory / "model.safetensors"
-            return dict.fromkeys(self._open(path).keys(), path.name)
+            return dict.fromkeys(self._open(single).keys(), single.name)
         try:
             where = read_json(index)["weight_map"]
             plain = all(isinstance(file, str) and Path(file).name == file for file in where.values())
@@ -81,6 +111,10 @@ class SafetensorsWeights:
             raise InputError(f"'{index}' is not an index of safetensors files: it needs a weight_map.") from None
         if not plain:
             raise InputError(f"'{index}' names files outside of its directory: only plain file names are allowed.")
+        if single.is_file() and single.name not in where.values():
+            raise InputError(
+                f"'{self.directory}' has both '{single.name}' and '{index.name}': remove the outdated one."
+            )
         return where
 
     def _open(self, path: Path) -> Any:
@@ -120,10 +154,15 @@ class RandomWeights:
         return False  # tensors are drawn by `get`
 
 
-def read(weights: Weights, prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """A tensor by its full name, or without the prefix, as the first checkpoints of GPT-2 and OPT were published."""
+def stored_name(weights: Weights, prefix: str, name: str) -> str:
+    """Return a tensor's full name, or the one without the prefix, as in the first checkpoints of GPT-2 and OPT."""
     short = name.removeprefix(prefix)
-    return weights.get(name if name in weights or short not in weights else short, shape)
+    return name if name in weights or short not in weights else short
+
+
+def read(weights: Weights, prefix: str, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor by its `stored_name`."""
+    return weights.get(stored_name(weights, prefix, name), shape)
 
 
 def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> torch.Tensor:

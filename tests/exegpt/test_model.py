@@ -79,3 +79,36 @@ def test_other_nonsense_in_a_config_is_named(config, named):
 def test_a_missing_size_is_named():
     with pytest.raises(InputError, match="lacks the key 'vocab_size'"):
         ModelSpec.from_config({key: value for key, value in SIZES.items() if key != "vocab_size"}, "m")
+
+
+LLAMAS = [SIZES | {"model_type": kind, "head_dim": None} for kind in ("llama", "mistral", "qwen2", "qwen3")]
+LEARNED = [
+    {"model_type": "gpt2", "n_embd": 4096, "n_head": 32, "n_layer": 2, "vocab_size": 500, "n_positions": 64},
+    SIZES | {"model_type": "opt", "ffn_dim": 64},
+]
+
+
+@pytest.mark.parametrize("config", [*LLAMAS, *LEARNED], ids=lambda config: config["model_type"])
+def test_heads_that_do_not_divide_the_hidden_size_are_refused(config):
+    key = "n_head" if "n_head" in config else "num_attention_heads"
+    assert ModelSpec.from_config(config | {key: 32}, "m").head_size == 128
+    with pytest.raises(InputError, match=rf"= 4096 and {key} = 24, which does not divide it: correct one of them"):
+        ModelSpec.from_config(config | {key: 24}, "m")
+
+
+def test_heads_that_do_not_divide_the_hidden_size_are_read_with_a_head_size():
+    for kind in ("llama", "mistral", "qwen2", "qwen3"):
+        config = SIZES | {"model_type": kind, "num_attention_heads": 24, "head_dim": 160}
+        assert ModelSpec.from_config(config, "m").head_size == 160
+
+
+def test_a_qwen3_without_a_head_size_has_heads_of_128():
+    config = {key: value for key, value in SIZES.items() if key != "head_dim"}
+    config |= {"model_type": "qwen3", "num_attention_heads": 24}
+    assert ModelSpec.from_config(config, "m").head_size == 128
+
+
+@pytest.mark.parametrize("config", LLAMAS, ids=lambda config: config["model_type"])
+def test_an_odd_head_size_is_refused_where_embeddings_are_rotary(config):
+    with pytest.raises(InputError, match="heads of size 81: rotary embeddings need an even size"):
+        ModelSpec.from_config(config | {"head_dim": 81}, "m")

@@ -195,3 +195,149 @@ def test_first_published_names(tmp_path, arch, prefix):
     assert torch.equal(new.ends.embedding, old.ends.embedding)
     assert torch.equal(new.ends.position_embedding, old.ends.position_embedding)
     assert ModelSpec.from_directory(tmp_path / "m").parameters == ModelSpec.from_directory(tmp_path / "old").parameters
+
+
+def rewrite(directory, change):
+    """Replace the tensors of a directory's one file by `change` of them."""
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    save_file(change(tensors), path, metadata={"format": "pt"})
+
+
+Q_PROJ = "model.layers.1.self_attn.q_proj"
+QUANTISED = {
+    "float8 with a scale": lambda t: {
+        f"{Q_PROJ}.weight": t[f"{Q_PROJ}.weight"].to(torch.float8_e4m3fn),
+        f"{Q_PROJ}.weight_scale": torch.ones(()),
+    },
+    "float8 alone": lambda t: {f"{Q_PROJ}.weight": t[f"{Q_PROJ}.weight"].to(torch.float8_e5m2)},
+    "a block scale": lambda t: {f"{Q_PROJ}.weight_scale_inv": torch.ones(1, 1)},
+    "an input scale": lambda t: {"model.layers.0.mlp.down_proj.input_scale": torch.ones(())},
+    "scales of the KV cache": lambda t: {"model.layers.0.self_attn.k_scale": torch.ones(())},
+    "packed integers": lambda t: {f"{Q_PROJ}.qweight": torch.zeros(8, 64, dtype=torch.int32)},
+    "packed bytes": lambda t: {f"{Q_PROJ}.weight": torch.zeros(64, 32, dtype=torch.uint8)},
+    "whole integers": lambda t: {f"{Q_PROJ}.weight": torch.zeros(64, 64, dtype=torch.int8)},
+}
+
+
+@pytest.mark.parametrize("kind", QUANTISED)
+def test_quantised_tensors_are_refused(tmp_path, kind):
+    create_model(tmp_path / "m", **SIZES)
+    rewrite(tmp_path / "m", lambda tensors: tensors | QUANTISED[kind](tensors))
+    name = next(reversed(QUANTISED[kind]({f"{Q_PROJ}.weight": torch.zeros(64, 64)})))
+    assert_refused(tmp_path / "m", "a quantised checkpoint", name.rpartition(".")[0], "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}, ["hf_quant_config.json", "FP8"]),
+        (
+            "hf_quant_config.json",
+            {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
+            ["hf_quant_config.json"],
+        ),
+        ("hf_quant_config.json", {"producer": {"name": "modelopt"}}, ["hf_quant_config.json"]),
+        ("quantize_config.json", {"bits": 4, "group_size": 128}, ["quantize_config.json"]),
+        ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, ["quant_config.json"]),
+        ("config.json", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
+        ("config.json", {"compression_config": {"format": "pack-quantized"}}, ["compression_config"]),
+        ("config.json", {"quantization": {"group_size": 64, "bits": 4}}, ["quantization"]),
+    ],
+)
+def test_quantisation_files_are_refused(tmp_path, file, content, words):
+    create_model(tmp_path / "m", **SIZES)
+    path = tmp_path / "m" / file
+    former = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(former | content))
+    assert_refused(tmp_path / "m", "a quantised checkpoint", *words)
+    with pytest.raises(InputError, match="a quantised checkpoint"):  # the planner too
+        ModelSpec.from_directory(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("hf_quant_config.json", {"quantization": {"quant_algo": None, "kv_cache_quant_algo": None}}),
+        ("config.json", {"quantization_config": None}),
+        ("config.json", {"quantization_config": {}}),
+    ],
+)
+def test_files_without_quantisation_are_loaded(tmp_path, file, content):
+    create_model(tmp_path / "m", **SIZES)
+    path = tmp_path / "m" / file
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
+    load_model(tmp_path / "m")
+
+
+@pytest.mark.parametrize(
+    ("arch", "extra"),
+    [
+        ("llama", f"{Q_PROJ}.bias"),
+        ("llama", "model.layers.3.input_layernorm.weight"),  # one layer more than the config has
+        ("llama", "model.layers.0.self_attn.q_norm.weight"),
+        ("llama", f"{Q_PROJ}.lora_A.weight"),
+        ("llama", "score.weight"),
+        ("qwen2", "model.layers.0.self_attn.o_proj.bias"),
+        ("gpt2", "h.0.ln_1.weight"),  # beside transformer.h.0.ln_1.weight
+        ("opt", "model.decoder.project_in.weight"),
+        ("t5", "encoder.block.0.layer.0.SelfAttention.q.bias"),
+    ],
+)
+def test_a_tensor_that_no_layer_reads_is_refused(tmp_path, arch, extra):
+    create_model(tmp_path / "m", arch, **SIZES)
+    rewrite(tmp_path / "m", lambda tensors: tensors | {extra: torch.zeros(64)})
+    assert_refused(tmp_path / "m", extra, "No layer", "model.safetensors")
+
+
+def test_a_stage_refuses_a_tensor_that_no_layer_of_the_whole_model_reads(tmp_path):
+    create_model(tmp_path / "m", **SIZES)
+    rewrite(tmp_path / "m", lambda tensors: tensors | {"model.layers.2.mlp.down_proj.bias": torch.zeros(64)})
+    with pytest.raises(InputError, match=r"down_proj\.bias"):
+        load_model(tmp_path / "m", layers=range(1), head=False)
+
+
+@pytest.mark.parametrize(
+    ("arch", "extra"),
+    [
+        ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("llama", "model.rotary_emb.inv_freq"),
+        ("gpt2", "transformer.h.0.attn.bias"),
+        ("gpt2", "h.2.attn.masked_bias"),
+        ("opt", "lm_head.weight"),
+        ("t5", "decoder.embed_tokens.weight"),
+        ("t5", "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"),
+    ],
+)
+def test_known_extras_are_passed_over(tmp_path, arch, extra):
+    create_model(tmp_path / "m", arch, **SIZES)
+    of_bits = arch == "gpt2"
+    shape = (SIZES["vocab"], SIZES["hidden"]) if extra == "lm_head.weight" else (4,)
+    rewrite(tmp_path / "m", lambda t: t | {extra: torch.zeros(shape, dtype=torch.uint8 if of_bits else torch.float32)})
+    load_model(tmp_path / "m")
+
+
+def test_a_tensor_that_the_index_has_elsewhere(sharded):
+    from safetensors.torch import load_file, save_file
+
+    first, second = (sharded / f"model-0000{i}-of-00002.safetensors" for i in (1, 2))
+    copied = {"model.norm.weight": load_file(second)["model.norm.weight"] * 2}
+    save_file(load_file(first) | copied, first, metadata={"format": "pt"})
+    assert_refused(sharded, "model.norm.weight", str(first), second.name)
+
+
+def test_a_tensor_that_the_index_lacks(sharded):
+    from safetensors.torch import load_file, save_file
+
+    first = sharded / "model-00001-of-00002.safetensors"
+    save_file(load_file(first) | {"more": torch.zeros(2)}, first, metadata={"format": "pt"})
+    assert_refused(sharded, "'more'", "in no file")
+
+
+def test_an_index_beside_a_file_of_all_tensors(sharded):
+    from safetensors.torch import save_file
+
+    save_file({"model.norm.weight": torch.zeros(64)}, sharded / "model.safetensors")
+    assert_refused(sharded, "model.safetensors", "index.json", "outdated")
