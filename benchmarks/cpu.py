@@ -197,7 +197,7 @@ def main() -> None:
         measure_profile(directory)
     setting = find_setting(str(directory), "local", args.workload, device="cpu")
     requests = random_requests(
-        setting.workload.draw(args.requests, args.seed, model.spec.context), model.spec.vocab, args.seed
+        setting.workload.draw(args.requests, args.seed, model.spec.longest_request), model.spec.vocab, args.seed
     )
     bound = static_bound(setting, args.most)
     unbounded, bounded = (

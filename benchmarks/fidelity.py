@@ -113,7 +113,7 @@ def run_case(
     if answer.schedule is None:
         raise SystemExit(f"nothing meets {bound} s for workload {setting.workload.name}")
     schedules = [a.schedule for a in answer.alternatives if a.schedule] if every else [answer.schedule]
-    lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.context)]
+    lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.longest_request)]
     requests = random_requests(lengths, setting.model.vocab, seed)
     done: list[list[Comparison]] = [[] for _ in schedules]
     for _ in range(runs):
@@ -197,7 +197,8 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
         if answer.schedule is None or answer.estimate is None:
             raise SystemExit(f"no schedule of policy {policy} for workload {workload}")
         number = max(32, round(seconds * answer.estimate.throughput_seq_s))
-        lengths = [replace(r, arrival_s=0.0) for r in setting.workload.draw(number, seed, setting.model.context)]
+        drawn = setting.workload.draw(number, seed, setting.model.longest_request)
+        lengths = [replace(r, arrival_s=0.0) for r in drawn]
         document.write(folder / "schedule.json", answer.schedule)
         text = "input,output\n" + "".join(f"{r.input},{r.output}\n" for r in lengths)
         (folder / "requests.csv").write_text(text, encoding="utf-8")

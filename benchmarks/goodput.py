@@ -97,7 +97,7 @@ def setting(question: Asked, seed: int) -> dict[str, Any]:
         "cluster": cluster,
         "workload": workload,
         "profile": roofline_profile(model, cluster),
-        "arrivals": Arrivals.poisson(workload, model.context, seed, cluster.devices),
+        "arrivals": Arrivals.poisson(workload, model.longest_request, seed, cluster.devices),
         "bounds": question.bounds,
     }
 

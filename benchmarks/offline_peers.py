@@ -89,7 +89,7 @@ def compare(asked: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
     model = load_model(directory)
     measure_profile(directory)
     setting = find_setting(str(directory), "local", asked.workload, device="cpu")
-    lengths = setting.workload.draw(asked.requests, asked.seed, model.spec.context)
+    lengths = setting.workload.draw(asked.requests, asked.seed, model.spec.longest_request)
     requests = random_requests(lengths, model.spec.vocab, asked.seed)
     schedule = search_schedule(setting, None).schedule
     assert schedule, "without a bound there is one"

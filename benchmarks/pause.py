@@ -81,7 +81,8 @@ def main() -> None:
     ]
     if not (plans[0] and plans[1]):
         raise SystemExit("a schedule is missing")
-    rows = [row for setting in settings for row in setting.workload.draw(args.requests // 2, 0, setting.model.context)]
+    half, longest = args.requests // 2, settings[0].model.longest_request
+    rows = [row for setting in settings for row in setting.workload.draw(half, 0, longest)]
     asked = Asked(str(directory), (plans[0], plans[1]), tuple(random_requests(rows, settings[0].model.vocab, 0)))
     document.write(profile.parent / "drift.json", asked)
     print(mpirun(RANKS, "-m", "benchmarks.pause", profile.parent / "drift.json"), end="")

@@ -82,7 +82,8 @@ def main() -> None:
     cluster, profile = measure_ranks(directory, RANKS)
     threads_setting = find_setting(str(directory), "local", args.workload, device="cpu")
     ranks_setting = find_setting(str(directory), str(cluster), args.workload, str(profile))
-    rows = [replace(row, arrival_s=0.0) for row in threads_setting.workload.draw(args.requests, 0, spec.context)]
+    drawn = threads_setting.workload.draw(args.requests, 0, spec.longest_request)
+    rows = [replace(row, arrival_s=0.0) for row in drawn]
     requests = random_requests(rows, spec.vocab, 0)
     sides = (
         ("two threads", threads_setting, 1, best(threads_setting, only(KINDS, args.policy), args.most)),

@@ -49,7 +49,7 @@ class ModelSpec(Noun):
     """Whether the feed-forward layer has a gate (three matrices instead of two)."""
     vocab: int
     context: int
-    """Positions: the most tokens of input and output together."""
+    """Positions of the checkpoint. What limits requests is `longest_request`."""
     encoder_layers: int = 0
     tied_embeddings: bool = False
     window: int | None = None
@@ -82,6 +82,11 @@ class ModelSpec(Noun):
     def sizes(self) -> "ModelSpec":
         """This spec without what isn't a size: its name and its checkpoint's dtype."""
         return replace(self, name="", dtype=None)
+
+    @property
+    def longest_request(self) -> int | None:
+        """Most tokens of input and output together; None: any number, since T5's positions are relative."""
+        return None if self.architecture == "t5" else self.context
 
     def seen(self, new: float, past: float) -> float:
         """Tokens that `new` tokens after `past` see, all together."""

@@ -21,8 +21,9 @@ _OUTPUT = 24
 
 def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
     """Mean seconds per decoding iteration of `batch` sequences beyond `degree`'s tables; never negative."""
-    prompt = min(_PROMPT, model.spec.context // 2)
-    output = min(_OUTPUT, model.spec.context - prompt)
+    longest = model.spec.longest_request or _PROMPT + _OUTPUT
+    prompt = min(_PROMPT, longest // 2)
+    output = min(_OUTPUT, longest - prompt)
     rng = np.random.default_rng(batch)
     requests = [
         Request(str(i), tuple(rng.integers(model.spec.vocab, size=prompt).tolist()), output, ignore_eos=True)

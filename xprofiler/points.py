@@ -52,10 +52,10 @@ FEW = Points(
 
 def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
     """What is measured of a model at a tensor-parallel degree; what isn't cut, at degree 1."""
-    context = model.context
-    lengths = tuple(n for n in points.lengths if n < context) + ((context,) if context <= points.lengths[-1] else ())
+    longest = model.longest_request or points.lengths[-1]
+    lengths = tuple(n for n in points.lengths if n < longest) + ((longest,) if longest <= points.lengths[-1] else ())
     chunks = tuple(n for n in lengths if n <= 512) or lengths[:1]
-    pasts = tuple(n for n in points.pasts if n < context) or (0,)
+    pasts = tuple(n for n in points.pasts if n < longest) or (0,)
     layer = (
         Grid("rest", ("tokens",), (points.tokens,)),
         Grid("encode_attention", ("batch", "length"), (points.prompts, lengths)),

@@ -116,5 +116,5 @@ def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
 def timeline(schedule: Schedule, profile: Profile, workload: Workload | None = None, requests: int = 64) -> Timeline:
     """A simulated run of `requests` requests drawn from the workload, all there from the start."""
     load = workload or schedule.workload
-    drawn = [replace(r, arrival_s=0.0) for r in load.draw(requests, context=schedule.model.spec.context)]
+    drawn = [replace(r, arrival_s=0.0) for r in load.draw(requests, context=schedule.model.spec.longest_request)]
     return replay(schedule, profile, drawn).timeline

@@ -32,14 +32,14 @@ def steady(policy: str, scenario: Scenario) -> Callable[..., Outcome]:
 
 
 def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outcome:
-    workload, context = scenario.load.workload, scenario.replica.cost_model.model.context
+    workload, model = scenario.load.workload, scenario.replica.cost_model.model
     value = {kind: controls.get(name) for name, kind in TRAITS[policy].variables.items()}
     demand, fits = _demand(scenario, value, controls.get("kv_blocks"))
     count = min(max(_ROUNDS * (value.get("residents") or 0), _LEAST), _MOST)
     if not fits:
         nothing = np.zeros(len(scenario.replica.stages))
         return Outcome(0.0, lambda n: Lifetime(*np.zeros((3, len(n)))), (0.0, 0.0), demand, 0, nothing, "memory")
-    requests = workload.draw(count, context=context)
+    requests = workload.draw(count, context=model.longest_request)
     schedule = _schedule(policy, scenario, {**controls, "kv_blocks": demand.blocks})
     run = replay(schedule, scenario.replica.cost_model.profile, requests, timeline=False)
     ends = np.sort([served.finish_s for served in run.served])
@@ -60,7 +60,8 @@ def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | Non
     workload, model = scenario.load.workload, scenario.replica.cost_model.model
     prompts = (value.get("prompts") or 1) * workload.input.quantile(0.99)
     tokens = float(value.get("tokens") or prompts + (value.get("residents") or 0))
-    longest = min(model.context, most_cached(workload.input.max, workload.output.max, scenario.replica.encoder_decoder))
+    longest = most_cached(workload.input.max, workload.output.max, scenario.replica.encoder_decoder)
+    longest = min(model.longest_request or longest, longest)
     need, room = -(-longest // BLOCK_SIZE), scenario.replica.room(tokens)
     if room < need:
         return Demand(need, tokens), False

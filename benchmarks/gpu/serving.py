@@ -64,7 +64,7 @@ def serve(
     the latency that the fastest of the peer's runs kept. The peer runs twice and counts with the better time.
     """
     model, dtype = setting.model, setting.profile.dtype
-    requests = random_requests(setting.workload.draw(number, 0, model.context), model.vocab, 0)
+    requests = random_requests(setting.workload.draw(number, 0, model.longest_request), model.vocab, 0)
     theirs = _peers(directory, dtype, requests, device, batches, report)
     gc.collect()  # their model, whose memory ours needs
     best = max(theirs, key=lambda row: row.tokens_s)

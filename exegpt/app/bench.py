@@ -151,7 +151,7 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
     workload = parse_workload(options.workload, named, note=notes.append) if options.workload else given.workload
     workload, scaling = fit_context(workload, spec)
     num = options.num or DRAWN
-    lengths = draw(workload, num, seed, spec.context)
+    lengths = draw(workload, num, seed, spec.longest_request)
     if options.rate:
         lengths = with_poisson_arrivals(lengths, parse_rate(options.rate), seed)
     which = f"{num} requests of workload {workload.name}"

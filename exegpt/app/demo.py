@@ -221,9 +221,9 @@ def _under(answer: "Tuned", bound_s: float | None) -> "Tuned":
 
 def _requests(setting: Setting, schedules: Sequence[Schedule], num: int | None, seed: int) -> list[Request]:
     """Requests with the workload's lengths: `num`, or as many as all schedules together serve within the budget."""
-    context = setting.model.context
+    longest = setting.model.longest_request
     if num is None:
-        sample = draw(setting.workload, 128, seed, context)
+        sample = draw(setting.workload, 128, seed, longest)
         expected = sum(replay(schedule, setting.profile, sample).seconds for schedule in schedules)
         num = min(MOST, max(LEAST, round(len(sample) * BUDGET_S / expected)))
-    return random_requests(draw(setting.workload, num, seed, context), setting.model.vocab, seed)
+    return random_requests(draw(setting.workload, num, seed, longest), setting.model.vocab, seed)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.app.choices import admission_rule, check_choice, check_prefix_caching
 from exegpt.app.settings import Setting
+from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
 from exegpt.policies import TRAITS, checked
 from exegpt.quantity import figure_text
@@ -116,7 +117,8 @@ def engine_schedule(
     if kv_blocks is None:
         most = variables.get("max_num_batched_tokens") or variables["prefills_per_step"] * setting.workload.input.max
         kv_blocks = _room(setting, stages, most) * BLOCK_SIZE // block_size
-    longest = setting.workload.input.max + setting.workload.output.max - 1
+    lengths = setting.workload
+    longest = most_cached(lengths.input.max, lengths.output.max, bool(model.encoder_layers))
     if kv_blocks * block_size < longest:
         short = f"{kv_blocks:,} KV blocks of {block_size:,} tokens"
         short += f", all that memory holds on {setting.cluster.name}," if fits else ""

@@ -63,6 +63,6 @@ def grammar_check(directory: Path, spec: ModelSpec, prepare: bool = False) -> Ca
     return grammars.check
 
 
-def draw(workload: Workload, num: int, seed: int, context: int) -> tuple[RequestLengths, ...]:
+def draw(workload: Workload, num: int, seed: int, longest: int | None) -> tuple[RequestLengths, ...]:
     """`num` lengths of a workload, all there from the start."""
-    return tuple(replace(row, arrival_s=0.0) for row in workload.draw(num, seed, context))
+    return tuple(replace(row, arrival_s=0.0) for row in workload.draw(num, seed, longest))

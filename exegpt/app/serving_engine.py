@@ -99,11 +99,10 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         refused: Schedule | None = None
         while moved:
             link.leave_unless(engine.leads)
-            context = engine.schedule.model.spec.context
             how = Options(
                 spans=True, promises=True, order=options.order.make(), hints=_hints(options, engine, plan.opened)
             )
-            engine.open(Extent.within(engine.schedule, context - 1, 1), how, again)
+            engine.open(Extent.unlimited(engine.schedule), how, again)
             engine.prepare_grammars()
             zero_s = ranks.share(partial(_zero_s, engine))  # rank 0 is on the frontend's machine
             moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s, refused=refused))

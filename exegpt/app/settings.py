@@ -36,8 +36,9 @@ def find_model(text: str) -> ModelSpec:
 
 
 def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[str]]:
-    """`fit_to_context` of a model. T5's positions are relative, so it has no longest sequence."""
-    return (workload, []) if model.architecture == "t5" else fit_to_context(workload, model.context, model.name)
+    """`fit_to_context` of a model that has a longest request."""
+    longest = model.longest_request
+    return (workload, []) if longest is None else fit_to_context(workload, longest, model.name)
 
 
 def fit_to_context(workload: Workload, tokens: int, model: str) -> tuple[Workload, list[str]]:
@@ -97,7 +98,8 @@ def find_setting(
         assumptions.append("model: opt-13b, the default")
     spec = find_model(model)
     if not Path(model).is_dir() and (sizes := stands_for(model)):
-        assumptions.append(f"model: '{model}' has the sizes of {sizes}, with a context of {spec.context:,} tokens")
+        context = f"a context of {spec.context:,} tokens" if spec.longest_request else "no longest request"
+        assumptions.append(f"model: '{model}' has the sizes of {sizes}, with {context}")
     if cluster is None:
         cluster = "local" if Path(model).is_dir() else "4xA40"
         assumptions.append(f"cluster: {cluster}, the default")

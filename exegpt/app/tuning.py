@@ -159,13 +159,12 @@ def arrivals_of(setting: Setting, pattern: str, seed: int) -> "Arrivals":
     """The pattern in which requests arrive."""
     from xscheduler.arrivals import Arrivals
 
-    workload = setting.workload
-    context = None if setting.model.architecture == "t5" else setting.model.context
+    workload, longest = setting.workload, setting.model.longest_request
     if pattern == "poisson":
-        return Arrivals.poisson(workload, context, seed, setting.cluster.devices)
+        return Arrivals.poisson(workload, longest, seed, setting.cluster.devices)
     if not workload.requests or max(r.arrival_s for r in workload.requests) <= 0:
         raise InputError(f"Workload {workload.name} has no arrivals: pass a trace with an arrival column.")
-    return Arrivals.traced(workload, context)
+    return Arrivals.traced(workload, longest)
 
 
 def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: float, search: SearchOptions) -> "Rated":

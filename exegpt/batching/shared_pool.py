@@ -238,7 +238,8 @@ def shared_pools(
 def least_quota(schedule: Schedule) -> int:
     """Blocks that a schedule's quota keeps: those of the longest sequence of its workload."""
     lengths = schedule.workload
-    longest = min(schedule.model.spec.context, lengths.input.max + lengths.output.max)
+    longest = lengths.input.max + lengths.output.max
+    longest = min(schedule.model.spec.longest_request or longest, longest)
     return min(schedule.kv_blocks, -(-longest // schedule.block_size))
 
 

@@ -49,7 +49,7 @@ def _models() -> list[dict[str, object]]:
                 "parameters": spec.parameters,
                 "layers": layers,
                 "hidden": spec.hidden,
-                "context": spec.context,
+                "context": spec.longest_request,
                 "hub_id": hub,
             }
         )

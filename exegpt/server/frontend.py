@@ -82,7 +82,7 @@ class Frontend:
         """The maximum output tokens of a prompt; ApiError if they don't fit, naming the parameter of the limit or of
         the prompt.
         """
-        context = self.model.spec.context
+        context = self._longest_request
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
             asked = f" and {max_tokens:,} of output" if max_tokens is not None else ""
@@ -94,12 +94,20 @@ class Frontend:
         most = min(left, self._usual(prompt_tokens)) if max_tokens is None else max_tokens
         return most if self.max_output is None else min(most, self.max_output)
 
+    @property
+    def _longest_request(self) -> int:
+        """Most tokens of a request: the model's own limit, else as many as the engine's cache holds."""
+        opened = self.link.opened
+        if opened and self.model.spec.longest_request is None:
+            return opened.schedule.kv_blocks * opened.schedule.block_size
+        return self.model.longest_request
+
     def _usual(self, prompt_tokens: int) -> int:
         """The default for the maximum output tokens: as many as there are KV blocks for. If blocks are reserved, the
         longest output of the schedule's workload.
         """
         if self.link.opened is None:
-            return self.model.spec.context
+            return self._longest_request
         schedule = self.link.opened.schedule
         if schedule.admission == "reserve":
             return schedule.workload.output.max

@@ -35,7 +35,9 @@ class ModelCard(Returned):
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int = Field(description="Most tokens of prompt and output together.")
+    max_model_len: int | None = Field(
+        description="Most tokens of prompt and output together; null: as many as the engine's cache holds."
+    )
 
 
 class ModelList(Returned):
@@ -168,7 +170,7 @@ class Tokens(Returned):
     """The answer of `POST /tokenize`."""
 
     count: int
-    max_model_len: int
+    max_model_len: int | None
     tokens: list[int]
     token_strs: list[str | None] | None
 

@@ -15,6 +15,7 @@ from exegpt.request import Request
 from exegpt.server.errors import invalid
 from exegpt.server.text.chat_template import ChatTemplate
 from exegpt.server.text.token_bytes import TokenBytes
+from exegpt.workload import MAX_TOKENS
 
 _SHOWN = 300
 """Characters of another library's error that a client sees."""
@@ -50,7 +51,7 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "exegpt",
-            "max_model_len": self.spec.context,
+            "max_model_len": self.spec.longest_request,
         }
 
     @cached_property
@@ -71,15 +72,20 @@ class ServedModel:
         return max((len(token) for token in self.tokenizer.get_vocab()), default=1)
 
     @property
+    def longest_request(self) -> int:
+        """Most tokens of a request, where the engine's cache doesn't hold fewer."""
+        return self.spec.longest_request or MAX_TOKENS
+
+    @property
     def longest_text(self) -> int:
         """Maximum characters of a text that can fit the context."""
-        return self.spec.context * self.longest_token
+        return self.longest_request * self.longest_token
 
     def encode(self, text: str, special: bool = True, param: str = "prompt") -> list[int]:
         """The token ids of a text; ApiError where it can't fit the context, before it is tokenized."""
         if len(text) > self.longest_text:
             raise invalid(
-                f"The text is longer than the context of {self.spec.context:,} tokens.",
+                f"The text is longer than the context of {self.longest_request:,} tokens.",
                 param,
                 "context_length_exceeded",
             )

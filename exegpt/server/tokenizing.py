@@ -14,7 +14,7 @@ def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[st
     else:
         ids = model.encode(prompt_of(body, model), bool(body.add_special_tokens), "messages")
     names = [model.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
-    return {"count": len(ids), "max_model_len": model.spec.context, "tokens": ids, "token_strs": names}
+    return {"count": len(ids), "max_model_len": model.spec.longest_request, "tokens": ids, "token_strs": names}
 
 
 def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:

@@ -112,3 +112,10 @@ def test_a_qwen3_without_a_head_size_has_heads_of_128():
 def test_an_odd_head_size_is_refused_where_embeddings_are_rotary(config):
     with pytest.raises(InputError, match="heads of size 81: rotary embeddings need an even size"):
         ModelSpec.from_config(config | {"head_dim": 81}, "m")
+
+
+def test_a_t5_has_no_longest_request():
+    assert builtin_model("t5-11b").longest_request is None
+    for name in ("llama-3.1-8b", "gpt2", "opt-13b"):
+        spec = builtin_model(name)
+        assert spec.longest_request == spec.context

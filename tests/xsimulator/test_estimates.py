@@ -206,3 +206,16 @@ def test_the_overhead_is_in_every_iteration():
     need, _ = decode_iterations_of(workload.output, False)
     difference = estimate(plan, slow).latency_s - estimate(plan, none).latency_s
     assert difference == pytest.approx(0.5 * (1 + need[0]))
+
+
+def test_a_t5_is_estimated_and_replayed_with_requests_longer_than_its_positions():
+    """With `grow`, the steady state is a replay's: it must not clip 2,048 + 256 tokens to 1,024."""
+    t5 = builtin_model("t5-large")
+    cluster, workload = parse_cluster("1xA40"), Workload.fixed(2048, 256)
+    plan = schedule(
+        "orca", t5, workload, cluster=cluster, stages=uniform_stages(t5, cluster, 1), max_num_seqs=8,
+        prefills_per_step=1, kv_blocks=8 * 144,
+    )  # fmt: skip
+    grown = estimate(replace(plan, admission="grow"), roofline_profile(t5, cluster))
+    reserved = estimate(plan, roofline_profile(t5, cluster))
+    assert grown.throughput_seq_s == pytest.approx(reserved.throughput_seq_s, rel=0.05)

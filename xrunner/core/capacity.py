@@ -20,7 +20,9 @@ def cache_blocks(place: Place, spec: ModelSpec) -> int:
     schedule = place.schedule
     if place.line[0].phase != "encode":
         return schedule.kv_blocks
-    longest = -(-spec.context // schedule.block_size)
+    if spec.longest_request is None:
+        return schedule.kv_blocks
+    longest = -(-spec.longest_request // schedule.block_size)
     return min(schedule.kv_blocks, (schedule.encode_batch or 0) * longest)
 
 

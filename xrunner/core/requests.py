@@ -139,11 +139,11 @@ def check_request(request: Request, model: ModelSpec, skippable: bool = True) ->
     if request.prompt_logprobs and model.encoder_layers:
         raise InputError(f"{name} asks for prompt_logprobs, which an encoder-decoder's prompts don't have.")
     tokens = len(request.prompt_ids) + request.max_tokens
-    if tokens > model.context:
+    if model.longest_request is not None and tokens > model.longest_request:
         parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
         skipped = ", or run the others with --skip-invalid" if skippable else ""
         raise TooLong(
-            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.context:,}: "
+            f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.longest_request:,}: "
             f"shorten it{skipped}."
         )
 

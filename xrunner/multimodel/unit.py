@@ -149,7 +149,7 @@ class Unit:
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
-            within = extents or {tenant.name: Extent.within(schedule, schedule.model.spec.context - 1, 1)}
+            within = extents or {tenant.name: Extent.unlimited(schedule)}
             how = replace(options[tenant.name] if options else Options(), policy=tenant.limits)
             with tenant.on("decode"):  # whose graphs are captured
                 tenant.engine.open(within[tenant.name], how)

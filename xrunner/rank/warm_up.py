@@ -69,6 +69,12 @@ class Extent:
         sequences = traits_of(schedule).value(schedule, "residents") or schedule.kv_blocks
         return Extent.of(schedule, [(input_tokens, max_output)] * sequences)
 
+    @staticmethod
+    def unlimited(schedule: Schedule) -> "Extent":
+        """Return the extent of any number of requests of any length that the model reads and its cache holds."""
+        longest = schedule.model.spec.longest_request
+        return Extent.within(schedule, (longest or schedule.kv_blocks * schedule.block_size) - 1, 1)
+
 
 def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> int:
     traits = traits_of(schedule)
@@ -76,6 +82,8 @@ def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> i
     if budget:
         return budget
     encoded = sum(sorted(prompts, reverse=True)[: traits.value(schedule, "prompts")])
+    if schedule.model.spec.longest_request is None:  # then the cache limits what is encoded at once
+        encoded = min(encoded, schedule.kv_blocks * schedule.block_size)
     return encoded + resident if traits.mixed else max(encoded, resident)
 
 
@@ -133,7 +141,7 @@ def _run_once(
     """One forward pass of equal sequences, `new` tokens each, sampled greedily and at random; skipped if too long."""
     blocks, _, block_size, _ = cache.values[0].shape
     context = max(2, new)
-    if context > min(block_size * blocks, model.spec.context):
+    if context > min(block_size * blocks, model.spec.longest_request or context):
         return
     start = 1 if new == 1 and model.start and model.layers else None
     batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))

@@ -191,7 +191,7 @@ def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | N
 
 def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
     """Seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
-    drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.context)
+    drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.longest_request)
     return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 
 

@@ -212,8 +212,8 @@ def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple
     from xscheduler.goodput import Bounds
 
     bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
-    context = None if setting.model.architecture == "t5" else setting.model.context
-    arrivals = Arrivals.poisson(setting.workload, context, 0, setting.cluster.devices, REQUESTS)
+    longest = setting.model.longest_request
+    arrivals = Arrivals.poisson(setting.workload, longest, 0, setting.cluster.devices, REQUESTS)
     where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
     return where, {"bound": "p99-queries", "policies": policies, "kv_dtype": setting.kv_dtype}
 
@@ -238,8 +238,7 @@ def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Ser
     from xsimulator.replay.event_simulator import replay
 
     assert demand.requests is not None
-    context = None if setting.model.architecture == "t5" else setting.model.context
-    drawn = setting.workload.without_requests.draw(demand.requests, 0, context)
+    drawn = setting.workload.without_requests.draw(demand.requests, 0, setting.model.longest_request)
     tuned = best_by_replay(search_schedule(setting, demand.bound_s, policies=policies), setting.profile, drawn)
     if tuned.schedule is None:
         return None

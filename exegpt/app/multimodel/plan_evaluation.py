@@ -98,7 +98,7 @@ class Trial:
         """The next requests behind so many, at the model's rate."""
         demand, asked = self.demands[name], self.drawn[name]
         seed = asked.seed + MOST_MODELS * (number // BLOCK)
-        lengths = demand.setting.workload.without_requests.draw(BLOCK, seed, demand.setting.model.context)
+        lengths = demand.setting.workload.without_requests.draw(BLOCK, seed, demand.setting.model.longest_request)
         gaps = np.random.default_rng([seed, 1]).exponential(1 / asked.rate_seq_s, BLOCK)
         before_s = self._requests[name][-1].arrival_s if number else -gaps[0]
         arrivals = (before_s + np.cumsum(gaps)).tolist()

@@ -203,7 +203,7 @@ def promise_error(plan: Plan, demands: Sequence[Demand], watched: Sequence[Watch
     promised, came = [], []
     for model, demand, seen in zip(plan.models, demands, watched, strict=True):
         setting, bound_s = demand.setting, demand.bound_s
-        drawn = setting.workload.without_requests.draw(_SOLO_REQUESTS, 0, setting.model.context)
+        drawn = setting.workload.without_requests.draw(_SOLO_REQUESTS, 0, setting.model.longest_request)
         alone_s = solo_seconds(setting, drawn)
         if model.attainment is None or model.normalised_latency is None or not model.rate_seq_s or not alone_s:
             return None

@@ -113,7 +113,7 @@ def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[Request
     """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
     count, spec = model.requests or count or REQUESTS, model.schedule.model.spec
     check_requests(f"Model '{model.name}' of the plan", count)
-    drawn = model.schedule.workload.draw(count, seed, None if spec.architecture == "t5" else spec.context)
+    drawn = model.schedule.workload.draw(count, seed, spec.longest_request)
     if model.rate_seq_s is None:
         return list(drawn)
     arrivals = random_arrivals(model.rate_seq_s, count, (seed, 1)).tolist()

@@ -279,3 +279,15 @@ def test_a_frontier_is_searched_once(demands, monkeypatch):
     frontier, asked = ModelFrontier(demands[1], ("orca",)), []
     monkeypatch.setattr("exegpt.app.multimodel.model_frontier._offline", lambda *given: asked.append(given))
     assert frontier.on(2) is None and frontier.on(2) is None and len(asked) == 1
+
+
+def test_a_plan_of_a_t5_promises_what_tune_predicts(tmp_path):
+    """Requests longer than its `n_positions` aren't clipped, since its positions are relative."""
+    from exegpt.app.search import search_schedule
+    from exegpt.app.settings import find_setting
+
+    t5 = {"name": "t5", "model": "t5-large", "workload": "2048/256", "rate": "1/s", "latency_bound": "6s"}
+    one = "1xA100-80GB"
+    planned = make_plan(read_demands(write(tmp_path, t5), one), parse_cluster(one), "exegpt")
+    best = search_schedule(find_setting("t5-large", one, "2048/256", "roofline"), None, policies=("static", "orca"))
+    assert planned.models[0].goodput_seq_s == pytest.approx(best.estimate.throughput_seq_s, rel=0.25)
