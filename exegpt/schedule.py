@@ -177,3 +177,6 @@ VARIABLES = (
     "prefills_per_step",
 )
 """The fields that are policies' control variables, in the order in which people are shown them."""
+
+PIPELINE_VARIABLES = ("micro_batches", "encode_micro_batches")
+"""Those of every policy: how its steps are split for a pipeline."""

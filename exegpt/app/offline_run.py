@@ -275,9 +275,6 @@ def _with_cache(schedule: Schedule, options: RunOptions) -> Schedule:
     if options.prefix_caching and not schedule.prefix_caching:
         check_prefix_caching(schedule.policy, schedule.model.spec)
     caches, blocks = options.prefix_caching or schedule.prefix_caching, options.kv_blocks or schedule.kv_blocks
-    if options.adapt and (rule == "grow" or caches):
-        what = "admission grow" if rule == "grow" else "prefix caching"
-        raise InputError(f"--adapt searches schedules without {what}, which this one has: leave --adapt out.")
     return replace(schedule, admission=rule, kv_blocks=blocks, prefix_caching=caches)
 
 

@@ -9,9 +9,9 @@ from exegpt import document
 from exegpt.app.searching import process_text, read_question, write_answer
 from exegpt.app.settings import Setting
 from exegpt.errors import Infeasible, InputError
-from exegpt.policies import TRAITS, traits_of
+from exegpt.policies import TRAITS, Traits, traits_of
 from exegpt.quantity import figure_text
-from exegpt.schedule import Schedule
+from exegpt.schedule import BLOCK_SIZE, Schedule
 from exegpt.workload import Workload
 
 if TYPE_CHECKING:
@@ -104,15 +104,20 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     from xrunner.comm.place import ranks_needed
     from xrunner.core.adaptation import takes_over_in_place
     from xscheduler.policy_spaces import POLICIES
+    from xsimulator.estimates import GROWING
 
     bound_s = held.latency_bound_s
     disaggregated = traits_of(held).disaggregated
     policies = tuple(name for name in POLICIES if TRAITS[name].disaggregated) if disaggregated else (held.policy,)
 
+    grows = held.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
+
     def search(fixed: dict[str, int], **options: Any) -> Any:
         options |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
         options |= {} if disaggregated else {"most_resident": most}  # WAA's memory fills up, whatever its batch
-        return search_schedule(setting, bound_s, bound=held.bound, **options)
+        options |= {"admission": ("grow",)} if grows else {}
+        answer = search_schedule(setting, bound_s, bound=held.bound, **options)
+        return replace(answer, schedule=answer.schedule and _with_cache_of(held, answer.schedule))
 
     free = search({})
     if free.schedule is None:
@@ -123,7 +128,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
         blocks = min(free.schedule.kv_blocks, held.kv_blocks)
         stays = replace(free, schedule=replace(free.schedule, kv_blocks=blocks))
     if not takes_over_in_place(free.schedule, held) and not disaggregated:  # WAA's stages can't be asked for
-        stays = search(_degrees(held), kv_blocks=held.kv_blocks)
+        stays = search(_degrees(held), kv_blocks=held.kv_blocks * held.block_size // BLOCK_SIZE)
     need, have = ranks_needed(free.schedule), ranks_needed(held)
     if stays.schedule and takes_over_in_place(stays.schedule, held):
         rates = stays.estimate.throughput_tok_s, free.estimate.throughput_tok_s
@@ -144,13 +149,31 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
 
     assert held.latency_bound_s is not None
     alone = ranks_needed(held) == 1
-    policies = tuple(n for n in POLICIES if not TRAITS[n].disaggregated) if alone else (held.policy,)
+    policies = tuple(n for n in POLICIES if _keeps_cache_of(held, TRAITS[n])) if alone else (held.policy,)
     found = highest_goodput(setting, held.latency_bound_s, policies, {"replicas": held.replicas})
-    schedule = replace(found.schedule, latency_bound_s=held.latency_bound_s, admission=held.admission)
+    schedule = replace(_with_cache_of(held, found.schedule), latency_bound_s=held.latency_bound_s)
     if ranks_needed(schedule) != ranks_needed(held):
         need, have = ranks_needed(schedule), ranks_needed(held)
         return NewSchedule(None, f"what is best for them is for {need} devices, and this job has {have}")
     return NewSchedule(schedule)
+
+
+def _with_cache_of(held: Schedule, schedule: Schedule) -> Schedule:
+    """Return the schedule with the admission, prefix caching and block size that the run was started with."""
+    blocks = schedule.kv_blocks * schedule.block_size // held.block_size
+    return replace(
+        schedule,
+        kv_blocks=max(1, blocks),
+        block_size=held.block_size,
+        admission=held.admission,
+        prefix_caching=held.prefix_caching,
+    )
+
+
+def _keeps_cache_of(held: Schedule, traits: Traits) -> bool:
+    """Whether a policy of one device has the admission and prefix caching of the schedule that is held."""
+    grows, caches = held.admission == "grow", held.prefix_caching
+    return not traits.disaggregated and traits.grows >= grows and traits.caches_prefixes >= caches
 
 
 def _degrees(held: Schedule) -> dict[str, int]:

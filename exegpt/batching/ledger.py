@@ -43,7 +43,7 @@ class Ledger:
     ):
         self.pool = pool
         self._prefixes = pool if isinstance(pool, PrefixPool) else None
-        self._shares_in_step = shares_in_step and self._prefixes is not None
+        self.shares_in_step = shares_in_step
         self.early_termination = early_termination
         self.encoder_decoder = encoder_decoder
         self.disaggregated = disaggregated
@@ -188,7 +188,7 @@ class Ledger:
             if missing > self.pool.available:
                 return False
             sequence.blocks = [*sequence.blocks, *self.pool.allocate(missing)]
-        if self._shares_in_step:
+        if self._prefixes is not None and self.shares_in_step:
             self._publish(sequence, sequence.cached + tokens)
         return True
 
@@ -233,7 +233,7 @@ class Ledger:
         self.encoding.append(sequence)
         if self._following:
             self._following.start(sequence, now)
-        if self._shares_in_step:
+        if self._prefixes is not None and self.shares_in_step:
             self._publish(sequence, sequence.cached + prefilled)
         return True
 

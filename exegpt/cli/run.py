@@ -140,10 +140,6 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
             f"--no-profile skips a first measurement, which --profile '{typed['profile']}' doesn't need: leave one of "
             "them out."
         )
-    if typed["adapt"] and typed["admission"] == "grow":
-        raise InputError("--adapt searches schedules that reserve: leave --admission grow or --adapt out.")
-    if typed["adapt"] and typed["prefix_caching"]:
-        raise InputError("--adapt searches schedules without prefix caching: leave --prefix-caching or --adapt out.")
     choice = OrderChoice.of(typed["order"], typed["starvation_guard"], typed["ranker"])
     if typed["adapt"] and not choice.plain:
         raise InputError("--adapt searches schedules for first come, first served: leave --adapt or --order out.")

@@ -8,7 +8,7 @@ from exegpt.errors import InputError
 from exegpt.policies import chunked, hybrid, orca, rra, static, waa
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.traits import Policy, Traits
-from exegpt.schedule import VARIABLES, Schedule
+from exegpt.schedule import PIPELINE_VARIABLES, VARIABLES, Schedule
 from exegpt.workload import MAX_TOKENS
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "make_ledger",
     "make_policy",
     "register",
+    "shares_in_step",
     "traits_of",
 ]
 
@@ -56,8 +57,14 @@ def checked(schedule: Schedule) -> Schedule:
                 f"A schedule of policy {traits.name} needs {name} from 1 to {MAX_TOKENS:,} "
                 f"(got {getattr(schedule, name)})."
             )
-    for name in VARIABLES:  # of other policies too: those that are set are read
+    for name in VARIABLES:
         value = getattr(schedule, name)
+        if value is not None and name not in {*traits.variables, *PIPELINE_VARIABLES}:
+            own = ", ".join(traits.variables)
+            raise InputError(
+                f"A schedule of policy {traits.name} can't have {name} (got {value}): its variables are {own}; make it "
+                "null, or tune again."
+            )
         if value is not None and not 1 <= value <= MAX_TOKENS:
             raise InputError(f"A schedule can't have {name} {value}: it must be from 1 to {MAX_TOKENS:,}, or null.")
     phases = {stage.phase for stage in schedule.stages}
@@ -93,6 +100,13 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
     return Adjustment(threshold, schedule.workload.input.mean, encode, decode)
 
 
+def shares_in_step(schedule: Schedule) -> bool:
+    """Return whether a sequence may use a prefix that another one computes in the same step: where a step is one
+    micro-batch. Otherwise the sequence could overtake the prefix.
+    """
+    return (schedule.micro_batches or len(schedule.stages)) == 1
+
+
 def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None) -> Ledger:
     """An empty ledger over a pool, by default the schedule's KV blocks. InputError for a policy without growth or
     prefixes.
@@ -112,6 +126,6 @@ def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None) ->
     kind = {
         "early_termination": traits.early_termination,
         "disaggregated": traits.disaggregated,
-        "shares_in_step": (schedule.micro_batches or len(schedule.stages)) == 1,  # else one could overtake a prefix
+        "shares_in_step": shares_in_step(schedule),
     }
     return Ledger(pool, order, **kind, encoder_decoder=encoder_decoder, admission=schedule.admission)

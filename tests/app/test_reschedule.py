@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from exegpt.app import reschedule
-from exegpt.app.reschedule import WORTH, SearchInput, best, in_a_process
+from exegpt.app.reschedule import WORTH, SearchInput, best, best_for_arrivals, in_a_process
 from exegpt.app.search import search_schedule
 from exegpt.app.settings import find_setting
-from exegpt.policies import TRAITS
+from exegpt.orders import fcfs
+from exegpt.policies import TRAITS, make_ledger
 from exegpt.workload import Workload, task
 from xrunner.core.adaptation import takes_over_in_place
 from xsimulator import estimate
@@ -137,3 +138,26 @@ def test_a_search_ends_with_a_run_that_is_killed():
     assert run.stderr.readline() == "searching\n"
     run.kill()
     assert run.communicate(timeout=60)[1] == ""  # ends when all writers are gone
+
+
+@pytest.mark.parametrize("workload", ["C1", "T"])
+@pytest.mark.parametrize("policy", ["orca", "chunked", "rra"])
+def test_a_new_schedule_keeps_the_cache_of_the_one_that_is_held(setting, policy, workload):
+    """Its admission, prefix caching and block size are settings of the run, which no lengths change."""
+    fixed = {"replicas": 1, "tp_degree": 4}
+    held = search_schedule(setting, 30.0, policies=(policy,), fixed=fixed).schedule
+    cache = {"admission": "grow", "prefix_caching": policy != "rra", "block_size": 32}
+    held = replace(held, kv_blocks=held.kv_blocks // 2, **cache)
+    schedule, why_not = best(replace(setting, workload=task(workload)), held)
+    assert schedule, why_not
+    assert {name: getattr(schedule, name) for name in cache} == cache
+
+
+@pytest.mark.parametrize("cache", [{"admission": "grow"}, {"prefix_caching": True}, {"block_size": 32}])
+def test_a_server_whose_lengths_drift_keeps_its_cache(cache):
+    setting = find_setting("opt-1.3b", "1xA40", "S", None)
+    held = search_schedule(setting, 30.0, policies=("orca",)).schedule
+    schedule, why_not = best_for_arrivals(replace(setting, workload=task("T")), replace(held, **cache))
+    assert schedule, why_not
+    assert {name: getattr(schedule, name) for name in cache} == cache
+    make_ledger(schedule, fcfs)  # which its policy has

@@ -84,11 +84,14 @@ def test_an_unknown_rule_is_one_sentence(exegpt):
     assert done.code == 2 and message in done.err and len(done.err.strip().splitlines()) == 1
 
 
-def test_schedules_that_reserve_are_searched_while_a_run_adapts(exegpt, tiny, tmp_path):
+@pytest.mark.parametrize("option", [("--admission", "grow"), ("--prefix-caching",)])
+def test_a_run_that_adapts_has_the_cache_that_was_asked_for(exegpt, tiny, tmp_path, option):
     (tmp_path / "r.jsonl").write_text('{"id": "0", "prompt_ids": [1, 2], "max_tokens": 2}\n')
-    command = ("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--no-profile", "--admission", "grow", "--adapt")
-    done = exegpt(*command)
-    assert done.code == 2 and "--adapt searches schedules that reserve" in done.err
+    done = exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl", "--no-profile", "--adapt", *option, "--json")
+    assert done.code == 0, done.err
+    schedule = done.json["schedule"]
+    assert schedule["prefix_caching"] == ("--prefix-caching" in option)
+    assert schedule["admission"] == ("grow" if "grow" in option else "reserve")
 
 
 def test_without_a_formula_a_run_has_no_steady_state_beside_it_and_a_replay_estimates(exegpt, tiny, tmp_path):

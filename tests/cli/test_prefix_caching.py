@@ -49,7 +49,6 @@ def test_a_run_has_the_same_tokens_and_is_predicted(exegpt, tiny, tmp_path):
             "--prefix-caching is for orca, chunked, and the policy is static: leave it out.",
         ),
         ("run", ("--policy", "rra"), "--prefix-caching is for orca, chunked, and the policy is rra: leave it out."),
-        ("run", ("--adapt",), "--adapt searches schedules without prefix caching"),
     ],
 )
 def test_invalid_combinations_are_refused_in_one_sentence(exegpt, tiny, tmp_path, command, more, message):

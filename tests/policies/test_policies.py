@@ -19,7 +19,7 @@ from exegpt.policies.orca import OrcaPolicy
 from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
-from exegpt.schedule import VARIABLES
+from exegpt.schedule import PIPELINE_VARIABLES, VARIABLES, Stage
 from exegpt.workload import MAX_TOKENS, LengthDistribution, Workload
 from tests.exegpt.nouns import schedule
 
@@ -335,13 +335,21 @@ def test_the_nearest_flags_of_orca_have_room_for_its_prompts():
     assert (nearest.residents, nearest.budget) == (8, 8 + 3 * 50)
 
 
-@pytest.mark.parametrize("name", VARIABLES)
+@pytest.mark.parametrize("name", PIPELINE_VARIABLES)
 @pytest.mark.parametrize("wrong", [0, -1, MAX_TOKENS + 1])
-def test_a_variable_of_another_policy_is_checked_too(name, wrong):
-    """Micro-batches apply under every policy: of -1 none would be computed, and of 0 at a prefill none either."""
-    policy = next(
-        policy for policy in ("static", "hybrid", "orca", "chunked", "rra") if name not in TRAITS[policy].required
-    )
+def test_numbers_of_micro_batches_are_checked_under_every_policy(name, wrong):
+    """Of -1 none would be computed, and of 0 at a prefill none either."""
+    policy = next(policy for policy in ("static", "orca") if name not in TRAITS[policy].required)
     with pytest.raises(InputError, match=f"can't have {name} {wrong}: it must be from 1 to 10,000,000"):
         checked(replace(schedule(policy), **{name: wrong}))
     assert getattr(checked(replace(schedule(policy), **{name: 1})), name) == 1
+
+
+@pytest.mark.parametrize("policy", TRAITS)
+def test_a_variable_of_another_policy_is_refused_by_name(policy):
+    """A stray max_num_seqs of 4 made RRA run with a batch of 4."""
+    stages = {"stages": (Stage((0,), 1, "encode", None, (0, 2)), Stage((1,), 1, "decode", None, (0, 2)))}
+    plan = schedule(policy, **(stages if TRAITS[policy].disaggregated else {}))
+    for name in set(VARIABLES) - {*PIPELINE_VARIABLES, *TRAITS[policy].variables}:
+        with pytest.raises(InputError, match=f"policy {policy} can't have {name} \\(got 4\\): its variables are"):
+            checked(replace(plan, **{name: 4}))

@@ -78,6 +78,18 @@ def test_another_policy_goes_on_with_what_runs(administered, model, want, policy
     assert administered.log.read_text().count("serving tiny") >= 2
 
 
+@pytest.mark.parametrize("cache", [{"admission": "reserve"}, {"prefix_caching": True}])
+def test_another_admission_or_prefix_caching_makes_another_engine(administered, model, want, cache):
+    """A cache that is there already can't take them over."""
+    assert follow(administered, schedule_for(model), X_Admin_Token="secret") == 202
+    wait_until(lambda: enforced(administered) == to_dict(schedule_for(model)))
+    loaded = administered.log.read_text().count("serving tiny")
+    assert follow(administered, replace(schedule_for(model), **cache), X_Admin_Token="secret") == 202
+    wait_until(lambda: administered.log.read_text().count("serving tiny") > loaded)
+    assert {name: enforced(administered)[name] for name in cache} == cache
+    check_all([ask(administered, prompt) for prompt in prompts(3)], want[:3])
+
+
 def test_what_was_accepted_under_a_larger_cache_goes_on_in_the_next_engine(model, schedule, tmp_path, want):
     """Which follows the schedule that has taken over: in its blocks alone, none of these has room."""
     (tmp_path / "token").write_text("secret\n")

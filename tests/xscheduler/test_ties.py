@@ -71,7 +71,7 @@ def test_a_short_list_prefers_the_simpler_policy_too():
     made = tuple(Alternative(s.policy, s, estimate(s, profile()), "") for s in alone)
     tuned = Tuned(made[0].schedule, made[0].estimate, made, Search("bnb", 1, 1, 0.0), None, ())
     assert best_by_replay(tuned, profile(), requests).schedule.policy == "orca"
-    slower = replace(made[1], schedule=replace(alone[1], policy="static", encode_batch=1))
+    slower = replace(made[1], schedule=schedule("static", encode_batch=1))
     assert (
         best_by_replay(replace(tuned, alternatives=(made[0], slower)), profile(), requests).schedule.policy == "static"
     )

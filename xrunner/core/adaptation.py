@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from exegpt.change import Change
 from exegpt.policies import traits_of
-from exegpt.schedule import Schedule
+from exegpt.schedule import PIPELINE_VARIABLES, Schedule
 from exegpt.workload import Workload
 from xrunner.core.drift import Drift
 
@@ -80,11 +80,17 @@ def beside(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
+_OF_ONE_ENGINE = (
+    *("policy", "stages", "replicas", "dtype", "kv_dtype"),
+    *("block_size", "admission", "prefix_caching"),
+)
+"""Fields of a schedule that are fixed when an engine is made."""
+
+
 def same(schedule: Schedule, other: Schedule) -> bool:
     """Whether two schedules lead to the same decisions; their workloads may differ."""
-    # Micro-batches apply under every policy.
-    variables = {*traits_of(schedule).searched, "micro_batches", "encode_micro_batches"}
-    names = ("policy", *variables, "replicas", "stages", "kv_blocks")
+    variables = {*traits_of(schedule).searched, *PIPELINE_VARIABLES}
+    names = (*_OF_ONE_ENGINE, *variables, "kv_blocks")
     return all(getattr(schedule, name) == getattr(other, name) for name in names)
 
 
@@ -92,8 +98,7 @@ def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
     """Whether a schedule can take over with the layers and caches that the ranks hold for another. Disaggregated
     encoding ranks have room for one batch of the held schedule.
     """
-    alike = "policy", "stages", "replicas", "dtype", "kv_dtype", "block_size"
-    if any(getattr(new, name) != getattr(held, name) for name in alike):
+    if any(getattr(new, name) != getattr(held, name) for name in _OF_ONE_ENGINE):
         return False
     disaggregated = any(stage.phase == "encode" for stage in held.stages)
     return new.kv_blocks <= held.kv_blocks and not (

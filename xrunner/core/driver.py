@@ -15,7 +15,7 @@ from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.sequence import PREEMPTED
 from exegpt.change import Change
 from exegpt.orders import fcfs
-from exegpt.policies import Policy, make_ledger, make_policy, traits_of
+from exegpt.policies import Policy, make_ledger, make_policy, shares_in_step, traits_of
 from exegpt.request import Request
 from exegpt.schedule import Schedule, StagePhase
 from xrunner.core.adaptation import takes_over_in_place
@@ -220,6 +220,7 @@ class Driver:
         """
         self.policy = make_policy(new, self._adjustment)
         self._own.follow(new)
+        self.ledger.shares_in_step = shares_in_step(new)
         self.ledger.pool.total = new.kv_blocks
         self._make_room(self.ledger.waiting)
         if self.ledger.admission.grows:

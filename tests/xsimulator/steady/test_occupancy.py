@@ -149,7 +149,8 @@ def test_residents_that_never_outgrow_their_prompts_are_never_preempted():
 
 def test_a_policy_without_a_formula_for_it_is_replayed():
     plan, profile = engine("opt-13b", "4xA40", 4, "orca", task("T"), 16, 400)
-    rra = replace(plan, policy="rra", encode_batch=4, decode_batch=16, decode_iterations=40)
+    variables = {"encode_batch": 4, "decode_batch": 16, "decode_iterations": 40}
+    rra = replace(plan, policy="rra", max_num_seqs=None, prefills_per_step=None, **variables)
     assert has_steady_state(plan) and not has_steady_state(rra) and has_steady_state(replace(rra, admission="reserve"))
     predicted = estimate(rra, profile)
     done = replay(rra, profile, rra.workload.draw(4000, seed=7), timeline=False)
