@@ -73,7 +73,21 @@ def checked(schedule: Schedule) -> Schedule:
             f"A schedule of policy {traits.name} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
             "encode and decode, every other policy does both on each."
         )
+    _check_degrees(schedule)
     return schedule
+
+
+def _check_degrees(schedule: Schedule) -> None:
+    """InputError for tensor parallelism other than that of the stages, which are what is run."""
+    for prefix, phases in (("", ("both", "decode")), ("encode_", ("encode",))):
+        groups = [stage.tp for stage in schedule.stages if stage.phase in phases]
+        grouped = [tp for tp in groups if tp > 1]
+        of_stages = {"tp_degree": grouped[0] if grouped else 1, "tp_gpus": sum(grouped)}
+        for name, of_stage in of_stages.items():
+            value = getattr(schedule, prefix + name)
+            if value is not None and (not groups or value != of_stage):
+                has = f"its stages have {of_stage}" if groups else "only stages of phase encode have it"
+                raise InputError(f"A schedule can't have {prefix}{name} {value}: {has}; make it null, or tune again.")
 
 
 def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:

@@ -353,3 +353,17 @@ def test_a_variable_of_another_policy_is_refused_by_name(policy):
     for name in set(VARIABLES) - {*PIPELINE_VARIABLES, *TRAITS[policy].variables}:
         with pytest.raises(InputError, match=f"policy {policy} can't have {name} \\(got 4\\): its variables are"):
             checked(replace(plan, **{name: 4}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"tp_degree": 2}, "tp_degree 2: its stages have 1"),
+        ({"tp_gpus": 4}, "tp_gpus 4: its stages have 0"),
+        ({"encode_tp_degree": 1}, "encode_tp_degree 1: only stages of phase encode have it"),
+    ],
+)
+def test_tensor_parallelism_that_the_stages_lack_is_refused(changes, words):
+    assert checked(schedule("rra", tp_degree=1, tp_gpus=0))
+    with pytest.raises(InputError, match=words):
+        checked(schedule("rra", **changes))
