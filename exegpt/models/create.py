@@ -134,9 +134,9 @@ def create_model(
         raise InputError(f"{layers} layers can't be split into {shards} shards: choose 1 to {layers}.")
     config = _config(arch, layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, context)
     config["dtype"] = str(torch_dtype(dtype)).removeprefix("torch.")
-    spec = ModelSpec.from_config(config, target.resolve().name)
-    if spec.heads * spec.head_size != hidden or spec.head_size % 2:
+    if hidden % (2 * heads):
         raise InputError(f"A hidden size of {hidden} can't be split evenly over {heads} heads of an even size.")
+    spec = ModelSpec.from_config(config, target.resolve().name)
     weights = RandomWeights(torch_dtype(dtype), seed)
     target.parent.mkdir(parents=True, exist_ok=True)
     needed, free = spec.parameters * BYTES[dtype], shutil.disk_usage(target.parent).free
