@@ -1,7 +1,6 @@
 """This machine: its provenance and its two measured rates, of computing and of reading memory."""
 
 import math
-import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from exegpt.cluster import ClusterSpec, DeviceSpec, local_cluster
 from exegpt.errors import InputError
 from exegpt.noun import Noun
+from exegpt.usable_cpus import usable_cpus
 from xprofiler.timing import timed
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
         return provenance() | gpu | {"attention": str(described(attention, device))}
     return {
         "processor": cpu_name(),
-        "cores": str(os.cpu_count()),
+        "cores": str(usable_cpus()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
         "exegpt": exegpt.__version__,

@@ -4,6 +4,7 @@ can still answer when the launcher has ended the ranks.
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -15,6 +16,7 @@ from exegpt.app.child import child_command
 
 _LAUNCHERS = "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP", "SLURM_PROCID"
 """Beginnings of the variables by which a process takes itself for a rank."""
+_LAUNCHED = re.compile(rf"(?:^|\0)(?:{'|'.join(_LAUNCHERS)})".encode())
 _ENDS_S = 60.0
 
 
@@ -28,7 +30,7 @@ class FrontendProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self._process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
         with contextlib.suppress(OSError, AttributeError):  # a launcher may have bound the rank to fewer
-            os.sched_setaffinity(self._process.pid, range(os.cpu_count() or 1))
+            os.sched_setaffinity(self._process.pid, os.sched_getaffinity(_launcher()))
         signal.signal(signal.SIGUSR1, self._drain)
 
     def _drain(self, _: int, frame: FrameType | None) -> None:
@@ -41,3 +43,13 @@ class FrontendProcess:
         finally:
             self._process.kill()
             self._directory.cleanup()
+
+
+def _launcher() -> int:
+    """Return the process that has started this rank: its nearest ancestor without a launcher's variables."""
+    process = os.getppid()
+    with contextlib.suppress(OSError):
+        while _LAUNCHED.search(Path(f"/proc/{process}/environ").read_bytes()):
+            status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
+            process = int(status.partition("\nPPid:")[2].split()[0])
+    return process

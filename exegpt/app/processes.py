@@ -1,11 +1,12 @@
-"""The same work on many things, in as many processes as there are CPUs."""
+"""The same work on many things, in as many processes as there are usable CPUs."""
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, TypeVar
+
+from exegpt.usable_cpus import usable_cpus
 
 T = TypeVar("T")
 
@@ -33,6 +34,6 @@ class Processes:
         if len(arguments) < WORTH and self._pool is None:
             return [work(*of_one) for of_one in arguments]
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(os.cpu_count(), get_context("spawn"))
+            self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"))
         asked = [self._pool.submit(work, *of_one) for of_one in arguments]
         return [answer.result() for answer in asked]

@@ -13,6 +13,7 @@ from exegpt.model import BYTES, DTYPES, ModelSpec
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Schedule
+from exegpt.usable_cpus import cpu_ids, usable_cpus
 from exegpt.workload import Workload
 
 
@@ -182,11 +183,15 @@ def threads_of_device(cluster: str) -> int | None:
     where = None if cluster == "local" else parse_cluster(cluster)
     if where is None or not where.is_cpu or where.devices_per_node == 1:
         return None
-    return max(1, len(os.sched_getaffinity(0)) // where.devices_per_node)
+    return max(1, usable_cpus() // where.devices_per_node)
 
 
 def set_threads(threads: int | None) -> None:
-    """Use so many CPU threads; None leaves torch's own choice, one per core."""
+    """Use so many CPU threads. None leaves torch's own choice, OMP_NUM_THREADS or one per CPU that the process is bound
+    to, unless a container's quota pays for fewer.
+    """
+    if threads is None and not os.environ.get("OMP_NUM_THREADS") and usable_cpus() < len(cpu_ids()):
+        threads = usable_cpus()
     if threads is not None:
         import torch
 

@@ -2,7 +2,6 @@
 further gain of later policies and replicas.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from exegpt.report import svg
 from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
 from exegpt.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
+from exegpt.usable_cpus import usable_cpus
 
 SMALL_TO_MID = (
     ("t5-11b", "8xA40"),
@@ -136,7 +136,7 @@ def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
     if len(cases) == 1:
         yield scenario_rows(cases[0])
         return
-    with ProcessPoolExecutor(min(len(cases), os.cpu_count() or 1), get_context("spawn")) as pool:
+    with ProcessPoolExecutor(min(len(cases), usable_cpus()), get_context("spawn")) as pool:
         yield from pool.map(scenario_rows, cases)
 
 

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from exegpt.app.settings import fit_context, threads_of_device
+from exegpt.app.settings import fit_context, set_threads, threads_of_device
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.workload import Workload
@@ -27,3 +27,22 @@ def test_the_devices_of_a_cpu_share_its_cores(tmp_path, monkeypatch, devices, th
     (tmp_path / "local-several.yaml").write_text(text)
     assert threads_of_device(str(tmp_path / "local-several.yaml")) == threads
     assert threads_of_device("local") is None and threads_of_device("4xA40") is None
+
+
+def test_without_threads_torch_uses_no_more_than_the_quota(monkeypatch):
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("exegpt.usable_cpus.cpu_quota", lambda: None)
+    set_threads(None)
+    assert asked == []  # OpenMP counts the CPUs that it is bound to, and knows of no quota
+    monkeypatch.setattr("exegpt.usable_cpus.cpu_quota", lambda: 3.5)
+    set_threads(None)
+    set_threads(5)
+    assert asked == [3, 5]
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    set_threads(None)
+    assert asked == [3, 5]

@@ -113,6 +113,29 @@ frontend.wait()
     assert done.stdout.split() == [str(len(os.sched_getaffinity(0))), "1"], done.stderr
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this machine has one CPU")
+def test_a_frontend_uses_no_more_cpus_than_its_launcher():
+    """The launcher is bound to one CPU, and starts the rank through a shell script."""
+    program = """
+import os
+from exegpt.app.frontend_process import FrontendProcess
+os.sched_setaffinity(0, set(range(os.cpu_count())))  # as a rank may do
+frontend = FrontendProcess(["serve", "--model", "nothing"])
+print(len(os.sched_getaffinity(frontend._process.pid)), len(os.sched_getaffinity(0)))
+frontend.wait()
+"""
+    launcher = """
+import os, subprocess, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+started = {**os.environ, "PMI_RANK": "0"}
+subprocess.run(["sh", "-c", '"$@"; exit $?', "sh", sys.executable, "-c", sys.argv[1]], env=started)
+"""
+    command = [sys.executable, "-c", launcher, program]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PMI_")}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split() == ["1", str(len(os.sched_getaffinity(0)))], done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_every_replica_compiles_and_follows_grammars(model, tmp_path):

@@ -18,6 +18,7 @@ import numpy as np
 
 from exegpt.errors import InputError
 from exegpt.message import pack, unpack
+from exegpt.usable_cpus import cpu_ids, within_quota
 
 T = TypeVar("T")
 
@@ -45,8 +46,11 @@ class Ranks:
         self.rank = world.rank if world else 0
         self.host = os.uname().nodename
         on_node = tuple(_counts(node, self.rank)) if node else (0,)
-        self.nodes = tuple(sorted(set(self.all(on_node))))
+        bound = self.all((on_node, tuple(sorted(cpu_ids()))))
+        self.nodes = tuple(sorted({ranks for ranks, _ in bound}))
         """The ranks of each node."""
+        self._node_cpus = len({cpu for ranks, cpus in bound if ranks == on_node for cpu in cpus})
+        """CPUs that this node's ranks may use together."""
         self.per_node = len(on_node)
         self.local = on_node.index(self.rank)
         """This rank's index on its node."""
@@ -64,18 +68,18 @@ class Ranks:
         return Ranks(self.world.Dup(), self._node.Dup()) if self.world else self
 
     def threads(self, asked: int | None = None) -> int | None:
-        """CPU threads of this rank: `asked`, else OMP_NUM_THREADS, else an equal share of the node's CPUs, as far as
-        the rank may use them. For a single rank `asked`; None is torch's own choice.
+        """CPU threads of this rank: `asked`, else OMP_NUM_THREADS, else an equal share of the CPUs that the node's
+        ranks may use together, as far as this rank may use them. For a single rank `asked`; None is torch's own choice.
 
         InputError where the launcher has bound the rank to fewer CPUs.
         """
         if self.size == 1:
             return asked
-        usable, variable = len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS", "")
+        usable, variable = len(cpu_ids()), os.environ.get("OMP_NUM_THREADS", "")
         if asked is None and variable.isdigit():
             asked = int(variable)
         if asked is None:
-            return max(1, min(usable, (os.cpu_count() or 1) // self.per_node))
+            return max(1, min(usable, within_quota(self._node_cpus) // self.per_node))
         if asked > usable:
             raise InputError(
                 f"A rank is to have {asked} threads (--threads or OMP_NUM_THREADS) and may use {usable} CPUs: "

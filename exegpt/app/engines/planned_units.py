@@ -15,6 +15,7 @@ from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import checked
 from exegpt.quantity import counted
 from exegpt.report.output import NOTES_OF
+from exegpt.usable_cpus import usable_cpus
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -109,7 +110,7 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
     """
     places = {model.name: place for place, model in enumerate(plan.models)}
     used = sum(len(unit[0].devices) for unit in plan.units)
-    threads = threads or max(1, len(os.sched_getaffinity(0)) // used)
+    threads = threads or max(1, usable_cpus() // used)
     units = []
     for number, unit in enumerate(plan.units):
         first = unit[0]

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import gc
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from exegpt.app.load.answer import Stream
 from exegpt.app.load.connection import Address, ExchangeError, Pool
 from exegpt.app.load.outcome import REJECTED, Outcome
+from exegpt.usable_cpus import usable_cpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Sent:
 
 async def send_all(address: Address, requests: Sequence[LoadRequest], sending: Sending) -> Sent:
     """Send the requests at their arrivals and wait for all of them."""
-    pool, cores = Pool(address), _cores()
+    pool, cores = Pool(address), usable_cpus()
     _allow_connections()
     gc.collect()
     gc.freeze()  # what is here already isn't walked through while requests run
@@ -135,11 +135,6 @@ class _Sender:
             message=message,
             retries=retries,
         )
-
-
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _allow_connections() -> None:

@@ -1,7 +1,6 @@
 """`run --plan` with a plan of stages: engines come and go as the stages' turns do, beside what was predicted."""
 
 import asyncio
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -24,6 +23,7 @@ from exegpt.errors import InputError
 from exegpt.profile import Profile
 from exegpt.report import output
 from exegpt.stage_plan import ExecutionStage, StagedNode, StagePlan
+from exegpt.usable_cpus import usable_cpus
 from xrunner.core.results import ResultFile, check_left
 from xscheduler.multimodel.running_phase import Executed
 from xscheduler.multimodel.stage_turns import StageTurns, Turn
@@ -141,7 +141,7 @@ async def _run(
 
 def _flags(options: PlanRunOptions, plan: StagePlan) -> list[str]:
     """Of all engines: a CPU device has an equal share of the cores, whatever else runs."""
-    threads = options.threads or max(1, len(os.sched_getaffinity(0)) // plan.devices)
+    threads = options.threads or max(1, usable_cpus() // plan.devices)
     return [*options.flags, "--threads", str(threads)]
 
 

@@ -90,3 +90,32 @@ def test_commands_pickle_nothing(job, directories, tmp_path, command):
     answer = json.loads(done.stdout)
     answer = answer["policies"][0] if command == "bench" else answer
     assert answer["requests"] == len(lines) and answer["tokens"] == sum(r.max_tokens for r in requests())
+
+
+@pytest.mark.parametrize(
+    ("bound", "quota", "threads"),
+    [
+        (((0, 1), (0, 1)), None, 1),  # unbound ranks of a job on two CPUs of many
+        (((0, 1, 2, 3), (4, 5, 6, 7)), None, 4),
+        (((0,), (1,)), None, 1),
+        ((range(8), range(8)), None, 4),
+        ((range(8), range(8)), 4.0, 2),
+        ((range(8), range(8)), 1.0, 1),
+    ],
+)
+def test_ranks_share_the_cpus_that_they_may_use_together(monkeypatch, bound, quota, threads):
+    class Node:
+        size = 2
+
+        def Allgather(self, mine, gathered):
+            gathered[:] = (0, 1)
+
+    class OfTwo(Ranks):
+        def all(self, value, *kinds):
+            return [value, (value[0], tuple(bound[1]))]
+
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(bound[0]))
+    monkeypatch.setattr("exegpt.usable_cpus.cpu_quota", lambda: quota)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert OfTwo(type("World", (), {"rank": 0})(), Node()).threads() == threads
