@@ -1,15 +1,15 @@
-"""The columns of a trace: which one holds what, in which unit arrivals are, and which ones nothing reads."""
+"""The columns of a trace: which one holds what, and which ones nothing reads."""
 
 import difflib
-import itertools
 import re
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from exegpt.arrival_unit import DATE, UNITS, split_unit
 from exegpt.errors import InputError
-from exegpt.quantity import figure_text
+
+_ARRIVALS = ("arrival", "arrival_time", "arrived_at", "timestamp")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "input": (
@@ -38,30 +38,14 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         "osl",
         "Response tokens",
     ),
-    "arrival": (
-        "arrival",
-        "arrival_s",
-        "arrival_time",
-        "arrived_at",
-        "timestamp",
-        "TIMESTAMP",
-        "Timestamp",
-        "arrival_ms",
-        "timestamp_ms",
-    ),
+    "arrival": (*_ARRIVALS, *(f"{name}_{unit}" for name in _ARRIVALS for unit in ("s", "ms", "us", "ns"))),
 }
 """What a trace must or may hold, and the column names it is known by (the public traces: Azure, BurstGPT, Mooncake,
 Qwen-Bailian, Vidur), in whatever letters and with whatever between the words.
 """
 
-KEYS = (*COLUMNS, "arrival_s", "arrival_ms")
-"""Keys of `--columns`; the last two set an arrival's unit."""
-
-_SECONDS, _MILLISECONDS = 1.0, 1e-3
-_UNITS = {"arrivals": _SECONDS, "arrivalms": _MILLISECONDS, "timestampms": _MILLISECONDS}
-"""Seconds per unit for names that contain a unit, by their letters alone."""
-_SLOWEST_S = 60.0
-"""A median gap above this is taken for another unit than seconds."""
+_TIMED = {f"arrival_{unit}": unit for unit in (*UNITS, DATE)}
+"""Keys of `--columns` that set an arrival's unit, which `arrival=NAME:UNIT` becomes."""
 _IGNORED = {
     "sessions and prefix caches": (
         *("session", "sessionid", "conversationid", "chatid", "parentchatid", "turn", "hashids", "prefixtokens"),
@@ -75,16 +59,23 @@ _MOMENTS = ("arriv", "timestamp", "datetime", "requesttime", "starttime", "creat
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """`input=en_tokens,output=de_tokens` as a dict; InputError for another form."""
-    columns = {}
+    """`input=en_tokens,output=de_tokens,arrival=ts:ms` as a dict; InputError for another form."""
+    columns: dict[str, str] = {}
     for part in text.split(","):
-        key, _, column = part.partition("=")
-        if key.strip() not in KEYS or not column.strip():
+        key, _, column = (word.strip() for word in part.partition("="))
+        name, _, unit = column.rpartition(":")
+        if key == "arrival" and name.strip() and f"arrival_{unit.strip()}" in _TIMED:
+            key, column = f"arrival_{unit.strip()}", name.strip()
+        if key not in (*COLUMNS, *_TIMED) or not column:
             raise InputError(
-                f"'{part}' is not a column: write input=NAME,output=NAME and, where there is one, arrival=NAME "
-                "(arrival_s=NAME or arrival_ms=NAME where the unit is in doubt)."
+                f"'{part}' is not a column: write input=NAME,output=NAME and, where there is one, arrival=NAME, "
+                f"or arrival=NAME:ms with its unit (units: {', '.join((*UNITS, DATE))})."
             )
-        columns[key.strip()] = column.strip()
+        if key in columns or (key.startswith("arrival") and any(other.startswith("arrival") for other in columns)):
+            raise InputError(
+                f"--columns '{text}' names the {key.partition('_')[0]} column twice: leave one of the two."
+            )
+        columns[key] = column
     return columns
 
 
@@ -95,8 +86,8 @@ class Columns:
     input: str
     output: str
     arrival: str | None
-    unit_s: float | None
-    """Seconds per unit of a numeric arrival; None: not in its name."""
+    unit: str | None
+    """Of a numeric arrival, as asked for; None: as its name or its numbers say."""
     notes: tuple[str, ...]
     """Sentences about columns that look like something and aren't read."""
 
@@ -107,57 +98,33 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
     InputError where the input's or the output's isn't there, or one that was asked for.
     """
     columns = {key: _find(key, names, asked, path) for key in COLUMNS}
-    timed = [key for key in ("arrival_s", "arrival_ms") if key in asked]
-    if timed:
-        columns["arrival"] = _find(timed[0], names, asked, path)
-    arrival = columns["arrival"]
-    unit_s = _UNITS[_letters(timed[0])] if timed else _unit(arrival, names) if arrival else None
+    timed = next((key for key in asked if key in _TIMED), None)
+    arrival = _find(timed, names, asked, path) if timed else columns["arrival"]
+    columns["arrival"] = arrival
     used = {name for name in columns.values() if name}
     notes = [*_lookalikes([name for name in names if name not in used], columns), *_ignored(names, used)]
     assert columns["input"] and columns["output"]
-    return Columns(columns["input"], columns["output"], arrival, unit_s, tuple(f"'{path}': {text}" for text in notes))
+    unit = _TIMED[timed] if timed else None
+    return Columns(columns["input"], columns["output"], arrival, unit, tuple(f"'{path}': {text}" for text in notes))
 
 
 def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object) -> str | None:
     if key in asked:
-        name = asked[key] if asked[key] in names else None
+        spelled = (asked[key], f"{asked[key]}:{_TIMED.get(key)}")  # a name may end like a unit
+        name = next((name for name in spelled if name in names), None)
     else:
-        letters = {_letters(name): name for name in reversed(names)}
+        letters = {_letters(name, key): name for name in reversed(names)}
         exact = (name for name in COLUMNS[key] if name in names)
-        name = next(exact, None) or next((letters[k] for k in map(_letters, COLUMNS[key]) if k in letters), None)
+        alike = (letters[known] for known in (_letters(name, key) for name in COLUMNS[key]) if known in letters)
+        name = next(exact, None) or next(alike, None)
     if name is None and (key in asked or key != "arrival"):
         known = f"'{asked[key]}'" if key in asked else f"({', '.join(COLUMNS[key][:3])}, …)"
+        what = key.partition("_")[0]
         raise InputError(
-            f"'{path}' has no {key} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
-            f"--columns {key}=NAME (columns: {key}=NAME in a models file), or rename it."
+            f"'{path}' has no {what} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
+            f"--columns {what}=NAME (columns: {what}=NAME in a models file), or rename it."
         )
     return name
-
-
-def _unit(arrival: str, names: Sequence[str]) -> float | None:
-    """Seconds per unit where the names imply it: Mooncake's `timestamp`, beside `hash_ids`, is in milliseconds;
-    Qwen-Bailian's, which has a `chat_id` too, in seconds.
-    """
-    if arrival == "timestamp" and "hash_ids" in names:
-        return _SECONDS if "chat_id" in names else _MILLISECONDS
-    return _UNITS.get(_letters(arrival))
-
-
-def unit_of(moments: Iterable[float], column: str, path: object) -> float:
-    """Seconds per unit of numeric arrivals without a unit in the name: 1, unless they come so slowly that they must
-    be something else, for which InputError asks.
-    """
-    ordered = sorted(moments)
-    gaps = [later - earlier for earlier, later in itertools.pairwise(ordered) if later > earlier]
-    gap = statistics.median(gaps) if gaps else 0.0
-    if gap <= _SLOWEST_S:
-        return _SECONDS
-    slow, quick = figure_text(gap / 60), figure_text(gap / 1000)
-    raise InputError(
-        f"'{path}', column '{column}': its median gap of {figure_text(gap)} is one request every {slow} minutes if it "
-        f"is in seconds, and one every {quick} s if it is in milliseconds: pass --columns arrival_s={column} or "
-        f"--columns arrival_ms={column}, or write another unit's in seconds."
-    )
 
 
 def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> list[str]:
@@ -173,10 +140,10 @@ def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> lis
 
 
 def _resembles(name: str, key: str, lacking: bool) -> bool:
-    """Whether a column may mean what `key` is; more names do where the trace lacks one."""
-    text = _letters(name)
-    known = [_letters(other) for other in COLUMNS[key]]
-    if lacking and key == "arrival" and (text in ("time", "ts", "date") or any(part in text for part in _MOMENTS)):
+    """Whether a column may mean what `key` is; more names do where the trace lacks one (`t` is of `ts`, too)."""
+    text = _letters(name, key)
+    known = [_letters(other, key) for other in COLUMNS[key]]
+    if lacking and key == "arrival" and (text in ("time", "t", "date") or any(part in text for part in _MOMENTS)):
         return True
     return bool(difflib.get_close_matches(text, known, n=1, cutoff=0.85))
 
@@ -192,5 +159,7 @@ def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
     return notes
 
 
-def _letters(name: Any) -> str:
-    return re.sub("[^a-z]", "", str(name).lower())
+def _letters(name: Any, key: str = "") -> str:
+    """A name's letters alone; of an arrival's without its unit, and a plural's in the singular."""
+    text = split_unit(str(name))[0].removesuffix("s") if key == "arrival" else str(name)
+    return re.sub("[^a-z]", "", text.lower())

@@ -1,40 +1,28 @@
 """Traces: the lengths, and where known the arrivals, of real requests, from CSV, JSONL or Parquet files."""
 
-import csv
-import itertools
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from exegpt.columns import Columns, find_columns, unit_of
-from exegpt.document import check_file, parse_json, read_lines
+from exegpt.arrival_unit import Unit, in_seconds, rate_text, unit_of, unit_text
+from exegpt.columns import Columns, find_columns
+from exegpt.document import check_file
 from exegpt.errors import InputError
 from exegpt.quantity import figure_text
+from exegpt.rows import Moment, Table, csv_table, jsonl_table, parquet_table
 from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 
 MAX_ROWS = 5_000_000
 MAX_SECONDS = 1e9
 """From the first arrival to the last."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
-
-Row = tuple[int, dict[str, Any]]
-"""Line (or row) number in the file, and the row's values by column."""
-
-
-@dataclass(frozen=True)
-class Date:
-    """A moment by its date."""
-
-    seconds: float
-    """Since 1970."""
-
 
 Note = Callable[[str], None]
 """Takes a sentence about what was read."""
@@ -67,14 +55,14 @@ def parse_workload(
         if not 1 <= int(fixed[1]) <= MAX_TOKENS or not 1 <= int(fixed[2]) <= MAX_TOKENS:
             raise InputError(f"The lengths '{text}' are not usable: both must be between 1 and {MAX_TOKENS:,} tokens.")
         workload = Workload.fixed(int(fixed[1]), int(fixed[2]))
-    elif Path(text).suffix in SUFFIXES:
+    elif form_of(text):
         workload = Workload.from_requests(Path(text).name, read_trace(text, columns, note))
     elif turned := re.fullmatch(r"(\d{1,9})\s*[^\w./]*x?\s*(\d{1,9})", text):
         raise InputError(f"'{text}' is not a workload: fixed lengths are written {turned[1]}/{turned[2]}.")
     else:
         raise InputError(
             f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the path "
-            f"of a trace ({', '.join(SUFFIXES)})."
+            f"of a trace ({', '.join(SUFFIXES)}; unpack .gz)."
         )
     return workload if rate is None else replace(workload, arrival_rate=rate)
 
@@ -93,7 +81,7 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
     `note` gets a sentence for each column that looks as if it mattered and isn't read. InputError names the file and,
     where one is at fault, the column, the row and the value.
     """
-    return _read(_rows(path), columns, Path(path), note)[1]
+    return [request for _, request in _read(Path(path), columns, note)]
 
 
 def read_model_trace(
@@ -102,122 +90,140 @@ def read_model_trace(
     """The requests of each of several models in a trace with a column `model`; otherwise like `read_trace`. InputError
     names a row of another model.
     """
-    names, of_rows = sorted(models), []
+    names = sorted(models)
 
-    def rows() -> Iterator[Row]:
-        for number, row in _rows(path):
-            if "model" not in row:
-                raise InputError(f"'{path}' has no column 'model': name each row's in it, out of {', '.join(names)}.")
-            if row["model"] not in names:
-                where = f"'{path}', row {number}, column 'model': {reprlib.repr(row['model'])}"
-                raise InputError(f"{where} is none of the models: write one of {', '.join(names)}.")
-            of_rows.append(row["model"])
-            yield number, row
+    def model_of(row: dict[str, Any], where: str) -> str:
+        if "model" not in row:
+            raise InputError(f"'{path}' has no column 'model': name each row's in it, out of {', '.join(names)}.")
+        if row["model"] not in names:
+            value = reprlib.repr(row["model"])
+            raise InputError(
+                f"{where}, column 'model': {value} is none of the models: write one of {', '.join(names)}."
+            )
+        return str(row["model"])
 
-    served, requests = _read(rows(), columns, Path(path), note)
     of_models: dict[str, list[RequestLengths]] = {}
-    for place, request in zip(served, requests, strict=True):
-        of_models.setdefault(of_rows[place], []).append(request)
+    for model, request in _read(Path(path), columns, note, ("model",), model_of):
+        of_models.setdefault(model, []).append(request)
     return of_models
-
-
-def _read(
-    rows: Iterable[Row], columns: dict[str, str] | None, path: Path, note: Note
-) -> tuple[list[int], list[RequestLengths]]:
-    """The places of the rows with an output, and their requests."""
-    lengths, moments, names = _lengths(rows, columns or {}, path)
-    served = [i for i, (_, output) in enumerate(lengths) if output]
-    if not names or not served:
-        raise InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
-    for text in names.notes:
-        note(text)
-    if len(served) < len(lengths):
-        note(f"'{path}': {len(lengths) - len(served):,} of {len(lengths):,} rows have no output and are left out")
-        lengths = [lengths[i] for i in served]
-        moments = [moments[i] for i in served] if moments else []
-    if not moments:
-        return served, [RequestLengths(*pair) for pair in lengths]
-    seconds = _seconds(moments, names, path)
-    first, last = min(seconds), max(seconds)
-    if last - first > MAX_SECONDS:
-        raise InputError(
-            f"'{path}', column '{names.arrival}': its arrivals are up to {figure_text(last - first)} seconds apart, at "
-            f"most {MAX_SECONDS:,.0f} are allowed: correct them, or take a part."
-        )
-    return served, [RequestLengths(*pair, arrival_s=at - first) for pair, at in zip(lengths, seconds, strict=True)]
 
 
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """What a trace says of whose its requests are, in the order of `read_trace`: of each `client` and `application`, a
     text, and `deadline_s`, seconds after its arrival, as far as it has them. InputError for a deadline that is none.
     """
-    rows = list(_rows(path))
-    lengths, _, _ = _lengths(rows, columns or {}, Path(path))
-    labels = []
-    for (number, row), (_, output) in zip(rows, lengths, strict=True):
-        own: dict[str, Any] = {n: str(row[n]) for n in ("client", "application") if row.get(n) not in (None, "")}
-        if row.get("deadline_s") not in (None, ""):
-            own["deadline_s"] = _deadline(row["deadline_s"], f"'{path}', row {number}, column 'deadline_s'")
+    return [own for own, _ in _read(Path(path), columns, silent, _LABELS, _labels_of)]
+
+
+_LABELS = ("client", "application", "deadline_s")
+
+
+def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
+    own: dict[str, Any] = {name: str(row[name]) for name in _LABELS[:2] if row.get(name) not in (None, "")}
+    if row.get("deadline_s") not in (None, ""):
+        own["deadline_s"] = _deadline(row["deadline_s"], f"{where}, column 'deadline_s'")
+    return own
+
+
+def form_of(path: str | Path) -> str | None:
+    """The form of a trace by the end of its name, in small letters, like `.csv`; None for another file."""
+    suffix = Path(path).suffix.lower()
+    return suffix if suffix in SUFFIXES else None
+
+
+def _no_more(row: dict[str, Any], where: str) -> None:
+    """Take nothing else from a row."""
+
+
+def _read(
+    path: Path,
+    asked: dict[str, str] | None,
+    note: Note,
+    others: Sequence[str] = (),
+    take: Callable[[dict[str, Any], str], Any] = _no_more,
+) -> list[tuple[Any, RequestLengths]]:
+    """The requests of the rows with an output, each with what `take` makes of its row's other columns and place."""
+    table = _open(path)
+    empty = InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
+    if not table.names:
+        raise empty
+    names = find_columns(table.names, asked or {}, path)
+    lengths: list[tuple[int, int]] = []
+    moments: list[float | Moment] = []
+    taken: list[Any] = []
+    count = 0
+    used = (*(name for name in (names.input, names.output, names.arrival) if name), *others)
+    for count, (number, row) in enumerate(table.rows(used), 1):
+        if count > MAX_ROWS:
+            raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
+        where = f"'{path}', row {number}"
+        own = take(row, where)
+        input = _length(row.get(names.input), f"{where}, column '{names.input}'", 1)
+        output = _length(row.get(names.output), f"{where}, column '{names.output}'", 0)
+        moment = _moment(row.get(names.arrival), f"{where}, column '{names.arrival}'") if names.arrival else None
         if output:
-            labels.append(own)
-    return labels
+            lengths.append((input, output))
+            taken.append(own)
+            moments += [] if moment is None else [moment]
+    if not lengths:
+        raise empty
+    for text in names.notes:
+        note(text)
+    if len(lengths) < count:
+        note(f"'{path}': {count - len(lengths):,} of {count:,} rows have no output and are left out")
+    seconds = _seconds(moments, names, table.names, path, note) if moments else [0.0] * len(lengths)
+    requests = [RequestLengths(*pair, arrival_s=at) for pair, at in zip(lengths, seconds, strict=True)]
+    return list(zip(taken, requests, strict=True))
 
 
-def _rows(path: str | Path) -> Iterator[Row]:
-    path = Path(path)
+def _seconds(
+    moments: list[float | Moment], columns: Columns, names: Sequence[str], path: Path, note: Note
+) -> list[float]:
+    """Arrivals in seconds since the first; InputError where both dates and numbers come, or a number's unit is in
+    doubt.
+    """
+    where, numbers = f"'{path}', column '{columns.arrival}'", [at for at in moments if not isinstance(at, Moment)]
+    if 0 < len(numbers) < len(moments):
+        raise InputError(
+            f"{where}: {len(numbers):,} arrivals are numbers, like {numbers[0]:g}, and "
+            f"{len(moments) - len(numbers):,} are dates: write all in one way."
+        )
+    if numbers:
+        asked = Unit(columns.unit, "as --columns says") if columns.unit else None
+        unit = asked or unit_of(numbers, columns.arrival or "", names, path)
+        seconds, text = in_seconds(numbers, unit.name, where), f" are {unit_text(unit.name)}, {unit.why}"
+    else:
+        since = min(at.seconds for at in moments if isinstance(at, Moment))
+        seconds, text = [at.seconds - since for at in moments if isinstance(at, Moment)], ""
+    span_s = max(seconds)
+    if span_s > MAX_SECONDS:
+        raise InputError(
+            f"{where}: its arrivals are up to {figure_text(span_s)} seconds apart, at most {MAX_SECONDS:,.0f} are "
+            "allowed: correct them, or take a part."
+        )
+    if span_s:
+        note(f"'{path}': arrivals in column '{columns.arrival}'{text}: {rate_text(len(seconds), span_s)}")
+    return seconds
+
+
+def _open(path: Path) -> Table:
     if path.is_dir():
         check_file(path, "trace file")
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)}.")
-    return _READERS[path.suffix](path)
+    form = form_of(path)
+    if form is None:
+        raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)} (unpack .gz).")
+    return _READERS[form](path)
 
 
 def _deadline(value: Any, where: str) -> float:
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        seconds = math.nan
+    seconds = _number(value)
     if not 0 <= seconds < math.inf:
         raise InputError(f"{where}: {value!r} is not a deadline, which is seconds after the arrival, at least 0.")
     return seconds
 
 
-def _lengths(
-    rows: Iterable[Row], asked: dict[str, str], path: Path
-) -> tuple[list[tuple[int, int]], list[float | Date], Columns | None]:
-    """(input, output) of every row, their arrivals as they stand there where a column has them, and the columns."""
-    lengths: list[tuple[int, int]] = []
-    moments: list[float | Date] = []
-    names = None
-    for count, (number, row) in enumerate(rows):
-        if count == MAX_ROWS:
-            raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
-        names = names or find_columns([name for name in row if name is not None], asked, path)
-        where = f"'{path}', row {number}, column"
-        input = _length(row.get(names.input), f"{where} '{names.input}'", 1)
-        lengths.append((input, _length(row.get(names.output), f"{where} '{names.output}'", 0)))
-        if names.arrival:
-            moments.append(_moment(row.get(names.arrival), f"{where} '{names.arrival}'"))
-    return lengths, moments, names
-
-
-def _seconds(moments: list[float | Date], columns: Columns, path: Path) -> list[float]:
-    """Arrivals in seconds: dates since 1970, numbers by their unit; InputError where both come."""
-    numbers = [at for at in moments if not isinstance(at, Date)]
-    if 0 < len(numbers) < len(moments):
-        raise InputError(
-            f"'{path}', column '{columns.arrival}': {len(numbers):,} arrivals are numbers, like {numbers[0]:g}, and "
-            f"{len(moments) - len(numbers):,} are dates: write all in one way."
-        )
-    unit_s = columns.unit_s or (unit_of(numbers, columns.arrival or "", path) if numbers else 1.0)
-    return [at.seconds if isinstance(at, Date) else at * unit_s for at in moments]
-
-
 def _length(value: Any, where: str, least: int) -> int:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
+    number = _number(value)
     if value is None:
         raise InputError(f"{where}: there is no value: a length is a whole number between 1 and {MAX_TOKENS:,}.")
     if isinstance(value, bool) or not number.is_integer() or not least <= number <= MAX_TOKENS:
@@ -227,84 +233,43 @@ def _length(value: Any, where: str, least: int) -> int:
     return int(number)
 
 
-def _moment(value: Any, where: str) -> float | Date:
-    """A number in the column's own unit, or a date."""
+def _moment(value: Any, where: str) -> float | Moment:
+    """A number in the column's own unit, or a moment by its date."""
+    if isinstance(value, Moment):
+        return value
+    number = math.nan if isinstance(value, bool) else _number(value)
+    if not math.isnan(number):
+        if math.isfinite(number):
+            return number
+    elif (seconds := _date(value)) is not None:
+        return Moment(seconds)
+    raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be a number or a date.")
+
+
+def _number(value: Any) -> float:
+    """A value as a number, NaN where it is none."""
     try:
-        number = math.nan if isinstance(value, bool) else float(value)
+        return float(value)
     except (TypeError, ValueError):
-        number = math.nan
-        date = _date(value)
-        if math.isfinite(date):
-            return Date(date)
-    if not math.isfinite(number):
-        raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be a number or a date.")
-    return number
+        return math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
 
 
-def _date(value: Any) -> float:
-    if not isinstance(value, datetime):
-        text = re.sub(r"(\.\d{6})\d+", r"\1", str(value).strip())  # Python keeps microseconds, and 3.10 knows no Z
-        try:
-            value = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
-        except ValueError:
-            return math.nan
-    moment: datetime = value if value.tzinfo else value.replace(tzinfo=timezone.utc)
-    return moment.timestamp()
-
-
-def _csv_rows(path: Path) -> Iterator[Row]:
+def _date(value: Any) -> float | None:
+    """Seconds since 1970 of a date in text, None where it is none."""
+    text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
     try:
-        lines = read_lines(path, "trace file", newline="")
-        head = next(lines, "")
-        between = max(",;\t", key=head.count)
-        reader = csv.DictReader(itertools.chain([head] if head else [], lines), delimiter=between)
-        names = reader.fieldnames or ()
-        for name in names:
-            if name and names.count(name) > 1:
-                raise InputError(f"'{path}' has {names.count(name)} columns '{name}': leave one, or name them apart.")
-        for row in reader:
-            if any(row.get(None) or ()):
-                raise InputError(
-                    f"'{path}', row {reader.line_num}: it has more values than the header's {len(names)} columns: "
-                    "correct the row."
-                )
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise InputError(f"'{path}' is not a CSV file: {error}.") from None
+        moment = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
-def _jsonl_rows(path: Path) -> Iterator[Row]:
-    for number, line in enumerate(read_lines(path, "trace file"), 1):
-        if not line.strip():
-            continue
-        row = parse_json(line, f"'{path}', row {number},")
-        if not isinstance(row, dict):
-            raise InputError(f"'{path}', row {number}: {line.strip()[:60]!r} is not a JSON object.")
-        yield number, row
-
-
-def _parquet_rows(path: Path) -> Iterator[Row]:
-    import pyarrow
-    from pyarrow import parquet
-
-    check_file(path, "trace file")
-    try:
-        with parquet.ParquetFile(path) as file:
-            number = 0
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield number, row
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(
-            f"'{path}' is not a readable Parquet file: {str(error).splitlines()[0].rstrip('.')}."
-        ) from None
-
-
-_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
-    ".csv": _csv_rows,
-    ".tsv": _csv_rows,
-    ".jsonl": _jsonl_rows,
-    ".parquet": _parquet_rows,
+_READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": csv_table,
+    ".tsv": csv_table,
+    ".jsonl": jsonl_table,
+    ".parquet": parquet_table,
 }
 """What reads a file of rows, by the end of its name."""

@@ -1,12 +1,10 @@
 """Words that name one of several things: refused with the list where they name none."""
 
-from pathlib import Path
-
 from exegpt.batching.admission import Admission
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.policies import TRAITS
-from exegpt.trace import SUFFIXES
+from exegpt.trace import form_of
 
 
 def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
@@ -17,7 +15,7 @@ def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
 
 def check_columns(columns: str | None, *sources: str | None) -> None:
     """InputError for a trace's columns where none of `sources` is a trace."""
-    if columns and not any(Path(source or "").suffix in SUFFIXES for source in sources):
+    if columns and not any(form_of(source or "") for source in sources):
         raise InputError(f"--columns '{columns}' names the columns of a trace, and there is none: leave --columns out.")
 
 

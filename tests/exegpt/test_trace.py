@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt import columns, trace
+from exegpt import arrival_unit, columns, trace
 from exegpt.errors import InputError
 from exegpt.workload import RequestLengths
 
@@ -55,10 +55,11 @@ def test_dates_become_seconds_since_the_earliest(tmp_path):
     assert [r.arrival_s for r in rows] == pytest.approx([1.0, 5.314579, 0.0], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", [n for n in columns.COLUMNS["arrival"] if not n.endswith("_ms")])
+@pytest.mark.parametrize("name", [*columns.COLUMNS["arrival"], "TIMESTAMP", "Timestamp"])
 def test_arrival_columns_are_recognized_by_name(tmp_path, name):
+    unit_s = arrival_unit.UNITS.get(name.rpartition("_")[2], 1.0)
     rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,7\n1,1,9.5\n"))
-    assert [r.arrival_s for r in rows] == [0.0, 2.5]
+    assert [r.arrival_s for r in rows] == [0.0, 2.5 * unit_s]
     rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,2024-05-01\n1,1,2024-05-02\n"))
     assert [r.arrival_s for r in rows] == [0.0, 86400.0]  # a date's unit is never in doubt
 
@@ -83,7 +84,8 @@ def test_requests_without_an_output_are_left_out_and_counted(tmp_path):
     notes = []
     rows = trace.read_trace(write_csv(tmp_path / "t.csv", text), note=notes.append)
     assert rows == [RequestLengths(4, 2), RequestLengths(3, 1, 2.0)]
-    assert notes == [f"'{tmp_path / 't.csv'}': 1 of 3 rows have no output and are left out"]
+    assert notes[0] == f"'{tmp_path / 't.csv'}': 1 of 3 rows have no output and are left out"
+    assert "column 'Timestamp' are in seconds, as in BurstGPT's traces: 0.5 requests/s" in notes[1]
 
 
 @pytest.mark.parametrize("text", ["2048x256", "2048,256", "2048:256", "2048 256", "2048 x 256"])
@@ -92,49 +94,11 @@ def test_lengths_written_otherwise_are_shown_their_form(text):
         trace.parse_workload(text)
 
 
-@pytest.mark.parametrize("name", ["arrival_ms", "timestamp_ms"])
-def test_names_in_milliseconds_are_read_so(tmp_path, name):
-    rows = trace.read_trace(write_csv(tmp_path / "t.csv", f"input,output,{name}\n1,1,500\n1,1,120500\n"))
-    assert [r.arrival_s for r in rows] == [0.0, 120.0]
-
-
-def test_mooncake_is_in_milliseconds_and_bailian_in_seconds(tmp_path):
-    def read(**more):
-        path = tmp_path / "t.jsonl"
-        rows = [{"timestamp": t, "input_length": 9, "output_length": 2, "hash_ids": [1], **more} for t in (0, 3000)]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        notes = []
-        return trace.read_trace(path, note=notes.append), notes
-
-    rows, notes = read()
-    assert (rows[1].arrival_s, rows[1].input, rows[1].output) == (3.0, 9, 2)
-    assert len(notes) == 1 and "'hash_ids' is not read" in notes[0]
-    rows, notes = read(chat_id=1, parent_chat_id=-1, turn=1)
-    assert rows[1].arrival_s == 3000.0
-    assert len(notes) == 1 and "'hash_ids', 'chat_id', 'parent_chat_id', 'turn' are not read" in notes[0]
-
-
-def test_an_ambiguous_unit_is_refused(tmp_path):
-    """Fewer than one request a minute by the median gap: milliseconds are likelier, which the file doesn't settle."""
-    path = write_csv(tmp_path / "t.csv", "timestamp,input,output\n0,1,1\n0,1,1\n0,1,1\n250000,1,1\n500000,1,1\n")
-    with pytest.raises(
-        InputError, match=r"every 4,170 minutes .* every 250 s .*arrival_s=timestamp or .*arrival_ms="
-    ) as e:
-        trace.read_trace(path)
-    assert str(e.value).count(".") == str(e.value).count(".csv") + 1  # one sentence
-    for key, factor in (("arrival_s", 1.0), ("arrival_ms", 1e-3)):
-        rows = trace.read_trace(path, columns.parse_columns(f"{key}=timestamp"))
-        assert rows[-1].arrival_s == 500_000 * factor
-    write_csv(path, "arrival_s,input,output\n0,1,1\n250000,1,1\n")
-    assert trace.read_trace(path)[1].arrival_s == 250_000  # the name has the unit
-    write_csv(path, "timestamp,input,output\n0,1,1\n59,1,1\n")
-    assert trace.read_trace(path)[1].arrival_s == 59
-
-
 @pytest.mark.parametrize(
     ("header", "patterns"),
     [
         ("input,output,Arrival", []),
+        ("input,output,ts_ms", ["'ts_ms' is not read as arrivals; .* --columns arrival=ts_ms"]),
         ("input,output,arrives", ["'arrives' is not read as arrivals; .* --columns arrival=arrives"]),
         ("input,output,request_time_stamp", ["'request_time_stamp' is not read as arrivals"]),
         ("input,output,time", ["'time' is not read as arrivals"]),
@@ -289,7 +253,7 @@ def test_rows_name_their_models(tmp_path):
     notes = []
     requests = trace.read_model_trace(write_csv(tmp_path / "t.csv", text), ["a", "b", "c"], note=notes.append)
     assert requests == {"b": [RequestLengths(3, 7, 2.5), RequestLengths(6, 1, 1.0)], "a": [RequestLengths(4, 9, 0.0)]}
-    assert len(notes) == 1 and "1 of 4 rows have no output" in notes[0]
+    assert len(notes) == 2 and "1 of 4 rows have no output" in notes[0]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +272,7 @@ def test_a_row_of_no_model_is_refused(text, sentence, tmp_path):
 
 
 def test_arrivals_of_a_lifetime_are_refused(tmp_path):
-    text = "input,output,arrival\n1,1,0\n1,1,1\n1,1,2\n1,1,{}\n"
-    with pytest.raises(InputError, match=r"column 'arrival': .* up to .* seconds apart, at most 1,000,000,000"):
+    text = "input,output,arrival_s\n1,1,0\n1,1,1\n1,1,2\n1,1,{}\n"
+    with pytest.raises(InputError, match=r"column 'arrival_s': .* up to .* seconds apart, at most 1,000,000,000"):
         trace.read_trace(write_csv(tmp_path / "t.csv", text.format("2e9")))
     assert len(trace.read_trace(write_csv(tmp_path / "t.csv", text.format("1e9")))) == 4

@@ -14,7 +14,7 @@ from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError, TooLong
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
-from exegpt.trace import SUFFIXES, Note, read_labels, read_trace, silent
+from exegpt.trace import Note, form_of, read_labels, read_trace, silent
 from exegpt.workload import RequestLengths
 
 Encode = Callable[[str], Sequence[int]]
@@ -175,9 +175,9 @@ def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
     """Whether a file holds lengths alone: CSV and Parquet do, JSONL does when its first object has no prompt, but a
     trace's column, by one of the usual names or of those in `columns`.
     """
-    path = Path(source)
-    if source == "-" or path.suffix != ".jsonl":
-        return path.suffix in SUFFIXES
+    form = None if source == "-" else form_of(source)
+    if form != ".jsonl":
+        return form is not None
     for _, line in request_lines(source):
         try:
             first = parse_json(line, "it")
