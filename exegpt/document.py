@@ -200,7 +200,28 @@ def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(f"'{path}' is not in UTF-8 ({error}): save it in that encoding.") from None
+        raise _not_utf8(path, error) from None
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> InputError:
+    """The refusal of a file that is no text, by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    for mark, text in _NO_TEXT.items():
+        if head.startswith(mark):
+            return InputError(f"'{path}' is {text}.")
+    return InputError(f"'{path}' is not in UTF-8 ({error}): save it in that encoding.")
+
+
+_NO_TEXT = {
+    b"\xff\xfe": "in UTF-16: save it in UTF-8",
+    b"\xfe\xff": "in UTF-16: save it in UTF-8",
+    b"\x1f\x8b": "compressed: unpack it",
+    b"\x28\xb5\x2f\xfd": "compressed: unpack it",
+    b"PK\x03\x04": "compressed or a spreadsheet: unpack it, or save it as CSV",
+    b"PAR1": "a Parquet file: end its name in .parquet",
+}
+"""What begins so → what it is, and the way out."""
 
 
 def read_lines(path: Path, what: str = "file", newline: str | None = None) -> Iterator[str]:
@@ -215,7 +236,7 @@ def read_lines(path: Path, what: str = "file", newline: str | None = None) -> It
                     raise InputError(f"'{path}' has a line of over {MAX_LINE:,} characters: write one entry per line.")
                 yield line
         except UnicodeDecodeError as error:
-            raise InputError(f"'{path}' is not in UTF-8 ({error}): save it in that encoding.") from None
+            raise _not_utf8(path, error) from None
 
 
 def parse_json(text: str, what: str) -> Any:

@@ -36,7 +36,7 @@ class Table:
 
 def csv_table(path: Path) -> Table:
     """A CSV file, whose header says what is between its values: a comma, a semicolon or a tab."""
-    lines = read_lines(path, "trace file", newline="")
+    lines = _without_zeros(path)
     head = next(lines, "")
     csv.field_size_limit(MAX_LINE)  # 128 KiB by default, which prompts exceed
     between = max(",;\t", key=head.count)
@@ -55,6 +55,13 @@ def csv_table(path: Path) -> Table:
             yield number, dict(zip(names, row, strict=False))
 
     return Table(names, lambda _: values())
+
+
+def _without_zeros(path: Path) -> Iterator[str]:
+    for number, line in enumerate(read_lines(path, "trace file", newline=""), 1):
+        if "\0" in line:  # as in UTF-16 without a mark
+            raise InputError(f"'{path}', row {number}: it has a zero byte: save the file in UTF-8.")
+        yield line
 
 
 def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -158,7 +158,7 @@ def test_bad_rows_are_named(tmp_path, text, message):
         ("t.jsonl", b'{"input": 1, "output": 2}\n{"inp', "row 2, is not valid JSON"),
         ("t.jsonl", b"[1, 2]\n", "row 1: .* not a JSON object"),
         ("t.jsonl", b'{"input": true, "output": 2}\n', "True is not a length"),
-        ("t.jsonl", b"\xff\xfe", "not in UTF-8"),
+        ("t.jsonl", b"\xff\xfe", "is in UTF-16: save it in UTF-8"),
         ("t.csv", b"input,output\n\xff,2\n", r"not in UTF-8 .*: save it"),
         ("t.parquet", b"PAR1 not really", "not a readable Parquet"),
         ("t.txt", b"", "must end in"),
