@@ -137,9 +137,13 @@ class RequestLengths(Noun):
     output: int
     arrival_s: float = 0.0
 
+    def fits(self, context: int) -> bool:
+        """Whether input and output are at most `context` tokens."""
+        return self.input + self.output <= context
+
     def clipped(self, context: int) -> "RequestLengths":
         """This request made to fit into `context` tokens, the output first; at least one token each."""
-        if self.input + self.output <= context:
+        if self.fits(context):
             return self
         input = min(self.input, context - 1)
         return replace(self, input=input, output=max(1, min(self.output, context - input)))
@@ -219,6 +223,18 @@ class Workload(Noun):
     def fixed(input: int, output: int) -> "Workload":
         """Equal requests, as in `2048/256`."""
         return Workload(f"{input}/{output}", LengthDistribution.fixed(input), LengthDistribution.fixed(output), output)
+
+    def within(self, context: int) -> "Workload | None":
+        """This workload of a request list without those beyond `context` tokens; None where none is left. A rate that
+        isn't the list's own stays.
+        """
+        assert self.requests is not None, "distributions have no rows to leave out"
+        rows = tuple(row for row in self.requests if row.fits(context))
+        if not rows:
+            return None
+        left = Workload.from_requests(self.name, rows)
+        own = Workload.from_requests(self.name, self.requests).arrival_rate == self.arrival_rate
+        return left if own else replace(left, arrival_rate=self.arrival_rate)
 
     def scaled_to(self, context: int) -> tuple["Workload", float, float]:
         """This workload with every length times one factor (at most 1), so that the 99th percentile of input + output

@@ -50,6 +50,7 @@ class BenchOptions:
     peers: str | None
     repeats: int
     columns: str | None
+    scale_to_context: bool
     rate: str | None
     seed: int
     device: str | None
@@ -140,16 +141,17 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
     spec, source, seed = ModelSpec.from_directory(directory), options.requests, options.seed
     given.check_model(spec)
     named = parse_columns(options.columns) if options.columns else None
-    check_columns(options.columns, source, options.workload)
+    check_columns(options.columns, source, options.workload, scale=options.scale_to_context)
     for option in ("workload", "num", "rate"):
         value = getattr(options, option)
         if source and value:
             raise InputError(f"The requests are those of '{source}': leave --{option} {value} or --requests out.")
     notes: list[str] = []
     if source:
-        return read_for_model(source, directory, spec, options.columns, seed, notes.append)[0], notes
+        scale = options.scale_to_context
+        return read_for_model(source, directory, spec, options.columns, seed, notes.append, scale=scale)[0], notes
     workload = parse_workload(options.workload, named, note=notes.append) if options.workload else given.workload
-    workload, scaling = fit_context(workload, spec)
+    workload, scaling = fit_context(workload, spec, options.scale_to_context)
     num = options.num or DRAWN
     lengths = draw(workload, num, seed, spec.longest_request)
     if options.rate:

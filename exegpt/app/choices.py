@@ -13,10 +13,14 @@ def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
         raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
 
 
-def check_columns(columns: str | None, *sources: str | None) -> None:
-    """InputError for a trace's columns where none of `sources` is a trace."""
-    if columns and not any(form_of(source or "") for source in sources):
+def check_columns(columns: str | None, *sources: str | None, scale: bool = False) -> None:
+    """InputError for a trace's columns, or for its lengths to `scale`, where none of `sources` is a trace."""
+    if any(form_of(source or "") for source in sources):
+        return
+    if columns:
         raise InputError(f"--columns '{columns}' names the columns of a trace, and there is none: leave --columns out.")
+    if scale:
+        raise InputError("--scale-to-context scales a trace's lengths, and there is no trace: leave it out.")
 
 
 def policy_names(text: str | None) -> tuple[str, ...]:

@@ -166,7 +166,14 @@ def _setting(
         with output.progress("measuring layers") as progress:
             measure_profile(model, dtype, lambda _, done, total: progress(done, total), device, attention=attention)
     return find_setting(
-        str(model), "local", workload, dtype=dtype, columns=columns, device=device.type, attention=attention
+        str(model),
+        "local",
+        workload,
+        dtype=dtype,
+        columns=columns,
+        scale_to_context=True,
+        device=device.type,
+        attention=attention,
     )
 
 

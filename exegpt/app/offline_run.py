@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xsimulator
-from exegpt.app.choices import admission_rule, check_prefix_caching, policy_names, with_variables
+from exegpt.app.choices import admission_rule, check_columns, check_prefix_caching, policy_names, with_variables
 from exegpt.app.compare import compare, least, slowdown_now
 from exegpt.app.files import check_distinct, check_output, model_directory, read_schedule
 from exegpt.app.ordering import OrderChoice, check_known, request_hints
@@ -70,6 +70,7 @@ class RunOptions:
     order: OrderChoice
     """Who waits in front."""
     columns: str | None
+    scale_to_context: bool
     seed: int
     device: str | None
     attention: str | None
@@ -152,9 +153,9 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     spec = ModelSpec.from_directory(directory)
     if schedule:
         schedule.check_model(spec)
-    requests, rejected = read_for_model(
-        options.requests, directory, spec, options.columns, options.seed, output.note, options.skip_invalid
-    )
+    check_columns(None, options.requests, scale=options.scale_to_context)
+    how = (options.columns, options.seed, output.note, options.skip_invalid, options.scale_to_context)
+    requests, rejected = read_for_model(options.requests, directory, spec, *how)
     check_known(options.order, requests)
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")

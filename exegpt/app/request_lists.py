@@ -1,10 +1,11 @@
 """Request lists for a model directory: read from files, or drawn from a workload."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exegpt.app.settings import fit_context
 from exegpt.columns import parse_columns
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
@@ -38,17 +39,34 @@ def read_for_model(
     seed: int,
     note: Callable[[str], None],
     skip_invalid: bool = False,
+    scale: bool = False,
 ) -> "tuple[list[Request], list[Rejected]]":
-    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`."""
+    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`. With
+    `scale`, a trace's lengths are scaled to the context.
+    """
     from xrunner.core.requests import read_requests
 
     tokenizer = load_tokenizer(directory)
     encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
     named = parse_columns(columns) if columns else None
     check = grammar_check(directory, spec)
-    return read_requests(
-        source, spec, encode, seed=seed, columns=named, note=note, skip_invalid=skip_invalid, check=check
-    )
+    fit = scaled_to_context(Path(source).name, spec, note) if scale else tuple
+    how: dict[str, Any] = {"seed": seed, "columns": named, "skip_invalid": skip_invalid}
+    return read_requests(source, spec, encode, note=note, check=check, fit=fit, **how)
+
+
+def scaled_to_context(
+    name: str, spec: ModelSpec, note: Callable[[str], None]
+) -> Callable[[Sequence[RequestLengths]], tuple[RequestLengths, ...]]:
+    """What scales a trace's lengths to a model's context, and notes by how much."""
+
+    def fit(rows: Sequence[RequestLengths]) -> tuple[RequestLengths, ...]:
+        scaled, notes = fit_context(Workload.from_requests(name, rows), spec, scale=True)
+        for text in notes:
+            note(text)
+        return scaled.requests or ()
+
+    return fit
 
 
 def grammar_check(directory: Path, spec: ModelSpec, prepare: bool = False) -> Callable[[Request], None]:

@@ -19,6 +19,7 @@ from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
 from exegpt.batching import Hints
+from exegpt.columns import parse_columns
 from exegpt.duration import duration_text
 from exegpt.engine_protocol import Opened, Speed
 from exegpt.errors import Infeasible, InputError
@@ -68,6 +69,10 @@ class EngineOptions:
     """Whether the schedule stays, whatever the lengths are."""
     best_effort: bool
     """Whether to serve though no schedule keeps the bound for 99 of 100 requests."""
+    columns: str | None = None
+    """Of the workload's trace."""
+    scale_to_context: bool = False
+    """Whether that trace's lengths are scaled to the model's context."""
     report_speed: bool = False
     """Whether the frontend gets the machine's `Speed` in the end."""
 
@@ -227,7 +232,9 @@ def engine_setting(options: EngineOptions, measured: "Job", given: Schedule | No
     else:
         if options.workload is None:
             assumptions.append("workload: task S (summarization), the default")
-        workload, scaling = fit_context(parse_workload(options.workload or "S", None, None, assumptions.append), spec)
+        named = parse_columns(options.columns) if options.columns else None
+        workload = parse_workload(options.workload or "S", named, None, assumptions.append)
+        workload, scaling = fit_context(workload, spec, options.scale_to_context)
     profile = measured.profile
     assumptions += [*scaling, profile_text(profile)]
     for assumption in assumptions:

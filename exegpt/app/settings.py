@@ -36,18 +36,26 @@ def find_model(text: str) -> ModelSpec:
     return ModelSpec.from_directory(text) if Path(text).is_dir() else builtin_model(text)
 
 
-def fit_context(workload: Workload, model: ModelSpec) -> tuple[Workload, list[str]]:
+MUCH_LEFT_OUT = 0.05
+"""Share of a trace's rows from which on leaving them out is a warning."""
+
+
+def fit_context(workload: Workload, model: ModelSpec, scale: bool = False) -> tuple[Workload, list[str]]:
     """`fit_to_context` of a model that has a longest request."""
     longest = model.longest_request
-    return (workload, []) if longest is None else fit_to_context(workload, longest, model.name)
+    return (workload, []) if longest is None else fit_to_context(workload, longest, model.name, scale)
 
 
-def fit_to_context(workload: Workload, tokens: int, model: str) -> tuple[Workload, list[str]]:
-    """The workload scaled to a context of so many tokens where its 99th percentile doesn't fit, and a sentence that
-    says so, as its name does.
+def fit_to_context(workload: Workload, tokens: int, model: str, scale: bool = False) -> tuple[Workload, list[str]]:
+    """The workload that fits a context of so many tokens, and a sentence about what was changed, which its name says
+    too: longer rows of a trace are left out. Tasks, and with `scale` traces, are scaled where their 99th percentile
+    doesn't fit.
 
-    InputError for fixed lengths that don't fit: they are what was asked for, not a sample of it.
+    InputError for fixed lengths that don't fit (they are what was asked for, not a sample of it), and for a trace of
+    which nothing fits.
     """
+    if workload.requests and not scale:
+        return _leave_longer_out(workload, len(workload.requests), tokens, model)
     lengths = (workload.input.max, workload.output.max)
     if workload.requests is None and lengths == (workload.input.lengths[0], workload.output.lengths[0]):
         if sum(lengths) > tokens:
@@ -69,6 +77,23 @@ def fit_to_context(workload: Workload, tokens: int, model: str) -> tuple[Workloa
     return named, [text + rest]
 
 
+def _leave_longer_out(workload: Workload, rows: int, tokens: int, model: str) -> tuple[Workload, list[str]]:
+    left = workload.within(tokens)
+    if left is None:
+        raise InputError(
+            f"None of the {rows:,} rows of {workload.name} fits the context of '{model}', {tokens:,} tokens: take a "
+            "model with a longer one, or scale all lengths with --scale-to-context."
+        )
+    longer = rows - len(left.requests or ())
+    if not longer:
+        return workload, []
+    text = f"{longer:,} of {rows:,} rows of {workload.name} are longer than the context of {tokens:,} tokens: left out"
+    if longer > MUCH_LEFT_OUT * rows:
+        rest = "the rest is not what was recorded; --scale-to-context scales all lengths instead"
+        text = f"warning: {text}, {percent_text(longer / rows)} of all; {rest}"
+    return replace(left, name=f"{workload.name} up to {tokens:,} tokens"), [text]
+
+
 def find_setting(
     model: str | None = None,
     cluster: str | None = None,
@@ -79,6 +104,7 @@ def find_setting(
     kv_dtype: str | None = None,
     memory_fraction: float | None = None,
     columns: str | None = None,
+    scale_to_context: bool = False,
     rate: str | None = None,
     device: str | None = None,
     engine: str | None = None,
@@ -120,7 +146,7 @@ def find_setting(
     if isinstance(workload, str):
         named = parse_columns(columns) if columns else None
         workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
-    load, scaling = fit_context(workload, spec)
+    load, scaling = fit_context(workload, spec, scale_to_context)
     if load.correlation is not None and not one_by_one:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")

@@ -43,6 +43,7 @@ class SimulateOptions:
     dtype: str | None
     engine: str | None
     columns: str | None
+    scale_to_context: bool
     engine_settings: EngineSettings
     order: OrderChoice
     """Who waits in front, in a replay."""
@@ -96,6 +97,7 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         options.profile,
         dtype=options.dtype,
         columns=options.columns,
+        scale_to_context=options.scale_to_context,
         engine=options.engine,
         one_by_one=bool(options.replay),
     )
@@ -151,16 +153,19 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
 def _replay(
     schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], source: str, options: SimulateOptions
 ) -> Prediction:
-    """A trace's requests one by one, scaled to the model's context where they don't fit it."""
+    """A trace's requests one by one, as far as the model's context holds them."""
     from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []
     named = parse_columns(options.columns) if options.columns else None
     trace = Workload.from_requests(Path(source).name, read_trace(source, named, notes.append))
-    workload, scaling = fit_context(trace, schedule.model.spec)
+    workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
     requests, choice, hints = workload.requests or (), options.order, None
     if not choice.plain:
-        hints = trace_hints(choice, read_labels(source, named), requests, schedule, profile)
+        labels = zip(read_labels(source, named), trace.requests or (), strict=True)
+        every = len(requests) == len(trace.requests or ())
+        held = [own for own, row in labels if every or row.fits(schedule.model.spec.context)]
+        hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
             notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     start = time.perf_counter()

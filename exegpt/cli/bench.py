@@ -40,6 +40,7 @@ def bench(
     peers: Annotated[str | None, typer.Option(help="Also run the requests with these engines: transformers.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each; the median run is reported.")] = 3,
     columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     rate: options.RATE = None,
     seed: options.SEED = 0,
     device: options.DEVICE = None,

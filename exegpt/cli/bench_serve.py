@@ -32,6 +32,7 @@ def serve(
     ] = None,
     workload: options.WORKLOAD = None,
     columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     num: Annotated[
         int | None, typer.Option("--num", "-n", min=1, help="Requests per rate. Default: 100, or the trace's.")
     ] = None,

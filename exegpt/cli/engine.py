@@ -20,6 +20,8 @@ def engine(
     unit: Annotated[int, typer.Option("--unit", help="Its place among the plan's.")] = 0,
     schedule: Annotated[Path | None, typer.Option("--schedule", "-s")] = None,
     workload: options.WORKLOAD = None,
+    columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     latency_bound: Annotated[str | None, typer.Option("--latency-bound", "-l")] = None,
     policy: options.POLICY = None,
     admission: options.ADMISSION = None,
@@ -53,12 +55,13 @@ def engine(
 
 def read_options(typed: "Mapping[str, Any]", socket: Path | None = None) -> "EngineOptions":
     """The options object of this command's parameters, or of `exegpt serve`'s, whose frontend listens at `socket`."""
-    from exegpt.app.choices import policy_names
+    from exegpt.app.choices import check_columns, policy_names
     from exegpt.app.ordering import OrderChoice, check_served
     from exegpt.app.serving_engine import EngineOptions
     from exegpt.duration import parse_duration
 
     bound, policy = typed["latency_bound"], typed["policy"]
+    check_columns(typed["columns"], typed["workload"], scale=typed["scale_to_context"])
     choice = OrderChoice.of(typed["order"], typed["starvation_guard"], typed["ranker"])
     check_served(choice, parse_duration(bound) if bound else None)
     read = {

@@ -117,7 +117,17 @@ MEMORY_FRACTION = Annotated[
 COLUMNS = Annotated[
     str | None,
     typer.Option(
-        "--columns", help="A trace's columns: input=NAME,output=NAME[,arrival=NAME], or arrival_s=, arrival_ms=."
+        "--columns",
+        help="A trace's columns: input=NAME,output=NAME[,arrival=NAME], with a unit arrival=NAME:ms (or s, us, ns, "
+        "min, h, date).",
+    ),
+]
+SCALE_TO_CONTEXT = Annotated[
+    bool,
+    typer.Option(
+        "--scale-to-context",
+        help="Scale all lengths of a trace so that 99% of its rows fit the model's context. Default: longer rows are "
+        "left out.",
     ),
 ]
 RATE = Annotated[str | None, typer.Option("--rate", help="Poisson arrivals, like 5/s.")]

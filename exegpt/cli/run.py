@@ -88,6 +88,7 @@ def run(
     starvation_guard: options.STARVATION_GUARD = False,
     ranker: options.RANKER = None,
     columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     seed: options.SEED = 0,
     device: options.DEVICE = None,
     attention: options.ATTENTION = None,

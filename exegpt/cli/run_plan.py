@@ -8,7 +8,9 @@ from exegpt.errors import InputError
 if TYPE_CHECKING:
     from exegpt.app.multimodel.plan_run import ModelRun, PlanRun
 
-_OWN = "plan model requests application in_turn out resume seed device attention threads json columns".split()
+_OWN = (
+    "plan model requests application in_turn out resume seed device attention threads json columns scale_to_context"
+).split()
 """Options that a run of a plan takes."""
 _UNSET = (None, False, "inf")
 
@@ -27,7 +29,7 @@ def run_plan(typed: dict[str, Any]) -> None:
         raise InputError(f"--{others[0].replace('_', '-')} is for runs without --plan: leave one of the two out.")
     if typed["resume"] and typed["out"] is None:
         raise InputError("--resume needs --out: it continues that file.")
-    check_columns(typed["columns"], typed["requests"])
+    check_columns(typed["columns"], typed["requests"], scale=typed["scale_to_context"])
     if ranks_started() > 1:
         raise InputError("A run of a plan starts its ranks itself: start it without mpirun.")
     typed = typed | {"directories": options.directories(typed["model"])}

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from exegpt.plan import Plan
     from exegpt.server.replanning import ReplanOptions
 
-_ENGINES = "schedule latency_bound workload policy admission order ranker device attention dtype threads".split()
+_ENGINES = (
+    "schedule latency_bound workload columns policy admission order ranker device attention dtype threads".split()
+)
 """Options that the engine gets."""
-_FLAGS = "pinned best_effort starvation_guard".split()
+_FLAGS = "pinned best_effort starvation_guard scale_to_context".split()
 """The same, without values."""
 _PLANNED = "device attention dtype".split()
 """Options that each engine of a plan gets."""
@@ -27,8 +29,8 @@ _REPLAN_AFTER = "1m"
 """A burst is over by then, and an engine that starts anew costs some seconds."""
 _NO_PLAN = {"plan": None, "replan": None, "replanning": None}
 _OF_ONE = (
-    "schedule latency_bound workload ranks served_model_name chat_template policy admission order starvation_guard "
-    "ranker best_effort"
+    "schedule latency_bound workload columns scale_to_context ranks served_model_name chat_template policy admission "
+    "order starvation_guard ranker best_effort"
 ).split()
 """Options that a plan determines."""
 
@@ -48,6 +50,8 @@ def serve(
         str | None, typer.Option("--latency-bound", "-l", help=options.LATENCY_BOUND_HELP + " Default: none.")
     ] = None,
     workload: options.WORKLOAD = None,
+    columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks of the engine, one per device, under mpirun.")] = 1,
     host: Annotated[str, typer.Option(help="Address to listen on; without keys only loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8000,

@@ -54,6 +54,7 @@ def simulate(
     dtype: options.DTYPE = None,
     engine: options.ENGINE = None,
     columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
@@ -77,7 +78,7 @@ def simulate(
     if plan:
         return _simulate_plan(asked)
     set_threads(threads)
-    check_columns(columns, workload, replay)
+    check_columns(columns, workload, replay, scale=scale_to_context)
     engine_settings = options.build(EngineSettings, locals())
     choice = OrderChoice.of(order, starvation_guard, tau=ranker_tau)
     prediction = predict(options.build(SimulateOptions, {**locals(), "order": choice}))
@@ -100,7 +101,7 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     from exegpt.quantity import counted
     from exegpt.report import output
 
-    own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns"}
+    own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns", "scale_to_context"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
         raise InputError(
@@ -109,9 +110,10 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     replay = Path(asked["replay"]) if asked["replay"] else None
     typed = asked["profile"].split(",") if asked["profile"] else ()
     profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}
-    check_columns(asked["columns"], asked["replay"])
+    scale = asked["scale_to_context"]
+    check_columns(asked["columns"], asked["replay"], scale=scale)
     columns = parse_columns(asked["columns"]) if asked["columns"] else None
-    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles, columns)
+    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles, columns, scale)
     if asked["json"]:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)

@@ -46,6 +46,7 @@ def tune(
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
     columns: options.COLUMNS = None,
+    scale_to_context: options.SCALE_TO_CONTEXT = False,
     device: options.DEVICE = None,
     engine: options.ENGINE = None,
     threads: options.THREADS = None,
@@ -114,11 +115,11 @@ def tune(
     token_bounds_s = [parse_duration(text) if text else None for text in (ttft, tpot)]
     policies = policy_names(policy)
     check_choice(arrivals, PATTERNS, "--arrivals")
-    check_columns(columns, workload)
+    check_columns(columns, workload, scale=scale_to_context)
     prices = read_prices(price) if price else None
     _check_combination(len(bounds_s), len(clusters), rate is not None or arrivals == "trace", prices is not None)
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
-    how |= {"columns": columns, "rate": rate, "engine": engine}
+    how |= {"columns": columns, "scale_to_context": scale_to_context, "rate": rate, "engine": engine}
     settings = tuple(find_setting(model, where, workload, profile, **how) for where in clusters)
     target = _target(export, settings[0], model)
     runnable = target.policies if target else ()

@@ -14,7 +14,7 @@ from tests.server.conftest import schedule_for
 def test_a_given_schedule_has_its_own_workload(tiny, tiny_profile, workload, capsys):
     """Not task S, clipped to the model's context, as the default."""
     given = schedule_for(tiny)
-    options = SimpleNamespace(model=str(tiny), workload=workload)
+    options = SimpleNamespace(model=str(tiny), workload=workload, columns=None, scale_to_context=False)
     measured = SimpleNamespace(profile=document.read(Profile, tiny_profile), cluster=given.cluster)
     setting = engine_setting(options, measured, given)
     assert setting.workload.name == (workload or given.workload.name)

@@ -1,13 +1,14 @@
 """What follows from what was typed: lengths that a model's context doesn't hold, threads of a CPU's devices."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from exegpt.app.settings import fit_context, set_threads, threads_of_device
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
-from exegpt.workload import Workload
+from exegpt.workload import RequestLengths, Workload
 from tests.cli.conftest import run_command
 
 
@@ -17,6 +18,42 @@ def test_fixed_lengths_up_to_the_context_stand_as_they_are():
     with pytest.raises(InputError, match="2,049 tokens"):
         fit_context(Workload.fixed(1537, 512), opt)
     assert fit_context(Workload.fixed(9000, 512), builtin_model("t5-11b"))[0].input.mean == 9000
+
+
+def rows(*lengths, name="trace"):
+    return Workload.from_requests(name, [RequestLengths(*pair, arrival_s=float(i)) for i, pair in enumerate(lengths)])
+
+
+@pytest.mark.parametrize(("longer", "warned"), [(1, False), (5, False), (6, True), (50, True)])
+def test_longer_rows_of_a_trace_are_left_out_and_counted(longer, warned):
+    opt = builtin_model("opt-13b")
+    trace = rows(*[(100, 50)] * (100 - longer), *[(2000, 49)] * longer)
+    fitting, (note,) = fit_context(trace, opt)
+    assert fitting.requests == trace.requests[: 100 - longer]
+    assert (fitting.input.max, fitting.output.max) == (100, 50)
+    assert note.startswith("warning: ") is warned
+    assert f"{longer} of 100 rows of trace are longer than the context of 2,048 tokens: left out" in note
+
+
+def test_a_trace_whose_rows_all_fit_stays_as_it_is():
+    trace = rows((2000, 48), (1, 1))
+    assert fit_context(trace, builtin_model("opt-13b")) == (trace, [])
+    long = rows((9000, 9000))
+    assert fit_context(long, builtin_model("t5-11b")) == (long, [])
+
+
+def test_one_long_row_changes_no_other_rows_lengths():
+    """It scaled all of a list of fewer than about 100 rows."""
+    trace = rows(*[(100, 50)] * 9, (30_000, 50))
+    assert set(fit_context(trace, builtin_model("opt-13b"))[0].input.lengths) == {100}
+    scaled = fit_context(trace, builtin_model("opt-13b"), scale=True)[0]
+    assert scaled.input.lengths[0] < 100 and len(scaled.requests) == 10
+
+
+def test_a_rate_that_was_asked_for_stays_where_rows_are_left_out():
+    opt, trace = builtin_model("opt-13b"), rows((100, 50), (3000, 50), (100, 50), (100, 50))
+    assert fit_context(trace, opt)[0].arrival_rate == pytest.approx(2 / 3)
+    assert fit_context(replace(trace, arrival_rate=7.0), opt)[0].arrival_rate == 7.0
 
 
 @pytest.mark.parametrize(("devices", "threads"), [(1, None), (2, 3), (4, 1), (9, 1)])

@@ -98,10 +98,13 @@ def test_a_schedule_can_be_simulated(exegpt, tiny_schedule, tiny_profile, tmp_pa
     assert {"encode", "decode"} <= {e["name"] for e in events}
 
 
-def test_a_replayed_trace_is_scaled_to_the_models_context(exegpt, tiny_schedule, tiny_profile, tmp_path):
+def test_a_replayed_trace_is_scaled_to_the_models_context_on_request(exegpt, tiny_schedule, tiny_profile, tmp_path):
     """The context is 128 tokens."""
     command = ("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--replay", tmp_path / "t.csv", "--json")
     (tmp_path / "t.csv").write_text("input,output\n" + "512,512\n" * 9)
+    done = exegpt(*command)
+    assert done.code == 2 and "None of the 9 rows of t.csv fits the context of" in done.err
+    command = (*command, "--scale-to-context")
     answer = exegpt(*command).json
     assert any("times 0.125, to fit the context of 128 tokens" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx(9 * 64 / answer["seconds"])
@@ -109,6 +112,18 @@ def test_a_replayed_trace_is_scaled_to_the_models_context(exegpt, tiny_schedule,
     answer = exegpt(*command).json
     assert any("0.5% of the requests are longer than the context" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx((199 * 20 + 8) / answer["seconds"])
+
+
+@pytest.mark.parametrize("order", ["fcfs", "edf"])
+def test_replayed_rows_beyond_the_context_are_left_out_with_their_labels(
+    exegpt, tiny_schedule, tiny_profile, tmp_path, order
+):
+    (tmp_path / "t.csv").write_text("input,output,deadline_s\n20,20,5\n120,20,1\n" + "20,20,9\n" * 8)
+    command = ("simulate", "-s", tiny_schedule, "-p", tiny_profile, "--order", order, "--json")
+    answer = exegpt(*command, "--replay", tmp_path / "t.csv").json
+    assert answer["requests"] == 9
+    (text,) = [text for text in answer["assumptions"] if "context" in text]
+    assert text.startswith("warning: 1 of 10 rows of t.csv are longer than the context of 128 tokens: left out, 10% of")
 
 
 @pytest.mark.parametrize("policy", ["chunked", "orca"])

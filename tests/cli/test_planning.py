@@ -22,16 +22,19 @@ def test_fixed_lengths_beyond_the_context_are_refused(exegpt, command):
 
 
 def test_the_headline_names_the_simulated_workload(exegpt, tmp_path):
-    """A trace may be scaled or clipped; its name has that wherever it is printed."""
+    """A trace may be scaled or cut; its name has that wherever it is printed."""
     path = tmp_path / "long.csv"
     path.write_text("input,output\n" + "3000,1096\n" * 9)
-    done = exegpt("tune", "-l", "inf", "-m", "opt-13b", "-w", path, "--policy", "orca", "--no-advice")
+    command = [*"tune -l inf -m opt-13b --policy orca --no-advice --scale-to-context -w".split(), path]
+    done = exegpt(*command)
     assert "opt-13b on 4xA40, long.csv × 0.5, inf" in done.out
-    json = exegpt("tune", "-l", "inf", "-m", "opt-13b", "-w", path, "--policy", "orca", "--no-advice", "--json").json
+    json = exegpt(*command, "--json").json
     assert json["schedule"]["workload"]["name"] == "long.csv × 0.5"
     rows = [RequestLengths(100, 100)] * 199 + [RequestLengths(3000, 100)]
-    clipped, notes = fit_context(Workload.from_requests("mixed", rows), builtin_model("opt-13b"))
+    clipped, notes = fit_context(Workload.from_requests("mixed", rows), builtin_model("opt-13b"), scale=True)
     assert clipped.name == "mixed clipped to 2,048 tokens" and notes[0].startswith("0.5% of the requests")
+    cut, notes = fit_context(Workload.from_requests("mixed", rows), builtin_model("opt-13b"))
+    assert cut.name == "mixed up to 2,048 tokens" and notes[0].startswith("1 of 200 rows of mixed are longer")
     assert fit_context(task("T"), builtin_model("opt-13b"))[0].name == "T"
 
 

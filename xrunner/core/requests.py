@@ -75,16 +75,17 @@ def read_requests(
     skip_invalid: bool = False,
     note: Note = silent,
     check: Callable[[Request], object] = lambda request: None,
+    fit: Callable[[Sequence[RequestLengths]], Sequence[RequestLengths]] = tuple,
 ) -> tuple[list[Request], list[Rejected]]:
     """Requests for `model` from a JSONL file, a trace (lengths alone) or standard input (`-`).
 
     `encode` is the model's tokenizer, None where it has none. InputError names the first request that is wrong; with
     `skip_invalid` those are returned beside the others instead. `note` as in `exegpt.trace.read_trace`.
-    `check` raises InputError for what else can't be run: a grammar, by `Grammars.check`.
+    `check` raises InputError for what else can't be run: a grammar (`Grammars.check`). `fit` changes a trace's lengths.
     """
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source, columns):
-        drawn = random_requests(read_trace(source, columns, note), model.vocab, seed)
+        drawn = random_requests(fit(read_trace(source, columns, note)), model.vocab, seed)
         drawn = [replace(request, **own) for request, own in zip(drawn, read_labels(source, columns), strict=True)]
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
     elif columns:

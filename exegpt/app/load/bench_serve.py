@@ -74,7 +74,7 @@ def plan(options: LoadOptions) -> Load:
     ids = (options.prompts or ("text" if options.api == "chat" else "ids")) == "ids"
     endpoint = find_endpoint(options.url, options.model)
     if endpoint.context is not None:
-        workload, scaling = fit_to_context(workload, endpoint.context, endpoint.model)
+        workload, scaling = fit_to_context(workload, endpoint.context, endpoint.model, options.scale_to_context)
         notes += scaling
     vocab = options.vocab or (tokenizer.get_vocab_size() if tokenizer else VOCAB)
     if ids and not options.vocab and not tokenizer:
@@ -148,7 +148,7 @@ def _check(options: LoadOptions) -> None:
         raise InputError(f"--max-tokens-factor {options.max_tokens_factor:g} must be a number of at least 1.")
     if options.duration and parse_duration(options.duration) is None:
         raise InputError("--duration inf never ends: write a time, like 60s.")
-    check_columns(options.columns, options.workload)
+    check_columns(options.columns, options.workload, scale=options.scale_to_context)
     for path in (options.out, options.report):
         check_output(path)
     check_distinct((options.out, options.report), (options.workload,))

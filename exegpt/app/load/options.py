@@ -23,6 +23,7 @@ class LoadOptions:
     """The shape of the gaps' Gamma distribution."""
     workload: str | None
     columns: str | None
+    scale_to_context: bool
     num: int | None
     duration: str | None
     latency_bound: str | None

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.request_lists import grammar_check, load_tokenizer
+from exegpt.app.request_lists import grammar_check, load_tokenizer, scaled_to_context
 from exegpt.errors import InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
@@ -15,14 +15,22 @@ from xrunner.core.requests import check_request, is_trace, random_requests, read
 
 
 def read_plan_requests(
-    source: str, plan: Plan, seed: int, columns: dict[str, str] | None = None, note: Note = silent
+    source: str,
+    plan: Plan,
+    seed: int,
+    columns: dict[str, str] | None = None,
+    note: Note = silent,
+    scale: bool = False,
 ) -> dict[str, list[Request]]:
     """The requests of each model, whose key `model` names it: from JSONL, standard input (`-`), or a trace (lengths
-    alone) with its columns' names and notes as in `exegpt.trace.read_trace`. InputError names the first wrong request.
+    alone) with its columns' names and notes as in `exegpt.trace.read_trace`, whose lengths may be scaled to the models'
+    contexts. InputError names the first wrong request.
     """
     if is_trace(source, columns):
         of_models = {model.name: model for model in plan.models}
         lengths = read_model_trace(source, of_models, columns, note)
+        for name in lengths if scale else ():
+            lengths[name] = list(scaled_to_context(name, of_models[name].schedule.model.spec, note)(lengths[name]))
         return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
     if columns:
         raise InputError(f"--columns names the columns of a trace, and '{source}' is none: leave it out.")

@@ -48,6 +48,8 @@ class PlanRunOptions:
     """An application's models one after the other, for comparison."""
     columns: str | None = None
     """Of a trace, as typed."""
+    scale_to_context: bool = False
+    """Whether a trace's lengths are scaled to the models' contexts."""
 
     @property
     def flags(self) -> list[str]:
@@ -138,7 +140,8 @@ def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
     if options.in_turn:
         raise InputError("--in-turn is about an application's calls: leave it out, or pass --application.")
     columns = parse_columns(options.columns) if options.columns else None
-    return Requests(plan, read_plan_requests(options.requests, plan, options.seed, columns, output.note))
+    how = (options.seed, columns, output.note, options.scale_to_context)
+    return Requests(plan, read_plan_requests(options.requests, plan, *how))
 
 
 @dataclass(frozen=True)

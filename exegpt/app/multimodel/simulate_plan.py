@@ -49,9 +49,11 @@ def simulate_plan(
     timeline: Path | None,
     given: Mapping[str, Path] = MappingProxyType({}),
     columns: dict[str, str] | None = None,
+    scale: bool = False,
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
-    `given`: files of profiles, of layers or of iterations, by model; `columns`: of the trace.
+    `given`: files of profiles, of layers or of iterations, by model; `columns`: of the trace; `scale`: whether its
+    lengths are scaled to the models' contexts.
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")
@@ -67,7 +69,7 @@ def simulate_plan(
     else:
         requests = _drawn(plan)
     profiles: dict[str, AnyProfile] = {}
-    assumptions += _fit_contexts(requests, plan)
+    assumptions += _fit_contexts(requests, plan, scale)
     for model in plan.models:
         profiles[model.name], assumed = _profile(model, given.get(model.name))
         assumptions.append(f"{model.name}: {assumed}")
@@ -89,12 +91,13 @@ def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
     document.write_text(path, document.dumps(trace, indent=None))
 
 
-def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan) -> list[str]:
-    """Scale the lengths of each model's requests to its context where they don't fit it; sentences that say so."""
+def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: bool) -> list[str]:
+    """Leave out each model's requests that its context doesn't hold, or scale them; sentences that say so."""
     notes = []
     for model in plan.models:
         if of_model := requests.get(model.name):
-            fit, scaling = fit_context(Workload.from_requests(model.name, of_model), model.schedule.model.spec)
+            spec = model.schedule.model.spec
+            fit, scaling = fit_context(Workload.from_requests(model.name, of_model), spec, scale)
             requests[model.name] = list(fit.requests or ())
             notes += [f"{model.name}: {text}" for text in scaling]
     return notes

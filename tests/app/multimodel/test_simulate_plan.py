@@ -11,6 +11,7 @@ from exegpt.app.multimodel import simulate_plan as simulating
 from exegpt.app.multimodel.planning import make_plan
 from exegpt.app.multimodel.simulate_plan import simulate_plan
 from exegpt.cli import main
+from exegpt.errors import InputError
 from tests.app.multimodel.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
 
 
@@ -69,11 +70,13 @@ def test_a_trace_may_have_columns_of_other_names_and_another_form(path, tmp_path
     assert "names the columns of a trace, and there is none" in capsys.readouterr().err
 
 
-def test_requests_beyond_a_models_context_are_scaled_to_it_as_those_of_one_model_are(path, tmp_path):
+def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_model_are(path, tmp_path):
     context = {model.name: model.schedule.model.spec.context for model in read_plan_file(path).models}
     trace = tmp_path / "trace.csv"
     trace.write_text(f"model,input,output\nidle,{3 * context['idle']},{context['idle']}\nbusy,50,10\n")
-    prediction = simulate_plan(path, trace, None)
+    with pytest.raises(InputError, match="None of the 1 rows of idle fits the context"):
+        simulate_plan(path, trace, None)
+    prediction = simulate_plan(path, trace, None, scale=True)
     (note,) = [text for text in prediction.assumptions if "context" in text]
     assert note.startswith("idle: lengths of workload idle times 0.25, to fit the context")
     trace.write_text(f"model,input,output\nidle,{3 * context['idle'] // 4},{context['idle'] // 4}\nbusy,50,10\n")
