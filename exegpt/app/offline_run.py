@@ -12,7 +12,7 @@ from exegpt.app.compare import compare, least, slowdown_now
 from exegpt.app.files import check_distinct, check_output, model_directory, read_schedule
 from exegpt.app.ordering import OrderChoice, check_known, request_hints
 from exegpt.app.profiles import find_profile, measured_profile, profile_text
-from exegpt.app.request_lists import load_tokenizer, read_for_model
+from exegpt.app.request_lists import read_for_model
 from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, find_setting, run_dtype, set_threads
@@ -30,6 +30,7 @@ from exegpt.report.comparison import Comparison
 from exegpt.report.schedule_text import schedule_text
 from exegpt.request import Request, Result
 from exegpt.schedule import Schedule
+from exegpt.tokenizer import load_tokenizer
 from exegpt.workload import Workload
 from xrunner.comm.place import ranks_needed
 from xrunner.comm.ranks import Agreed, Ranks

@@ -2,33 +2,20 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.settings import fit_context
 from exegpt.columns import parse_columns
-from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request
+from exegpt.tokenizer import TOKENIZER, load_tokenizer
+from exegpt.tokenizer import encode as encode_text
 from exegpt.workload import RequestLengths, Workload
 
 if TYPE_CHECKING:
     from xrunner.core.requests import Rejected
-
-TOKENIZER = "tokenizer.json"
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """The model's tokenizer, None where it has none."""
-    path = directory / TOKENIZER
-    if not path.is_file():
-        return None
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"'{path}' is not a tokenizer: {error}.") from None
 
 
 def read_for_model(
@@ -47,7 +34,7 @@ def read_for_model(
     from xrunner.core.requests import read_requests
 
     tokenizer = load_tokenizer(directory)
-    encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
+    encode = partial(encode_text, tokenizer) if tokenizer else None
     named = parse_columns(columns) if columns else None
     check = grammar_check(directory, spec)
     fit = scaled_to_context(Path(source).name, spec, note) if scale else tuple

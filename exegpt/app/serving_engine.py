@@ -14,7 +14,6 @@ from exegpt.app.files import model_directory, read_schedule
 from exegpt.app.goodput import highest_goodput, nearest_goodput
 from exegpt.app.ordering import OrderChoice, served_hints
 from exegpt.app.profiles import measured_profile, profile_text
-from exegpt.app.request_lists import load_tokenizer
 from exegpt.app.reschedule import rescheduler
 from exegpt.app.search import infeasible_text, search_schedule
 from exegpt.app.settings import Setting, find_model, fit_context, run_dtype, set_threads
@@ -31,6 +30,7 @@ from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
 from exegpt.request import Request
 from exegpt.schedule import Schedule
+from exegpt.tokenizer import load_tokenizer
 from exegpt.trace import parse_workload
 from xprofiler.rates import rescaled
 from xrunner.comm.ranks import Agreed, Ranks

@@ -8,13 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.request_lists import grammar_check, load_tokenizer
+from exegpt.app.request_lists import grammar_check
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request
 from exegpt.server.errors import invalid
 from exegpt.server.text.chat_template import ChatTemplate
 from exegpt.server.text.token_bytes import TokenBytes
+from exegpt.tokenizer import encode, load_tokenizer
 from exegpt.workload import MAX_TOKENS
 
 _SHOWN = 300
@@ -82,15 +83,19 @@ class ServedModel:
         return self.longest_request * self.longest_token
 
     def encode(self, text: str, special: bool = True, param: str = "prompt") -> list[int]:
-        """The token ids of a text; ApiError where it can't fit the context, before it is tokenized."""
+        """The token ids of a text; ApiError where it can't fit the context, before it is tokenized, or
+        can't be encoded.
+        """
         if len(text) > self.longest_text:
             raise invalid(
                 f"The text is longer than the context of {self.longest_request:,} tokens.",
                 param,
                 "context_length_exceeded",
             )
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=special).ids
-        return ids
+        try:
+            return encode(self.tokenizer, text, special)
+        except InputError as error:
+            raise invalid(f"This is refused: {str(error)[:_SHOWN]}", param) from None
 
     @cached_property
     def _grammar_check(self) -> Callable[[Request], None]:

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from exegpt.document import read_text
 from exegpt.errors import InputError
 from exegpt.request import Request
+from exegpt.tokenizer import refusing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -117,12 +119,13 @@ class Grammars:
         tokenizer = self._read_tokenizer()
         from llguidance import LLMatcher
 
-        if _is_schema(grammar):
-            grammar = LLMatcher.grammar_from_json_schema(grammar)
-        matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            raise InputError(f"llguidance refuses it: {_first_line(matcher.get_error())}.")
-        return matcher
+        with refusing("llguidance refuses it"):
+            if _is_schema(grammar):
+                grammar = LLMatcher.grammar_from_json_schema(grammar)
+            matcher = LLMatcher(tokenizer, grammar, log_level=0)
+            if matcher.is_error():
+                raise InputError(f"llguidance refuses it: {_first_line(matcher.get_error())}.")
+            return matcher
 
     def _read_tokenizer(self) -> "LLTokenizer":
         try:
@@ -132,11 +135,9 @@ class Grammars:
         if self._tokenizer is None:
             if self._path is None or not self._path.is_file():
                 raise InputError("the model has no tokenizer.json, which grammars need.")
-            text = self._path.read_text(encoding="utf-8")
-            try:
+            text = read_text(self._path)
+            with refusing(f"llguidance can't use '{self._path}'"):
                 self._tokenizer = LLTokenizer(text, self._vocab, sorted(self._eos) or None)
-            except Exception as error:  # the library raises nothing narrower
-                raise InputError(f"llguidance can't use '{self._path}': {_first_line(str(error))}.") from None
         return self._tokenizer
 
 

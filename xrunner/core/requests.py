@@ -325,7 +325,10 @@ def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequ
         raise InputError(f"{name} has a prompt that is not text: {entry['prompt']!r}.")
     if encode is None:
         raise InputError(f"{name} has a prompt of text, but the model has no tokenizer.json: give prompt_ids.")
-    return encode(entry["prompt"])
+    try:
+        return encode(entry["prompt"])
+    except InputError as error:
+        raise InputError(f"{name} has a prompt of text, and {error}") from None
 
 
 def _is_int(value: Any) -> bool:

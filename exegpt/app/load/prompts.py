@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from exegpt.app.request_lists import load_tokenizer
 from exegpt.errors import InputError
+from exegpt.tokenizer import encode, load_tokenizer
 
 VOCAB = 256
 """Every vocabulary has these ids, a byte-level tokenizer no others."""
@@ -50,7 +50,7 @@ def _text(length: int, words: Sequence[str], tokenizer: Any, rng: np.random.Gene
     best: Prompt | None = None
     for _ in range(_TRIES):
         text = "".join(drawn)
-        tokens = len(tokenizer.encode(text).ids)
+        tokens = len(encode(tokenizer, text))
         if best is None or abs(tokens - length) < abs(best[1] - length):
             best = text, tokens
         if tokens == length:

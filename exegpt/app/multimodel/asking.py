@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from exegpt.app.engines.engine_link import EngineLink
-from exegpt.app.request_lists import load_tokenizer
 from exegpt.engine_protocol import Ended
 from exegpt.errors import InputError
 from exegpt.request import Request, Result
 from exegpt.served import Served
+from exegpt.tokenizer import load_tokenizer
 from xrunner.core.results import ResultFile
 
 

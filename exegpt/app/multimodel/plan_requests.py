@@ -3,13 +3,15 @@
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.request_lists import grammar_check, load_tokenizer, scaled_to_context
+from exegpt.app.request_lists import grammar_check, scaled_to_context
 from exegpt.errors import InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
+from exegpt.tokenizer import encode, load_tokenizer
 from exegpt.trace import Note, read_model_trace, silent
 from xrunner.core.requests import check_request, is_trace, random_requests, read_entry, request_lines, request_of
 
@@ -73,8 +75,8 @@ class _Reader:
     def of(model: PlannedModel) -> "_Reader":
         directory = Path(str(model.directory))
         tokenizer = load_tokenizer(directory)
-        encode = (lambda text: tokenizer.encode(text).ids) if tokenizer else None
-        return _Reader(model, encode, grammar_check(directory, model.schedule.model.spec))
+        encoding = partial(encode, tokenizer) if tokenizer else None
+        return _Reader(model, encoding, grammar_check(directory, model.schedule.model.spec))
 
     def read(self, entry: dict[str, Any], where: str) -> Request:
         request = request_of(entry, where, self.encode)

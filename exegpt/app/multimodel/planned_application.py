@@ -23,12 +23,12 @@ from exegpt.app.multimodel.made_up import (
     own_lengths,
 )
 from exegpt.app.multimodel.models_file import workload_beside
-from exegpt.app.request_lists import TOKENIZER, load_tokenizer
 from exegpt.call_graph import CallGraph, GraphNode
 from exegpt.dependent_calls import Chain, DependentCalls
 from exegpt.errors import InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
+from exegpt.tokenizer import TOKENIZER, encode, load_tokenizer
 from exegpt.trace import parse_workload
 from exegpt.workload import Workload
 
@@ -61,7 +61,7 @@ class PlannedApplication:
             if (source.name, reader.name) not in differ:
                 return output
             text = tokenizers[source.name].decode(list(output))
-            return tuple(tokenizers[reader.name].encode(text, add_special_tokens=False).ids)
+            return tuple(encode(tokenizers[reader.name], text, special=False))
 
         return DependentCalls(self.graph, self.own, self.instructions, read, in_turn)
 
@@ -174,4 +174,4 @@ class _Texts:
         tokenizer = load_tokenizer(Path(str(self.model.directory)))
         if tokenizer is None:
             raise InputError(f"model '{self.model.name}' has no {TOKENIZER}: write token ids, or add it.")
-        return tuple(tokenizer.encode(part, add_special_tokens=begins).ids)
+        return tuple(encode(tokenizer, part, begins))

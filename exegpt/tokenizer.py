@@ -1,0 +1,45 @@
+"""A model's tokenizer, read from its tokenizer.json so that every text keeps all of its tokens and gets no others."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from exegpt.errors import InputError
+
+TOKENIZER = "tokenizer.json"
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer (`tokenizers.Tokenizer`), None where it has none. Its file may cut and fill texts to a
+    length, as training does; here neither is done.
+    """
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    with refusing(f"'{path}' is not a tokenizer"):
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
+    """The token ids of a text; InputError where the tokenizer has none for a part of it."""
+    with refusing("the tokenizer can't encode the text"):
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+    return ids
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn whatever a library written in Rust raises into an InputError that begins with `what`."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic is no Exception
+        reason = str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
+        raise InputError(f"{what}: {reason}.") from None
