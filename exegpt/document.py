@@ -260,7 +260,7 @@ def parse_json(text: str, what: str) -> Any:
     raise InputError(f"{what} is not valid JSON: {why}.")
 
 
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
 
 
 def _refuse_constant(name: str) -> None:
@@ -281,14 +281,20 @@ def read_yaml(path: Path, what: str) -> Any:
         node = yaml.compose(text, yaml.SafeLoader)
         if node is not None:
             _refuse_repeated_keys(node)
+        if _SURROGATE.search(text):
+            raise InputError(f"'{path}' has half of a surrogate pair, which is no text: write the character itself.")
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise InputError(f"'{path}' is not valid YAML: {problem}{place}.") from None
-    except (RecursionError, ValueError) as error:  # nested too deeply; a date that is none
-        raise InputError(f"'{path}' can't be read as YAML: {str(error).splitlines()[0]}.") from None
+    except InputError:
+        raise
+    except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # nested too deeply; a date that is none; a tag whose value isn't of its kind
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"'{path}' can't be read as YAML: {why}.") from None
 
 
 def _refuse_repeated_keys(root: Any) -> None:

@@ -1,5 +1,8 @@
 """The two ways an answer can be no: the question was wrong, or the bound can't be met."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class InputError(ValueError):
     """A bad input. The message is one sentence: what was wrong, with the value, and the way out. Exit code 2."""
@@ -19,3 +22,15 @@ class Infeasible(Exception):
     def __init__(self, message: str, lowest_latency_s: float | None):
         super().__init__(message)
         self.lowest_latency_s = lowest_latency_s
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn whatever a library raises into an InputError that begins with `what`."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic of a library in Rust is no Exception
+        reason = str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
+        raise InputError(f"{what}: {reason}.") from None

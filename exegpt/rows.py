@@ -2,7 +2,10 @@
 
 import csv
 import itertools
+import math
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +37,56 @@ class Table:
     """Gives the rows once, with these columns at least, as far as there are such."""
 
 
-def csv_table(path: Path) -> Table:
+@dataclass(frozen=True)
+class CsvRow:
+    """A row of a CSV file, whose values are texts until they are asked for as numbers."""
+
+    where: str
+    """The file and the row, as messages begin."""
+    values: dict[str, str]
+
+    def __getitem__(self, column: str) -> str:
+        """A value; InputError where the row has none."""
+        if column not in self.values:
+            raise InputError(f"{self.where} has no value in column '{column}'.")
+        return self.values[column]
+
+    def number(self, column: str, empty: float | None = None) -> float:
+        """A finite number, `empty` where there is no value and that is allowed."""
+        text = self.values.get(column, "") if empty is not None else self[column]
+        if not text and empty is not None:
+            return empty
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise InputError(f"{self.where}, column '{column}': {reprlib.repr(text)} must be a number.")
+        return number
+
+    def whole(self, column: str) -> int:
+        """A whole number."""
+        number = self.number(column)
+        if not number.is_integer():
+            raise InputError(f"{self.where}, column '{column}': {self[column]} must be a whole number.")
+        return int(number)
+
+
+def csv_rows(path: Path, *columns: str, what: str = "CSV file") -> list[CsvRow]:
+    """The rows of a CSV file; InputError where it lacks one of these columns, or has no rows."""
+    table = csv_table(path, what)
+    missing = [column for column in columns if column not in table.names]
+    if missing:
+        raise InputError(f"'{path}' has no column {', '.join(map(repr, missing))}.")
+    rows = [CsvRow(f"'{path}', row {number}", row) for number, row in table.rows(columns)]
+    if not rows:
+        raise InputError(f"'{path}' has no rows.")
+    return rows
+
+
+def csv_table(path: Path, what: str = "trace file") -> Table:
     """A CSV file, whose header says what is between its values: a comma, a semicolon or a tab."""
-    lines = _without_zeros(path)
+    lines = _without_zeros(path, what)
     head = next(lines, "")
     csv.field_size_limit(MAX_LINE)  # 128 KiB by default, which prompts exceed
     between = max(",;\t", key=head.count)
@@ -57,8 +107,8 @@ def csv_table(path: Path) -> Table:
     return Table(names, lambda _: values())
 
 
-def _without_zeros(path: Path) -> Iterator[str]:
-    for number, line in enumerate(read_lines(path, "trace file", newline=""), 1):
+def _without_zeros(path: Path, what: str) -> Iterator[str]:
+    for number, line in enumerate(read_lines(path, what, newline=""), 1):
         if "\0" in line:  # as in UTF-16 without a mark
             raise InputError(f"'{path}', row {number}: it has a zero byte: save the file in UTF-8.")
         yield line
@@ -98,34 +148,46 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 def parquet_table(path: Path) -> Table:
     """A Parquet file, of which only the needed columns are read."""
-    import pyarrow
     from pyarrow import parquet
 
     check_file(path, "trace file")
-    try:
+    with reading_parquet(path):
         names = parquet.read_schema(path).names
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error) from None
     _check_apart(names, path)
     return Table(names, lambda needed: _parquet_rows(path, [name for name in needed if name in names]))
 
 
 def _parquet_rows(path: Path, names: list[str]) -> Iterator[Row]:
-    import pyarrow
     from pyarrow import parquet
 
     number = 0
+    with reading_parquet(path):
+        file = parquet.ParquetFile(path)
+        batches = file.iter_batches(columns=names)
+    while True:
+        with reading_parquet(path, f" after row {number:,}"):
+            batch = next(batches, None)
+        if batch is None:
+            file.close()
+            return
+        columns = [_column(batch.column(name), name, number, path) for name in names]
+        for values in zip(*columns, strict=True):
+            number += 1
+            yield number, dict(zip(names, values, strict=True))
+
+
+@contextmanager
+def reading_parquet(path: Path, where: str = "") -> Iterator[None]:
+    """Turn what pyarrow raises for a file into an InputError, with the place up to which it was read."""
+    import pyarrow
+
     try:
-        with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(columns=names):
-                columns = [_column(batch.column(name), name, number, path) for name in names]
-                for values in zip(*columns, strict=True):
-                    number += 1
-                    yield number, dict(zip(names, values, strict=True))
+        yield
     except InputError:
         raise
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise _unreadable(path, error, f" after row {number}") from None
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise InputError(f"'{path}' is not a readable Parquet file{where}: {why}.") from None
 
 
 def _column(column: Any, name: str, before: int, path: Path) -> list[Any]:
@@ -169,8 +231,3 @@ def _check_apart(names: Sequence[str], path: Path) -> None:
     for name in names:
         if name and names.count(name) > 1:
             raise InputError(f"'{path}' has {names.count(name)} columns '{name}': leave one, or name them apart.")
-
-
-def _unreadable(path: Path, error: Exception, where: str = "") -> InputError:
-    why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-    return InputError(f"'{path}' is not a readable Parquet file{where}: {why}.")

@@ -1,11 +1,9 @@
 """A model's tokenizer, read from its tokenizer.json so that every text keeps all of its tokens and gets no others."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exegpt.errors import InputError
+from exegpt.errors import refusing
 
 TOKENIZER = "tokenizer.json"
 
@@ -31,15 +29,3 @@ def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
     with refusing("the tokenizer can't encode the text"):
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
     return ids
-
-
-@contextmanager
-def refusing(what: str) -> Iterator[None]:
-    """Turn whatever a library written in Rust raises into an InputError that begins with `what`."""
-    try:
-        yield
-    except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # a panic is no Exception
-        reason = str(error).strip().partition("\n")[0].rstrip(". ") or type(error).__name__
-        raise InputError(f"{what}: {reason}.") from None

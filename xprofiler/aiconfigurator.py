@@ -18,6 +18,7 @@ from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.profile import Profile, Table
+from exegpt.rows import reading_parquet
 from xprofiler.gaps import Array, bridge, gridded, table
 from xprofiler.heads import table_for
 from xprofiler.operators import Operators, compose
@@ -129,7 +130,8 @@ class _Tables:
         if not files:
             raise InputError(f"System '{self.folder.name}' has no table '{name}' of {engine}: choose another --engine.")
         self.versions[name] = files[-1].parent.name
-        rows = pq.read_table(files[-1])
+        with reading_parquet(files[-1]):
+            rows = pq.read_table(files[-1])
         for column, value in only.items():
             if column in rows.column_names:
                 left = rows.filter(pc.equal(rows[column], value))

@@ -5,16 +5,17 @@ prompt beside decoding sequences, `dense.csv` (layer, tokens, time_us) the other
 (layer, sequences, time_us) those that see one row per sequence. Times are in microseconds, for one device.
 """
 
-import csv
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from exegpt.document import read_yaml
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from exegpt.rows import CsvRow, csv_rows
 from xprofiler.gaps import Array, bridge, gridded, table
 
 _IN_LAYER = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
@@ -65,11 +66,12 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
 
 def _meta(folder: Path) -> dict[str, Any]:
     """The contents of `meta.yaml` in the folder or the one above it; empty without one."""
-    import yaml
-
     for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if path.is_file():
-            return dict(yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+            meta = read_yaml(path, "meta") or {}
+            if not isinstance(meta, dict):
+                raise InputError(f"'{path}' does not hold keys with values.")
+            return meta
     return {}
 
 
@@ -87,22 +89,17 @@ def _check_model(model: ModelSpec, meta: dict[str, Any], folder: Path) -> None:
         raise InputError(f"'{folder}' holds layers of {named}, not of '{model.name}': pass --model {named}.")
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> list[dict[str, str]]:
+def _read(path: Path, columns: tuple[str, ...]) -> list[CsvRow]:
     if not path.is_file():
         raise InputError(f"There is no file '{path}': a folder of layers needs it.")
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for column in (*columns, "time_us"):
-        if not rows or column not in rows[0]:
-            raise InputError(f"'{path}' has no column '{column}', or no rows.")
-    return rows
+    return csv_rows(path, *columns, "time_us")
 
 
 def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[float, float]]:
     """Seconds by layer and number of tokens or sequences."""
     seconds: dict[str, dict[float, float]] = defaultdict(dict)
     for row in _read(path, ("layer", axis)):
-        seconds[row["layer"]][float(row[axis])] = float(row["time_us"]) * _US
+        seconds[row["layer"]][row.number(axis)] = row.number("time_us") * _US
     for layer in needed:
         if layer not in seconds:
             raise InputError(f"'{path}' has no layer '{layer}': it has {', '.join(sorted(seconds))}.")
@@ -145,7 +142,7 @@ def _attention(path: Path) -> Table:
     measurement brackets (prompts beside more decoding sequences than the engine takes beside one) grows with the
     decoding sequences as it does without a prompt, and is named as filled.
     """
-    measured = {tuple(float(r[c]) for c in _ATTENTION): float(r["time_us"]) * _US for r in _read(path, _ATTENTION)}
+    measured = {tuple(r.number(c) for c in _ATTENTION): r.number("time_us") * _US for r in _read(path, _ATTENTION)}
     points = tuple(tuple(sorted({at[axis] for at in measured} | {0.0})) for axis in range(3))
     contexts = tuple(sorted({at[3] for at in measured if at[2] > 0}))
     points = (*points, contexts)

@@ -6,13 +6,13 @@ them), and a batch's decoding was averaged over shorter contexts: no cell may co
 more devices, so each gets the least of those (its lower envelope).
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.document import parse_json, read_text
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile, IterationTables
 from exegpt.profile import Table
@@ -25,10 +25,8 @@ MOST_BYTES = 64 * 2**20
 
 def muxserve_profiles(path: Path) -> dict[str, IterationProfile]:
     """Every model's iteration profile by MuxServe's name; InputError for a file that isn't one of its tables."""
-    if path.stat().st_size > MOST_BYTES:
-        raise InputError(f"'{path}' has over {MOST_BYTES >> 20} MiB: no table of MuxServe's is as large.")
+    models = parse_json(read_text(path, "cost table", MOST_BYTES), f"'{path}'")
     try:
-        models = json.loads(path.read_text(encoding="utf-8"))
         return {name: _profile(name, degrees) for name, degrees in models.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"'{path}' isn't a cost table of MuxServe's: {error}.") from None

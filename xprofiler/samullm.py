@@ -4,7 +4,6 @@ Three files in a folder: `periter_cost_points.csv` (timed iterations), `model_co
 seconds), `outlen_pdf_norobots.csv` (output lengths over 10,000 No Robots prompts).
 """
 
-import csv
 import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from exegpt import document
 from exegpt.cost_table import CostTable, DegreeCosts, ModelCosts, PhaseLines
 from exegpt.errors import InputError
+from exegpt.rows import csv_rows
 from exegpt.workload import LengthDistribution
 
 POINTS, LOADING, OUTPUTS = "periter_cost_points.csv", "model_coeffs_and_load_costs.json", "outlen_pdf_norobots.csv"
@@ -71,11 +71,11 @@ def _points(path: Path) -> dict[str, dict[int, dict[str, list[TimedIteration]]]]
     found: dict[str, dict[int, dict[str, list[TimedIteration]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
-    for row in _rows(path, (*_COLUMNS, *_SECONDS)):
-        batch, total, longest = (int(row[key]) for key in ("num_seqs", "tot_ctx_len", "max_seq_len"))
-        exec_s, prep_s, sample_s = (float(row[key]) for key in _SECONDS)
-        point = TimedIteration(batch, total, longest, 1e12 * float(row["tflops_logged"]), (exec_s, prep_s, sample_s))
-        found[row["model"]][int(row["tp"])][row["phase"]].append(point)
+    for row in csv_rows(path, *_COLUMNS, *_SECONDS, what="cost table"):
+        batch, total, longest = (row.whole(key) for key in ("num_seqs", "tot_ctx_len", "max_seq_len"))
+        exec_s, prep_s, sample_s = (row.number(key) for key in _SECONDS)
+        point = TimedIteration(batch, total, longest, 1e12 * row.number("tflops_logged"), (exec_s, prep_s, sample_s))
+        found[row["model"]][row.whole("tp")][row["phase"]].append(point)
     return found
 
 
@@ -139,8 +139,8 @@ def _loading(path: Path) -> dict[tuple[str, int], float]:
 def _outputs(path: Path) -> dict[str, LengthDistribution]:
     """Output lengths by model; probabilities of measured lengths, normalised."""
     lengths: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    for row in _rows(path, ("model", "out_len", "prob")):
-        lengths[row["model"]].append((int(row["out_len"]), float(row["prob"])))
+    for row in csv_rows(path, "model", "out_len", "prob", what="cost table"):
+        lengths[row["model"]].append((row.whole("out_len"), row.number("prob")))
     distributions = {}
     for name, pairs in lengths.items():
         ordered = sorted(pairs)
@@ -148,19 +148,3 @@ def _outputs(path: Path) -> dict[str, LengthDistribution]:
         shares = tuple((weights / weights.sum()).tolist())
         distributions[name] = LengthDistribution(tuple(length for length, _ in ordered), shares)
     return distributions
-
-
-def _rows(path: Path, columns: Sequence[str]) -> Iterable[dict[str, str]]:
-    """A CSV file's rows; InputError unless each has these columns, with numbers where numbers belong."""
-    rows = csv.DictReader(document.read_lines(path, "cost table"))
-    missing = [column for column in columns if column not in (rows.fieldnames or ())]
-    if missing:
-        raise InputError(f"'{path}' has no column {', '.join(missing)}.")
-    for number, row in enumerate(rows, 2):
-        try:
-            for column in columns:
-                if column not in ("model", "phase"):
-                    float(row[column])
-        except (TypeError, ValueError):
-            raise InputError(f"'{path}', line {number}: {column} must be a number (got {row[column]}).") from None
-        yield row

@@ -5,7 +5,6 @@ operators by tokens and tensor-parallel degree (mlp), attention by batch and cac
 by bytes.
 """
 
-import csv
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,9 +16,8 @@ import numpy as np
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from exegpt.rows import CsvRow, csv_rows, csv_table
 from xprofiler.gaps import bridge, gridded, table
-
-Row = dict[str, str]
 
 _IN_LAYER = (
     *("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add"),
@@ -39,22 +37,21 @@ class _Files:
     """The rows of a folder by kind."""
 
     folder: Path
-    rows: dict[str, list[Row]] = field(default_factory=lambda: defaultdict(list))
+    rows: dict[str, list[CsvRow]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         for path in sorted(self.folder.rglob("*.csv")):
-            with path.open(encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                kinds = [k for op, k in _KINDS.items() if _column(op) in (reader.fieldnames or ())]
-                if kinds:
-                    self.rows[kinds[0]].extend(reader)
+            names = csv_table(path, "CSV file").names
+            kinds = [k for op, k in _KINDS.items() if _column(op) in names]
+            if kinds:
+                self.rows[kinds[0]].extend(csv_rows(path))
 
-    def of(self, kind: str, shape: dict[str, int], model: str) -> list[Row]:
+    def of(self, kind: str, shape: dict[str, int], model: str) -> list[CsvRow]:
         """The rows of this kind and shape; InputError, with the shapes that there are, where there are none."""
         rows = self.rows[kind]
         if not rows:
             raise InputError(f"'{self.folder}' has no {kind} file of Vidur's.")
-        matching = [row for row in rows if all(int(row[key]) == value for key, value in shape.items())]
+        matching = [row for row in rows if all(row.whole(key) == value for key, value in shape.items())]
         if not matching:
             known = {", ".join(f"{key} {row[key]}" for key in shape) for row in rows}
             raise InputError(f"The {kind} files in '{self.folder}' don't fit '{model}': they have {'; '.join(known)}.")
@@ -117,34 +114,38 @@ def _column(operator: str) -> str:
     return f"time_stats.{operator}.median"
 
 
-def _by_degree(rows: list[Row]) -> dict[int, list[Row]]:
-    by_degree: dict[int, list[Row]] = defaultdict(list)
+def _by_degree(rows: list[CsvRow]) -> dict[int, list[CsvRow]]:
+    by_degree: dict[int, list[CsvRow]] = defaultdict(list)
     for row in rows:
-        by_degree[int(row["num_tensor_parallel_workers"])].append(row)
+        by_degree[row.whole("num_tensor_parallel_workers")].append(row)
     return by_degree
 
 
-def _workers(rows: list[Row], workers: int, on_node: int) -> list[Row]:
+def _workers(rows: list[CsvRow], workers: int, on_node: int) -> list[CsvRow]:
     """Collectives of so many workers, so many of them on one node."""
-    return [r for r in rows if (int(r["num_workers"]), int(r["devices_per_node"])) == (workers, on_node)]
+    return [r for r in rows if (r.whole("num_workers"), r.whole("devices_per_node")) == (workers, on_node)]
 
 
-def _times(rows: list[Row], key: Callable[[Row], tuple[float, ...]], *operators: str) -> dict[tuple[float, ...], float]:
+def _times(
+    rows: list[CsvRow], key: Callable[[CsvRow], tuple[float, ...]], *operators: str
+) -> dict[tuple[float, ...], float]:
     """The operators' seconds together, by key: the median of the rows that share one. An empty cell takes no time."""
     seconds: dict[tuple[float, ...], list[float]] = defaultdict(list)
     for row in rows:
-        seconds[key(row)].append(sum(float(row.get(_column(op)) or 0.0) for op in operators) * _MS)
+        seconds[key(row)].append(sum(row.number(_column(op), empty=0.0) for op in operators) * _MS)
     return {at: median(values) for at, values in sorted(seconds.items())}
 
 
-def _by_bytes(rows: list[Row], operator: str) -> Table:
-    times = _times(rows, lambda row: (float(row["size"]),), operator)
+def _by_bytes(rows: list[CsvRow], operator: str) -> Table:
+    times = _times(rows, lambda row: (row.number("size"),), operator)
     return Table(("bytes",), (tuple(at for (at,) in times),), tuple(times.values()))
 
 
-def _degree(model: ModelSpec, tp: int, mlp: list[Row], attention: list[Row], reduce: Table | None) -> DegreeTables:
+def _degree(
+    model: ModelSpec, tp: int, mlp: list[CsvRow], attention: list[CsvRow], reduce: Table | None
+) -> DegreeTables:
     def by_tokens(*operators: str) -> tuple[np.ndarray, np.ndarray]:
-        times = _times(mlp, lambda row: (float(row["num_tokens"]),), *operators)
+        times = _times(mlp, lambda row: (row.number("num_tokens"),), *operators)
         return np.array([at for (at,) in times]), np.array(list(times.values()))
 
     tokens, rest = by_tokens(*_IN_LAYER)
@@ -176,10 +177,10 @@ def _over(axis: str, at: np.ndarray, seconds: np.ndarray) -> Table:
     return Table((axis,), (tuple(at.tolist()),), tuple(seconds.tolist()))
 
 
-def _chunks(rows: list[Row]) -> Table:
+def _chunks(rows: list[CsvRow]) -> Table:
     """[chunk, past]. Beyond what was measured together, time grows with the pairs of tokens."""
     ops = ("attn_prefill", "attn_input_reshape", "attn_output_reshape")
-    times = _times(rows, lambda row: (float(row["prefill_chunk_size"]), float(row["kv_cache_size"])), *ops)
+    times = _times(rows, lambda row: (row.number("prefill_chunk_size"), row.number("kv_cache_size")), *ops)
     points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))
     values = bridge(points, gridded(points, times))
     beyond = values.copy()
@@ -190,10 +191,10 @@ def _chunks(rows: list[Row]) -> Table:
     return table(("chunk", "past"), points, values, beyond)
 
 
-def _decoding(rows: list[Row]) -> Table:
+def _decoding(rows: list[CsvRow]) -> Table:
     """[batch, context]; a row's cache doesn't hold its new token yet."""
     ops = ("attn_decode", "attn_input_reshape", "attn_output_reshape")
-    times = _times(rows, lambda row: (float(row["batch_size"]), float(row["kv_cache_size"]) + 1), *ops)
+    times = _times(rows, lambda row: (row.number("batch_size"), row.number("kv_cache_size") + 1), *ops)
     points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))
     values = bridge(points, gridded(points, times))
     beyond = values.copy()

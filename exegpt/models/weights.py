@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import torch
 
-from exegpt.document import read_json
-from exegpt.errors import InputError
+from exegpt.document import check_file, read_json
+from exegpt.errors import InputError, refusing
 from exegpt.model import ModelSpec
 from exegpt.models.device import CPU
 
@@ -60,15 +60,11 @@ class SafetensorsWeights:
         """The tensor in this source's dtype on its device; InputError names the file or tensor that is missing, torn or
         misshapen.
         """
-        from safetensors import SafetensorError
-
         if name not in self._where:
             raise InputError(f"The weights in '{self.directory}' lack the tensor '{name}'.")
         path = self.directory / self._where[name]
-        try:
+        with refusing(f"Tensor '{name}' can't be read from '{path}'"):
             tensor = self._open(path).get_tensor(name)
-        except SafetensorError as error:
-            raise InputError(f"Tensor '{name}' can't be read from '{path}': {error}.") from None
         if tuple(tensor.shape) != shape:
             raise InputError(
                 f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, and the config asks for {list(shape)}."
@@ -118,15 +114,12 @@ class SafetensorsWeights:
         return where
 
     def _open(self, path: Path) -> Any:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         if path.name not in self._files:
-            if not path.is_file():
-                raise InputError(f"There is no weights file '{path}'.")
-            try:
+            with refusing(f"'{path}' is not a whole safetensors file"):
+                check_file(path, "weights file")
                 self._files[path.name] = safe_open(path, framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise InputError(f"'{path}' is not a whole safetensors file: {error}.") from None
         return self._files[path.name]
 
 

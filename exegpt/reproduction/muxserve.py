@@ -5,7 +5,6 @@ dedicated devices the published tensor-parallel degrees. Iteration times are Mux
 fitted, on the popularity α = 0.7 only: the slowdown of concurrent jobs. Everything else is predicted.
 """
 
-import csv
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +20,7 @@ from exegpt.policies.sharing import FirstComeSharing, Sharing, SpatialSharing, T
 from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.public_data import public_data
+from exegpt.rows import csv_rows
 from exegpt.workload import RequestLengths
 from xprofiler.muxserve import muxserve_profiles
 from xsimulator.multimodel.iteration_cost import TableCost
@@ -133,11 +133,10 @@ def reproduce(progress: Callable[[int, int], None]) -> Result:
 def read_measured(folder: Path) -> dict[tuple[str, str], dict[str, list[Measured]]]:
     """The published LLMs of every case, by α and scale, then by strategy."""
     cases: dict[tuple[str, str], dict[str, list[Measured]]] = {}
-    with (folder / "e2e_synthetic_per_llm.csv").open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            figures = (float(row["rate"]), row["mesh"], float(row["throughput_req_s"]), int(row["num_requests"]))
-            of_case = cases.setdefault((row["alpha"], row["scale"]), {})
-            of_case.setdefault(row["strategy"], []).append(Measured(row["llm"], row["model"], *figures))
+    for row in csv_rows(folder / "e2e_synthetic_per_llm.csv"):
+        figures = (row.number("rate"), row["mesh"], row.number("throughput_req_s"), row.whole("num_requests"))
+        of_case = cases.setdefault((row["alpha"], row["scale"]), {})
+        of_case.setdefault(row["strategy"], []).append(Measured(row["llm"], row["model"], *figures))
     return dict(sorted(cases.items()))
 
 

@@ -1,6 +1,5 @@
 """The served model as the frontend knows it: limits, tokenizer, chat template; no weights."""
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from exegpt.app.request_lists import grammar_check
+from exegpt.document import read_json
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.request import Request
@@ -58,9 +58,14 @@ class ServedModel:
     @cached_property
     def eos(self) -> tuple[int, ...]:
         """The end-of-text tokens for the engine: those of generation_config.json, if it has any."""
-        given = (self.config(file).get("eos_token_id") for file in ("generation_config.json", "config.json"))
-        ids = next((ids for ids in given if ids is not None), None)
-        return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)
+        for file in ("generation_config.json", "config.json"):
+            ids = self.config(file).get("eos_token_id")
+            if ids is not None:
+                known = ids if isinstance(ids, list) else [ids]
+                if not all(isinstance(token, int) for token in known):
+                    raise InputError(f"eos_token_id in '{self.directory / file}' is {ids!r}: it must be whole numbers.")
+                return tuple(known)
+        return ()
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
@@ -118,4 +123,7 @@ class ServedModel:
     def config(self, file: str) -> dict[str, Any]:
         """A JSON file of the directory; empty where it has none."""
         path = self.directory / file
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        document = read_json(path) if path.is_file() else {}
+        if not isinstance(document, dict):
+            raise InputError(f"'{path}' is not a JSON object.")
+        return document

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from exegpt.document import read_text
-from exegpt.errors import InputError
+from exegpt.errors import InputError, refusing
 from exegpt.request import Request
-from exegpt.tokenizer import refusing
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

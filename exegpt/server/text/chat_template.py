@@ -7,11 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from exegpt.document import read_json, read_text
 from exegpt.errors import InputError
 from exegpt.server.errors import ApiError, invalid
 
@@ -24,6 +26,10 @@ _MOST_S = 5.0
 """Seconds that rendering may take."""
 _SHOWN = 300
 """Characters of a template's own error that are shown to a client."""
+_MOST_SIZE = 2**24
+"""Characters, elements or bits of a product or power."""
+_TURN, _UNTIL = "_turn", "_until"
+"""Names in a template: what each turn of a loop calls, and the moment when time is over."""
 
 
 class _Generation(Extension):
@@ -51,11 +57,48 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox for templates that may not end: each turn of a loop looks at the clock, and `*` and `**` have
+    results of a size that a prompt can have.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            turn = nodes.ExprStmt(nodes.Call(nodes.Name(_TURN, "load"), [], [], None, None), lineno=loop.lineno)
+            loop.body.insert(0, turn.set_lineno(loop.lineno).set_environment(self))
+        return template
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Multiply or raise, unless that could fill the memory."""
+        sizes = [len(value) if isinstance(value, str | list | tuple) else value for value in (left, right)]
+        if all(isinstance(size, int) for size in sizes):
+            bits = max(1, abs(sizes[0]).bit_length()) * abs(sizes[1]) if operator == "**" else 0
+            repeated = any(isinstance(value, str | list | tuple) for value in (left, right))
+            if bits > _MOST_SIZE or (repeated and abs(sizes[0] * sizes[1]) > _MOST_SIZE):
+                raise _Raised(f"{operator} has a result that is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+@pass_context
+def _turn(context: Context) -> None:
+    """Take one turn of a loop; ApiError once the time is over."""
+    if time.monotonic() > context[_UNTIL]:
+        raise _too_long()
+
+
+def _too_long() -> ApiError:
+    return invalid("The conversation is too long.", "messages", "context_length_exceeded")
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _to_json  # Jinja's own escapes HTML
+    environment.globals[_TURN] = _turn
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
@@ -71,6 +114,8 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise InputError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}).") from None
+        except Exception as error:  # nested too deeply; code that Python itself refuses
+            raise InputError(f"{name} is not a Jinja template ({str(error) or type(error).__name__}).") from None
         self._special_tokens = dict(special_tokens)
         self._reserved = {*environment.globals, *SPECIAL_TOKENS, *_SET_BY_SERVER, *_OPTIONS}
 
@@ -83,7 +128,7 @@ class ChatTemplate:
         special = _special_tokens(_document(directory / "special_tokens_map.json") | config)
         for path in (given, directory / "chat_template.jinja"):
             if path is not None and (path == given or path.is_file()):
-                return ChatTemplate(_text(path), special, f"'{path}'")
+                return ChatTemplate(read_text(path, "chat template"), special, f"'{path}'")
         source = config.get("chat_template")
         if isinstance(source, list):
             named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
@@ -126,11 +171,11 @@ class ChatTemplate:
     def _rendered(self, names: dict[str, Any], longest: int) -> str:
         pieces, size, until = [], 0, time.monotonic() + _MOST_S
         try:
-            for piece in self._template.generate(names):
+            for piece in self._template.generate(names | {_UNTIL: until}):
                 pieces.append(piece)
                 size += len(piece)
                 if size > longest or time.monotonic() > until:
-                    raise invalid("The conversation is too long.", "messages", "context_length_exceeded")
+                    raise _too_long()
         except ApiError:
             raise
         except _Raised as error:
@@ -164,21 +209,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 def _document(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    try:
-        value = json.loads(_text(path))
-    except ValueError:
-        raise InputError(f"'{path}' is not valid JSON.") from None
+    value = read_json(path)
     if not isinstance(value, dict):
         raise InputError(f"'{path}' is not a JSON object.")
     return value
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"'{path}' can't be read as text ({_why(error)}): name a chat template in UTF-8.") from None
-
-
-def _why(error: OSError | UnicodeDecodeError) -> str:
-    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else (error.strerror or "it is no file").lower()

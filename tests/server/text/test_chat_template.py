@@ -7,6 +7,7 @@ from tokenizers import Tokenizer, models
 
 from exegpt.errors import InputError
 from exegpt.server.errors import ApiError
+from exegpt.server.text import chat_template
 from exegpt.server.text.chat_template import ChatTemplate
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -270,3 +271,36 @@ def test_messages_are_left_as_they_were():
     messages = [dict(message) for message in CHAT[:3]]
     render(ChatTemplate(TEMPLATES["turns between marks, as in ChatML"], TOKENS), messages, False, True)
     assert messages == CHAT[:3]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% if 1 %}" * 2000 + "{% endif %}" * 2000,
+        "{% break %}",
+        "{% macro f(a, a) %}{% endmacro %}",
+        "{{ a|nothing }}",
+    ],
+)
+def test_what_jinja_or_python_refuses_to_compile_is_named(source):
+    with pytest.raises(InputError, match=r"^the chat template is not a Jinja template"):
+        ChatTemplate(source, {})
+
+
+def test_a_loop_without_output_ends_with_its_time(monkeypatch):
+    monkeypatch.setattr(chat_template, "_MOST_S", 0.05)
+    loops = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    with pytest.raises(ApiError, match="too long"):
+        render(ChatTemplate(loops, {}), CHAT)
+    counted = "{% for i in range(3) %}{{ loop.index }}{% else %}none{% endfor %}"
+    assert render(ChatTemplate(counted, {}), CHAT) == "123"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ 'a' * 10**10 }}", "{{ 10**10 * 'a' }}", "{{ 10**(10**8) }}", "{{ [1] * 10**10 }}"]
+)
+def test_products_that_fill_the_memory_are_refused(source):
+    with pytest.raises(ApiError, match="too large"):
+        render(ChatTemplate(source, {}), CHAT)
+    assert render(ChatTemplate("{{ '-' * 3 ~ 2 ** 10 ~ 1.5 * 2 ~ 2 ** -1 }}", {}), CHAT) == "---10243.00.5"
