@@ -1,8 +1,9 @@
 """Greedy sampling: the place of the greatest logit."""
 
 import torch
-from numba import njit, prange
+from numba import prange
 
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import compiled
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, prange, types
+from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
 

@@ -1,9 +1,10 @@
 """Writing new keys and values into the paged cache."""
 
 import torch
-from numba import njit, prange
+from numba import prange
 
 from exegpt.kernels import device
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.kv_layout import keys_like_values
 from exegpt.kernels.threads import compiled
 

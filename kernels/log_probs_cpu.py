@@ -1,8 +1,9 @@
 """Log-probabilities on the CPU, compiled by numba: a row is read once for its sum and once for its likeliest tokens."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import mass_of
 from exegpt.kernels.greatest import greatest
 

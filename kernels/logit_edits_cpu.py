@@ -1,7 +1,9 @@
 """Logit edits on the CPU, compiled by numba."""
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
+
+from exegpt.kernels.compiled import njit
 
 _MINUS_INFINITY = np.float32(-np.inf)
 

@@ -3,9 +3,10 @@
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
+from numba import prange
 
 from exegpt.kernels import device
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.threads import compiled
 
 

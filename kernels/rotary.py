@@ -1,9 +1,10 @@
 """Rotary position embedding (RoPE), in the convention that pairs dimension d with d + head_size/2."""
 
 import torch
-from numba import njit, prange
+from numba import prange
 
 from exegpt.kernels import device
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.kv_write import kv_write_reference
 from exegpt.kernels.threads import compiled
 

@@ -5,9 +5,10 @@ mass once negligible logits are put aside. Of few tokens the times are made one 
 """
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from exegpt.kernels.argmax import place_of_greatest
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp, mass_of
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.philox import MOST, MULTIPLIERS, ROUNDS, SERIES_BELOW, WEYL

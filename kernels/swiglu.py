@@ -5,9 +5,10 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
+from numba import prange
 
 from exegpt.kernels import device
+from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.threads import compiled
 
