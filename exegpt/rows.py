@@ -16,7 +16,7 @@ from exegpt.errors import InputError
 Row = tuple[int, dict[str, Any]]
 """Line (or row) number in the file, and the row's values by column."""
 
-_FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_800
+_FIRST_NS, _LAST_NS = -62_135_596_800 * 10**9, 253_402_300_800 * 10**9
 """The years 1 to 9999, since 1970."""
 
 
@@ -24,7 +24,7 @@ _FIRST_S, _LAST_S = -62_135_596_800, 253_402_300_800
 class Moment:
     """A moment in a unit that is certain: a date, or a duration since some beginning."""
 
-    seconds: float
+    nanoseconds: int
 
 
 @dataclass(frozen=True)
@@ -203,17 +203,17 @@ def _column(column: Any, name: str, before: int, path: Path) -> list[Any]:
     timed = types.is_timestamp(kind) or types.is_duration(kind)
     if not (timed or types.is_date(kind)):
         return [_value(column, place, name, before, path) for place in range(len(column))]
-    unit_s = _UNITS[kind.unit] if timed else _UNITS["day" if types.is_date32(kind) else "ms"]
+    unit_ns = _UNITS[kind.unit] if timed else _UNITS["day" if types.is_date32(kind) else "ms"]
     numbers = column.view("int32" if types.is_date32(kind) else "int64").to_pylist()
-    moments = [None if number is None else Moment(number * unit_s) for number in numbers]
+    moments = [None if number is None else Moment(number * unit_ns) for number in numbers]
     for place, moment in enumerate(moments, before + 1):
-        if moment and not _FIRST_S <= moment.seconds < _LAST_S:
+        if moment and not _FIRST_NS <= moment.nanoseconds < _LAST_NS:
             raise InputError(f"'{path}', row {place}, column '{name}': its date is not in the years 1 to 9999.")
     return moments
 
 
-_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "day": 86_400.0}
-"""Seconds per unit of Arrow's times."""
+_UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "day": 86_400 * 10**9}
+"""Nanoseconds per unit of Arrow's times."""
 
 
 def _value(column: Any, place: int, name: str, before: int, path: Path) -> Any:

@@ -5,7 +5,7 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +193,9 @@ def _seconds(
         unit = asked or unit_of(numbers, columns.arrival or "", names, path)
         seconds, text = in_seconds(numbers, unit.name, where), f" are {unit_text(unit.name)}, {unit.why}"
     else:
-        since = min(at.seconds for at in moments if isinstance(at, Moment))
-        seconds, text = [at.seconds - since for at in moments if isinstance(at, Moment)], ""
+        certain = [at.nanoseconds for at in moments if isinstance(at, Moment)]
+        since = min(certain)
+        seconds, text = [(at - since) / 10**9 for at in certain], ""
     span_s = max(seconds)
     if span_s > MAX_SECONDS:
         raise InputError(
@@ -241,8 +242,8 @@ def _moment(value: Any, where: str) -> float | Moment:
     if not math.isnan(number):
         if math.isfinite(number):
             return number
-    elif (seconds := _date(value)) is not None:
-        return Moment(seconds)
+    elif moment := _date(value):
+        return moment
     raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be a number or a date.")
 
 
@@ -256,14 +257,18 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def _date(value: Any) -> float | None:
-    """Seconds since 1970 of a date in text, None where it is none."""
+def _date(value: Any) -> Moment | None:
+    """The moment of a date in text, None where it is none."""
     text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
     try:
-        moment = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+        date = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
+        since = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)) - _EPOCH
     except (ValueError, OverflowError):
         return None
+    return Moment(since // timedelta(microseconds=1) * 1000)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 _READERS: dict[str, Callable[[Path], Table]] = {

@@ -44,7 +44,7 @@ class Recorder:
         self._path = path if self._ranks.rank == 0 else None
         self._progress = progress or (lambda table: None)
         self._points: dict[tuple[str, tuple[int, ...]], dict[int, Timing]] = {}
-        text = self._path.read_text(encoding="utf-8") if self._path and self._path.is_file() else ""
+        text = self._path.read_text(encoding="utf-8", errors="replace") if self._path and self._path.is_file() else ""
         for line in self._ranks.all(text)[0].splitlines():
             self._load(line)
         if self._path and text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
@@ -55,7 +55,7 @@ class Recorder:
             row = json.loads(line)
             timing = Timing(float(row["seconds"]), float(row["spread"]))
             self._points.setdefault((row["table"], tuple(row["at"])), {})[int(row["turn"])] = timing
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, LookupError, TypeError, RecursionError):
             return  # a line torn by the interruption: its point is measured again
 
     def record(self, table: str, at: tuple[int, ...], turn: int, measure: Callable[[], Timing | None]) -> None:

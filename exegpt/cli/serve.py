@@ -246,9 +246,11 @@ def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
     """A file's keys, one per line, or the environment's one."""
     if path is None:
         return tuple(filter(None, [os.environ.get(variable)]))
+    from exegpt.document import read_text
+
     if not path.is_file():
         raise InputError(f"There is no key file '{path}': write one key per line.")
-    keys = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    keys = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
     if not keys:
         raise InputError(f"'{path}' has no key: write one key per line.")
     return keys

@@ -182,7 +182,7 @@ class Journal:
             if entry.ended_s is not None:
                 of_outputs = zip(document["tokens"], document["reasons"], document["logprobs"], strict=True)
                 entry.outputs = [_ended(*of_output) for of_output in of_outputs]
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
             path.unlink(missing_ok=True)
             return
         if entry.ended_s is not None and time.time() - entry.ended_s > self._ttl_s:

@@ -21,3 +21,18 @@ def test_a_given_schedule_has_its_own_workload(tiny, tiny_profile, workload, cap
     (assumption,) = setting.assumptions
     assert assumption.startswith("profile: ") and assumption in capsys.readouterr().err
     assert engine_setting(options, measured, None).workload.name.startswith(workload or "S")
+
+
+@pytest.mark.parametrize(("scale", "longest"), [(False, 30), (True, 127)])
+def test_a_servers_trace_has_its_columns_and_fits_the_context(tiny, tiny_profile, tmp_path, scale, longest, capsys):
+    """The context is 128 tokens."""
+    path = tmp_path / "t.csv"
+    path.write_text("in,out,ts\n" + "".join(f"{n},2,{50 * place}\n" for place, n in enumerate([30] * 20 + [300])))
+    columns = "input=in,output=out,arrival=ts:ms"
+    options = SimpleNamespace(model=str(tiny), workload=str(path), columns=columns, scale_to_context=scale)
+    measured = SimpleNamespace(profile=document.read(Profile, tiny_profile), cluster=schedule_for(tiny).cluster)
+    workload = engine_setting(options, measured, None).workload
+    assert workload.input.max <= longest and len(workload.requests) == (21 if scale else 20)
+    err = capsys.readouterr().err
+    assert "arrivals in column 'ts' are in milliseconds, as --columns says: 20 requests/s" in err
+    assert ("1 of 21 rows" in err) is not scale

@@ -2,9 +2,11 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
+from exegpt.app.request_lists import read_for_model
 from exegpt.app.settings import fit_context, set_threads, threads_of_device
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
@@ -83,3 +85,28 @@ def test_without_threads_torch_uses_no_more_than_the_quota(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
     set_threads(None)
     assert asked == [3, 5]
+
+
+def test_runs_of_a_trace_refuse_or_scale_rows_beyond_the_context(tmp_path):
+    spec, notes = builtin_model("gpt2"), []
+    (tmp_path / "t.csv").write_text("input,output\n" + "512,1536\n" * 9)
+    read = partial(read_for_model, str(tmp_path / "t.csv"), tmp_path, spec, None, 0, notes.append)
+    with pytest.raises(InputError, match="needs 2,048 tokens"):
+        read()
+    requests, _ = read(scale=True)
+    assert {(len(request.prompt_ids), request.max_tokens) for request in requests} == {(256, 768)}
+    assert notes == ["lengths of workload t.csv times 0.5, to fit the context of 1,024 tokens"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune -l inf -w S --scale-to-context",
+        "simulate -m opt-125m --policy orca --max-num-seqs 4 -w 10/10 --scale-to-context",
+        "bench serve --url http://localhost:1 --rate 1/s --scale-to-context",
+        "engine --socket s -m m --scale-to-context",
+    ],
+)
+def test_scaling_without_a_trace_is_refused(command):
+    done = run_command(*command.split())
+    assert done.code == 2 and "--scale-to-context scales a trace's lengths, and there is no trace" in done.err

@@ -43,6 +43,8 @@ _CHOICE = {
 }
 """How tokens are chosen, and what is reported of them: each key's type, values, and their description."""
 _MOST_BIAS = 100.0
+_MOST_DIGITS = 10
+"""Of a token id in text."""
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
 _LABELS = ("client", "application", "deadline_s")
 _KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs", *_LABELS)
@@ -259,7 +261,9 @@ def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
 
 def _logit_bias(value: Any, name: str) -> tuple[tuple[int, float], ...]:
     """What is added to tokens' logits, by their ids, which are text in JSON as they are in OpenAI's API."""
-    usable = isinstance(value, dict) and all(token.isdecimal() and _is_number(bias) for token, bias in value.items())
+    usable = isinstance(value, dict) and all(
+        token.isdecimal() and len(token) <= _MOST_DIGITS and _is_number(bias) for token, bias in value.items()
+    )
     if not usable:
         raise InputError(f'{name} has a logit_bias that is not token ids with numbers, such as {{"50256": -100}}.')
     return tuple((int(token), bias) for token, bias in value.items())  # a whole number may be too large for a float

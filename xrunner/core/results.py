@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from exegpt.document import dumps, from_dict, parse_json, to_dict, write_text
+from exegpt.document import dumps, from_dict, parse_json, read_text, to_dict, write_text
 from exegpt.errors import InputError
 from exegpt.request import Result
 
@@ -68,7 +68,7 @@ class ResultFile:
 
     def _take_up(self, fingerprint: str) -> None:
         """Read what the interrupted run left, and cut off a torn last line."""
-        left = self._run.read_text(encoding="utf-8").strip() if self._run.exists() else "unknown"
+        left = read_text(self._run).strip() if self._run.exists() else "unknown"
         if left != fingerprint:
             raise InputError(
                 f"'{self._partial}' is of another run ({left}, this one is {fingerprint}): model, schedule and "

@@ -54,6 +54,13 @@ def test_how_tokens_are_chosen_is_read(tmp_path):
     assert read_requests(write(tmp_path / "r.jsonl", GOOD | nothing), GPT2, encode)[0] == [Request("a", (1,), 2)]
 
 
+@pytest.mark.parametrize("token", ["9" * 5000, "12345678901", "-1", "x", "²"])
+def test_odd_token_ids_of_a_bias_are_refused(tmp_path, token):
+    source = write(tmp_path / "r.jsonl", GOOD | {"logit_bias": {token: 1}})
+    with pytest.raises(InputError, match="logit_bias"):
+        read_requests(source, GPT2, encode)
+
+
 def test_requests_come_from_standard_input(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO('{"id": "a", "prompt_ids": [1], "max_tokens": 2}\n'))
     assert read_requests("-", GPT2, None)[0] == [Request("a", (1,), 2)]
