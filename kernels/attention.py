@@ -133,5 +133,16 @@ def attention_reference(
         if starts is not None:
             unseen = unseen | (places < starts[i])
         weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
-        out[begin:end] = (weights @ v).transpose(0, 1).to(q.dtype)
+        out[begin:end] = _weighted(weights, v, ~unseen).transpose(0, 1).to(q.dtype)
     return out
+
+
+def _weighted(weights: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Return weights [heads, queries, keys] · v [heads, keys, head_size] of the keys that are `seen`, bool [queries,
+    keys], alone: NaN times a weight of zero would be NaN. A query gets NaN where it sees a value that is not finite.
+    """
+    finite = v.isfinite()
+    if finite.all():
+        return weights @ v
+    reached = seen.float() @ (~finite).float()
+    return (weights @ v.where(finite, 0)).masked_fill(reached > 0, math.nan)

@@ -36,26 +36,30 @@ def _splat(builder: Any, vector: Any, value: Any) -> Any:
     return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
 
 
-def _emit_tile(builder: Any, rows: int, depth: int, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
+def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
     """LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
     `a` and `c` are lists of pointers to rows, `b` a pointer to a contiguous [depth, columns] matrix. With few rows the
-    depth is split over independent accumulators, since one chain of additions waits for itself.
+    depth is split over independent accumulators, since one chain of additions waits for itself; a `depth` that is known
+    only at run time, an LLVM value, is not split.
     """
     vector = ir.VectorType(_FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
     fma = cgutils.get_or_insert_function(
         builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{columns}f32"
     )
-    split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
+    index = ir.IntType(64)
+    split = 1
+    if isinstance(depth, int):
+        split = next(n for n in (4, 2, 1) if depth % n == 0 and (n == 1 or n * rows * columns <= _REGISTERS))
+        depth = index(depth // split)
     targets = [builder.bitcast(pointer, vector.as_pointer()) for pointer in c]
     sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(split)] for _ in range(rows)]
     for r in range(rows):
         builder.store(builder.load(targets[r], align=4) if accumulate else zero, sums[r][0])
         for extra in sums[r][1:]:
             builder.store(zero, extra)
-    index = ir.IntType(64)
-    with cgutils.for_range(builder, index(depth // split)) as loop:
+    with cgutils.for_range(builder, depth) as loop:
         for n in range(split):
             k = builder.add(builder.mul(loop.index, index(split)), index(n))
             line = builder.bitcast(builder.gep(b, [builder.mul(k, index(columns))]), vector.as_pointer())
@@ -103,6 +107,27 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
 
 
 @intrinsic(prefer_literal=True)
+def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # type: ignore[no-untyped-def]
+    """c[c_start + n] += Σ_k a[a_start + k] · b[b_start + k·columns + n], float32, over `depth` values of k.
+
+    Only `columns` is a compile-time constant.
+    """
+    if not isinstance(columns, types.IntegerLiteral):
+        return None
+    wide = columns.literal_value
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        def pointer(place: int) -> Any:
+            array = context.make_array(sig.args[place])(context, builder, args[place])
+            return builder.gep(array.data, [args[place + 1]])
+
+        _emit_tile(builder, 1, args[3], wide, True, [pointer(1)], pointer(4), [pointer(6)])
+        return context.get_dummy_value()
+
+    return types.void(columns, a, a_start, depth, b, b_start, c, c_start), codegen
+
+
+@intrinsic(prefer_literal=True)
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
     """Ask for `count` (a compile-time constant) floats of an array from `start` on: blocks lie scattered in memory, so
     the hardware can't guess where the next one is. Into the second cache: the first can wait for few lines at a time.
@@ -125,18 +150,26 @@ def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath=True, error_model="numpy")
-def _softmax(scores, count):  # type: ignore[no-untyped-def]
-    """Softmax of the first `count` scores in place, zeros after them."""
-    top = greatest(scores[:count])
+def _exponentials(scores, top):  # type: ignore[no-untyped-def]
+    """Softmax of scores in place, of which `top` is the greatest; all are finite, which fast arithmetic assumes."""
     total = np.float32(0)
-    for t in range(count):
+    for t in range(len(scores)):
         e = exp(scores[t] - top)
         scores[t] = e
         total += e
     scale = np.float32(1) / total
-    for t in range(count):
+    for t in range(len(scores)):
         scores[t] *= scale
-    scores[count:] = 0
+
+
+@njit(error_model="numpy")
+def _softmax(scores):  # type: ignore[no-untyped-def]
+    """Softmax of scores in place; NaN for all where one is NaN, or the greatest infinite."""
+    top = greatest(scores)
+    if np.isfinite(top):
+        _exponentials(scores, top)
+    else:
+        scores[:] = np.float32(np.nan)
 
 
 @njit(error_model="numpy")
@@ -201,6 +234,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
             width = blocks * block_size - begin
             x = np.zeros((rows, head_size), np.float32)
             scores = np.empty((rows, width), np.float32)
+            unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # what each row sees lies between
             for r in range(queries * group):
                 for d in range(head_size):
                     x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
@@ -209,19 +243,27 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                 _prefetch(size, keys, (ahead * kv_heads + head) * size)
                 block, at = (table[j] * kv_heads + head) * size, j * block_size - begin
                 _tile_product(rows, head_size, block_size, 0, x, 0, head_size, keys, block, scores, at, width)
-            for r in range(rows):
-                end = context + min(r // group, queries - 1)
-                unseen = max(starts[sequence], end - window if causal else 0) - begin
+            for r in range(queries * group):
+                end = context + r // group
+                unseen[r] = max(starts[sequence], end - window if causal else 0) - begin
+                ends[r] = max(past, end) - begin
                 if bias.shape[1]:
                     _add_bias(scores[r], bias[head * group + r % group], begin, end - 1)
-                scores[r, :unseen] = 0
-                _softmax(scores[r, unseen:], max(past, end) - begin - unseen)
+                _softmax(scores[r, unseen[r] : ends[r]])
             x[:] = 0
             for j in range(skipped, blocks):
                 ahead = table[min(j + _AHEAD, blocks - 1)]
                 _prefetch(size, values, (ahead * kv_heads + head) * size)
                 block, at = (table[j] * kv_heads + head) * size, j * block_size - begin
-                _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
+                if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
+                    _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
+                    continue
+                # What a row does not see may be NaN, of another sequence even, and stays so times a weight of zero.
+                for r in range(queries * group):
+                    begins = max(unseen[r], at)
+                    seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size
+                    scores_at = r * width + begins
+                    _add_row_product(head_size, scores, scores_at, seen, values, place, x, r * head_size)
             for r in range(queries * group):
                 for d in range(head_size):
                     out[first + r // group, head * group + r % group, d] = x[r, d]

@@ -3,19 +3,25 @@
 import numpy as np
 from numba import njit
 
-_LEAST = np.int32(-(2**31))
-_SIGN, _REST = np.int32(31), np.int32(2**31 - 1)
+_LEAST, _MOST = np.int32(-(2**31)), np.int32(2**31 - 1)
+_SIGN, _REST = np.int32(31), _MOST
+_MINUS_INFINITY = np.int32(np.float32(-np.inf).view(np.int32) ^ _REST)
+"""Of the integers below, the one that stands for minus infinity: NaNs with a sign lie under it."""
 
 
 @njit(error_model="numpy")
 def greatest(values):  # type: ignore[no-untyped-def]
-    """The greatest of a contiguous float32 array.
+    """Return the greatest of a contiguous float32 array, and NaN where any of them is NaN.
 
     Compared as integers, whose order is that of the floats once a negative one's other bits are flipped: unlike a
-    maximum of floats it needs no rule for what is not a number (which counts as the greatest), so it vectorises.
+    maximum of floats it needs no rule for NaN, so it vectorises. NaNs lie beyond both infinities, by their signs, and
+    no compiler that assumes their absence can drop the test.
     """
     bits = values.view(np.int32)
-    top = _LEAST
+    top, bottom = _LEAST, _MOST
     for i in range(len(bits)):
-        top = max(top, np.int32(bits[i] ^ ((bits[i] >> _SIGN) & _REST)))
+        ordered = np.int32(bits[i] ^ ((bits[i] >> _SIGN) & _REST))
+        top, bottom = max(top, ordered), min(bottom, ordered)
+    if bottom < _MINUS_INFINITY:
+        return np.float32(np.nan)
     return np.int32(top ^ ((top >> _SIGN) & _REST)).view(np.float32)

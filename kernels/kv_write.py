@@ -1,5 +1,6 @@
 """Writing new keys and values into the paged cache."""
 
+import numpy as np
 import torch
 from numba import prange
 
@@ -14,6 +15,9 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
 
     Slot s is place s mod block_size of block s // block_size. `values` is [blocks, kv_heads, block_size, head_size],
     `keys` has the shape of `kv_layout.key_shape`.
+
+    A value that is not finite is stored as zeros with a key of NaN: a query that sees it gets NaN, and one of the same
+    tile that does not sees no difference, since zero times an infinity would be NaN.
     """
     if device.on_gpu(k):
         from exegpt.kernels.kv_write_gpu import kv_write_gpu
@@ -32,8 +36,21 @@ def kv_write_reference(
     """`kv_write` in plain PyTorch."""
     block_size = values.shape[2]
     block, place = slots // block_size, slots % block_size
-    keys_like_values(keys)[block, :, place] = k.to(keys.dtype)
-    values[block, :, place] = v.to(values.dtype)
+    whole = v.to(values.dtype).isfinite().all(-1, keepdim=True)
+    keys_like_values(keys)[block, :, place] = k.where(whole, torch.nan).to(keys.dtype)
+    values[block, :, place] = v.where(whole, 0).to(values.dtype)
+
+
+@njit(error_model="numpy")
+def store_value(target, value):  # type: ignore[no-untyped-def]
+    """Copy a token's value, or zeros where it is not finite; return whether it is."""
+    whole = True
+    for d in range(len(value)):
+        target[d] = value[d]
+        whole &= np.isfinite(value[d])
+    if not whole:
+        target[:] = 0
+    return whole
 
 
 @njit(
@@ -47,7 +64,8 @@ def _kv_write(k, v, keys, values, slots):  # type: ignore[no-untyped-def]
     for token in prange(len(slots)):
         block, place = slots[token] // block_size, slots[token] % block_size
         for head in range(k.shape[1]):
-            for d in range(k.shape[2]):
-                keys[block, head, d, place] = k[token, head, d]
-            for d in range(k.shape[2]):
-                values[block, head, place, d] = v[token, head, d]
+            if store_value(values[block, head, place], v[token, head]):
+                for d in range(k.shape[2]):
+                    keys[block, head, d, place] = k[token, head, d]
+            else:
+                keys[block, head, :, place] = np.float32(np.nan)

@@ -55,8 +55,11 @@ def _write(  # type: ignore[no-untyped-def]
     real = token < tokens
     mask = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
     row = cache_rows(slots, token, real, kv_head, kv_heads, HEAD_SIZE, BLOCK_SIZE)
-    store_rows(v + token.to(tl.int64) * v_stride_token + kv_head * v_stride_head, v_cache + row, offs_d, mask)
-    store_rows(k + token.to(tl.int64) * k_stride_token + kv_head * k_stride_head, k_cache + row, offs_d, mask)
+    token = token.to(tl.int64)
+    whole = store_values(v + token * v_stride_token + kv_head * v_stride_head, v_cache + row, offs_d, mask)
+    key = tl.load((k + token * k_stride_token + kv_head * k_stride_head)[:, None] + offs_d[None, :], mask=mask, other=0)
+    key = tl.where(whole[:, None], key.to(tl.float32), float("nan"))
+    tl.store((k_cache + row)[:, None] + offs_d[None, :], key.to(k_cache.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -75,7 +78,11 @@ def cache_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_rows(source, target, offs_d, mask):  # type: ignore[no-untyped-def]
-    """Copy rows from the pointers `source` [BLOCK_M] to `target` [BLOCK_M], columns `offs_d` [HEAD_DIM]."""
-    row = tl.load(source[:, None] + offs_d[None, :], mask=mask, other=0.0).to(tl.float32)
-    tl.store(target[:, None] + offs_d[None, :], row.to(target.dtype.element_ty), mask=mask)
+def store_values(source, target, offs_d, mask):  # type: ignore[no-untyped-def]
+    """Copy values from the pointers `source` [BLOCK_M] to `target` [BLOCK_M], columns `offs_d` [HEAD_SIZE], zeros for
+    those that are not finite; return which are: bool [BLOCK_M].
+    """
+    row = tl.load(source[:, None] + offs_d[None, :], mask=mask, other=0.0).to(target.dtype.element_ty)
+    whole = tl.min((tl.abs(row.to(tl.float32)) < float("inf")).to(tl.int32), 1) > 0
+    tl.store(target[:, None] + offs_d[None, :], tl.where(whole[:, None], row, 0.0), mask=mask)
+    return whole

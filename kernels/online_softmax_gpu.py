@@ -85,7 +85,8 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         place = (tile + 1) * BLOCK_N + offs_n
         block = tl.load(block_table + place // BLOCK_SIZE, mask=place // BLOCK_SIZE < blocks, other=0)
 
-        # K needs no mask along the keys, scores have one; V does: what lies behind the last token might be no number.
+        # K needs no mask along the keys, scores have one. V does: what lies outside the sequence may be NaN, which it
+        # stays times a weight of zero. Values that only some rows see are finite: see `kv_write`.
         k_at, v_at = k_cache + row[:, None] + offs_d[None, :], v_cache + row[:, None] + offs_d[None, :]
         k = (tl.load(k_at) if q.shape[1] == HEAD_SIZE else tl.load(k_at, mask=in_head, other=0.0)).to(DTYPE)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * sm_scale
@@ -107,7 +108,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         alpha = tl.exp2(m_i - base)
         l_i = l_i * alpha + tl.sum(p, 1)
         if MASKED:
-            v = tl.load(v_at, mask=(key < seen_end)[:, None] & in_head, other=0.0).to(DTYPE)
+            v = tl.load(v_at, mask=((key >= start) & (key < seen_end))[:, None] & in_head, other=0.0).to(DTYPE)
         elif q.shape[1] == HEAD_SIZE:
             v = tl.load(v_at).to(DTYPE)
         else:

@@ -1,11 +1,12 @@
 """Rotary position embedding (RoPE), in the convention that pairs dimension d with d + head_size/2."""
 
+import numpy as np
 import torch
 from numba import prange
 
 from exegpt.kernels import device
 from exegpt.kernels.compiled import njit
-from exegpt.kernels.kv_write import kv_write_reference
+from exegpt.kernels.kv_write import kv_write_reference, store_value
 from exegpt.kernels.threads import compiled
 
 
@@ -116,9 +117,10 @@ def _rotate_and_write(q, k, v, positions, cosines, sines, keys, values, slots): 
                 q[token, head, d] = a * cos[d] - b * sin[d]
                 q[token, head, half + d] = b * cos[d] + a * sin[d]
         for head in range(k.shape[1]):
+            if not store_value(values[block, head, place], v[token, head]):
+                keys[block, head, :, place] = np.float32(np.nan)
+                continue
             for d in range(half):
                 a, b = k[token, head, d], k[token, head, half + d]
                 keys[block, head, d, place] = a * cos[d] - b * sin[d]
                 keys[block, head, half + d, place] = b * cos[d] + a * sin[d]
-            for d in range(2 * half):
-                values[block, head, place, d] = v[token, head, d]

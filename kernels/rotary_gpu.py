@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from exegpt.kernels.kv_write_gpu import cache_rows, store_rows
+from exegpt.kernels.kv_write_gpu import cache_rows, store_values
 
 
 def rotate_gpu(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
@@ -113,12 +113,13 @@ def _rotate(  # type: ignore[no-untyped-def]
         if k is not None:
             kv_head = head - HEADS
             row = cache_rows(slots, token, real, kv_head, KV_HEADS, HEAD_SIZE, BLOCK_SIZE)
+            offs_d = tl.arange(0, HEAD_DIM)
+            mask = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
+            whole = store_values(v + token * v_stride_token + kv_head * v_stride_head, v_cache + row, offs_d, mask)
+            cos = tl.where(whole[:, None], cos, float("nan"))  # see `kv_write`
             rotate_rows(
                 k + token * k_stride_token + kv_head * k_stride_head, k_cache + row, cos, sin, offs_h, half, HALF
             )
-            offs_d = tl.arange(0, HEAD_DIM)
-            mask = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
-            store_rows(v + token * v_stride_token + kv_head * v_stride_head, v_cache + row, offs_d, mask)
 
 
 @triton.jit
