@@ -91,6 +91,8 @@ class Ended:
     """Why the engine can't run it."""
     too_long: bool = False
     """Whether that is its length."""
+    error: str | None = None
+    """As `Result.error`."""
 
 
 @dataclass(frozen=True)

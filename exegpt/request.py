@@ -101,6 +101,8 @@ class Result(Noun):
     """When the encoding batch that holds the request began."""
     first_token_s: float | None
     finish_s: float
+    error: str | None = None
+    """Why it failed, where the finish reason is `error` and the engine had begun it."""
     text: str | None = None
     logprobs: tuple[float, ...] | None = None
     """Of each output token, where the request asks for them; -9999.0 for minus infinity."""

@@ -1,5 +1,7 @@
 """Greedy sampling: the place of the greatest logit."""
 
+import math
+
 import torch
 from numba import prange
 
@@ -7,12 +9,17 @@ from exegpt.kernels.compiled import njit
 from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import compiled
 
+NO_TOKEN = -1
+"""The token of a row from which none can be chosen: one of its logits is NaN or has overflowed, or all are ruled out."""
+
 _CHUNK = 512
 """Logits looked at together."""
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """The place of every row's greatest value, the first where several are equal: [rows, vocab] → int64 [rows]."""
+    """Return the place of every row's greatest value, the first where several are equal, or `NO_TOKEN`: [rows, vocab] →
+    int64 [rows].
+    """
     if not compiled(logits):
         return argmax_reference(logits)
     out = torch.empty(len(logits), dtype=torch.int64)
@@ -22,18 +29,23 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
     """`argmax` in plain PyTorch."""
-    return logits.argmax(dim=-1)
+    top, place = logits.max(dim=-1)  # NaN where any is
+    return place.where(top.isfinite(), NO_TOKEN)
 
 
 @njit
 def place_of_greatest(line):  # type: ignore[no-untyped-def]
-    """The place of a line's greatest value, the first where several are equal."""
+    """Return the place of a line's greatest value, the first where several are equal, or `NO_TOKEN`."""
     # The greatest of each chunk in vector registers, then its place within the winning chunk.
-    top, first = line[0], 0
+    top, first = -math.inf, 0
     for start in range(0, len(line), _CHUNK):
         value = greatest(line[start : start + _CHUNK])
+        if not value < math.inf:
+            return NO_TOKEN
         if value > top:
             top, first = value, start
+    if top == -math.inf:
+        return NO_TOKEN
     while first < len(line) - 1 and line[first] != top:
         first += 1
     return first

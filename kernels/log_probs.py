@@ -22,7 +22,9 @@ class LogProbs:
 def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> torch.Tensor:
     """Of logits [rows, vocab] and the token of each row, int64 [rows]: float64 [n, 1 + 2·most], of each row asked for
     its token's log-probability, the greatest log-probabilities, and their tokens; of equals the lower token first.
+    Nothing of use where there is no token.
     """
+    tokens = tokens.clamp(min=0)
     if device.on_gpu(logits):  # no kernel of its own: it is asked for rarely, and reads each row a few times
         return log_probs_reference(logits, tokens, asked)
     out = torch.empty(len(asked.rows), 1 + 2 * asked.most, dtype=torch.float64)

@@ -40,7 +40,7 @@ def log_probs_rows(logits, rows, tokens, out):  # type: ignore[no-untyped-def]
     for i in prange(len(rows)):
         x = logits[rows[i]]
         top = greatest(x)
-        total = np.float64(top) + np.log(mass_of(x, top))
+        total = np.float64(top) + np.log(mass_of(x, top)) if np.isfinite(top) else np.nan
         out[i, 0] = x[tokens[rows[i]]] - total
         places = _likeliest(x, most)
         for j in range(most):

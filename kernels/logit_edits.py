@@ -1,7 +1,8 @@
 """Logit edits: what a request changes of its model's logits before a token is chosen.
 
 In vLLM's order (`vllm.v1.sample.sampler`, 0.22): the mask of allowed tokens, the bias, then the repetition, frequency
-and presence penalties. Only rows of requests that ask for one are edited.
+and presence penalties. Only rows of requests that ask for one are edited. A mask leaves NaN and infinities, which fail
+the request wherever they are.
 """
 
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def edit_logits_reference(logits: torch.Tensor, edits: LogitEdits) -> torch.Tens
     if len(edits.allowed):
         bits = (edits.allowed.unsqueeze(2) >> torch.arange(32, device=x.device)) & 1
         allowed = bits.flatten(1)[:, :vocab].bool()[edits.mask.clamp(min=0)]
-        x = x.where(allowed | (edits.mask < 0).unsqueeze(1), -torch.inf)
+        x = x.where(allowed | (edits.mask < 0).unsqueeze(1) | ~x.isfinite(), -torch.inf)
     out = out.index_copy(0, edits.rows, x)
     row, token = edits.biased
     out[row, token] += edits.bias

@@ -25,7 +25,8 @@ def edit_rows(x, rows, penalty, frequency, presence, slot, mask, allowed, seen, 
         if mask[i] >= 0:
             words = allowed[mask[i]]
             for token in range(vocab):
-                if not (words[token >> 5] >> np.int32(token & 31)) & 1:
+                allows = (words[token >> 5] >> np.int32(token & 31)) & 1
+                if not allows and np.isfinite(row[token]):  # NaN stays, so that the row fails
                     row[token] = _MINUS_INFINITY
         if penalty[i] != 1:
             has = seen[slot[i]]

@@ -56,7 +56,8 @@ def _edit(  # type: ignore[no-untyped-def]
     x = tl.load(x_ptr + cols, mask=inside, other=0.0)
     if mask >= 0:
         words = tl.load(allowed_ptr + mask * tl.cdiv(n_cols, 32) + cols // 32, mask=inside, other=0)
-        x = tl.where((words >> (cols % 32)) & 1 != 0, x, float("-inf"))
+        ruled_out = ((words >> (cols % 32)) & 1 == 0) & (tl.abs(x) < float("inf"))  # NaN stays, so that the row fails
+        x = tl.where(ruled_out, float("-inf"), x)
     if penalty != 1:
         seen = tl.load(seen_ptr + slot * n_cols + cols, mask=inside, other=0) != 0
         x = tl.where(seen, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty + tl.zeros_like(x))), x)

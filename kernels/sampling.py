@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from exegpt.kernels import device
+from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.kernels.logit_edits import LogitEdits, edit_logits, edit_logits_reference
 from exegpt.kernels.philox import arrival_times
 from exegpt.kernels.sampling_cpu import sample_rows
@@ -48,7 +49,7 @@ class Sampling:
 
 
 def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Every row's next token: logits [rows, vocab] → int64 [rows]."""
+    """Return every row's next token, or `NO_TOKEN`: logits [rows, vocab] → int64 [rows]."""
     if sampling.edits is not None:
         logits = edit_logits(logits, sampling.edits)
     if device.on_gpu(logits):
@@ -88,4 +89,4 @@ def sample_reference(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
     times = arrival_times(sampling.seed, sampling.position, vocab)
     drawn = (x - times.log()).where(x >= least, -math.inf)
-    return x.where(greedy.unsqueeze(1), drawn).argmax(1)
+    return x.where(greedy.unsqueeze(1), drawn).argmax(1).where(best[:, 0].isfinite(), NO_TOKEN)

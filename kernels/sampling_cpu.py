@@ -7,7 +7,7 @@ mass once negligible logits are put aside. Of few tokens the times are made one 
 import numpy as np
 from numba import prange
 
-from exegpt.kernels.argmax import place_of_greatest
+from exegpt.kernels.argmax import NO_TOKEN, place_of_greatest
 from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp, mass_of
 from exegpt.kernels.greatest import greatest
@@ -156,7 +156,7 @@ def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
     error_model="numpy",
 )
 def sample_rows(logits, temperature, top_k, top_p, log_min_p, penalty, seed, position, slot, seen, out):  # type: ignore[no-untyped-def]
-    """out[row] ← the next token of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays:
+    """out[row] ← the next token, or `NO_TOKEN`, of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays:
     log_min_p [0] where no row has one.
     """
     vocab = logits.shape[1]
@@ -173,8 +173,8 @@ def sample_rows(logits, temperature, top_k, top_p, log_min_p, penalty, seed, pos
             continue
         x = x / temperature[row]
         tops, least = _chunk_tops(x), _LOWEST
-        if greatest(tops) == -np.inf:
-            out[row] = 0
+        if not np.isfinite(greatest(tops)):
+            out[row] = NO_TOKEN
             continue
         if 0 < top_k[row] < vocab:
             least = _kth_greatest(x, tops, top_k[row])

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.kernels.philox import ROUNDS
 from exegpt.kernels.sampling import Sampling
 
@@ -40,6 +41,7 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, block_size: int = _BLOC
         logits_stride=logits.stride(0),
         BLOCK_SIZE=block_size,
         ROUNDS=ROUNDS,
+        NO_TOKEN=NO_TOKEN,
         MIN_P=sampling.log_min_p is not None,
         num_warps=min(16, max(1, block_size // 256)),
     )
@@ -63,9 +65,10 @@ def _sample(  # type: ignore[no-untyped-def]
     logits_stride,  # elements from one row to the next
     BLOCK_SIZE: tl.constexpr,
     ROUNDS: tl.constexpr,
+    NO_TOKEN: tl.constexpr,
     MIN_P: tl.constexpr,
 ):
-    """One row's token."""
+    """One row's token, or NO_TOKEN."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     seen_ptr += tl.load(slot_ptr + row) * n_cols
@@ -86,13 +89,13 @@ def _sample(  # type: ignore[no-untyped-def]
     above = tl.full([], float("-inf"), tl.float32)  # the token's logit, once there is one
     racing = above == float("-inf")
     while racing:
-        winner, greater, total = _race(
+        winner, greater, total, broken = _race(
             logits_ptr, seen_ptr, n_cols, temperature, penalty, seed, position, drawn, least, above, BLOCK_SIZE, ROUNDS
         )
         dropped = (above == float("-inf")) | ((greater > 0) & (greater >= p * total))
-        token = tl.where(dropped, winner, token)
-        above = _scaled(logits_ptr, seen_ptr, token, n_cols, temperature, penalty)
-        racing = dropped & drawn & (p < 1) & (above > float("-inf"))
+        token = tl.where(broken, NO_TOKEN, tl.where(dropped, winner, token))
+        above = _scaled(logits_ptr, seen_ptr, tl.maximum(token, 0), n_cols, temperature, penalty)
+        racing = ~broken & dropped & drawn & (p < 1) & (above > float("-inf"))
     tl.store(out_ptr + row, token.to(tl.int64))
 
 
@@ -170,7 +173,8 @@ def _race(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
-    """(the token that arrives first, the lowest of equals; the mass of the tokens that race; that of all that count).
+    """Return the token that arrives first, the lowest of equals; the mass of the tokens that race; that of all that
+    count; and whether a logit is NaN or has overflowed, or all are ruled out.
 
     Masses are in units of e^above, zero for all: a race's winner is no further below the greatest logit than times lie
     apart in their logarithms, so they don't overflow.
@@ -179,10 +183,14 @@ def _race(  # type: ignore[no-untyped-def]
     token = tl.zeros([BLOCK_SIZE], tl.int32)
     greater = tl.zeros([BLOCK_SIZE], tl.float32)
     total = tl.zeros([BLOCK_SIZE], tl.float32)
+    broken = tl.zeros([BLOCK_SIZE], tl.int32)
+    ruled_out = tl.full([BLOCK_SIZE], 1, tl.int32)
     unit = tl.where(above > float("-inf"), above, float("inf"))
     for start in range(0, n_cols, BLOCK_SIZE):
         cols = start + tl.arange(0, BLOCK_SIZE)
         x = _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty)
+        broken |= (~(x < float("inf"))).to(tl.int32)
+        ruled_out &= (x == float("-inf")).to(tl.int32)
         mass = tl.where(x >= least, tl.exp(x - unit), 0.0)
         total += mass
         races = (x >= least) & (x > above)
@@ -195,7 +203,8 @@ def _race(  # type: ignore[no-untyped-def]
             token = tl.where(better, cols, token)
             greater += tl.where(races, mass, 0.0)
     winner = tl.min(tl.where(best == tl.max(best, 0), token, n_cols), 0)
-    return winner, tl.sum(greater, 0), tl.sum(total, 0)
+    unusable = (tl.max(broken, 0) > 0) | (tl.min(ruled_out, 0) > 0)
+    return winner, tl.sum(greater, 0), tl.sum(total, 0), unusable
 
 
 @triton.jit

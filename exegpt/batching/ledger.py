@@ -297,6 +297,13 @@ class Ledger:
         elif not sequence.finished:
             self._finish([sequence])
 
+    def fail(self, sequence: Sequence) -> None:
+        """End a sequence that has ended in an error, as by a stop token. What it has cached is never found again."""
+        if self._prefixes:
+            self._prefixes.withdraw(sequence.keys)
+            sequence.keys = ()
+        self.stop(sequence)
+
     def _encode(self, step: Step) -> list[Sequence]:
         finished = []
         completed = False

@@ -99,6 +99,15 @@ class PrefixPool:
         self._keys[block] = key
         self._published.setdefault(key, OrderedDict())[block] = None
 
+    def withdraw(self, keys: Iterable[Hashable]) -> None:
+        """Let no block be found by these keys any more."""
+        for key in keys:
+            for block in self._published.pop(key, ()):
+                del self._keys[block]
+                if block in self._kept:
+                    del self._kept[block]
+                    self._unpublished.append(block)
+
     def find(self, keys: Iterable[Hashable]) -> list[int]:
         """The longest run of blocks published under these keys, from the first on."""
         blocks = []

@@ -128,7 +128,8 @@ class Generation:
         if ended and ended.refused:
             raise _refusal(ended.refused, ended.too_long)
         if ended and ended.reason in ("error", "cancelled"):
-            raise ApiError(500, "The request was ended by an internal error.", "internal_error", None, SERVER)
+            cause = f": {ended.error}" if ended.error else ""
+            raise ApiError(500, f"The request was ended by an internal error{cause}.", "internal_error", None, SERVER)
         if not tokens and not ended:
             return None
         begun = choice.taken

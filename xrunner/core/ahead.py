@@ -42,7 +42,7 @@ class AheadLane(OwnLane):
         """Where the tokens that a micro-batch takes, and that aren't here, are among those sampled last. All are waited
         for where it needs others: a prompt's, those of a preempted sequence, a penalty's, or a grammar's.
         """
-        short = [request for request, end in self._needs(micro_batch) if request.known < end]
+        short = [request for request, end in self._needs(micro_batch) if not request.ended and request.known < end]
         if not short:
             return {}
         places = {request.sequence.index: place for place, request in enumerate(self._flying[-1].receivers)}

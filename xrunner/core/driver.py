@@ -229,6 +229,8 @@ class Driver:
     def _book_stops(self) -> None:
         for sequence in self.outputs.take_stopped():
             self.ledger.stop(sequence)
+        for sequence in self.outputs.take_failed():
+            self.ledger.fail(sequence)
 
     def _forget(self) -> None:
         """Drop what is known of requests that have left the ledger, once they are the most."""

@@ -35,7 +35,7 @@ from xrunner.core.replicas import Follower, Leader
 from xrunner.core.report import RunReport
 from xrunner.core.requests import check_request
 from xrunner.core.shared_cache import SharedCache
-from xrunner.rank.warm_up import Extent, warm_up
+from xrunner.rank.warm_up import Extent, check_logits, warm_up
 from xrunner.rank.worker import END, Worker, serve
 
 DEFAULT = Options()
@@ -198,7 +198,10 @@ class Engine:
         check_memory(self.model.device, self.ranks, what, buffer_bytes(self.model, self.place, extent))
         worker, running = self.worker, self._since is not None
         compute = worker.compute
-        warm_up(self.model, self._unused_cache(), extent, compute.graphs, running, worker.gpu, compute.planning)
+        cache = self._unused_cache()
+        warm_up(self.model, cache, extent, compute.graphs, running, worker.gpu, compute.planning)
+        if not running:
+            self.ranks.agree(lambda: check_logits(self.model, cache, self.place.before is None, compute.planning))
         shown = options.spans and self.place.part == 0  # the others of a tensor-parallel group do as the first
         leader = None if self.leads or options.record else Place(self.schedule, 0).driver
         worker.begin(self._clock, options.record or shown, leader)

@@ -223,7 +223,7 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
     tokens = [event for event in events if isinstance(event, Token)]
     results = [event for event in events if not isinstance(event, Token)]
     asked = any(token.logprob is not None for token in tokens)
-    ended = [Ended(result.id, result.finish_reason) for result in results]
+    ended = [Ended(result.id, result.finish_reason, error=result.error) for result in results]
     return Stepped(
         now_s=engine.worker.now(),
         ids=np.array([int(token.request_id) for token in tokens], dtype=np.int64),

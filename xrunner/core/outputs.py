@@ -13,6 +13,7 @@ import torch
 
 from exegpt.batching import Sequence
 from exegpt.batching.sequence import PREEMPTED
+from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.request import FinishReason, Request, Result
 from exegpt.served import Served
 from xrunner.core.drift import Drift
@@ -27,6 +28,8 @@ from xrunner.rank.worker import read_result
 _KEPT = 256
 """Ended requests that are remembered at least: forgetting goes over all."""
 
+_NO_TOKEN = "the model's logits are NaN or have overflowed, or rule out every token"
+_NO_GRAMMAR = "the grammar can't be followed any further"
 _LEAST_LOGPROB = -9999.0
 """For minus infinity, which JSON lacks; as in vLLM."""
 
@@ -57,6 +60,7 @@ class Outputs:
         self._emit, self._stream, self._record, self._keyed = emit, stream, record, keyed
         self._slots = Slots()
         self._stopped: list[Sequence] = []
+        self._failed: list[Sequence] = []
 
     def add(self, index: int, request: Request, start: tuple[int, ...]) -> Sequence:
         """A new request with its place, which no other has, and what its output begins with; its sequence."""
@@ -101,7 +105,10 @@ class Outputs:
         """
         moment, tokens, logprobs = read_result(result, len(receivers))
         if prompts is not None:
-            logprobs = self._enter_prompts(prompts, logprobs)
+            logprobs = self._enter_prompts(prompts, logprobs, moment)
+        for receiver, token in zip(receivers, tokens, strict=True):
+            if token == NO_TOKEN and not receiver.ended:
+                self._fail(receiver, _NO_TOKEN, moment)
         if len(logprobs):
             _enter_logprobs(receivers, logprobs)
         for receiver, token in zip(receivers, tokens, strict=True):
@@ -117,9 +124,11 @@ class Outputs:
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
                 receiver.sequence.ready_s = 0.0
             if self._stops(receiver, token):
-                self._stopped.append(receiver.sequence)
-                failed = receiver.constraint is not None and receiver.constraint.failed
-                self._finish(receiver, "error" if failed else "stop", moment)
+                if receiver.constraint is not None and receiver.constraint.failed:
+                    self._fail(receiver, _NO_GRAMMAR, moment)
+                else:
+                    self._stopped.append(receiver.sequence)
+                    self._finish(receiver, "stop", moment)
             elif len(receiver.output) == receiver.request.max_tokens:
                 self._finish(receiver, "length", moment)
 
@@ -132,6 +141,11 @@ class Outputs:
         stopped, self._stopped = self._stopped, []
         return stopped
 
+    def take_failed(self) -> list[Sequence]:
+        """Sequences that have ended in an error since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def forget(self, alive: Iterable[Sequence], count: int) -> None:
         """Drop all but the `count` requests of sequences that are `alive`, once the others are the most."""
         if len(self.running) <= 2 * count + _KEPT:
@@ -140,8 +154,10 @@ class Outputs:
         for index in [index for index in self.running if index not in kept]:
             del self.running[index]
 
-    def _enter_prompts(self, prompts: PromptRows, values: np.ndarray) -> np.ndarray:
-        """Append prompts' log-probabilities, the last of the values, to their requests; the values before them."""
+    def _enter_prompts(self, prompts: PromptRows, values: np.ndarray, moment: float) -> np.ndarray:
+        """Append prompts' log-probabilities, the last of the values, to their requests, which fail where one is NaN;
+        the values before them.
+        """
         *_, (indices, places), most = prompts
         begin = len(values) - len(indices) * (1 + 2 * most)
         rows = values[begin:].reshape(len(indices), -1).tolist()
@@ -150,6 +166,9 @@ class Outputs:
             if running is None or running.ended:
                 continue
             assert place == len(running.prompt_logprobs), "log-probabilities of a prompt come in order"
+            if not row[0] < np.inf:
+                self._fail(running, _NO_TOKEN, moment)
+                continue
             own, likeliest = _read_logprobs(row, running.logprobs_asked or 0)
             running.prompt_logprobs.append(own)
             running.prompt_likeliest.append(likeliest)
@@ -164,6 +183,11 @@ class Outputs:
                 return True
         return (token in self._eos and not request.ignore_eos) or token in request.stop_token_ids
 
+    def _fail(self, running: Running, error: str, moment: float) -> None:
+        """End a request alone by an error, whose blocks no other request finds again."""
+        self._failed.append(running.sequence)
+        self._end(running, "error", moment, None, error)
+
     def _finish(self, running: Running, reason: FinishReason, moment: float) -> None:
         start, first = running.start_s, running.first_token_s
         assert start is not None and first is not None, "a finished request has begun"
@@ -173,7 +197,14 @@ class Outputs:
             self.served.append(Served(sequence.index, sequence.input_tokens, tokens, *times))
         self._end(running, reason, moment, len(running.output))
 
-    def _end(self, running: Running, reason: FinishReason, moment: float, output_tokens: int | None) -> None:
+    def _end(
+        self,
+        running: Running,
+        reason: FinishReason,
+        moment: float,
+        output_tokens: int | None,
+        error: str | None = None,
+    ) -> None:
         running.ended = True
         if running.slot is not None:
             self._slots.free(running.slot)
@@ -182,7 +213,7 @@ class Outputs:
         if self.drift and running.start_s is not None:
             self.drift.end(running.sequence.index, len(request.prompt_ids), output_tokens)
         times = request.arrival_s, running.start_s, running.first_token_s, moment
-        result = Result(request.id, len(request.prompt_ids), tokens, reason, *times)
+        result = Result(request.id, len(request.prompt_ids), tokens, reason, *times, error=error)
         if request.logprobs is not None:
             result = replace(result, logprobs=tuple(running.logprobs), likeliest=tuple(running.likeliest))
         if request.prompt_logprobs:

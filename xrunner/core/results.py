@@ -9,8 +9,8 @@ from exegpt.document import dumps, from_dict, parse_json, read_text, to_dict, wr
 from exegpt.errors import InputError
 from exegpt.request import Result
 
-_WHERE_ASKED = {"logprobs", "likeliest", "prompt_logprobs", "prompt_likeliest"}
-"""Keys that only results of requests that ask for them have."""
+_OPTIONAL = {"error", "logprobs", "likeliest", "prompt_logprobs", "prompt_likeliest"}
+"""Keys that only some results have: failed ones, and those of requests that ask for them."""
 
 
 class ResultFile:
@@ -55,7 +55,7 @@ class ResultFile:
     def append(self, result: Result) -> None:
         """Write one result so that it is there whatever becomes of this process."""
         row = to_dict(result)
-        self._file.write(dumps({k: v for k, v in row.items() if v is not None or k not in _WHERE_ASKED}, None) + "\n")
+        self._file.write(dumps({k: v for k, v in row.items() if v is not None or k not in _OPTIONAL}, None) + "\n")
         self._file.flush()
 
     def leave(self) -> None:

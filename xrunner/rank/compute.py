@@ -88,7 +88,8 @@ class Compute:
         """Put the tokens sampled last where a batch takes them as input, int64 [rows]."""
         if batch.fed is not None:
             rows, places = send(batch.fed, self._gpu)
-            tokens.index_copy_(0, rows, self._last.index_select(0, places))
+            # `NO_TOKEN` has no embedding; what follows it is ignored.
+            tokens.index_copy_(0, rows, self._last.index_select(0, places).clamp_(min=0))
 
     def _sampled(self, graph: DecodeGraph, batch: DeviceBatch) -> torch.Tensor:
         """What `Model.sample` returns of a decoding batch, by the graph where all are greedy."""

@@ -11,6 +11,8 @@ import torch
 
 from exegpt.batching import BlockPool
 from exegpt.batching.admission import most_cached
+from exegpt.errors import InputError
+from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.kernels.logit_edits import LogitEdits
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
@@ -145,14 +147,53 @@ def _run_once(
         return
     start = 1 if new == 1 and model.start and model.layers else None
     batch = alike(sequences, new, context, block_size, start, width, model.device, Dealing.of(model, cache))
-    if planning:  # which reads the tables, and so waits until what was planned before is computed
-        (part,) = batch.attention
-        batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
-    x = model.forward(batch, cache, _states(model, sequences * new))
+    x = _forward(model, cache, batch, _states(model, sequences * new), planning)
     if model.head:
         model.sample(x[:1])
         for sampling in _samplings(model):
             model.sample(x[:1], sampling)
+
+
+def _forward(
+    model: Model, cache: KVCache, batch: Batch, x: torch.Tensor | None, planning: Planning | None
+) -> torch.Tensor:
+    if planning:  # which reads the tables, and so waits until what was planned before is computed
+        (part,) = batch.attention
+        batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
+    return model.forward(batch, cache, x)
+
+
+def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning | None = None) -> dict[str, str]:
+    """InputError unless a token can be sampled after one of two prompts, on a cache without sequences; no facts. A
+    stage that does not embed tokens gets states of zeros, and one without a head must have states that are not NaN.
+    All ranks of a tensor-parallel group call it at once.
+    """
+    usable = [_usable(model, cache, model.spec.vocab * place // 3, embeds, planning) for place in (1, 2)]
+    cache.touch(1)
+    if not any(usable):
+        raise InputError(
+            f"Model '{model.spec.name}' has NaN logits, or infinite ones, after every prompt of the warm-up: its "
+            f"weights are damaged or overflow in {model.dtype}; check the checkpoint, or pass another --dtype."
+        )
+    return {}
+
+
+def _usable(model: Model, cache: KVCache, token: int, embeds: bool, planning: Planning | None) -> bool:
+    """Whether a stage's result after a prompt of one token, given twice if there is room, is of use."""
+    blocks, _, block_size, _ = cache.values[0].shape
+    length = min(2, block_size * blocks - len(model.start), model.spec.context)
+    if length < 1:
+        return True
+    passes: list[tuple[int, int, int | None]] = [(length, length, None)]
+    if isinstance(model, EncoderDecoder) and model.layers:
+        passes = passes * bool(model.encoder) + [(1, length + 1, length)]
+    for new, context, start in passes:
+        batch = alike(1, new, context, block_size, start, 1, model.device, Dealing.of(model, cache))
+        batch = replace(batch, tokens=torch.full_like(batch.tokens, token))
+        x = _forward(model, cache, batch, None if embeds else _states(model, new), planning)
+    if model.head:
+        return int(model.sample(x[-1:])) != NO_TOKEN
+    return bool(x.isfinite().any())
 
 
 def _warm_up_rows(model: Model, cache: KVCache, extent: Extent) -> None:

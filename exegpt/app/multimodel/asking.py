@@ -51,14 +51,19 @@ class Asking:
         asked.listeners.append(look)
         look()  # an engine that has failed ends it at once
         end = await ended
-        if end.reason == "error":
+        if end.reason == "error" and not end.error:
             raise InputError(
                 f"Request '{request.id}' of model '{model}' can't be run: {end.refused or 'its engine has ended'}"
             )
         arrival_s, finish_s = asked.added_s - self._zero_s, asked.last_s - self._zero_s
         start_s, first_s = (None if s is None else s - self._zero_s for s in (asked.start_s, asked.first_s))
         count, tokens = len(request.prompt_ids), tuple(asked.tokens)
-        result = Result(request.id, count, tokens, end.reason, arrival_s, start_s, first_s, finish_s)
+        times = arrival_s, start_s, first_s, finish_s
+        result = Result(request.id, count, tokens, end.reason, *times, error=end.error)
+        if end.error:
+            result = replace(result, finish_s=self.now_s)
+            self._keep(model, result)
+            return result
         began_s, given_s = (arrival_s if s is None else s for s in (start_s, first_s))
         place = len(self.served[model])
         self.served[model].append(Served(place, count, len(tokens), arrival_s, began_s, given_s, finish_s))
