@@ -10,7 +10,7 @@ from exegpt.kernels.greatest import greatest
 from exegpt.kernels.threads import compiled
 
 NO_TOKEN = -1
-"""The token of a row from which none can be chosen: one of its logits is NaN or has overflowed, or all are ruled out."""
+"""The token of a row from which none can be chosen: a logit is NaN or has overflowed, or all are ruled out."""
 
 _CHUNK = 512
 """Logits looked at together."""

@@ -156,8 +156,8 @@ def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
     error_model="numpy",
 )
 def sample_rows(logits, temperature, top_k, top_p, log_min_p, penalty, seed, position, slot, seen, out):  # type: ignore[no-untyped-def]
-    """out[row] ← the next token, or `NO_TOKEN`, of every row of logits [rows, vocab]; the rest is `sampling.Sampling`'s, as arrays:
-    log_min_p [0] where no row has one.
+    """out[row] ← the next token of every row of logits [rows, vocab], or `NO_TOKEN`; the rest is `sampling.Sampling`'s
+    as arrays: log_min_p [0] where no row has one.
     """
     vocab = logits.shape[1]
     for row in prange(len(logits)):

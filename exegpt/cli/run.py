@@ -222,6 +222,8 @@ def _print(comparison: "Comparison", checked: str) -> None:
         print(f"At {output.seconds(change.changed_s)}, for new lengths: {schedule_text(change.schedule)}; {how}.")
     seconds = output.seconds(comparison.seconds)
     print(f"{len(comparison.results):,} requests, {comparison.tokens:,} output tokens in {seconds}.")
+    if failed := [result for result in comparison.results if result.error]:
+        print(f"{len(failed):,} of them failed; the first, '{failed[0].id}': {failed[0].error}.")
     if text := bound_text(comparison, checked):
         print(text)
     if text := speed_text(comparison.slowdown):
