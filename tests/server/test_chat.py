@@ -153,7 +153,7 @@ def test_where_all_is_reserved_the_cap_is_the_longest_output_of_the_schedule(mod
 
 def test_a_template_that_is_none_ends_the_command_with_a_sentence(model, tmp_path):
     (tmp_path / "broken.jinja").write_text("{% if %}")
-    for name, why in (("none.jinja", "can't be read"), ("broken.jinja", "is not a Jinja template")):
+    for name, why in (("none.jinja", "There is no chat template"), ("broken.jinja", "is not a Jinja template")):
         done = run_command("serve", "-m", model, "--chat-template", tmp_path / name)
         (line,) = done.err.strip().splitlines()
         assert done.code == 2 and name in line and why in line and line.endswith(".")
