@@ -137,9 +137,9 @@ class RequestLengths(Noun):
     output: int
     arrival_s: float = 0.0
 
-    def fits(self, context: int) -> bool:
-        """Whether input and output are at most `context` tokens."""
-        return self.input + self.output <= context
+    def fits(self, longest: int | None) -> bool:
+        """Whether input and output are at most `longest` tokens; None: any number fits."""
+        return longest is None or self.input + self.output <= longest
 
     def clipped(self, context: int) -> "RequestLengths":
         """This request made to fit into `context` tokens, the output first; at least one token each."""

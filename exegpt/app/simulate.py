@@ -164,7 +164,7 @@ def _replay(
     if not choice.plain:
         labels = zip(read_labels(source, named), trace.requests or (), strict=True)
         every = len(requests) == len(trace.requests or ())
-        held = [own for own, row in labels if every or row.fits(schedule.model.spec.context)]
+        held = [own for own, row in labels if every or row.fits(schedule.model.spec.longest_request)]
         hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
             notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
