@@ -13,10 +13,12 @@ from pathlib import Path
 from types import FrameType
 
 from exegpt.app.child import child_command
+from xrunner.comm.ranks import RANK_VARIABLES
 
 _LAUNCHERS = "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP", "SLURM_PROCID"
 """Beginnings of the variables by which a process takes itself for a rank."""
-_LAUNCHED = re.compile(rf"(?:^|\0)(?:{'|'.join(_LAUNCHERS)})".encode())
+_RANK = re.compile(rf"(?:^|\0)(?:{'|'.join(RANK_VARIABLES)})=".encode())
+"""In the environment of a rank, and of a script that runs it; not in its launcher's."""
 _ENDS_S = 60.0
 
 
@@ -46,10 +48,10 @@ class FrontendProcess:
 
 
 def _launcher() -> int:
-    """Return the process that has started this rank: its nearest ancestor without a launcher's variables."""
+    """Return the process that has started this rank: its nearest ancestor without a rank's variables."""
     process = os.getppid()
     with contextlib.suppress(OSError):
-        while _LAUNCHED.search(Path(f"/proc/{process}/environ").read_bytes()):
+        while _RANK.search(Path(f"/proc/{process}/environ").read_bytes()):
             status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
             process = int(status.partition("\nPPid:")[2].split()[0])
     return process

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Environment variables in which launchers give the number of started ranks."""
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """And those in which they give a process its own."""
 _NAPS_S = 1e-4, 2e-3
 """The first sleep of a waiting rank and the longest; each is twice as long as the one before."""
@@ -246,7 +246,7 @@ def ranks_started() -> int:
 
 def rank_started() -> int:
     """This process's rank, as the launcher says before MPI is initialised; 0 without a launcher."""
-    return next((int(os.environ[name]) for name in _RANKS if os.environ.get(name, "").isdigit()), 0)
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 
 @contextmanager
