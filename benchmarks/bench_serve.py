@@ -86,6 +86,8 @@ def theirs(url: str, model: Path, trace: Path, result: Path) -> Figures:
     measured = json.loads(result.read_text())
     if measured["failed"]:
         raise SystemExit(f"{measured['failed']} of vLLM's requests failed.")
+    if measured["total_output_tokens"] < (asked := OUTPUT * int(str(options["num-prompts"]))):
+        raise SystemExit(f"vLLM's requests got {measured['total_output_tokens']} tokens of {asked}.")
     names = {"ttft": "mean_ttft_ms", "tpot": "mean_tpot_ms", "latency": "mean_e2el_ms"}
     means = {key: measured[name] / 1e3 for key, name in names.items()}
     return {"throughput": measured["request_throughput"], **means}

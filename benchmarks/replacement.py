@@ -84,7 +84,10 @@ def completion(model: str, i: int) -> dict[str, Any]:
 def answer(url: str, model: str, i: int) -> list[int]:
     """The tokens of its answer."""
     with post(f"{url}/v1/completions", completion(model, i)) as response:
-        tokens: list[int] = json.load(response)["choices"][0]["token_ids"]
+        choice = json.load(response)["choices"][0]
+    if choice["finish_reason"] != "length":
+        raise ValueError(f"The server has ended an answer by '{choice['finish_reason']}'.")
+    tokens: list[int] = choice["token_ids"]
     return tokens
 
 
@@ -93,13 +96,16 @@ def longest_gap(url: str, model: str, i: int, until: threading.Event) -> float:
     longest = 0.0
     while not until.is_set():
         with post(f"{url}/v1/completions", completion(model, i) | {"stream": True, "max_tokens": STREAM}) as response:
-            last = None
-            for line in response:
+            last, ended, line = None, False, b""
+            for line in filter(bytes.strip, response):
+                ended |= b'"finish_reason":"length"' in line
                 if line.startswith(b"data: {"):
                     now = time.monotonic()
                     longest, last = max(longest, 0.0 if last is None else now - last), now
                 if until.is_set():
-                    break
+                    return longest
+        if not ended or line.strip() != b"data: [DONE]":
+            raise ValueError("The server has cut a stream.")
     return longest
 
 

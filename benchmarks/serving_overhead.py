@@ -41,13 +41,14 @@ def prompts(num: int, seed: int) -> list[list[int]]:
 
 
 def ask(url: str, prompt: list[int], tokens: int, stream: bool) -> None:
-    """One request; its answer is read to the end."""
+    """One request; its answer is read to the end, and must have all tokens."""
     body = {"model": "model", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
     head = {"Content-Type": "application/json"}
     asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body | {"stream": stream}).encode(), head)
     with urllib.request.urlopen(asked, timeout=600) as answer:
-        while answer.read(2**16):
-            pass
+        read = answer.read()
+    if b'"finish_reason":"length"' not in read or (stream and not read.endswith(b"data: [DONE]\n\n")):
+        raise SystemExit(f"The server has cut an answer: {read[-200:]!r}.")
 
 
 def over_http(url: str, todo: list[list[int]], stream: bool) -> float:

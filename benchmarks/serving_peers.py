@@ -199,7 +199,8 @@ class Bench:
             raise SystemExit(f"{server.name} leaves requests without an answer for {limit:.0f} s.") from None
         if done.returncode:
             raise SystemExit(f"vLLM's client failed: {done.stderr[-2000:]}")
-        return read_run(json.loads(result.read_text()), span)
+        rows = map(json.loads, requests.read_text().splitlines())
+        return read_run(json.loads(result.read_text()), span, [row.get("output_length", 1) for row in rows])
 
 
 def own_name(bound_s: float) -> str:
@@ -227,10 +228,12 @@ def write_conversations(path: Path, workload: str, num: int, rate: float, seed: 
     return num / rate
 
 
-def read_run(result: dict[str, Any], seconds: float) -> Run:
-    """What vLLM's client saved: a request without a first token failed."""
-    rows = zip(result["ttfts"], result["itls"], result["errors"], strict=True)
-    latencies = [first + sum(gaps) for first, gaps, error in rows if not error and first]
+def read_run(result: dict[str, Any], seconds: float, asked: Sequence[int]) -> Run:
+    """What vLLM's client saved: a request without a first token failed, and one with fewer tokens than it asked for:
+    the client takes a stream that was cut for an answer.
+    """
+    rows = zip(result["ttfts"], result["itls"], result["errors"], result["output_lens"], asked, strict=True)
+    latencies = [first + sum(gaps) for first, gaps, error, got, want in rows if not error and first and got >= want]
     return Run(tuple(latencies), len(result["errors"]) - len(latencies), seconds, result["duration"])
 
 

@@ -85,15 +85,14 @@ def serve(
 
     if report:
         shown.write_report(report, load, runs)
-    warnings = [text for text in shown.sentences(load, runs) if "INVALID" in text]
     if json:
-        output.notes(warnings)
+        output.notes(shown.warnings(load, runs))
         return output.emit(
             {
                 "endpoint": {"url": url, "model": load.endpoint.model, "api": api, "context": load.endpoint.context},
                 "load": shown.described(load),
                 "runs": [measured.document() for measured in runs],
-                "assumptions": list(load.notes),
+                "assumptions": [*load.notes, *shown.without_done(runs)],
                 "provenance": output.provenance(seed=seed),
             }
         )

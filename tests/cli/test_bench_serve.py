@@ -11,7 +11,9 @@ from tests.cli.test_bad_inputs import check_refused
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Streams `max_tokens` tokens of chat or completions at once, without usage or [DONE], and closes."""
+    """Streams `max_tokens` tokens of chat or completions at once, or all in one chunk where its server is `coarse`, and
+    closes. There is no usage; [DONE] comes after the first `undone` requests.
+    """
 
     def log_message(self, *_):
         pass
@@ -27,10 +29,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        for i in range(body["max_tokens"]):
-            reason = "length" if i == body["max_tokens"] - 1 else None
+        chunks = 1 if self.server.coarse else body["max_tokens"]
+        for i in range(chunks):
+            reason = "length" if i == chunks - 1 else None
             said = {"delta": {"content": "a"}} if "messages" in body else {"text": "a"}
-            self.wfile.write(f"data: {json.dumps({'choices': [{**said, 'finish_reason': reason}]})}\n\n".encode())
+            counted = {"usage": {"completion_tokens": body["max_tokens"]}} if self.server.coarse else {}
+            chunk = {"choices": [{**said, "finish_reason": reason}], **counted}
+            self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        if len(self.server.taken) > self.server.undone:
+            self.wfile.write(b"data: [DONE]\n\n")
 
     def answer(self, status, document):
         data = json.dumps(document).encode()
@@ -43,6 +50,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def endpoint():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.coarse, server.undone = False, 10**6
     server.taken, server.url = [], f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
@@ -93,6 +101,43 @@ def test_chat_gets_texts_and_prints_tables(exegpt, endpoint):
     assert len(body["messages"][0]["content"].split()) == 20 and body["model"] == "second"
     assert "time to first token" in done.out and "all at once" in done.out and "tok/s" in done.out
     assert "4 outputs are not of the length" in done.err.replace("\n", " ")
+
+
+def test_that_no_stream_has_done_is_printed_once(exegpt, endpoint):
+    arguments = ("bench", "serve", "--url", endpoint.url, "--rate", "inf,inf", "-n", 4, "-w", "20/5")
+    done = exegpt(*arguments)
+    said = "no stream of this endpoint ends with [DONE]"
+    assert done.code == 0 and (done.out + done.err).count(said) == 1
+    done = exegpt(*arguments, "--json")
+    assert [(run["completed"], run["without_done"]) for run in done.json["runs"]] == [(4, 4)] * 2
+    assert sum(said in text for text in done.json["assumptions"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("undone", "warm_up", "failed"), [(4, 0, [4, 0]), (2, 0, [2, 0]), (5, 1, [4, 0]), (0, 0, [0, 0])]
+)
+def test_streams_without_done_fail_once_another_has_it(exegpt, endpoint, tmp_path, undone, warm_up, failed):
+    """The runs before are counted again, and written again."""
+    endpoint.undone, out = undone, tmp_path / "r.jsonl"
+    load = ("--rate", "inf,inf", "-n", 4, "-w", "20/5", "--max-concurrency", 1, "--warm-up", warm_up, "-l", "9s")
+    done = exegpt("bench", "serve", "--url", endpoint.url, *load, "--out", out, "--json")
+    assert done.code == 0, done.err
+    assert [run["failed"] for run in done.json["runs"]] == failed
+    assert [run["within_bounds"] for run in done.json["runs"]] == [1 - count / 4 for count in failed]
+    errors = [json.loads(line)["error"] for line in out.read_text().splitlines()]
+    assert errors.count("no_done") == sum(failed) and len(errors) == 8
+
+
+def test_an_unmeasurable_time_per_token_is_printed(exegpt, endpoint):
+    endpoint.coarse = True
+    arguments = ("bench", "serve", "--url", endpoint.url, "--rate", "inf", "-n", 4, "-w", "20/5", "--tpot", "1ms")
+    done = exegpt(*arguments)
+    assert done.code == 0 and "4 answers came in one chunk" in done.out + done.err
+    assert "--tpot can't be judged" in done.out + done.err and "not measurable" in done.out
+    done = exegpt(*arguments, "--json")
+    (run,) = done.json["runs"]
+    assert run["completed"] == 4 and run["tpot"]["p50"] is run["within_bounds"] is run["goodput_seq_s"] is None
+    assert "--tpot can't be judged" in done.err
 
 
 def test_a_traces_arrivals_and_lengths(exegpt, endpoint, tmp_path):

@@ -1,7 +1,7 @@
 """What an endpoint answers: a document, or the stream of a completion, read as its bytes come.
 
-Servers differ in what they leave out. None of `[DONE]`, usage, comments to keep the connection alive, a first chunk
-that only names the role, or keys that OpenAI doesn't have makes an answer wrong.
+Servers differ in what they send. A missing usage, comments to keep the connection alive, a first chunk that only names
+the role, and keys that OpenAI doesn't have make no answer wrong. A missing or unknown finish reason does.
 """
 
 import email.utils
@@ -11,9 +11,16 @@ from typing import Any
 
 _MOST = 2**20
 """Bytes that are kept of a body that isn't streamed."""
+_KIND = 20
+"""Characters that are kept of an unknown finish reason in an error's kind."""
 _MESSAGE = 200
 """Characters that are kept of an error's message."""
 _OVERLOADED = (429, 503)
+_WHOLE = ("stop", "length", "tool_calls")
+"""Finish reasons of complete answers."""
+_DONE = b"[DONE]"
+_PARTS = ("content", "reasoning_content", "reasoning", "refusal", "tool_calls", "function_call")
+"""Keys of a chat's delta that hold output."""
 
 
 class Answer:
@@ -62,10 +69,10 @@ class Answer:
         except ValueError:
             pass
         try:
-            until = email.utils.parsedate_to_datetime(self.headers["retry-after"])
-        except (ValueError, KeyError):
+            until_s = email.utils.parsedate_to_datetime(self.headers["retry-after"]).timestamp()
+        except (ValueError, OverflowError, KeyError):
             return 1.0
-        return max(0.0, until.timestamp() - time.time())
+        return max(0.0, until_s - time.time())
 
 
 def error_message(document: Any) -> str:
@@ -88,7 +95,8 @@ class Stream(Answer):
         self.first_token: float | None = None
         self.last: float | None = None
         """When the last event came: a token's, the reason why it finished, the usage or [DONE]."""
-        self.finish_reason: str | None = None
+        self.reasons: dict[int, str | None] = {}
+        """Finish reasons by choice; None before its end."""
         self.chunks = 0
         """Chunks that brought a token."""
         self.usage: dict[str, Any] = {}
@@ -97,6 +105,7 @@ class Stream(Answer):
         self.error: tuple[str, str] | None = None
         """Kind and message of what was wrong in the stream."""
         self._cut_at, self._streaming, self._rest = cut_at, False, b""
+        self._event_type = b""
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
         """Take the status and the headers."""
@@ -108,9 +117,17 @@ class Stream(Answer):
         if not self._streaming:
             return super().feed(data, now)
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest.startswith(b"data:") and self._rest[5:].strip() == _DONE:  # some servers end no line after it
+            lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             if line.startswith(b"data:"):
                 self._event(line[5:].strip(), now)
+            elif line.startswith(b"event:"):
+                self._event_type = line[6:].strip()
+            elif line.startswith(b"error:"):  # llama.cpp's server
+                self.error = self.error or ("in_stream", line[6:].decode(errors="replace").strip()[:_MESSAGE])
+            elif not line.strip():
+                self._event_type = b""
 
     def enough(self) -> bool:
         """Whether it has the tokens that were wanted."""
@@ -123,8 +140,16 @@ class Stream(Answer):
         return counted if isinstance(counted, int) else self.chunks
 
     @property
+    def finish_reason(self) -> str | None:
+        """The finish reason: the first one that no complete answer has, else the first choice's."""
+        reasons = list(self.reasons.values())
+        return next((reason for reason in reasons if reason not in _WHOLE), reasons[0] if reasons else None)
+
+    @property
     def failure(self) -> tuple[str, str] | None:
-        """Kind and message of why a response that came whole is no completion; None where it is one."""
+        """Kind and message of why a response that came whole is no complete answer; None where it is one, apart from
+        [DONE].
+        """
         if self.status != 200:
             return f"http_{self.status}", self.message
         if not self._streaming:
@@ -134,10 +159,16 @@ class Stream(Answer):
             return self.error
         if self.first_token is None:
             return "empty", "the stream has no token"
-        return None
+        if (reason := self.finish_reason) in _WHOLE or (reason is None and self.enough()):
+            return None
+        if reason is None:
+            return "unfinished", f"the stream ended after {self.tokens:,} tokens without a finish reason"
+        return f"finish_{reason[:_KIND]}", f"the answer ended with the finish reason '{reason}'"[:_MESSAGE]
 
     def _event(self, data: bytes, now: float) -> None:
-        if data == b"[DONE]":
+        if self.done:
+            return  # what comes after the end is no part of the answer
+        if data == _DONE:
             self.done, self.last = True, now
             return
         try:
@@ -150,14 +181,15 @@ class Stream(Answer):
                 f"an event is no JSON object: {data[:80].decode(errors='replace')}",
             )
             return
-        if "error" in document:
-            self.error = self.error or ("in_stream", error_message(document) or str(document["error"])[:_MESSAGE])
+        if document.get("error") or document.get("object") == "error" or self._event_type == b"error":
+            self.error = self.error or ("in_stream", error_message(document) or str(document)[:_MESSAGE])
             return
         usage, choices = document.get("usage"), document.get("choices")
         if isinstance(usage, dict):
             self.usage, self.last = usage, now
-        if isinstance(choices, list) and choices and isinstance(choices[0], dict):
-            self._choice(choices[0], now)
+        for choice in choices if isinstance(choices, list) else ():
+            if isinstance(choice, dict):
+                self._choice(choice, now)
 
     def _choice(self, choice: dict[str, Any], now: float) -> None:
         """Take a chunk. One without text is a token whose text is held back or skipped, unless it names the role or the
@@ -165,14 +197,16 @@ class Stream(Answer):
         """
         delta, reason = choice.get("delta"), choice.get("finish_reason")
         if isinstance(delta, dict):
-            text = delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning") or ""
+            text = any(map(delta.get, _PARTS))
             bare = "role" in delta or "content" not in delta
         else:
-            text, bare = choice.get("text"), False
+            text, bare = bool(choice.get("text")), False
         self.last = now
         if text or not (bare or reason):
             self.chunks += 1
             self.first_token = now if self.first_token is None else self.first_token
-        if isinstance(reason, str):
-            self.finish_reason = reason
+        index = choice.get("index")
+        index = index if isinstance(index, int) else 0
+        self.reasons[index] = str(reason) if reason else self.reasons.get(index)
+        if reason:
             self.first_token = now if self.first_token is None else self.first_token

@@ -22,7 +22,7 @@ from exegpt.app.load.arrivals import (
 )
 from exegpt.app.load.endpoint import PATHS, Endpoint, find_endpoint, http_request
 from exegpt.app.load.measurements import Bounds, Measured, measure
-from exegpt.app.load.open_loop import LoadRequest, Sending, send_all
+from exegpt.app.load.open_loop import LoadRequest, Sending, Sent, send_all
 from exegpt.app.load.options import LoadOptions
 from exegpt.app.load.outcome import REJECTED
 from exegpt.app.load.prompts import VOCAB, Prompt, id_prompts, text_prompts, tokenizer_of
@@ -98,22 +98,32 @@ def plan(options: LoadOptions) -> Load:
 
 
 def run(load: Load, say: Callable[[str], None]) -> list[Measured]:
-    """Warm up, then load the endpoint at each rate, one after the other; writes the results as it goes."""
-    if load.options.warm_up:
-        _warm_up(load)
-    measured, lines = [], list[str]()
+    """Warm up, then load the endpoint at each rate, one after the other; writes the results as it goes.
+
+    A stream without [DONE] is a failure as soon as one of the endpoint's has it: then earlier runs are counted again.
+    """
+    requires_done = _warm_up(load).has_done if load.options.warm_up else False
+    sents, measured, lines = list[Sent](), list[Measured](), list[list[str]]()
     for place, rate in enumerate(load.rates):
         requests = _requests(load, place)
         last = duration_text(requests[-1].arrival_s)
         say(f"{rate_text(rate)}: {len(requests):,} requests, the last one arrives after {last} …")
-        sent = asyncio.run(send_all(load.endpoint.address, requests, load.sending))
-        figures = measure(sent, rate, load.bounds)
-        measured.append(figures)
+        sents.append(asyncio.run(send_all(load.endpoint.address, requests, load.sending)))
+        again = place if requires_done or not sents[-1].has_done else 0
+        requires_done = requires_done or sents[-1].has_done
+        counted = [sent.requiring_done() if requires_done else sent for sent in sents[again:]]
+        rates = load.rates[again : place + 1]
+        measured[again:] = [measure(sent, at, load.bounds) for sent, at in zip(counted, rates, strict=True)]
         if load.options.out:
-            finite = figures.rate_seq_s
-            lines += [document.dumps(o.document(finite), indent=None) for o in sorted(sent.outcomes, key=_ended)]
-            document.write_text(load.options.out, "\n".join(lines) + "\n")
+            lines[again:] = map(_lines, counted, measured[again:])
+            document.write_text(load.options.out, "\n".join(line for of_run in lines for line in of_run) + "\n")
     return measured
+
+
+def _lines(sent: Sent, run: Measured) -> list[str]:
+    """The results of a run's requests, in the order of their ends."""
+    outcomes = sorted(sent.outcomes, key=lambda outcome: outcome.finish_s)
+    return [document.dumps(outcome.document(run.rate_seq_s), indent=None) for outcome in outcomes]
 
 
 def rate_text(rate: float | None) -> str:
@@ -121,10 +131,6 @@ def rate_text(rate: float | None) -> str:
     if rate is None:
         return "trace"
     return "all at once" if math.isinf(rate) else f"{rate:g}/s"
-
-
-def _ended(outcome: Any) -> float:
-    return float(outcome.finish_s)
 
 
 def _bounds(options: LoadOptions) -> tuple[str | None, str | None, str | None]:
@@ -233,7 +239,7 @@ def _request(load: Load, index: int, prompt: Prompt, row: RequestLengths, arriva
     return LoadRequest(index, data, prompt_tokens, row.output, arrival_s, cut_at)
 
 
-def _warm_up(load: Load) -> None:
+def _warm_up(load: Load) -> Sent:
     """Requests that aren't measured, all at once; InputError where one fails, as all others would."""
     num = load.options.warm_up
     rows = load.workload.draw(num, load.options.seed, load.endpoint.context)
@@ -243,3 +249,4 @@ def _warm_up(load: Load) -> None:
         if outcome.error not in (None, REJECTED):
             why = f"{outcome.error}: {outcome.message or 'no message'}"
             raise InputError(f"The endpoint fails to answer a warm-up request ({why}): nothing was measured.")
+    return sent

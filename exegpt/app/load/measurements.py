@@ -35,11 +35,11 @@ class Bounds:
         return (self.latency_s, self.ttft_s, self.tpot_s) != (None, None, None)
 
     def met_by(self, outcome: Outcome) -> bool:
-        """Whether a request has its whole answer within all of them."""
+        """Whether a request has its whole answer within all of them, as far as each can be measured."""
         times = (outcome.latency_s, outcome.ttft_s, outcome.tpot_s)
         bounds = (self.latency_s, self.ttft_s, self.tpot_s)
         kept = (bound is None or time is None or time <= bound for bound, time in zip(bounds, times, strict=True))
-        return outcome.ok and all(kept)
+        return outcome.ok and all(kept) and (self.tpot_s is None or not outcome.in_one_chunk)
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,10 @@ class Measured:
     statuses: dict[str, int]
     """Answers by HTTP status."""
     finish_reasons: dict[str, int]
+    without_done: int
+    """Answers that count though they ended without [DONE], as all of this endpoint do."""
+    in_one_chunk: int
+    """Answers of several tokens in one chunk: they have no TPOT, and aren't within a bound on it."""
     other_lengths: int
     """Completed requests whose output isn't as long as drawn."""
     retries: int
@@ -85,7 +89,7 @@ class Measured:
     """Their output tokens per second."""
     input_tok_s: float
     goodput_seq_s: float | None
-    """Completed requests within all bounds per second; None without a bound."""
+    """Completed requests within all bounds per second; None without a bound, or where none can be judged."""
     within_bounds: float | None
     """Their share of all requests, rejected and failed ones included."""
     latency: Spread
@@ -116,7 +120,9 @@ def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
     seconds = max((outcome.finish_s for outcome in outcomes), default=0.0)
     served = [outcome.served for outcome in whole]
     times, since_sent = latencies(served, "arrival"), latencies(served, "start")
-    within = sum(map(bounds.met_by, outcomes))
+    tpots = [outcome.tpot_s for outcome in whole if outcome.tpot_s is not None]
+    within, in_one_chunk = sum(map(bounds.met_by, outcomes)), sum(outcome.in_one_chunk for outcome in whole)
+    judged = bounds.any and (bounds.tpot_s is None or bool(tpots) or not in_one_chunk)
     client = Client(sent.cpu_share, sent.cores, sent.connections, percentiles([o.lag_s for o in outcomes]))
 
     def per_second(amount: float) -> float:
@@ -133,17 +139,19 @@ def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
         messages=_messages(outcomes),
         statuses=_counted(str(o.status) for o in outcomes if o.status is not None),
         finish_reasons=_counted(o.finish_reason for o in whole if o.finish_reason is not None),
+        without_done=sum(outcome.done is False for outcome in whole),
+        in_one_chunk=in_one_chunk,
         other_lengths=sum(outcome.output_tokens != outcome.asked_tokens for outcome in whole),
         retries=sum(outcome.retries for outcome in outcomes),
         seconds=seconds,
         throughput_seq_s=per_second(len(whole)),
         throughput_tok_s=per_second(sum(outcome.output_tokens for outcome in whole)),
         input_tok_s=per_second(sum(outcome.prompt_tokens for outcome in whole)),
-        goodput_seq_s=per_second(within) if bounds.any else None,
-        within_bounds=within / len(outcomes) if bounds.any and outcomes else None,
+        goodput_seq_s=per_second(within) if judged else None,
+        within_bounds=within / len(outcomes) if judged and outcomes else None,
         latency=percentiles(times["latency"]),
         ttft=percentiles(times["ttft"]),
-        tpot=percentiles(times["tpot"]),
+        tpot=percentiles(tpots),
         since_sent={key: percentiles(since_sent[key]) for key in ("latency", "ttft")},
         client=client,
         warnings=_warnings(client, rate is not None and math.isinf(rate)),

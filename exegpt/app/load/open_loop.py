@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exegpt.app.load.answer import Stream
 from exegpt.app.load.connection import Address, ExchangeError, Pool
-from exegpt.app.load.outcome import REJECTED, Outcome
+from exegpt.app.load.outcome import NO_DONE, REJECTED, Outcome
 from exegpt.usable_cpus import usable_cpus
 
 
@@ -49,6 +50,17 @@ class Sent:
     cores: int
     connections: int
 
+    @property
+    def has_done(self) -> bool:
+        """Whether a stream ended with [DONE]."""
+        return any(outcome.done for outcome in self.outcomes)
+
+    def requiring_done(self) -> "Sent":
+        """Return this with the answers as failed that ended without [DONE]: their endpoint ends streams with it."""
+        why = "the stream ended without [DONE]"
+        outcomes = (replace(o, error=NO_DONE, message=why) if o.ok and o.done is False else o for o in self.outcomes)
+        return replace(self, outcomes=tuple(outcomes))
+
 
 async def send_all(address: Address, requests: Sequence[LoadRequest], sending: Sending) -> Sent:
     """Send the requests at their arrivals and wait for all of them."""
@@ -77,6 +89,8 @@ class _Sender:
     def __init__(self, pool: Pool, sending: Sending, start: float):
         self._pool, self._sending, self._start = pool, sending, start
         most = sending.max_concurrency
+        self._longest_s = sys.float_info.max if sending.timeout_s is None else sending.timeout_s
+        """Longest wait for another attempt."""
         self._running = asyncio.Semaphore(most) if most else None
         self._now = asyncio.get_running_loop().time
 
@@ -92,6 +106,9 @@ class _Sender:
                 wait_s = stream.retry_after_s
                 if wait_s is None or retries == self._sending.retries:
                     break
+                if wait_s > self._longest_s:
+                    failure = "retry_after", f"the server asks to wait {wait_s:.3g} s, longer than the time limit"
+                    break
                 retries += 1
                 await asyncio.sleep(wait_s)
                 sent, stream = self._now(), Stream(request.cut_at)
@@ -102,8 +119,8 @@ class _Sender:
         try:
             await self._pool.exchange(request.data, stream, self._sending.timeout_s)
         except ExchangeError as error:
-            whole = stream.done or (stream.finish_reason and not stream.error)
-            return None if whole else (error.kind, str(error))
+            if not (stream.done and error.kind == "timeout"):  # else the server has left the connection open
+                return stream.error or (error.kind, str(error))
         return (REJECTED, stream.message) if stream.status == 429 else stream.failure
 
     def _outcome(
@@ -134,6 +151,8 @@ class _Sender:
             error=kind,
             message=message,
             retries=retries,
+            chunks=stream.chunks,
+            done=None if stream.enough() and not stream.done else stream.done,
         )
 
 

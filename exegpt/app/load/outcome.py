@@ -7,6 +7,8 @@ from exegpt.served import Served
 
 REJECTED = "rejected"
 """The kind of a 429: the endpoint is well, and has too much to do."""
+NO_DONE = "no_done"
+"""The kind of a stream that ended without [DONE], where others of the endpoint end with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,15 @@ class Outcome:
     """Of HTTP; None without an answer."""
     finish_reason: str | None
     error: str | None
-    """None, REJECTED, `http_` with a status, connect, closed, timeout, not_http, not_streamed, broken_json, in_stream
-    or empty.
+    """None, REJECTED, `http_` with a status, connect, closed, timeout, not_http, not_streamed, broken_json, in_stream,
+    empty, unfinished, `finish_` with another finish reason than a complete answer's, NO_DONE or retry_after.
     """
     message: str | None
     retries: int
+    chunks: int
+    """Chunks that brought a token."""
+    done: bool | None
+    """Whether [DONE] came; None: the client left before."""
 
     @property
     def ok(self) -> bool:
@@ -56,10 +62,15 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """Per output token after the first; None for less than two."""
-        if self.first_token_s is None or self.output_tokens < 2:
+        """Per output token after the first; None for less than two tokens or chunks."""
+        if self.first_token_s is None or min(self.output_tokens, self.chunks) < 2:
             return None
         return (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
+
+    @property
+    def in_one_chunk(self) -> bool:
+        """Whether it has its whole answer, of several tokens, in one chunk: then its TPOT is not measurable."""
+        return self.ok and self.output_tokens > 1 and self.chunks < 2
 
     @property
     def served(self) -> Served:

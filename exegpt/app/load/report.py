@@ -7,7 +7,7 @@ from pathlib import Path
 from exegpt import document
 from exegpt.app.load.bench_serve import Load, rate_text
 from exegpt.app.load.measurements import Measured
-from exegpt.quantity import figure_text, percent_text
+from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.report import output, svg
 from exegpt.report.figures import PERCENTILES, percentile_rows
 from exegpt.report.sections import Section, page
@@ -31,10 +31,9 @@ def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
             *(f"{count:,}" for count in (run.requests, run.completed, run.rejected, run.failed)),
             *map(figure_text, (run.throughput_seq_s, run.throughput_tok_s, run.goodput_seq_s)),
             percent_text(run.within_bounds),
-            *map(
-                output.seconds,
-                (run.ttft["p50"], run.ttft["p99"], run.tpot["p50"], run.latency["p50"], run.latency["p99"]),
-            ),
+            *map(output.seconds, (run.ttft["p50"], run.ttft["p99"])),
+            _tpot(run, "p50"),
+            *map(output.seconds, (run.latency["p50"], run.latency["p99"])),
         )
         for rate, run in zip(load.rates, runs, strict=True)
     ]
@@ -43,8 +42,15 @@ def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
 def time_rows(run: Measured) -> list[list[str]]:
     """How one run's times are spread: since arrival, per token, since requests were sent, and the client's own lag."""
     rows = percentile_rows({"ttft": run.ttft, "tpot": run.tpot, "latency": run.latency})
+    rows[1][1:] = [_tpot(run, key) for key in PERCENTILES]
     others = {"latency since sent": run.since_sent["latency"], "send lag of this client": run.client.send_lag}
     return rows + [[name, *(output.seconds(spread[key]) for key in PERCENTILES)] for name, spread in others.items()]
+
+
+def _tpot(run: Measured, key: str) -> str:
+    """A figure of the time per output token; in its place, that it isn't measurable."""
+    value = run.tpot[key]
+    return "not measurable" if value is None and run.in_one_chunk else output.seconds(value)
 
 
 TIME_COLUMNS = ("", *PERCENTILES)
@@ -63,8 +69,27 @@ def sentences(load: Load, runs: Sequence[Measured]) -> list[str]:
             texts.append(f"{at}{run.retries:,} times an overloaded server's Retry-After was waited for")
         share = percent_text(run.client.cpu_share)
         texts.append(f"{at}the client took {share} of {run.client.cores} cores, {run.client.connections:,} connections")
-        texts += [f"{at}INVALID: {warning}" for warning in run.warnings]
-    return texts
+    return texts + warnings(load, runs)
+
+
+def warnings(load: Load, runs: Sequence[Measured]) -> list[str]:
+    """Return why figures are missing, or why they are the client's."""
+    texts = []
+    for rate, run in zip(load.rates, runs, strict=True):
+        if run.in_one_chunk:
+            judged = "they don't count as within --tpot" if run.goodput_seq_s is not None else "--tpot can't be judged"
+            so = f", so {judged}" if load.bounds.tpot_s is not None else ""
+            answers = counted(run.in_one_chunk, "answer")
+            texts.append(f"{rate_text(rate)}: {answers} came in one chunk: the TPOT is not measurable{so}")
+        texts += [f"{rate_text(rate)}: INVALID: {warning}" for warning in run.warnings]
+    return texts + without_done(runs)
+
+
+def without_done(runs: Sequence[Measured]) -> list[str]:
+    """Return the sentence about streams that end without [DONE], if such answers count."""
+    if not any(run.without_done for run in runs):
+        return []
+    return ["no stream of this endpoint ends with [DONE]: answers count by their finish reasons alone"]
 
 
 def series(load: Load, runs: Sequence[Measured]) -> list[Series]:

@@ -57,6 +57,16 @@ def plain(status: str, body: bytes, *headers: str) -> list:
 ERROR = json.dumps({"error": {"message": "out of luck", "type": "x", "param": None, "code": None}}).encode()
 
 
+SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 4096\r\n\r\n"
+UNSIZED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def both(*reasons: str | None) -> bytes:
+    """A chunk of several choices."""
+    choices = [{"index": i, "text": "a", "finish_reason": reason} for i, reason in enumerate(reasons)]
+    return event({"choices": choices})
+
+
 @pytest.mark.parametrize(
     ("script", "kind", "status", "message"),
     [
@@ -82,6 +92,48 @@ ERROR = json.dumps({"error": {"message": "out of luck", "type": "x", "param": No
         ),
         ([(0.0, STREAM), (0.1, event("[DONE]") + END)], "empty", 200, "no token"),
         ([(0.1, b"SSH-2.0-OpenSSH\r\n")], "not_http", None, "not HTTP"),
+        *(
+            ([(0.0, STREAM), (0.1, token()), (0.1, token(reason=reason) + event("[DONE]") + END)], kind, 200, message)
+            for reason, kind, message in (
+                (None, "unfinished", "after 2 tokens without a finish reason"),
+                ("", "unfinished", "without a finish reason"),
+                ("abort", "finish_abort", "'abort'"),
+                ("error", "finish_error", "'error'"),
+                ("content_filter", "finish_content_filter", "'content_filter'"),
+                (7, "finish_7", "'7'"),
+            )
+        ),
+        ([(0.0, STREAM), (0.1, token()), (0.1, END)], "unfinished", 200, "after 1 tokens"),
+        ([(0.0, STREAM), (0.1, token()), (0.1, token(reason="stop")), None], "closed", 200, "closed the connection"),
+        ([(0.0, STREAM), (0.1, token(reason="stop") + event("[DONE]")), None], "closed", 200, "closed the connection"),
+        ([(0.0, STREAM), (0.1, token(reason="stop") + b"40\r\ndata: [DO"), None], "closed", 200, "closed"),
+        (
+            [(0.0, SIZED), (0.1, b'data: {"choices":[{"text":"a","finish_reason":"stop"}]}\n\n'), None],
+            "closed",
+            200,
+            "",
+        ),
+        ([(0.0, UNSIZED), (0.1, b'data: {"choices":[{"text":"a"}]}\n\ndata: {"cho'), None], "unfinished", 200, ""),
+        ([(0.0, STREAM), (0.1, token(reason="stop")), (0.1, event({"error": "died"}) + END)], "in_stream", 200, "died"),
+        ([(0.0, STREAM), (0.1, token()), (0.1, event({"error": "died"})), None], "in_stream", 200, "died"),
+        (
+            [
+                (0.0, STREAM),
+                (0.1, token(reason="stop")),
+                (0.1, chunk(b'event: error\ndata: {"message":"died"}\n\n') + END),
+            ],
+            *("in_stream", 200, "died"),
+        ),
+        (
+            [(0.0, STREAM), (0.1, token()), (0.1, chunk(b'error: {"code":500,"message":"died"}\n\n') + END)],
+            *("in_stream", 200, "died"),
+        ),
+        (
+            [(0.0, STREAM), (0.1, token()), (0.1, event({"object": "error", "message": "died"}) + END)],
+            *("in_stream", 200, "died"),
+        ),
+        ([(0.0, STREAM), (0.1, both("stop", None)), (0.1, event("[DONE]") + END)], "unfinished", 200, ""),
+        ([(0.0, STREAM), (0.1, both("stop", "abort")), (0.1, event("[DONE]") + END)], "finish_abort", 200, ""),
         ([(0.0, STREAM), (0.1, token()), (100.0, END)], "timeout", 200, "within 60 s"),
     ],
 )
@@ -127,9 +179,23 @@ def test_an_overloaded_servers_retry_after_is_waited_for(header, waited_s):
     assert rejected.error == REJECTED and rejected.retries == 1
 
 
+@pytest.mark.parametrize(
+    ("header", "timeout_s"), [("61", 60.0), ("Wed, 21 Oct 2099 07:28:00 GMT", 60.0), ("inf", None)]
+)
+def test_a_retry_after_beyond_the_time_limit_is_a_failure(header, timeout_s):
+    server = FakeServer(lambda *_: plain("429 Slow down", ERROR, f"Retry-After: {header}"))
+    sent = load(server, [0.0], retries=3, timeout_s=timeout_s)
+    (outcome,) = sent.outcomes
+    assert (outcome.error, outcome.status, outcome.retries) == ("retry_after", 429, 0) and "longer" in outcome.message
+    assert outcome.finish_s == pytest.approx(0.25, abs=1e-6) and len(server.bodies) == 1
+    run = measure(sent, 1.0, Bounds())
+    assert (run.failed, run.rejected) == (1, 0)
+
+
 NO_USAGE = [token(reason="stop" if i == 2 else None) for i in range(3)]
 ROLE = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]})
 SAID = event({"choices": [{"index": 0, "delta": {"content": "hi"}, "finish_reason": None}], "x_unknown": [1]})
+CALL = event({"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "a"}}]}}]})
 OVER = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
 
 
@@ -137,7 +203,6 @@ OVER = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
     ("script", "ttft_s", "latency_s", "count"),
     [
         ([(0.0, STREAM), *((0.1, data) for data in NO_USAGE), (0.0, END)], 0.1, 0.3, 3),  # neither usage nor [DONE]
-        ([(0.0, STREAM), *((0.1, data) for data in NO_USAGE), None], 0.1, 0.3, 3),  # nor the end of the body
         (
             [(0.0, STREAM), (0.1, chunk(b": keep-alive\n\n")), (0.1, token()), (0.1, token(reason="stop") + END)],
             0.2,
@@ -167,6 +232,34 @@ OVER = event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
             ],
             *(0.2, 0.3, 2),
         ),  # cut anywhere
+        (
+            [
+                (0.0, STREAM),
+                (0.1, event({"error": None, "choices": [{"text": "a", "finish_reason": ""}]})),
+                (0.1, token(reason="tool_calls")),
+                (0.1, chunk(b"data: [DONE]") + END),
+            ],
+            *(0.1, 0.3, 2),
+        ),  # no line's end after the last one
+        (
+            [
+                (0.0, STREAM),
+                (0.1, token()),
+                (0.1, token(reason="stop") + event("[DONE]") + token()),
+                (0.1, event({"error": "late"}) + END),
+            ],
+            *(0.1, 0.2, 2),
+        ),  # what comes after [DONE] is not read
+        ([(0.0, STREAM), (0.1, token()), (0.1, token(reason="stop") + event("[DONE]")), (90.0, END)], 0.1, 0.2, 2),
+        (
+            [
+                (0.0, STREAM),
+                (0.1, ROLE),
+                *[(0.1, CALL)] * 3,
+                (0.1, event({"choices": [{"delta": {}, "finish_reason": "tool_calls"}]}) + END),
+            ],
+            *(0.2, 0.5, 3),
+        ),
     ],
 )
 def test_what_other_servers_leave_out_is_no_error(script, ttft_s, latency_s, count):
@@ -199,3 +292,16 @@ def test_outputs_of_another_length_are_counted():
     sent = load(FakeServer(lambda number, _: tokens(0.1, 0.1, 4 - number)), [0.0, 5.0, 10.0])
     run = measure(sent, None, Bounds())
     assert run.other_lengths == 2 and run.rate_seq_s is None and run.goodput_seq_s is None
+
+
+def test_an_answer_in_one_chunk_has_no_time_per_token():
+    usage = event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 8}})
+    for end in (token("", "length"), b""):
+        script = [
+            (0.0, STREAM),
+            (0.1, token("aaaa", None if end else "length")),
+            (0.1, end + usage + event("[DONE]") + END),
+        ]
+        (outcome,) = load(FakeServer(lambda *_, script=script: script), [0.0]).outcomes
+        assert outcome.ok and outcome.output_tokens == 8 and outcome.chunks == 1 and outcome.tpot_s is None
+        assert outcome.in_one_chunk and outcome.document(1.0)["tpot_s"] is None
