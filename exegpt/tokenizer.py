@@ -1,5 +1,10 @@
 """A model's tokenizer, read from its tokenizer.json so that every text keeps all of its tokens and gets no others."""
 
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +22,25 @@ def load_tokenizer(directory: Path) -> Any:
         return None
     from tokenizers import Tokenizer
 
-    with refusing(f"'{path}' is not a tokenizer"):
+    with refusing(f"'{path}' is not a tokenizer"), _without_panics():
         tokenizer = Tokenizer.from_file(str(path))
         tokenizer.no_truncation()
         tokenizer.no_padding()
     return tokenizer
+
+
+@contextlib.contextmanager
+def _without_panics() -> Iterator[None]:
+    """Hold standard error back, and drop it where the library panics: Rust prints a panic, which is raised as well."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as held, contextlib.ExitStack() as restoring:
+        own = os.dup(2)
+        restoring.callback(os.close, own)
+        restoring.callback(os.dup2, own, 2)
+        os.dup2(held.fileno(), 2)
+        yield
+        held.seek(0)
+        os.write(own, held.read())
 
 
 def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:

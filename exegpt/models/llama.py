@@ -31,13 +31,15 @@ EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 def check_config(config: dict[str, Any], name: str) -> None:
     """InputError for what these layers don't compute, by the config's key."""
-    kind, rope, types = config.get("model_type"), config.get("rope_parameters") or {}, config.get("layer_types") or []
+    kind, types = config.get("model_type"), config.get("layer_types") or []
+    _, parameters = _rope(config, name)
     refused = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # which has its own biases always
         "mlp_bias": bool(config.get("mlp_bias")),
         "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
-        "rope_parameters": rope.get("partial_rotary_factor", 1.0) != 1.0,
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
+        "rope_parameters": parameters.get("partial_rotary_factor", 1.0) != 1.0,
         "layer_types": not {"sliding_attention", "full_attention"}.issuperset(types)
         or len(types) not in (0, config.get("num_hidden_layers")),
     }
@@ -76,18 +78,48 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
     return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
 
 
+_ROPE = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Types of rotary embeddings that run, and the parameters that each needs."""
+
+
+def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+    """Return the type of a config's rotary embeddings and their parameters, `rope_theta` among them.
+
+    Raises:
+        InputError: The type is not known, or a parameter is missing or no positive number.
+    """
+    key = next((key for key in ("rope_parameters", "rope_scaling") if config.get(key)), None)
+    parameters = {} if key is None else config[key]
+    if not isinstance(parameters, dict):
+        raise InputError(f"Model '{name}' has {key} = {parameters!r}: it must be an object.")
+    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+    parameters = {**parameters, "rope_theta": theta}
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in _ROPE or any(isinstance(value, dict) for value in parameters.values()):
+        kind = kind if kind not in _ROPE else "several"
+        raise InputError(f"Model '{name}' has rotary embeddings of type '{kind}': {', '.join(_ROPE)} can be run.")
+    for needed in ("rope_theta", *_ROPE[kind]):
+        value = parameters.get(needed)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise InputError(
+                f"Model '{name}' has {key or 'a config'} with {needed} = {value!r}: '{kind}' needs a number."
+            )
+    return kind, parameters
+
+
 def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines by position, each float32 [context, head_size / 2]."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    kind, parameters = _rope(config, spec.name)
+    theta = parameters["rope_theta"]
     frequencies = 1.0 / theta ** (torch.arange(0, spec.head_size, 2, dtype=torch.float32) / spec.head_size)
     if kind == "linear":
         frequencies = frequencies / parameters["factor"]
     elif kind == "llama3":
         frequencies = _llama3_frequencies(frequencies, parameters)
-    elif kind != "default":
-        raise InputError(f"Model '{spec.name}' has rotary embeddings of type '{kind}': default, linear and llama3 run.")
     angles = torch.outer(torch.arange(spec.context, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 

@@ -23,6 +23,8 @@ async def read_json(request: Request, max_bytes: int) -> Any:
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "The body must be JSON: send the header Content-Type: application/json.", "invalid_value")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise ApiError(415, "The body must not be compressed: leave the header Content-Encoding out.", "invalid_value")
     try:
         data = await asyncio.wait_for(_read(request, max_bytes), READ_S)
     except (TimeoutError, asyncio.TimeoutError):

@@ -85,9 +85,9 @@ class Frontend:
         context = self._longest_request
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
-            asked = f" and {max_tokens:,} of output" if max_tokens is not None else ""
+            asked = f" and {max_tokens} of output" if max_tokens is not None else ""
             raise invalid(
-                f"{prompt_tokens:,} tokens of prompt{asked} don't fit the context of {context:,} tokens.",
+                f"This model's maximum context length is {context} tokens: {prompt_tokens} of prompt{asked} don't fit.",
                 param if left >= 1 else prompt,
                 "context_length_exceeded",
             )

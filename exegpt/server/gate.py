@@ -35,6 +35,8 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if scope["method"] == "HEAD":  # as GET; the server sends no body, since its own scope says HEAD
+            scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _VISIBLE.match(given) else secrets.token_hex(12)

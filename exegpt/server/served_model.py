@@ -93,7 +93,7 @@ class ServedModel:
         """
         if len(text) > self.longest_text:
             raise invalid(
-                f"The text is longer than the context of {self.longest_request:,} tokens.",
+                f"This model's maximum context length is {self.longest_request} tokens: the text is longer.",
                 param,
                 "context_length_exceeded",
             )

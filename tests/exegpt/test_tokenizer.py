@@ -136,3 +136,27 @@ def test_a_tokenizer_that_is_no_file_counts_as_none(tmp_path):
     (tmp_path / "tokenizer.json").rmdir()
     os.mkfifo(tmp_path / "tokenizer.json")
     assert load_tokenizer(tmp_path) is None
+
+
+def test_a_panic_of_the_library_is_one_sentence(model, tmp_path, capfd):
+    """A merge of tokens outside of the vocabulary; Rust prints its panics on standard error by itself."""
+    document = json.loads((model / "tokenizer.json").read_text())
+    document["model"]["merges"] = [["a", "b"]]
+    document["model"]["vocab"] |= {"ab": 300}
+    document["model"]["continuing_subword_prefix"] = "####"
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="is not a tokenizer: "):
+        load_tokenizer(tmp_path)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_print_while_a_tokenizer_is_read_is_kept(model, monkeypatch, capfd):
+    real = Tokenizer.from_file
+
+    def loud(path):
+        os.write(2, b"a word\n")
+        return real(path)
+
+    monkeypatch.setattr("tokenizers.Tokenizer", type("Loud", (), {"from_file": staticmethod(loud)}))
+    load_tokenizer(model)
+    assert capfd.readouterr().err == "a word\n"

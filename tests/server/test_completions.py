@@ -127,6 +127,7 @@ def test_every_path_has_errors_of_one_shape(server):
         (404, server.get("/v1/nothing")),
         (405, server.get("/v1/completions")),
         (415, server.post("/v1/completions", b"a=b", Content_Type="application/x-www-form-urlencoded")),
+        (415, server.post("/v1/completions", {"prompt": "a"}, Content_Encoding="gzip")),
         (413, server.post("/v1/completions", b"x" * (17 * 2**20))),
         (403, server.get("/v1/models", Host="evil.example")),
         (403, server.get("/v1/models", Origin="http://evil.example")),
@@ -185,3 +186,25 @@ def test_extreme_values_are_answered(server, extreme):
     status, _, data = server.post("/v1/completions", {"prompt": "a", "max_tokens": 4} | extreme)
     assert status == 200, data
     assert len(json.loads(data)["choices"]) == extreme.get("n", 1)
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny", "/health", "/metrics", "/version"])
+def test_head_works_wherever_get_does(server, path):
+    status, headers, body = server.send("HEAD", path, None)
+    assert status == 200 and body == b"" and headers["content-type"] == server.get(path)[1]["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("completions", {"prompt": [1] * 127, "max_tokens": 2}),
+        ("completions", {"prompt": [1] * 129, "stream": True}),
+        ("completions", {"prompt": "a" * 100_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a" * 200}]}),
+    ],
+)
+def test_a_request_beyond_the_context_has_the_words_that_clients_search_for(server, path, body):
+    status, _, data = server.post(f"/v1/{path}", body)
+    error = json.loads(data)["error"]
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert "This model's maximum context length is 128 tokens" in error["message"]

@@ -122,8 +122,11 @@ class Grammars:
             if _is_schema(grammar):
                 grammar = LLMatcher.grammar_from_json_schema(grammar)
             matcher = LLMatcher(tokenizer, grammar, log_level=0)
+            allowed = b"" if matcher.is_error() else matcher.compute_bitmask()  # which may find an error, too
             if matcher.is_error():
                 raise InputError(f"llguidance refuses it: {_first_line(matcher.get_error())}.")
+            if not any(allowed) and not matcher.is_accepting():
+                raise InputError("no token can begin an output that follows it.")
             return matcher
 
     def _read_tokenizer(self) -> "LLTokenizer":

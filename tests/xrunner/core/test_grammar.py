@@ -136,3 +136,12 @@ def test_a_bad_grammar_in_a_list_is_skipped_or_named(model, tokenizer, tmp_path)
         read_requests(*given, check=check)
     requests, rejected = read_requests(*given, check=check, skip_invalid=True)
     assert [r.id for r in requests] == ["start: /a/"] and [r.result.id for r in rejected] == ["start: bad("]
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#"}]}]
+)
+def test_a_schema_that_no_output_can_begin_is_refused_before_it_runs(tokenizer, schema):
+    """The compiler accepts a reference to itself; the first token has no choice then."""
+    with pytest.raises(InputError, match=r"no token can begin|refuses it"):
+        Grammars(tokenizer, frozenset([END]), 300).check(replace(requests()[0], grammar=json.dumps(schema)))
