@@ -7,6 +7,7 @@ import math
 import sys
 from pathlib import Path
 
+from exegpt.kernels.kv_layout import keys_like_values
 from xrunner.core.driver import Driver
 from xrunner.rank.worker import Worker
 
@@ -45,7 +46,7 @@ def fill_caches(contents=GARBAGE, patch=setattr):
             for row, seq_len in zip(tables, seq_lens.tolist(), strict=True):
                 block, used = row[(seq_len - 1) // block_size], (seq_len - 1) % block_size + 1
                 for k, v in zip(keys, values, strict=True):
-                    k[block, :, :, used:] = v[block, :, used:] = value
+                    keys_like_values(k)[block, :, used:] = v[block, :, used:] = value
         return launch(worker, batch, start)
 
     patch(Driver, "__init__", make_filling)

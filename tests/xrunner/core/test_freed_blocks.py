@@ -5,10 +5,13 @@ import math
 
 import pytest
 
+from exegpt.kernels import device
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
+from exegpt.models.create import create_model
 from exegpt.plan import Share
 from exegpt.request import Request
+from tests.kernels.gpu import DEVICE, needs_triton
 from tests.xrunner.cells import POLICIES, disaggregated, requests, schedule
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.core.test_preemption import LONGER, SMALL, ledgers  # noqa: F401 (a fixture)
@@ -103,6 +106,33 @@ def test_half_precision(monkeypatch, directories):
 def test_graphs_whose_rows_are_filled_up(monkeypatch, directories):
     model = load_model(directories["llama"])
     run = lambda: tokens_of(Engine(model, plan(model, "orca"), gpu=StandIn()).run(requests()).results)  # noqa: E731
+    expected, got = with_and_without_garbage(monkeypatch, run)
+    assert got == expected
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("arch", "policy"),
+    [
+        ("llama", "orca"),
+        *(
+            pytest.param(*cell, marks=pytest.mark.slow)
+            for cell in (("llama", "static"), ("llama", "chunked"), ("t5", "orca"))
+        ),
+    ],
+)
+def test_the_kernels_of_a_gpu(monkeypatch, tmp_path, arch, policy):
+    sizes = {"layers": 1, "hidden": 16, "heads": 1, "ffn": 16, "vocab": 300, "context": 64}
+    create_model(tmp_path / "m", arch, seed=5, **sizes)
+    gpu = None
+    if DEVICE.type == "cpu":
+        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+        gpu = StandIn()
+    model = load_model(tmp_path / "m", device=DEVICE)
+    variables = GROW | {"kv_blocks": 2} | (CACHING if (arch, policy) == ("llama", "orca") else {})
+    todo = [Request("alike", tuple(range(20)), 2, True), Request("too", (*range(19), 7), 2, True)]
+    todo += requests([(9, 2), (14, 4)])
+    run = lambda: tokens_of(Engine(model, plan(model, policy, **variables), gpu=gpu).run(todo).results)  # noqa: E731
     expected, got = with_and_without_garbage(monkeypatch, run)
     assert got == expected
 
