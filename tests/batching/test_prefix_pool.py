@@ -224,6 +224,41 @@ def test_following_many_iterations_at_once_is_following_each(policy, rows, block
         assert (a.start_s, a.first_token_s, a.finish_s) == pytest.approx((b.start_s, b.first_token_s, b.finish_s))
 
 
+def test_withdrawn_keys_find_no_block_whoever_has_it():
+    pool = PrefixPool(6, BLOCK)
+    held, kept = pool.allocate(2), pool.allocate(2)
+    for blocks in (held, kept):
+        pool.publish(blocks[0], "first")
+        pool.publish(blocks[1], "second")
+    pool.free(kept)
+    pool.withdraw(["first", "never published"])
+    assert pool.find(["first", "second"]) == [] and pool.find(["second"]) == [held[1]]
+    pool.check(Counter(held))
+    pool.free(held)
+    pool.check(Counter())
+    assert pool.available == 6 and len(set(pool.allocate(6))) == 6
+
+
+def test_a_sequence_that_failed_leaves_nothing_to_be_found():
+    """Whether it is resident, preempted, or has ended by its length before its failure is known."""
+    tokens = list(range(12))
+    for ending in ("resident", "preempted", "finished"):
+        ledger = Ledger(PrefixPool(20, BLOCK), fcfs, admission="grow")
+        failing, other = (Sequence(i, 12, 1 + (ending != "finished"), keys=keys_of(tokens)) for i in range(2))
+        ledger.submit([failing, other])
+        policy = OrcaPolicy(max_num_seqs=1, prefills_per_step=1)
+        ledger.advance(policy.next_step(ledger, 0.0))
+        if ending == "preempted":
+            ledger._preempt(failing, 0.0)
+        assert ledger.pool.find(failing.keys)
+        ledger.fail(failing)
+        assert failing.finished and not failing.blocks and ledger.pool.find(other.keys) == []
+        ledger.check()
+        while not ledger.idle:
+            ledger.advance(policy.next_step(ledger, 0.0))
+        assert ledger.reused == 0 and ledger.pool.available == 20
+
+
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 def test_prompts_that_begin_alike_are_prefilled_once(policy):
     requests = [RequestLengths(100, 10, 0.001 * i) for i in range(12)]

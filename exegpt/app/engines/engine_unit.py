@@ -16,6 +16,10 @@ from exegpt.report import output
 
 _MOST_RESTARTS = 5
 """Ends of an engine in a row, without a request's end between them, after which it is given up."""
+_REFUSED = 2
+"""Exit code of an engine that can't run what it was given, and has said why: of one that never opened, the next one
+would say the same.
+"""
 _LOOK_S = 0.02
 _LEAVES_S = 10.0
 """How long the connections of a process that was killed may take to end."""
@@ -82,7 +86,8 @@ class EngineUnit:
             if self._over:
                 return 0
             self._failures += 1
-            if not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
+            refused = code == _REFUSED and not self.has_opened
+            if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
                 return code or 1  # it has said why
             self._follows()
             text = f"the engine of {self.name} has ended (exit code {code}): it is started again"

@@ -24,14 +24,14 @@ class Engine:
 
     restarts = True
 
-    def __init__(self, read):
-        self.read = read
+    def __init__(self, read, code=3):
+        self.read, self.code = read, code
 
     async def start(self):
         self.read()
 
     async def wait(self):
-        return 3
+        return self.code
 
     async def kill(self):
         pass
@@ -137,3 +137,22 @@ def test_an_engine_that_can_not_be_killed_is_not_waited_for(tmp_path, monkeypatc
         return code, starts, connected
 
     assert asyncio.run(run()) == (3, [True], False)
+
+
+def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path):
+    """It has said why in one sentence; one that has opened before may be short of something for a while."""
+    starts = []
+
+    async def run(has_opened):
+        starts.clear()
+        options = UnitOptions((UnitModel(tmp_path, "a"),), ("--schedule", "s.json"))
+        unit = Unit(options, {"a": EngineLink()}, tmp_path, asyncio.Semaphore(1))
+        unit._engine, unit.has_opened = Engine(lambda: starts.append(1), code=2), has_opened
+        return await unit.run()
+
+    class Unit(EngineUnit):
+        def _may_follow(self, opened):
+            return True
+
+    assert asyncio.run(run(False)) == 2 and len(starts) == 1
+    assert asyncio.run(run(True)) == 2 and len(starts) == engine_unit._MOST_RESTARTS
