@@ -90,6 +90,17 @@ def test_however_tokens_are_chosen(broken, ledgers, policy, choice, gpu):  # noq
     assert all(len(r.logprobs) == len(r.output_ids) for r in results.values() if r.logprobs is not None)
 
 
+def test_a_grammar_hides_no_nan(broken):
+    pytest.importorskip("llguidance")
+    model = load_model(broken["llama"])
+    numbers = '{"type": "array", "items": {"type": "integer"}}'
+    requests = [Request(i, ids, 8, grammar=numbers) for i, ids in (("a", (5, 6)), ("b", (5, NAN)), ("c", (5, 6)))]
+    engine = Engine(model, schedule(model.spec, "orca"), tokenizer=broken["llama"] / "tokenizer.json")
+    results = {r.id: r for r in engine.run(requests).results}
+    assert results["b"].finish_reason == "error" and "NaN" in results["b"].error and not results["b"].output_ids
+    assert results["a"].output_ids == results["c"].output_ids and results["a"].finish_reason != "error"
+
+
 @pytest.mark.parametrize("arch", ["llama", "t5"])
 @pytest.mark.parametrize("variables", [{}, {"kv_blocks": 8, "admission": "grow"}], ids=["reserve", "grow"])
 @pytest.mark.parametrize("policy", POLICIES)
