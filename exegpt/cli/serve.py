@@ -71,7 +71,10 @@ def serve(
     allowed_host: Annotated[
         list[str] | None, typer.Option(help="A further host name of this server, if it has no keys.")
     ] = None,
-    cors: Annotated[list[str] | None, typer.Option(help="An origin whose pages may use this server.")] = None,
+    cors: Annotated[
+        list[str] | None,
+        typer.Option(help="An origin whose pages may use this server: https://example.com; with keys, * is all."),
+    ] = None,
     max_output: Annotated[int | None, typer.Option(min=1, help="Maximum output tokens of a request.")] = None,
     max_waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting sequences.")] = 1000,
     journal: Annotated[

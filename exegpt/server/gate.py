@@ -6,17 +6,57 @@ import hashlib
 import hmac
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from inspect import signature
+from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from exegpt.errors import InputError
 from exegpt.server.errors import ApiError
 
 OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
 """Paths without a key; the last one is a page without data, which asks for a key."""
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
+ANY_ORIGIN = "*"
+_METHODS = ("GET", "HEAD", "POST")
+_OPENAI_CLIENT = "lang package-version os arch runtime runtime-version retry-count timeout helper-method".split()
+"""What OpenAI's JavaScript client sends in headers of its own."""
+_SENT = ("Authorization", "Content-Type", "Idempotency-Key", *(f"X-Stainless-{name}" for name in _OPENAI_CLIENT))
+"""Headers that pages of other origins may send."""
+_READ = ("Retry-After", "X-Request-Id")
+"""Headers of answers that such pages may read."""
+
+
+def guarded(app: ASGIApp, keys: Collection[str], hosts: Collection[str], origins: Collection[str]) -> ASGIApp:
+    """Return the application behind a gate; browsers let pages of `origins` use it, and read its errors, too."""
+    gate = Gate(app, keys, hosts, origins)
+    if not origins:
+        return gate
+    more: dict[str, Any] = {"allow_private_network": True}  # a named page may be public, and this server's address not
+    if not more.keys() <= signature(CORSMiddleware).parameters.keys():
+        more = {}  # an older Starlette, which ignores that a browser asks
+    return CORSMiddleware(gate, origins, _METHODS, _SENT, expose_headers=_READ, **more)
+
+
+def check_origins(origins: Iterable[str], has_keys: bool) -> None:
+    """Raise InputError for an origin that no browser sends, and for all origins where no key is needed."""
+    for origin in origins:
+        if origin == ANY_ORIGIN and not has_keys:
+            raise InputError("--cors * lets every page use this server: pass --api-key-file, or name the origins.")
+        try:
+            parts = urlsplit(origin)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), None
+        name = f"{parts.scheme}://{parts.netloc}"
+        left_out = port is not None and port == {"http": 80, "https": 443}.get(parts.scheme)
+        if origin != ANY_ORIGIN and (not parts.netloc or origin != name.lower() or left_out):
+            raise InputError(f"--cors {origin} is not an origin: write one like https://example.com, without a path.")
 
 
 class Gate:
@@ -41,25 +81,20 @@ class Gate:
         given = headers.get("x-request-id", "")
         request_id = given if _VISIBLE.match(given) else secrets.token_hex(12)
         scope.setdefault("state", {})["request_id"] = secrets.token_hex(12)
-        origin = headers.get("origin", "")
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                sent = MutableHeaders(scope=message)
-                sent["X-Request-Id"] = request_id
-                if origin in self._origins:
-                    sent["Access-Control-Allow-Origin"] = origin
-                    sent["Vary"] = "Origin"
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
         try:
-            self._check(scope, headers, origin)
+            self._check(scope, headers)
         except ApiError as error:
             await error.response(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 
-    def _check(self, scope: Scope, headers: Headers, origin: str) -> None:
+    def _check(self, scope: Scope, headers: Headers) -> None:
         if self._keys:
             if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS" and not self._has_key(headers):
                 raise ApiError(
@@ -69,7 +104,7 @@ class Gate:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
             return
-        host = headers.get("host", "")
+        host, origin = headers.get("host", ""), headers.get("origin", "")
         if host.rsplit(":", 1)[0] not in self._hosts and host not in self._hosts:
             raise ApiError(403, "This server answers requests to its own name only.", "invalid_host")
         if origin and origin not in self._origins and _name(origin) not in self._hosts:

@@ -22,7 +22,7 @@ from exegpt.schedule import Schedule
 from exegpt.server.api import KINDS, make_api, resume_entries
 from exegpt.server.frontend import Frontend
 from exegpt.server.frontends import Frontends
-from exegpt.server.gate import Gate, hashed
+from exegpt.server.gate import check_origins, guarded, hashed
 from exegpt.server.journal import Journal
 from exegpt.server.library_log import log_libraries
 from exegpt.server.measured import Measured
@@ -305,6 +305,7 @@ def run(options: ServerOptions) -> int:
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not options.api_keys:
         raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
+    check_origins(options.origins, bool(options.api_keys))
     return asyncio.run(_run(options))
 
 
@@ -353,7 +354,7 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
 async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:
     measured = Measured(make_api(frontends), frontends.unrouted, KINDS)
     config = uvicorn.Config(
-        Gate(measured, options.api_keys, options.hosts, options.origins),
+        guarded(measured, options.api_keys, options.hosts, options.origins),
         log_config=None,
         access_log=False,
         lifespan="off",
