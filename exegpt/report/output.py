@@ -42,11 +42,29 @@ def stderr() -> "Console":
 
 
 def note(text: str, event: str = "note", **facts: Any) -> None:
-    """Print a note to standard error; as a JSON line with further facts if the environment asks for JSON."""
+    """Print a note to standard error; as a JSON line with further facts if the environment asks for JSON.
+
+    A command continues though its log's disk is full or its reader has gone.
+    """
+    log(text, event, **facts)
+
+
+def log(text: str, event: str, **facts: Any) -> bool:
+    """Print a note likewise, and return whether it was written."""
+    try:
+        _print_note(text, event, facts)
+    except (OSError, ValueError):  # of a file that is closed
+        return False
+    return True
+
+
+def _print_note(text: str, event: str, facts: dict[str, Any]) -> None:
     if of := os.environ.get(NOTES_OF):
         text = f"{of}: {text}"
     if os.environ.get(LOG_FORMAT) != "json":
-        return stderr().print(text, markup=False, soft_wrap=True)
+        if stderr().is_terminal:
+            return stderr().print(text, markup=False, soft_wrap=True)
+        return print(text, file=sys.stderr, flush=True)  # rich would end the process where the reader has gone
     import json
     from datetime import datetime, timezone
 

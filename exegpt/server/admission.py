@@ -264,7 +264,7 @@ class Admission:
         starts = [c.start_s for c in after[len(running) :] if c.start_s is not None]
         ordered = np.maximum.accumulate(starts) if starts else np.zeros(0)
         whole = len(starts) == len(waiting) + len(beyond)
-        gap = (ordered[-1] - ordered[len(waiting)]) / (len(beyond) - 1) / replicas if whole else None
+        gap = float(ordered[-1] - ordered[len(waiting)]) / (len(beyond) - 1) / replicas if whole else None
         return tuple(np.repeat(ordered, replicas).tolist()), gap
 
 

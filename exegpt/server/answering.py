@@ -17,6 +17,7 @@ from exegpt.server.frontend import Frontend
 from exegpt.server.generation import Choice, Generation, Piece
 from exegpt.server.journal import Entry
 from exegpt.server.monitor import Answering, Arrival
+from exegpt.server.reporting import reporting
 from exegpt.server.sampling import requests_of, stop_texts
 from exegpt.server.schemas import Sampled
 from exegpt.server.served_model import ServedModel
@@ -214,6 +215,7 @@ def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
         _learn(work, frontend)
 
 
+@reporting("lengths")
 def _learn(work: Answer, frontend: Frontend) -> None:
     """Report the lengths of the answers to admission, including answers that a stop text has ended."""
     for choice in work.choices:

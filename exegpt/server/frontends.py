@@ -13,6 +13,7 @@ from exegpt.server.frontend import Frontend
 from exegpt.server.journal import Entry
 from exegpt.server.measured import Counts
 from exegpt.server.metrics_page import ByModel
+from exegpt.server.reporting import FAILURES
 from exegpt.server.reports import Reports
 from exegpt.server.unrouted import Unrouted
 
@@ -44,6 +45,7 @@ class Frontends:
             self.registry = unrouted.registry
             registries = {name: frontend.monitor.metrics.registry for name, frontend in self._by_name.items()}
             self.counted = ByModel(registries | {"": self.registry})
+        self.registry.register(FAILURES)
 
     @property
     def by_name(self) -> Mapping[str, Frontend]:

@@ -3,23 +3,17 @@ exceptions are left out, since they may repeat a client's data.
 """
 
 import logging
-import traceback
 
 from exegpt.report import output
+from exegpt.server.reporting import place, reporting
 
 
 class _Handler(logging.Handler):
+    @reporting("log")
     def emit(self, record: logging.LogRecord) -> None:
-        where = ""
-        if record.exc_info and record.exc_info[0]:
-            places = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in _frames(record.exc_info[1])]
-            where = f"{record.exc_info[0].__name__} at {' < '.join(reversed(places))}"
+        where = place(record.exc_info[1]) if record.exc_info and record.exc_info[1] else ""
         message = record.msg if record.exc_info else record.getMessage()
         output.note(f"{record.name}: {str(message).strip()} {where}".strip(), event="library", level=record.levelname)
-
-
-def _frames(error: BaseException | None) -> list[traceback.FrameSummary]:
-    return list(traceback.extract_tb(error.__traceback__)) if error else []
 
 
 def log_libraries() -> None:

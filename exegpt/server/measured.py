@@ -8,6 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from exegpt.server.monitor import Arrival, Exchange
+from exegpt.server.reporting import reporting
 from exegpt.server.tracing import PARENT
 
 RETRIES = "x-stainless-retry-count"
@@ -58,14 +59,15 @@ class Measured:
         try:
             await self._app(scope, receive_timed, send_timed)
         finally:
-            counts: Counts = state.get("monitor", self._unrouted)
-            counts.ended(
-                Exchange(
-                    state["request_id"],
-                    scope["path"],
-                    state["arrival"],
-                    status if sent else None,
-                    state.get("code"),
-                    state.get("answering"),
+            with reporting("monitor"):
+                counts: Counts = state.get("monitor", self._unrouted)
+                counts.ended(
+                    Exchange(
+                        state["request_id"],
+                        scope["path"],
+                        state["arrival"],
+                        status if sent else None,
+                        state.get("code"),
+                        state.get("answering"),
+                    )
                 )
-            )

@@ -15,6 +15,7 @@ from exegpt.server.generation import Choice
 from exegpt.server.metrics import Metrics
 from exegpt.server.observed import Observed
 from exegpt.server.predicted import Predicted, targets
+from exegpt.server.reporting import reporting
 from exegpt.server.reports import Reports
 
 
@@ -74,6 +75,7 @@ class Monitor:
 
     # ---- what happens ----
 
+    @reporting("monitor")
     def opened(self, opened: Opened) -> None:
         """There is an engine, or a new schedule."""
         if self._schedule not in (None, opened.schedule):
@@ -81,28 +83,33 @@ class Monitor:
             self.metrics.reschedules.inc()
         self._schedule = opened.schedule
         self.observed.opened(time.monotonic())
-        self.metrics.opened(opened.schedule, targets(opened.schedule))
+        with reporting("metrics"):
+            self.metrics.opened(opened.schedule, targets(opened.schedule))
         self._predicting = asyncio.ensure_future(self._predict(opened))
 
     async def _predict(self, opened: Opened) -> None:
-        self.predicted = await Predicted.of(opened)
+        with reporting("prediction"):
+            self.predicted = await Predicted.of(opened)
 
     def lost(self) -> None:
         """There is no engine now."""
         self._lost_s = time.monotonic()
 
+    @reporting("monitor")
     def restarting(self) -> None:
         """A lost engine is being replaced."""
         self.restarts += 1
         self.metrics.restarts.inc()
 
+    @reporting("monitor")
     def stepped(self, stepped: Stepped) -> None:
         """The engine has done a step."""
         count = stepped.occupancy.preemptions
         preempted = count - self._engine_preemptions if count >= self._engine_preemptions else count  # of a new ledger
         self._engine_preemptions = count
         self.preemptions += preempted
-        self.metrics.stepped(stepped, preempted)
+        with reporting("metrics"):
+            self.metrics.stepped(stepped, preempted)
         if self._link.opened:
             self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
 
@@ -141,8 +148,10 @@ class Monitor:
             bound_s=bound_s,
             miss=self._miss(arrival, answering) if answering and missed else None,
         )
-        self.metrics.answered(answered)
-        self.observed.answered(answered)
+        with reporting("metrics"):
+            self.metrics.answered(answered)
+        with reporting("history"):
+            self.observed.answered(answered)
         self._reports.answered(answered, arrival.parent, choices if promise else ())
 
     def _miss(self, arrival: Arrival, answering: Answering) -> MissReason:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from exegpt.report import output
 from exegpt.server.answered import Answered
 from exegpt.server.generation import Choice
+from exegpt.server.reporting import reporting
 from exegpt.server.tracing import Tracing
 
 
@@ -21,7 +22,15 @@ class Reports:
     def answered(self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice] = ()) -> None:
         """A request has ended. `parent` has the headers of its caller's trace; `choices` are its own sequences."""
         if self.tracing:
-            self.tracing.answered(answered, parent, choices)
+            with reporting("tracing"):
+                self.tracing.answered(answered, parent, choices)
         if self.log_requests:
-            facts = {name: value for name, value in asdict(answered).items() if value not in (None, ())}
-            output.note(answered.text, event="request", **facts)
+            with reporting("log"):
+                _log(answered)
+
+
+def _log(answered: Answered) -> None:
+    # a prediction is a number of numpy's, which compares with a tuple element by element
+    facts = {n: v for n, v in asdict(answered).items() if v is not None and not (isinstance(v, tuple) and not v)}
+    if not output.log(answered.text, event="request", **facts):
+        raise OSError("the log can't be written")

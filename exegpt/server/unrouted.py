@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter
 from exegpt.server.answered import Answered, outcome_of
 from exegpt.server.metrics import REQUESTS
 from exegpt.server.monitor import Exchange
+from exegpt.server.reporting import reporting
 from exegpt.server.reports import Reports
 
 
@@ -35,5 +36,6 @@ class Unrouted:
             now_s,
             now_s - exchange.arrival.at_s,
         )
-        self._requests.labels(outcome, "none").inc()
+        with reporting("metrics"):
+            self._requests.labels(outcome, "none").inc()
         self._reports.answered(answered, exchange.arrival.parent)

@@ -83,6 +83,14 @@ def test_every_accepted_sequence_takes_a_place():
     assert several.start_s == pytest.approx(starts[-1]) and not present
 
 
+def test_predictions_are_plain_numbers():
+    """Also beyond the table, whose gaps were numpy's: a log line compared them with other values."""
+    made = admission(outputs(16, 8))
+    for _ in range(40):
+        promise = made.admit([(100, 50)], 100.0)
+        assert {type(value) for value in (promise.start_s, promise.finish_s, promise.token_s, promise.due_s)} == {float}
+
+
 def test_what_would_be_late_is_refused_with_the_time_to_wait():
     made = admission(outputs(16, 4), bound_s=14.0)
     accepted = 0

@@ -159,7 +159,8 @@ def test_journalled_requests_are_run_by_the_model_that_they_name(model, tmp_path
 
 def test_a_request_without_a_name_is_for_the_only_model(model):
     (only,) = made = frontends(model, EngineLink())
-    assert Frontends(made).of(None) is Frontends(made).of("a") is only
+    alone = Frontends(made)
+    assert alone.of(None) is alone.of("a") is only
     several = Frontends(frontends(model, EngineLink(), EngineLink()))
     assert several.of("b").model.name == "b"
     for name, status in ((None, 400), ("c", 404)):
