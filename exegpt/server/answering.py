@@ -33,13 +33,11 @@ class Answer(ABC):
     kind: ClassVar[str]
     """Its `object`."""
 
-    def __init__(self, body: Any, frontend: Frontend, request_id: str):
+    def __init__(self, body: Any, frontend: Frontend, answer_id: str, created: int | None = None):
         self.body = body
-        self.id = self.prefix + request_id
-        self.created = int(time.time())
+        self.id = self.prefix + answer_id
+        self.created = int(time.time()) if created is None else created
         self.choices: list[Choice] = []
-        self.prompt_texts: list[str] = []
-        """By choice."""
         self.prompt_tokens = 0
         self.generation: Generation
         self.promise: Promise | None = None

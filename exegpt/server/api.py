@@ -144,9 +144,10 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
             data = await read_json(request, MAX_BODY)
             frontend = frontends.of(parsed(kind, data).model)
             request.state.monitor = frontend.monitor
-            entry, request_id = _entry(request, path, data, frontend), request.state.request_id
-            data = entry.body if entry else data
-            return await answer(request, lambda: make_answer(path, data, frontend, request_id), frontend, entry)
+            if entry := _entry(request, path, data, frontend):
+                return await answer(request, lambda: journalled(entry, frontend), frontend, entry)
+            answer_id = request.state.request_id
+            return await answer(request, lambda: make_answer(path, data, frontend, answer_id), frontend)
 
         route = described.route(RETURNED[path][0], kind, RETURNED[path][1])
         api.add_api_route(path, endpoint, methods=["POST"], summary=summary, response_model=None, **route)
@@ -155,12 +156,19 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
         route(path)
 
 
-def make_answer(path: str, data: dict[str, Any], frontend: Frontend, request_id: str) -> Answer:
+def make_answer(
+    path: str, data: dict[str, Any], frontend: Frontend, answer_id: str, created: int | None = None
+) -> Answer:
     """The answer to a valid body; ApiError for an invalid one, or for a path of another version's journal."""
     if path not in KINDS:
         raise ApiError(404, _NOT_SERVED, "not_found")
     kind, answer_kind, _ = KINDS[path]
-    return answer_kind(parsed(kind, data), frontend, request_id)
+    return answer_kind(parsed(kind, data), frontend, answer_id, created)
+
+
+def journalled(entry: Entry, frontend: Frontend) -> Answer:
+    """The answer to a journalled request: with the same id and time, whoever asks for it."""
+    return make_answer(entry.path, entry.body, frontend, entry.answer_id, entry.created)
 
 
 def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend) -> Entry | None:
@@ -168,7 +176,8 @@ def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend
     key = request.headers.get("idempotency-key")
     if key is None or frontend.journal is None:
         return None
-    return frontend.journal.entry(request.headers.get("authorization", ""), key, path, data, random_seed)
+    caller, answer_id = request.headers.get("authorization", ""), request.state.request_id
+    return frontend.journal.entry(caller, key, path, data, random_seed, answer_id)
 
 
 async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
@@ -178,7 +187,7 @@ async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
     for entry in entries:
         async with entry.admitting:
             if entry.outputs is None:
-                make = partial(make_answer, entry.path, entry.body, frontend, entry.name[:24])
+                make = partial(journalled, entry, frontend)
                 try:
                     work = make()
                     await asyncio.to_thread(work.prepare, frontend)

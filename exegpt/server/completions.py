@@ -9,8 +9,8 @@ from exegpt.server.errors import invalid
 from exegpt.server.frontend import Frontend
 from exegpt.server.generation import Choice, Piece
 from exegpt.server.schemas import CompletionRequest
-from exegpt.server.text.log_probs import TextLogProb, completion_logprobs, of_prompt
-from exegpt.server.text.output_text import OutputText
+from exegpt.server.served_model import ServedModel
+from exegpt.server.text.log_probs import PromptText, TextLogProb, completion_logprobs
 
 MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16
@@ -27,6 +27,8 @@ class Completion(Answer):
         body, model = self.body, frontend.model
         self.check_stream()
         self._token_bytes = model.token_bytes
+        self._echoes: list[PromptText] = []
+        """By choice; none where no echo is asked for."""
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if most == 0 and not body.echo:
             raise invalid("'max_tokens' is 0: it must be at least 1, unless 'echo' is set.", "max_tokens")
@@ -36,7 +38,14 @@ class Completion(Answer):
         for place, (text, ids) in enumerate(self._prompts(frontend)):
             limit = frontend.limited(len(ids), most, "max_tokens")
             self.add_choices(frontend, ids, limit, place, logprobs=body.logprobs, prompt_logprobs=echoed)
-            self.prompt_texts += [text if text is not None else model.tokenizer.decode(ids)] * (body.n or 1)
+            if body.echo:
+                self._echoes += [self._echo(text, ids, model)] * (body.n or 1)
+
+    def _echo(self, text: str | None, ids: Sequence[int], model: ServedModel) -> PromptText:
+        """The echo of a prompt that came as a text, or as tokens."""
+        if text is None:
+            return PromptText.of(model.token_bytes, ids)
+        return PromptText(text, model.spans(text) if self.body.logprobs is not None else None)
 
     def _prompts(self, frontend: Frontend) -> list[tuple[str | None, list[int]]]:
         prompt = self.body.prompt
@@ -75,7 +84,7 @@ class Completion(Answer):
         first: bool,
     ) -> dict[str, Any]:
         """What has come of a choice; before the `first` of it is the prompt, where it is wanted."""
-        echo = self.prompt_texts[choice.index] if self.body.echo else ""
+        echo = self._echoes[choice.index].text if self.body.echo else ""
         document: dict[str, Any] = {"index": choice.index, "text": echo + text if first else text, "logprobs": None}
         if self.body.logprobs is not None:
             entries = [replace(entry, offset=entry.offset + len(echo)) for entry in logprobs]
@@ -87,5 +96,5 @@ class Completion(Answer):
         return document
 
     def _prompt_logprobs(self, choice: Choice) -> list[TextLogProb]:
-        text = OutputText(self._token_bytes, ())
-        return of_prompt(text, choice.request.prompt_ids, choice.output.prompt_logprobs)
+        request, logprobs = choice.request, choice.output.prompt_logprobs
+        return self._echoes[choice.index].logprobs(self._token_bytes, request.prompt_ids, logprobs)

@@ -78,9 +78,9 @@ class Gate:
         if scope["method"] == "HEAD":  # as GET; the server sends no body, since its own scope says HEAD
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _VISIBLE.match(given) else secrets.token_hex(12)
-        scope.setdefault("state", {})["request_id"] = secrets.token_hex(12)
+        given, own = headers.get("x-request-id", ""), secrets.token_hex(12)
+        request_id = given if _VISIBLE.match(given) else own
+        scope.setdefault("state", {})["request_id"] = own
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from exegpt.app.engines.engine_link import EngineLink, Output
 from exegpt.request import Request
@@ -36,10 +36,32 @@ class Choice:
     logprobs: list[TextLogProb] = field(default_factory=list)
     """Of the taken tokens, if requested."""
     _length: int = 0
-    """Code points so far."""
+    """Code points of the taken tokens so far."""
+    _passed: int = 0
+    """Those that were returned: a stop text may hold others back, or cut them off."""
+    _given: int = 0
+    """Tokens that were returned with their text."""
 
     def take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
         """The text that more tokens complete, and whether a stop text ended it; tokens after it aren't taken."""
+        text, stopped = self._take(tokens, ended)
+        self._passed += len(text)
+        return text, stopped
+
+    def give(self, ended: bool) -> slice:
+        """The tokens whose text was returned, or at the end all others: with log-probabilities, those whose text is
+        held back come with it, since a stop text may cut it off. Then they are placed at the end of the text.
+        """
+        begun, self._given = self._given, self.taken
+        if ended:
+            cut = (replace(entry, offset=min(entry.offset, self._passed)) for entry in self.logprobs[begun:])
+            self.logprobs[begun:] = cut
+        elif self.logprobs and self.stops.holds:
+            later = (i for i in range(begun, self.taken) if self.logprobs[i].offset >= self._passed)
+            self._given = next(later, self.taken)
+        return slice(begun, self._given)
+
+    def _take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
         text, stopped = "", False
         for token in () if self.dropped else tokens:
             asked = self.request.logprobs is not None
@@ -132,14 +154,13 @@ class Generation:
             raise ApiError(500, f"The request was ended by an internal error{cause}.", "internal_error", None, SERVER)
         if not tokens and not ended:
             return None
-        begun = choice.taken
         text, stopped = choice.take(tokens, ended is not None)
         if stopped:
             choice.finish_reason = "stop"
             self._link.stop(output, choice.taken)
         elif ended:
             choice.finish_reason = "length" if choice.dropped else ended.reason
-        new = slice(begun, choice.taken)
+        new = choice.give(choice.finish_reason is not None)
         return Piece(choice, text, output.tokens[new], choice.logprobs[new], choice.finish_reason)
 
 

@@ -39,6 +39,10 @@ class Entry:
     asked: str
     """A hash of the original body."""
     body: dict[str, Any]
+    answer_id: str
+    """The id of its answer, without the prefix of its path."""
+    created: int
+    """The time that the answer has, in seconds of the wall clock."""
     accepted: bool = False
     """Whether it runs to completion: it was admitted, by this process or another, and its file exists."""
     outputs: list[Output] | None = None
@@ -59,6 +63,8 @@ class Entry:
             "path": self.path,
             "asked": self.asked,
             "body": self.body,
+            "answer_id": self.answer_id,
+            "created": self.created,
             "ended_s": self.ended_s,
             "tokens": tokens,
             "logprobs": None if tokens is None else [[o.logprobs, o.prompt_logprobs] for o in self.outputs or ()],
@@ -83,8 +89,12 @@ class Journal:
         """Accepted entries that haven't ended; other requests may still be refused."""
         return [entry for entry in self.entries.values() if entry.accepted and entry.ended_s is None]
 
-    def entry(self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int]) -> Entry:
-        """The entry of a request: an existing one to join, or a new one. ApiError for a key that had another body."""
+    def entry(
+        self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int], answer_id: str
+    ) -> Entry:
+        """The entry of a request: an existing one to join, or a new one, whose answer gets this id. ApiError for a key
+        that had another body.
+        """
         if not 1 <= len(key) <= MAX_KEY:
             raise ApiError(400, f"An Idempotency-Key has 1 to {MAX_KEY} characters.", "invalid_value")
         name = hashlib.sha256(f"{caller}\n{key}".encode()).hexdigest()
@@ -97,7 +107,7 @@ class Journal:
         if len(self.entries) >= MAX_ENTRIES:
             raise self._unavailable("is full")
         seeded = body if body.get("seed") is not None else {**body, "seed": seed()}
-        entry = self.entries[name] = Entry(name, path, asked, seeded)
+        entry = self.entries[name] = Entry(name, path, asked, seeded, answer_id, int(time.time()))
         return entry
 
     async def keep(self, entry: Entry) -> None:
@@ -177,7 +187,10 @@ class Journal:
         """Read an entry that another process has left; a torn or expired one is deleted."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            entry = Entry(path.stem, document["path"], document["asked"], document["body"], accepted=True)
+            answer_id = document.get("answer_id", path.stem[:24])  # earlier versions wrote neither
+            created = document.get("created", int(path.stat().st_mtime))
+            asked = document["path"], document["asked"], document["body"]
+            entry = Entry(path.stem, *asked, answer_id, created, accepted=True)
             entry.ended_s = document["ended_s"]
             if entry.ended_s is not None:
                 of_outputs = zip(document["tokens"], document["reasons"], document["logprobs"], strict=True)

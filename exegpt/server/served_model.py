@@ -102,6 +102,10 @@ class ServedModel:
         except InputError as error:
             raise invalid(f"This is refused: {str(error)[:_SHOWN]}", param) from None
 
+    def spans(self, text: str) -> tuple[tuple[int, int], ...]:
+        """Where each of a text's tokens is in it, in code points; (0, 0) for one that the tokenizer adds."""
+        return tuple(self.tokenizer.encode(text).offsets)
+
     @cached_property
     def _grammar_check(self) -> Callable[[Request], None]:
         return grammar_check(self.directory, self.spec, prepare=True)

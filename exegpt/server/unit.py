@@ -13,6 +13,7 @@ from exegpt.engine_protocol import Opened, Stepped
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text
 from exegpt.server.frontend import Frontend
+from exegpt.server.reporting import reporting
 
 _LOOK_S = 0.05
 
@@ -81,6 +82,10 @@ class Unit(EngineUnit):
     def _opened(self, frontend: Frontend, opened: Opened) -> None:
         self._take(frontend, opened)
         self._beside(self._resume(frontend))
+        self._announce(frontend, opened)
+
+    @reporting("log")
+    def _announce(self, frontend: Frontend, opened: Opened) -> None:
         bound = opened.schedule.latency_bound_s
         under = f" under {format_duration(bound)}" if bound and not frontend.shares else ""
         served = f"serving {frontend.model.name} on {self._where}{under}: {schedule_text(opened.schedule)}"
@@ -91,8 +96,9 @@ class Unit(EngineUnit):
 
     def _changed(self, frontend: Frontend, opened: Opened) -> None:
         self._take(frontend, opened)
-        text = f"the schedule of {frontend.model.name} has changed: {schedule_text(opened.schedule)}"
-        output.note(text, event="schedule_changed", model=frontend.model.name)
+        with reporting("log"):
+            text = f"the schedule of {frontend.model.name} has changed: {schedule_text(opened.schedule)}"
+            output.note(text, event="schedule_changed", model=frontend.model.name)
 
     def _take(self, frontend: Frontend, opened: Opened) -> None:
         """Accept requests under this schedule, which a new engine would follow too; models that share devices follow

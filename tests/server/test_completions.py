@@ -144,6 +144,8 @@ def test_models_have_cards_and_requests_ids(server):
     assert headers["x-request-id"] == "abc-1"
     assert json.loads(server.get("/v1/models/tiny")[2]) == card
     assert len(server.get("/health", X_Request_Id="no spaces please")[1]["x-request-id"]) == 24
+    _, headers, data = server.post("/v1/completions", {"prompt": [5], "max_tokens": 1})
+    assert json.loads(data)["id"] == f"cmpl-{headers['x-request-id']}"
 
 
 def test_a_stop_text_ends_the_output_and_is_left_out(server):

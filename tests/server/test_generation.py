@@ -100,3 +100,38 @@ def test_a_refusal_of_the_engine_gives_its_reason(why, too_long, code, words):
     with pytest.raises(ApiError, match=words) as refused:
         asyncio.run(run())
     assert (refused.value.status, refused.value.code) == (400, code) and "'7'" not in refused.value.message
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 99])
+@pytest.mark.parametrize("included", [True, False])
+@pytest.mark.parametrize(
+    "stops", [(), ("木 two, th",), ("e 木 two",), ("three",), ("never, though",), ("ee",), ("w", "two")]
+)
+def test_places_of_tokens_are_within_the_text_that_was_returned(at_once, stops, included):
+    """Also in each piece of a stream: a stop text may hold text back, and cut it off."""
+    ids = TOKENIZERS["byte-level"].encode(TEXT, add_special_tokens=False).ids
+
+    async def run():
+        link = Link()
+        text = OutputText(BYTES["byte-level"], (1,))
+        choice = Choice(0, Request("", (1,), len(ids), logprobs=0), text, StopTexts(stops, included))
+        generation = Generation(link, [choice])
+        link.output.logprobs = [(-1.0, ())] * len(ids)
+        seen, entries, tokens = "", [], []
+        for begin in range(0, len(ids), at_once):
+            link.give(ids[begin : begin + at_once], "length" if begin + at_once >= len(ids) else None)
+            piece = generation._take(choice)
+            seen, entries, tokens = seen + piece.text, [*entries, *piece.logprobs], [*tokens, *piece.tokens]
+            assert len(piece.logprobs) == len(piece.tokens)
+            assert all(entry.offset <= len(seen) for entry in entries)
+            if choice.finish_reason:
+                break
+        return seen, entries, tokens, choice
+
+    seen, entries, tokens, choice = asyncio.run(run())
+    stopped = any(stop in TEXT for stop in stops)
+    assert choice.finish_reason == ("stop" if stopped else "length") and (stopped or seen == TEXT)
+    assert entries == choice.logprobs and tokens == ids[: choice.taken] and len(entries) == choice.taken
+    for entry in entries:
+        own = entry.data.decode("utf-8", "replace")
+        assert "\ufffd" in own or seen[entry.offset :].startswith(own) or own.startswith(seen[entry.offset :])

@@ -52,6 +52,39 @@ def test_a_key_is_answered_once(kept):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and stat.S_IMODE(journal.stat().st_mode) == 0o700
 
 
+def test_a_repeated_answer_keeps_its_id_and_time(kept):
+    server, _ = kept
+    first = asked(server, "named")[1]
+    streamed = {"prompt": [5], "stream": True}
+    streams = [server.post("/v1/completions", streamed, Idempotency_Key="streamed")[2]]
+    time.sleep(1.0)  # another second
+    again = asked(server, "named")[1]
+    assert (again["id"], again["created"]) == (first["id"], first["created"])
+    streams.append(server.post("/v1/completions", streamed, Idempotency_Key="streamed")[2])
+    chunks = [
+        [json.loads(line[6:]) for line in s.decode().split("\n\n") if line.startswith("data: {")] for s in streams
+    ]
+    assert len({(chunk["id"], chunk["created"]) for of_one in chunks for chunk in of_one}) == 1
+    assert asked(server, "other")[1]["id"] != first["id"]
+
+
+def test_the_id_and_time_of_an_answer_outlive_the_process(tmp_path):
+    """An earlier version's entries have neither: they get ones that stay."""
+
+    async def keep():
+        journal = Journal(tmp_path, 60.0)
+        await journal.keep(journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7, "first"))
+
+    asyncio.run(keep())
+    (path,), (entry,) = tmp_path.glob("*.json"), Journal(tmp_path, 60.0).unfinished
+    assert entry.answer_id == "first" and abs(entry.created - time.time()) < 60
+    written = json.loads(path.read_text())
+    assert written["answer_id"] == "first" and written["created"] == entry.created
+    path.write_text(json.dumps({key: value for key, value in written.items() if key not in ("answer_id", "created")}))
+    one, other = (Journal(tmp_path, 60.0).unfinished[0] for _ in range(2))
+    assert one.answer_id == other.answer_id and one.created == other.created > 0
+
+
 def test_requests_of_one_key_at_once_are_one(kept):
     server, _ = kept
     answers = []
@@ -118,6 +151,8 @@ def test_a_killed_frontend_answers_after_its_restart(model, schedule, tmp_path):
             entry = next(e for e in left if e["body"]["prompt"] == sent["prompt"])
             again = server.post("/v1/completions", sent | {"seed": entry["body"]["seed"]})[2]
             assert status == 200 and tokens(json.loads(data)) == tokens(json.loads(again))
+            assert json.loads(data)["id"] == f"cmpl-{entry['answer_id']}"
+            assert json.loads(data)["created"] == entry["created"]
 
 
 def test_a_full_disk_refuses_new_requests_alone(tmp_path, monkeypatch):
@@ -125,10 +160,10 @@ def test_a_full_disk_refuses_new_requests_alone(tmp_path, monkeypatch):
     journal = Journal(tmp_path / "journal", 60.0)
 
     async def run():
-        accepted = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+        accepted = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7, "id")
         await journal.keep(accepted)
         monkeypatch.setattr("os.fsync", _full)
-        refused = journal.entry("", "b", "/v1/completions", {"prompt": "x"}, lambda: 7)
+        refused = journal.entry("", "b", "/v1/completions", {"prompt": "x"}, lambda: 7, "id")
         with pytest.raises(ApiError) as error:
             await journal.keep(refused)
         assert error.value.status == 503 and "No space left".lower() in error.value.message.lower()
@@ -143,7 +178,7 @@ def test_a_full_disk_refuses_new_requests_alone(tmp_path, monkeypatch):
 def test_old_and_torn_entries_are_deleted(tmp_path):
 
     journal = Journal(tmp_path, 60.0)
-    entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+    entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7, "id")
     entry.outputs = []
     asyncio.run(journal.finish(entry))
     (tmp_path / "torn.json").write_text('{"path": "/v1/')
@@ -153,7 +188,7 @@ def test_old_and_torn_entries_are_deleted(tmp_path):
 
 def test_an_answer_is_kept_with_its_log_probabilities(tmp_path):
     journal = Journal(tmp_path, 60.0)
-    entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+    entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7, "id")
     request = Request("0", (5, 6), 2, logprobs=1, prompt_logprobs=True)
     made = Output(
         request, tokens=[8], logprobs=[(-1.5, ((8, -1.5),))], prompt_logprobs=[(None, ()), (-2.0, ((9, -0.5),))]
@@ -180,7 +215,7 @@ def test_a_request_that_cannot_be_prepared_takes_no_place(kept):
 def test_answers_of_another_process_are_deleted_in_time(tmp_path):
     async def left():
         journal = Journal(tmp_path, 0.05)
-        entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7)
+        entry = journal.entry("", "a", "/v1/completions", {"prompt": "x"}, lambda: 7, "id")
         entry.outputs = []
         await journal.finish(entry)
         journal.begin()
@@ -212,7 +247,7 @@ class Refusing:
 
 def _post(frontend, body=BODY):
     """What a request with a key comes to, as far as to the stream of its answer: the number of its sequence."""
-    return _answered(frontend, frontend.journal.entry("", "a", PATH, body, lambda: 7))
+    return _answered(frontend, frontend.journal.entry("", "a", PATH, body, lambda: 7, "id"))
 
 
 async def _answered(frontend, entry):
@@ -234,7 +269,7 @@ def test_a_client_that_asks_too_early_does_not_delete_what_was_accepted(model, t
 
     async def accept():
         journal = Journal(tmp_path, 60.0)
-        await journal.keep(journal.entry("", "a", PATH, BODY, lambda: 7))
+        await journal.keep(journal.entry("", "a", PATH, BODY, lambda: 7, "id"))
 
     async def ask():
         frontend = _journalling(model, tmp_path, admission)
@@ -308,7 +343,7 @@ def test_one_that_fails_is_forgotten_unless_the_next_server_can_run_it(model, tm
 
     async def ask():
         frontend = _journalling(model, tmp_path, Refusing(0))
-        entry = frontend.journal.entry("", "a", PATH, BODY | {"n": 2}, lambda: 7)
+        entry = frontend.journal.entry("", "a", PATH, BODY | {"n": 2}, lambda: 7, "id")
         http = SimpleNamespace(state=SimpleNamespace(arrival=Arrival(0.0, {})))
         await answer(http, lambda: make_answer(PATH, entry.body, frontend, "id"), frontend, entry)
         if gives_up:
@@ -333,7 +368,7 @@ def test_one_that_is_being_written_counts_when_others_are_admitted(model, tmp_pa
             running.append(len(frontend.link.outputs))
 
     async def ask(key):
-        return await _answered(frontend, frontend.journal.entry("", key, PATH, BODY, lambda: 7))
+        return await _answered(frontend, frontend.journal.entry("", key, PATH, BODY, lambda: 7, "id"))
 
     async def ask_all():
         await asyncio.gather(*(ask(str(number)) for number in range(8)))
@@ -419,7 +454,7 @@ def test_admission_learns_from_each_answer_once(model, tmp_path, key, ends):
         body = {"prompt": [5, 6], "max_tokens": 4, "stop": "aa", "seed": 1}
 
         def answered():
-            entry = frontend.journal.entry("", key, PATH, body, lambda: 7) if key else None
+            entry = frontend.journal.entry("", key, PATH, body, lambda: 7, "id") if key else None
             gone = asyncio.Event().wait
             http = SimpleNamespace(state=SimpleNamespace(arrival=Arrival(0.0, {})), receive=gone)
             return answer(http, lambda: make_answer(PATH, body, frontend, "id"), frontend, entry)

@@ -93,6 +93,30 @@ def test_a_prompt_alone_is_echoed_with_its_log_probabilities(server):
     assert plain["text"] == longer["text"] and plain["logprobs"] is None
 
 
+@pytest.mark.parametrize("prompt", [[72, 256, 105, 299, 256, *PROMPT], "H<|endoftext|>i 木", [[256], [72, 256]]])
+@pytest.mark.parametrize(
+    "options", [{}, {"n": 2, "temperature": 1.0, "seed": 3}, {"stop": ["a", "e"], "max_tokens": 30}]
+)
+def test_the_echo_has_the_text_of_each_token(server, prompt, options):
+    """Special tokens were left out of the text, so that places were those of other text."""
+    body = {"prompt": prompt, "max_tokens": 6, "temperature": 0, "logprobs": 0, "echo": True, **options}
+    body["logit_bias"] = {"256": -100}  # a special token of an output has no text
+    choices = json.loads(post(server, "/v1/completions", **body))["choices"]
+    chunks = [c["choices"][0] for c in events(post(server, "/v1/completions", **body, stream=True))]
+    for choice in choices:
+        logprobs, text = choice["logprobs"], choice["text"]
+        assert "<|endoftext|>" in text and len(logprobs["tokens"]) > 1
+        cut = len(text)
+        for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+            assert offset <= cut and ("\ufffd" in token or text[offset:].startswith(token) or offset == cut)
+        streamed = [chunk for chunk in chunks if chunk["index"] == choice["index"]]
+        assert "".join(chunk["text"] for chunk in streamed) == text
+        for key, values in logprobs.items():
+            assert [value for chunk in streamed for value in chunk["logprobs"][key]] == values
+    plain = json.loads(post(server, "/v1/completions", **body | {"logprobs": None, "max_tokens": 0, "n": 1}))["choices"]
+    assert all("<|endoftext|>" in choice["text"] for choice in plain)
+
+
 def test_a_stop_text_cuts_text_but_not_the_prompts_log_probabilities(server):
     body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "echo": True, "logprobs": 0}
     whole = json.loads(post(server, "/v1/completions", **body | {"echo": False}))["choices"][0]

@@ -6,6 +6,7 @@ from typing import Any
 
 from exegpt.engine_protocol import TokenLogProb
 from exegpt.server.text.output_text import OutputText
+from exegpt.server.text.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,38 @@ class TextLogProb:
         return replace(self, offset=begin + (len(made) - len(own) if made.endswith(own) else 0))
 
 
-def of_prompt(text: OutputText, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]) -> list[TextLogProb]:
-    """Log-probabilities of a prompt's tokens; `text` is that of an output without a prompt."""
-    entries, offset = [], 0
-    for token, logprob in zip(tokens, logprobs, strict=True):
-        entry, made = TextLogProb.of(text, token, logprob), text.push([token])
-        entries.append(entry.placed(offset, made))
-        offset += len(made)
-    return entries
+@dataclass(frozen=True)
+class PromptText:
+    """The text of a prompt as it is echoed."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...] | None
+    """Where its tokenizer found each token in the text; None: the text is that of the tokens."""
+
+    @staticmethod
+    def of(token_bytes: TokenBytes, tokens: Sequence[int]) -> "PromptText":
+        """The text of a prompt of tokens, with the names of special ones."""
+        text = OutputText(token_bytes, (), named=True)
+        return PromptText(text.push(tokens) + text.finish(), None)
+
+    def logprobs(
+        self, token_bytes: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]
+    ) -> list[TextLogProb]:
+        """Log-probabilities of its tokens, with their places in the text."""
+        text = OutputText(token_bytes, (), named=True)
+        entries, offset = [], 0
+        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            entry, made = TextLogProb.of(text, token, logprob), text.push([token])
+            if self.spans is None:
+                entries.append(entry.placed(offset, made))
+                offset += len(made)
+                continue
+            own, (begin, end) = _text(entry.data), self.spans[place]
+            if "\ufffd" not in own and self.text.startswith(own, offset):
+                begin, end = offset, offset + len(own)  # a span may leave out the space before a word
+            entries.append(replace(entry, offset=begin if end > begin else offset))  # no span: the tokenizer added it
+            offset = max(offset, end)
+        return entries
 
 
 def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:

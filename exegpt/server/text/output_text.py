@@ -28,10 +28,12 @@ class OutputText:
     UTF-8 become U+FFFD as in tokenizers: once for a cut character of byte-level ones, once per byte with byte fallback.
     There the tokenizers library replaces valid characters beside such bytes, too; here they stay, since they may have
     been sent.
+
+    Special tokens have no text, or, with `named`, their names.
     """
 
-    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int]):
-        self._bytes = token_bytes
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int], named: bool = False):
+        self._bytes, self._named = token_bytes, named
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace" if token_bytes.byte_level else "replace-bytes")
         self._before, ending = self._end_of(prompt_ids)
         self._utf8.decode(ending)
@@ -43,10 +45,13 @@ class OutputText:
     def push(self, tokens: Sequence[int]) -> str:
         """The text that these tokens complete."""
         text = ""
-        visible = [token for token in tokens if self._bytes.get(token) != b""]
-        for plain, group in groupby(visible, lambda token: self._bytes.get(token) is None):
+        for kind, group in groupby(tokens, self._kind):
             run = list(group)
-            text += self.finish() + self._in_context(run) if plain else self._decode(run)
+            if kind == "special":
+                names = "".join(map(self._bytes.special, run)) if self._named else ""
+                text += self.finish() + names if names else ""
+                continue
+            text += self.finish() + self._in_context(run) if kind == "text" else self._decode(run)
             self._before = (self._before + run[-_CONTEXT:])[-_CONTEXT:]
         return text
 
@@ -60,6 +65,10 @@ class OutputText:
         if data is None:
             return self._behind([token]).encode()
         return data or (self._bytes.tokenizer.id_to_token(token) or "").encode()
+
+    def _kind(self, token: int) -> str:
+        data = self._bytes.get(token)
+        return "text" if data is None else "bytes" if data else "special"
 
     def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
         """The prompt's last tokens with text, and the bytes of those at its end that are bytes."""

@@ -12,6 +12,11 @@ class StopTexts:
         self._stops, self._included = tuple(stops), included
         self._held = ""
 
+    @property
+    def holds(self) -> bool:
+        """Whether text is held back."""
+        return bool(self._held)
+
     def push(self, text: str) -> tuple[str, bool]:
         """The text that can be passed on, and whether a stop text ended it."""
         if not self._stops:

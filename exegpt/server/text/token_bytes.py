@@ -39,6 +39,11 @@ class TokenBytes:
             self._known[token] = self._bytes_of(self.tokenizer.id_to_token(token))
         return self._known[token]
 
+    def special(self, token: int) -> str:
+        """The name of a special token; empty for any other."""
+        name = self.tokenizer.id_to_token(token)
+        return name if name in self._special else ""
+
     def decode(self, tokens: Iterable[int]) -> str:
         """The tokenizer's own text of tokens."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
