@@ -32,7 +32,8 @@ def load_tokenizer(directory: Path) -> Any:
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
     """Hold standard error back, and drop it where the library panics: Rust prints a panic, which is raised as well."""
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a full disk, say
+        sys.stderr.flush()
     with tempfile.TemporaryFile() as held, contextlib.ExitStack() as restoring:
         own = os.dup(2)
         restoring.callback(os.close, own)
@@ -40,7 +41,8 @@ def _without_panics() -> Iterator[None]:
         os.dup2(held.fileno(), 2)
         yield
         held.seek(0)
-        os.write(own, held.read())
+        with contextlib.suppress(OSError):
+            os.write(own, held.read())
 
 
 def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
