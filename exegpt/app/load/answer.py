@@ -93,6 +93,8 @@ class Stream(Answer):
     def __init__(self, cut_at: int | None = None) -> None:
         super().__init__()
         self.first_token: float | None = None
+        self.last_token: float | None = None
+        """When the last token or finish reason came: a usage may come later."""
         self.last: float | None = None
         """When the last event came: a token's, the reason why it finished, the usage or [DONE]."""
         self.reasons: dict[int, str | None] = {}
@@ -201,7 +203,7 @@ class Stream(Answer):
             bare = "role" in delta or "content" not in delta
         else:
             text, bare = bool(choice.get("text")), False
-        self.last = now
+        self.last = self.last_token = now
         if text or not (bare or reason):
             self.chunks += 1
             self.first_token = now if self.first_token is None else self.first_token

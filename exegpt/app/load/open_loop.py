@@ -153,6 +153,7 @@ class _Sender:
             retries=retries,
             chunks=stream.chunks,
             done=None if stream.enough() and not stream.done else stream.done,
+            last_token_s=None if stream.last_token is None else stream.last_token - start,
         )
 
 

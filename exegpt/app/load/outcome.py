@@ -44,6 +44,8 @@ class Outcome:
     """Chunks that brought a token."""
     done: bool | None
     """Whether [DONE] came; None: the client left before."""
+    last_token_s: float | None = None
+    """When its last token or finish reason came; the usage and [DONE] may come later."""
 
     @property
     def ok(self) -> bool:
@@ -65,7 +67,8 @@ class Outcome:
         """Per output token after the first; None for less than two tokens or chunks."""
         if self.first_token_s is None or min(self.output_tokens, self.chunks) < 2:
             return None
-        return (self.finish_s - self.first_token_s) / (self.output_tokens - 1)
+        last_s = self.finish_s if self.last_token_s is None else self.last_token_s
+        return (last_s - self.first_token_s) / (self.output_tokens - 1)
 
     @property
     def in_one_chunk(self) -> bool:

@@ -305,3 +305,12 @@ def test_an_answer_in_one_chunk_has_no_time_per_token():
         (outcome,) = load(FakeServer(lambda *_, script=script: script), [0.0]).outcomes
         assert outcome.ok and outcome.output_tokens == 8 and outcome.chunks == 1 and outcome.tpot_s is None
         assert outcome.in_one_chunk and outcome.document(1.0)["tpot_s"] is None
+
+
+def test_a_usage_that_comes_late_is_no_time_per_token():
+    """The last token came at 0.3 s, the usage a second later: an output token took 0.1 s."""
+    usage = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 3}})
+    script = [(0.0, STREAM), *((0.1, data) for data in NO_USAGE), (1.0, usage + event("[DONE]") + END)]
+    (outcome,) = load(FakeServer(lambda *_: script), [0.0]).outcomes
+    assert outcome.ok and outcome.latency_s == pytest.approx(1.3, abs=1e-6)
+    assert outcome.tpot_s == pytest.approx(0.1, abs=1e-6)
