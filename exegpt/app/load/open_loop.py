@@ -104,10 +104,10 @@ class _Sender:
             while True:
                 failure = await self._attempt(request, stream)
                 wait_s = stream.retry_after_s
-                if wait_s is None or retries == self._sending.retries:
-                    break
-                if wait_s > self._longest_s:
+                if wait_s is not None and wait_s > self._longest_s:
                     failure = "retry_after", f"the server asks to wait {wait_s:.3g} s, longer than the time limit"
+                    break
+                if wait_s is None or retries == self._sending.retries:
                     break
                 retries += 1
                 await asyncio.sleep(wait_s)

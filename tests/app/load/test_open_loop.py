@@ -182,9 +182,10 @@ def test_an_overloaded_servers_retry_after_is_waited_for(header, waited_s):
 @pytest.mark.parametrize(
     ("header", "timeout_s"), [("61", 60.0), ("Wed, 21 Oct 2099 07:28:00 GMT", 60.0), ("inf", None)]
 )
-def test_a_retry_after_beyond_the_time_limit_is_a_failure(header, timeout_s):
+@pytest.mark.parametrize("retries", [0, 3])
+def test_a_retry_after_beyond_the_time_limit_is_a_failure(header, timeout_s, retries):
     server = FakeServer(lambda *_: plain("429 Slow down", ERROR, f"Retry-After: {header}"))
-    sent = load(server, [0.0], retries=3, timeout_s=timeout_s)
+    sent = load(server, [0.0], retries=retries, timeout_s=timeout_s)
     (outcome,) = sent.outcomes
     assert (outcome.error, outcome.status, outcome.retries) == ("retry_after", 429, 0) and "longer" in outcome.message
     assert outcome.finish_s == pytest.approx(0.25, abs=1e-6) and len(server.bodies) == 1
