@@ -7,6 +7,7 @@ Exit code 1 where one grows by over 2 % from the tenth part of the requests on.
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,10 @@ def main() -> None:
             for part in range(PARTS):
                 load = [sys.executable, "-m", "exegpt", "bench", "serve", "--url", url, "--rate", "inf", "--json"]
                 load += ["--num", str(asked.requests // PARTS), "--max-concurrency", "64", "--workload", "8/4"]
-                subprocess.run([*load, "--seed", str(part)], check=True, stdout=subprocess.DEVNULL)
+                done = subprocess.run([*load, "--seed", str(part)], check=True, stdout=subprocess.PIPE)
+                (run,) = json.loads(done.stdout)["runs"]
+                if run["completed"] < run["requests"]:
+                    raise SystemExit(f"{run['requests'] - run['completed']} requests failed: {run['errors']}.")
                 seen.append(resident_mb(pid))
                 shown = ", ".join(f"{process} {mb:.1f} MB" for process, mb in seen[-1].items())
                 print(f"{(part + 1) * asked.requests // PARTS:7}: {shown}", flush=True)
