@@ -22,7 +22,8 @@ from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
 from exegpt.workload import Workload
 
 pytest.importorskip("fastapi")
-STARTS_S = 60
+STARTS_S = 120
+"""Longest start of a server: a fresh clone compiles its kernels first."""
 
 
 class Server:
