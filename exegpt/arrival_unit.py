@@ -40,8 +40,11 @@ _SHEET_DAYS = (36_526.0, 73_051.0)
 """The same years in the days of spreadsheets."""
 _QUICKEST_S, _SLOWEST_S, _LONGEST_S = 1e-3, 3600.0, 400 * 86_400.0
 """Mean gaps between a thousand requests per second and one per hour are plausible, up to so many seconds in all."""
-_SLOWEST_FRACTION_S = 60.0
-"""Numbers with fractions are seconds up to this mean gap: clocks in smaller units count in whole ones."""
+_SLOWEST_FRACTION_S, _SLOWEST_OF_FEW_S, _FEW = 10.0, 60.0, 10
+"""Numbers with fractions are seconds up to this mean gap, or this one where there are few, as typed by hand: clocks in
+smaller units mostly count in whole ones."""
+_CLOCK_WORDS = {"utc", "gmt", "epoch", "unix", "since", "start"}
+"""Words behind a unit in a column's name."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +65,10 @@ def split_unit(name: str) -> tuple[str, str | None]:
     """A column's name as letters alone without its unit, and the unit: (`arrivaltime`, `ms`) of `arrival_time_ms`."""
     words = words_of(name)
     unit = next((_UNIT_OF[word] for word in words if word in _UNIT_OF), None)
-    if unit is None and len(words) > 1 and words[-1] in UNITS:
-        unit = words[-1]
+    before = [word for word in words if word not in _CLOCK_WORDS]
+    if unit is None and len(before) > 1 and before[-1] in UNITS:
+        unit = before[-1]
+        words = before
     if unit:
         words = [word for word in words if word not in (unit, "in") and word not in _UNIT_OF]
     letters = re.sub("[^a-z]", "", "".join(words))
@@ -94,12 +99,14 @@ def unit_of(moments: Sequence[float], column: str, names: Collection[str], path:
         return Unit("s", "which makes no difference")
     gap = (high - low) / (len(moments) - 1)
     plausible = [unit for unit in _CLOCKS if _is_plausible(gap * UNITS[unit], high - low, high, UNITS[unit])]
-    if "s" in plausible and not whole and gap <= _SLOWEST_FRACTION_S:
-        plausible = ["s"]
+    why = "since no other unit has a plausible rate"
+    longest = _SLOWEST_FRACTION_S if len(moments) > _FEW else _SLOWEST_OF_FEW_S
+    if len(plausible) > 1 and "s" in plausible and not whole and gap <= longest:
+        plausible, why = ["s"], "since its numbers have fractions, which clocks in smaller units mostly lack"
     if dates and _are_plausible(moments):
         plausible.append(DATE)
     if len(plausible) == 1:
-        return Unit(plausible[0], "since no other unit has a plausible rate")
+        return Unit(plausible[0], why)
     if not plausible and gap <= _QUICKEST_S:
         return Unit("s", "since any other unit is quicker still")
     raise _doubt(moments, column, plausible or list(_CLOCKS), path)

@@ -54,7 +54,10 @@ _IGNORED = {
     "images": ("numimages", "images"),
 }
 """What isn't simulated → the columns that hold it, in small letters alone."""
-_MOMENTS = ("arriv", "timestamp", "datetime", "requesttime", "starttime", "createdat", "sentat")
+_MOMENTS = (
+    *("arriv", "timestamp", "datetime", "requesttime", "requestdate", "requestts", "reqtime", "starttime", "sendtime"),
+    *("eventtime", "eventts", "created", "sentat", "submit", "enqueue"),
+)
 """Parts of names that may mean an arrival."""
 
 

@@ -10,8 +10,10 @@ STORED_DTYPES = frozenset({"F64", "F32", "F16", "BF16"})
 METHODS: frozenset[str] = frozenset()
 """Quantisation methods that the loader implements, by their `quant_method` or `quant_algo`: none yet."""
 
-_CONFIG_KEYS = ("quantization_config", "compression_config", "quantization")
-"""Keys of a `config.json`: transformers', the former one of compressed-tensors, MLX's."""
+_CONFIG_KEYS = ("quantization_config", "compression_config", "quantization", "quant_config", "sparsity_config")
+"""Keys of a `config.json`: transformers', the former ones of compressed-tensors and AutoAWQ, MLX's."""
+_SETTINGS = ("kv_cache_quant_algo", "format", "bits", "w_bit")
+"""Keys that describe a method without a name."""
 _FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files beside a `config.json`: ModelOpt's, AutoGPTQ's, AutoAWQ's."""
 
@@ -75,7 +77,11 @@ def _method(value: Any) -> Any:
 
 def _described(value: Any) -> str:
     method = _method(value)
-    return f"the method '{method}'" if method else "an unnamed method"
+    if method:
+        return f"the method '{method}'"
+    settings = value if isinstance(value, dict) else {}
+    known = (f"{key} '{settings[key]}'" for key in _SETTINGS if isinstance(settings.get(key), (str, int)))
+    return next(known, "an unnamed method")
 
 
 def _is_unquantised(value: Any) -> bool:

@@ -115,6 +115,24 @@ def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list
     return [own for own, _ in _read(Path(path), columns, silent, _LABELS, _labels_of)]
 
 
+def labels_of(
+    labels: Sequence[dict[str, Any]],
+    rows: Sequence[RequestLengths],
+    fitted: Sequence[RequestLengths],
+    longest: int | None,
+) -> list[dict[str, Any]]:
+    """Return the labels of the rows that fit a model's longest request; of all rows where none was left out.
+
+    Args:
+        labels: As `read_labels` reads them.
+        rows: As `read_trace` reads them.
+        fitted: The rows that were kept, or all of them with other lengths.
+        longest: `ModelSpec.longest_request`.
+    """
+    whole = len(fitted) == len(rows)
+    return [own for own, row in zip(labels, rows, strict=True) if whole or row.fits(longest)]
+
+
 _LABELS = ("client", "application", "deadline_s")
 
 

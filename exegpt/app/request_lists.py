@@ -28,8 +28,8 @@ def read_for_model(
     skip_invalid: bool = False,
     scale: bool = False,
 ) -> "tuple[list[Request], list[Rejected]]":
-    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`. With
-    `scale`, a trace's lengths are scaled to the context.
+    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`. A
+    trace's rows beyond the context are left out, or, with `scale`, all its lengths scaled.
     """
     from xrunner.core.requests import read_requests
 
@@ -37,21 +37,21 @@ def read_for_model(
     encode = partial(encode_text, tokenizer) if tokenizer else None
     named = parse_columns(columns) if columns else None
     check = grammar_check(directory, spec)
-    fit = scaled_to_context(Path(source).name, spec, note) if scale else tuple
+    fit = fitted_to_context(Path(source).name, spec, note, scale)
     how: dict[str, Any] = {"seed": seed, "columns": named, "skip_invalid": skip_invalid}
     return read_requests(source, spec, encode, note=note, check=check, fit=fit, **how)
 
 
-def scaled_to_context(
-    name: str, spec: ModelSpec, note: Callable[[str], None]
+def fitted_to_context(
+    name: str, spec: ModelSpec, note: Callable[[str], None], scale: bool
 ) -> Callable[[Sequence[RequestLengths]], tuple[RequestLengths, ...]]:
-    """What scales a trace's lengths to a model's context, and notes by how much."""
+    """Return what leaves a trace's rows beyond a model's context out, or scales all, and notes what it did."""
 
     def fit(rows: Sequence[RequestLengths]) -> tuple[RequestLengths, ...]:
-        scaled, notes = fit_context(Workload.from_requests(name, rows), spec, scale=True)
+        fitted, notes = fit_context(Workload.from_requests(name, rows), spec, scale)
         for text in notes:
             note(text)
-        return scaled.requests or ()
+        return fitted.requests or ()
 
     return fit
 

@@ -24,7 +24,7 @@ from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, 
 from exegpt.schedule import Schedule
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
-from exegpt.trace import read_labels, read_trace
+from exegpt.trace import labels_of, read_labels, read_trace
 from exegpt.workload import Workload
 
 
@@ -162,9 +162,8 @@ def _replay(
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
     requests, choice, hints = workload.requests or (), options.order, None
     if not choice.plain:
-        labels = zip(read_labels(source, named), trace.requests or (), strict=True)
-        every = len(requests) == len(trace.requests or ())
-        held = [own for own, row in labels if every or row.fits(schedule.model.spec.longest_request)]
+        longest = schedule.model.spec.longest_request
+        held = labels_of(read_labels(source, named), trace.requests or (), requests, longest)
         hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
             notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")

@@ -25,7 +25,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 PREFIX = ""
 """Of tensors' names, which the first checkpoints left out: none."""
-EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
+EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
 """Tensors of checkpoints that the layers compute themselves."""
 
 

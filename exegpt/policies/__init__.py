@@ -74,6 +74,7 @@ def checked(schedule: Schedule) -> Schedule:
             "encode and decode, every other policy does both on each."
         )
     _check_degrees(schedule)
+    _check_cache(schedule, traits)
     return schedule
 
 
@@ -88,6 +89,19 @@ def _check_degrees(schedule: Schedule) -> None:
             if value is not None and (not groups or value != of_stage):
                 has = f"its stages have {of_stage}" if groups else "only stages of phase encode have it"
                 raise InputError(f"A schedule can't have {prefix}{name} {value}: {has}; make it null, or tune again.")
+
+
+def _check_cache(schedule: Schedule, traits: Traits) -> None:
+    """InputError for a policy without growth or prefixes, where the schedule asks for them."""
+    if schedule.admission == "grow" and not traits.grows:
+        growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
+        raise InputError(f"Policy {traits.name} can't have admission 'grow': use --admission reserve, or {growing}.")
+    if schedule.prefix_caching and (schedule.model.spec.encoder_layers or not traits.caches_prefixes):
+        caching = ", ".join(traits.name for traits in TRAITS.values() if traits.caches_prefixes)
+        raise InputError(
+            f"Prefixes can't be cached with policy {traits.name} and model '{schedule.model.spec.name}': leave "
+            f"--prefix-caching out, or use a decoder-only model with {caching}."
+        )
 
 
 def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
@@ -126,15 +140,7 @@ def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None) ->
     prefixes.
     """
     traits, encoder_decoder = traits_of(schedule), schedule.model.spec.encoder_layers > 0
-    if schedule.admission == "grow" and not traits.grows:
-        growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
-        raise InputError(f"Policy {traits.name} can't have admission 'grow': use --admission reserve, or {growing}.")
-    if schedule.prefix_caching and (encoder_decoder or not traits.caches_prefixes):
-        caching = ", ".join(traits.name for traits in TRAITS.values() if traits.caches_prefixes)
-        raise InputError(
-            f"Prefixes can't be cached with policy {traits.name} and model '{schedule.model.spec.name}': leave "
-            f"--prefix-caching out, or use a decoder-only model with {caching}."
-        )
+    _check_cache(schedule, traits)
     kind_of_pool = PrefixPool if schedule.prefix_caching else BlockPool
     pool = pool or kind_of_pool(schedule.kv_blocks, schedule.block_size)
     kind = {

@@ -110,9 +110,10 @@ def _check_follows(schedule: Schedule, frontend: Frontend) -> None:
     except InputError as error:
         raise invalid(str(error)[:500]) from None
     need, have = _devices(schedule), _devices(held)
-    if need != have or schedule.dtype != held.dtype:
+    if need != have or (schedule.dtype, schedule.kv_dtype) != (held.dtype, held.kv_dtype):
         raise invalid(
-            f"The schedule is for {need} devices in {schedule.dtype}, and the engine has {have} in {held.dtype}."
+            f"The schedule is for {need} devices in {schedule.dtype}, its keys and values in {schedule.kv_dtype}; the "
+            f"engine has {have} in {held.dtype}, its keys and values in {held.kv_dtype}."
         )
 
 

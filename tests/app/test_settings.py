@@ -87,15 +87,20 @@ def test_without_threads_torch_uses_no_more_than_the_quota(monkeypatch):
     assert asked == [3, 5]
 
 
-def test_runs_of_a_trace_refuse_or_scale_rows_beyond_the_context(tmp_path):
+def test_runs_of_a_trace_leave_out_or_scale_rows_beyond_the_context(tmp_path):
     spec, notes = builtin_model("gpt2"), []
     (tmp_path / "t.csv").write_text("input,output\n" + "512,1536\n" * 9)
     read = partial(read_for_model, str(tmp_path / "t.csv"), tmp_path, spec, None, 0, notes.append)
-    with pytest.raises(InputError, match="needs 2,048 tokens"):
+    with pytest.raises(InputError, match=r"None of the 9 rows of t\.csv fits the context of 'gpt2', 1,024 tokens"):
         read()
     requests, _ = read(scale=True)
     assert {(len(request.prompt_ids), request.max_tokens) for request in requests} == {(256, 768)}
     assert notes == ["lengths of workload t.csv times 0.5, to fit the context of 1,024 tokens"]
+    (tmp_path / "t.csv").write_text("input,output\n" + "10,5\n" * 39 + "512,1536\n")
+    notes.clear()
+    requests, _ = read()
+    assert len(requests) == 39
+    assert notes == ["1 of 40 rows of t.csv are longer than the context of 1,024 tokens: left out"]
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt import arrival_unit
+from exegpt.arrival_unit import split_unit
 from exegpt.columns import parse_columns
 from exegpt.errors import InputError
 from exegpt.trace import read_trace
@@ -166,3 +167,14 @@ def test_a_log_of_this_century_is_read_as_it_was_written(tmp_path_factory, unit,
         moments.append(begin_s * scale + round(at * scale))
     chosen = arrival_unit.unit_of(moments, "timestamp", ["timestamp"], "t.csv")
     assert chosen.name == unit
+
+
+def test_fractions_of_milliseconds_are_asked_where_seconds_are_no_likelier(tmp_path):
+    """As `performance.now()` writes them: 20 requests/s, not one every 50 s."""
+    text = question(tmp_path, "timestamp", [round(50.123 * i, 3) for i in range(40)])
+    assert "arrival=timestamp:s)" in text and "arrival=timestamp:ms)" in text
+
+
+@pytest.mark.parametrize("name", ["timestamp_ms_utc", "arrival_ms_since_epoch", "time_ms_gmt"])
+def test_a_unit_before_a_clocks_name_counts(name):
+    assert split_unit(name)[1] == "ms"

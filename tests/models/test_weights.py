@@ -237,14 +237,16 @@ def test_quantised_tensors_are_refused(tmp_path, kind):
         (
             "hf_quant_config.json",
             {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}},
-            ["hf_quant_config.json"],
+            ["hf_quant_config.json", "kv_cache_quant_algo 'FP8'"],
         ),
         ("hf_quant_config.json", {"producer": {"name": "modelopt"}}, ["hf_quant_config.json"]),
         ("quantize_config.json", {"bits": 4, "group_size": 128}, ["quantize_config.json"]),
         ("quant_config.json", {"w_bit": 4, "version": "GEMM"}, ["quant_config.json"]),
         ("config.json", {"quantization_config": {"quant_method": "gptq"}}, ["quantization_config", "gptq"]),
         ("config.json", {"compression_config": {"format": "pack-quantized"}}, ["compression_config"]),
-        ("config.json", {"quantization": {"group_size": 64, "bits": 4}}, ["quantization"]),
+        ("config.json", {"quantization": {"group_size": 64, "bits": 4}}, ["quantization", "bits '4'"]),
+        ("config.json", {"quant_config": {"w_bit": 4}}, ["quant_config", "w_bit '4'"]),
+        ("config.json", {"sparsity_config": {"format": "sparse-24-bitmask"}}, ["sparsity_config"]),
     ],
 )
 def test_quantisation_files_are_refused(tmp_path, file, content, words):

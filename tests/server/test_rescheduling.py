@@ -54,6 +54,10 @@ def test_a_schedule_for_other_devices_is_refused(administered, model):
     two = replace(schedule_for(model), replicas=2)
     assert follow(administered, two, X_Admin_Token="secret") == 400
     assert administered.post("/schedule", {"policy": "orca"}, X_Admin_Token="secret")[0] == 400
+    other_keys = replace(schedule_for(model), kv_dtype="bf16")
+    assert follow(administered, other_keys, X_Admin_Token="secret") == 400
+    no_prefixes = replace(schedule_for(model, "static", encode_batch=2), prefix_caching=True)  # which it can't cache
+    assert follow(administered, no_prefixes, X_Admin_Token="secret") == 400
     none_at_all = replace(schedule_for(model), micro_batches=-1)  # no request would ever be computed
     assert follow(administered, none_at_all, X_Admin_Token="secret") == 400
 

@@ -14,7 +14,7 @@ from exegpt.document import parse_json, read_lines
 from exegpt.errors import InputError, TooLong
 from exegpt.model import ModelSpec
 from exegpt.request import Request, Result
-from exegpt.trace import Note, form_of, read_labels, read_trace, silent
+from exegpt.trace import Note, form_of, labels_of, read_labels, read_trace, silent
 from exegpt.workload import RequestLengths
 
 Encode = Callable[[str], Sequence[int]]
@@ -87,8 +87,11 @@ def read_requests(
     """
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source, columns):
-        drawn = random_requests(fit(read_trace(source, columns, note)), model.vocab, seed)
-        drawn = [replace(request, **own) for request, own in zip(drawn, read_labels(source, columns), strict=True)]
+        rows = read_trace(source, columns, note)
+        fitted = fit(rows)
+        labels = labels_of(read_labels(source, columns), rows, fitted, model.longest_request)
+        drawn = random_requests(fitted, model.vocab, seed)
+        drawn = [replace(request, **own) for request, own in zip(drawn, labels, strict=True)]
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
     elif columns:
         named = ",".join(f"{column}={name}" for column, name in columns.items())

@@ -137,9 +137,11 @@ class Stream(Answer):
 
     @property
     def tokens(self) -> int:
-        """Output tokens: those of the usage where there is one, else chunks."""
+        """Output tokens: those of the usage where it has a usable number, else chunks."""
         counted = self.usage.get("completion_tokens")
-        return counted if isinstance(counted, int) else self.chunks
+        if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
+            return counted
+        return self.chunks
 
     @property
     def finish_reason(self) -> str | None:

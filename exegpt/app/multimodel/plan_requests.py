@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.request_lists import grammar_check, scaled_to_context
+from exegpt.app.request_lists import fitted_to_context, grammar_check
 from exegpt.errors import InputError
 from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
@@ -25,14 +25,16 @@ def read_plan_requests(
     scale: bool = False,
 ) -> dict[str, list[Request]]:
     """The requests of each model, whose key `model` names it: from JSONL, standard input (`-`), or a trace (lengths
-    alone) with its columns' names and notes as in `exegpt.trace.read_trace`, whose lengths may be scaled to the models'
-    contexts. InputError names the first wrong request.
+    alone) with its columns' names and notes as in `exegpt.trace.read_trace`, whose rows beyond the models'
+    contexts are left out, or whose lengths are scaled to them. InputError names the first wrong request.
     """
     if is_trace(source, columns):
         of_models = {model.name: model for model in plan.models}
         lengths = read_model_trace(source, of_models, columns, note)
-        for name in lengths if scale else ():
-            lengths[name] = list(scaled_to_context(name, of_models[name].schedule.model.spec, note)(lengths[name]))
+        for name, rows in lengths.items():
+            if rows:
+                fit = fitted_to_context(name, of_models[name].schedule.model.spec, note, scale)
+                lengths[name] = list(fit(rows))
         return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
     if columns:
         raise InputError(f"--columns names the columns of a trace, and '{source}' is none: leave it out.")

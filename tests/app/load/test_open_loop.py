@@ -315,3 +315,11 @@ def test_a_usage_that_comes_late_is_no_time_per_token():
     (outcome,) = load(FakeServer(lambda *_: script), [0.0]).outcomes
     assert outcome.ok and outcome.latency_s == pytest.approx(1.3, abs=1e-6)
     assert outcome.tpot_s == pytest.approx(0.1, abs=1e-6)
+
+
+@pytest.mark.parametrize("counted", [-3, 0, True, "8", 2.5, None])
+def test_a_usage_that_is_no_count_is_not_believed(counted):
+    usage = event({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": counted}})
+    script = [(0.0, STREAM), *((0.1, data) for data in NO_USAGE), (0.0, usage + event("[DONE]") + END)]
+    (outcome,) = load(FakeServer(lambda *_: script), [0.0]).outcomes
+    assert outcome.ok and outcome.output_tokens == 3

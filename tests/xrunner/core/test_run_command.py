@@ -179,6 +179,8 @@ def test_a_job_without_a_schedule_is_refused(job, arguments_of):
 
 @pytest.mark.slow
 def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job, arguments_of, llama, tmp_path):
+    from safetensors.torch import load_file, save_file
+
     model = tmp_path / "torn"
     shutil.copytree(llama, model)
     (last,) = model.glob("model-00002-*")
@@ -191,6 +193,9 @@ def test_a_torn_file_or_a_missing_tensor_is_found_by_the_rank_that_reads_it(job,
     index = json.loads((model / "model.safetensors.index.json").read_text())
     del index["weight_map"]["model.layers.4.mlp.up_proj.weight"]
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    tensors = load_file(last)
+    del tensors["model.layers.4.mlp.up_proj.weight"]
+    save_file(tensors, last, metadata={"format": "pt"})
     done = job(2, "-m", "exegpt", *arguments)
     assert done.returncode == 2
     assert re.search(r"On rank 1 \(.*lack the tensor 'model.layers.4.mlp.up_proj.weight'", sentence(done.stderr))
