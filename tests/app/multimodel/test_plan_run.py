@@ -266,8 +266,13 @@ def test_a_trace_names_the_models(folder, tmp_path):
     again = read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
     assert again == found != read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 1)
     (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,999,4\n")
-    with pytest.raises(InputError, match=r"Request 'wide/0' needs 1,003 tokens .*: shorten it\.$"):  # before any engine
+    with pytest.raises(
+        InputError, match="None of the 1 rows of wide fits the context of 'wide', 160"
+    ):  # before any engine
         read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
+    (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,9,4\nwide,999,4\n")
+    found = read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
+    assert {name: len(own) for name, own in found.items()} == {"wide": 1, "tiny": 1}  # a longer row is left out
 
 
 REFUSED = {
