@@ -64,6 +64,8 @@ class OutputText:
         data = self._bytes.get(token)
         if data is None:
             return self._behind([token]).encode()
+        if data and self._strips and not self._utf8.getstate()[0]:
+            return data.removeprefix(b" ")  # the decoder drops a text's first space
         return data or (self._bytes.tokenizer.id_to_token(token) or "").encode()
 
     def _kind(self, token: int) -> str:

@@ -83,3 +83,11 @@ def test_a_normalised_text_keeps_its_places():
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([AddedToken("<end>", special=True)])
     assert [offset for _, offset in typed(tokenizer, "LOW   Est")] == [0, 6]
+
+
+def test_a_first_space_that_the_decoder_drops_is_in_no_token():
+    """A prompt of a single space has no text, and its token none."""
+    token_bytes = BYTES["unigram with byte fallback"]
+    space = 32
+    prompt = PromptText.of(token_bytes, [space])
+    assert prompt.text == "" and placed(prompt, token_bytes, [space]) == [("", 0)]
