@@ -179,4 +179,4 @@ VARIABLES = (
 """The fields that are policies' control variables, in the order in which people are shown them."""
 
 PIPELINE_VARIABLES = ("micro_batches", "encode_micro_batches")
-"""Those of every policy: how its steps are split for a pipeline."""
+"""Variables of every policy: the numbers of micro-batches of a step."""

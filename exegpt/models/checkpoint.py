@@ -1,4 +1,4 @@
-"""The tensors that the files of a checkpoint may hold: those that a layer reads, and known extras."""
+"""Check the tensors of a checkpoint: a layer reads each one, or it is a known extra."""
 
 import re
 

@@ -24,7 +24,7 @@ from exegpt.models.weights import Weights, output_head
 Shapes = dict[str, tuple[int, ...]]
 
 PREFIX = ""
-"""Of tensors' names, which the first checkpoints left out: none."""
+"""Prefix of tensor names that the first checkpoints left out: none."""
 EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
 """Tensors of checkpoints that the layers compute themselves."""
 

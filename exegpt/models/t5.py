@@ -26,7 +26,7 @@ Attend = Callable[[torch.Tensor], torch.Tensor]
 _ACTIVATIONS = ("relu", "gated-gelu")
 
 PREFIX = ""
-"""Of tensors' names, which the first checkpoints left out: none."""
+"""Prefix of tensor names that the first checkpoints left out: none."""
 EXTRAS = (
     r"(encoder|decoder)\.embed_tokens\.weight",  # copies of `shared.weight`, as transformers ties them
     # Cross-attention has no positions.

@@ -271,7 +271,7 @@ def test_files_without_quantisation_are_loaded(tmp_path, file, content):
     create_model(tmp_path / "m", **SIZES)
     path = tmp_path / "m" / file
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
-    load_model(tmp_path / "m")
+    assert len(load_model(tmp_path / "m").layers) == SIZES["layers"]
 
 
 @pytest.mark.parametrize(
@@ -318,7 +318,7 @@ def test_known_extras_are_passed_over(tmp_path, arch, extra):
     of_bits = arch == "gpt2"
     shape = (SIZES["vocab"], SIZES["hidden"]) if extra == "lm_head.weight" else (4,)
     rewrite(tmp_path / "m", lambda t: t | {extra: torch.zeros(shape, dtype=torch.uint8 if of_bits else torch.float32)})
-    load_model(tmp_path / "m")
+    assert len(load_model(tmp_path / "m").layers) == SIZES["layers"]
 
 
 def test_a_tensor_that_the_index_has_elsewhere(sharded):
