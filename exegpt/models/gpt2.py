@@ -17,7 +17,7 @@ from exegpt.models.weights import Weights, output_head, read
 Shapes = dict[str, tuple[int, ...]]
 
 PREFIX = "transformer."
-"""Of tensors\' names, which the first checkpoints left out."""
+"""Prefix of tensor names that the first checkpoints left out."""
 EXTRAS = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
 """Causal masks, which old checkpoints have."""
 

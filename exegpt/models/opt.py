@@ -12,7 +12,7 @@ from exegpt.models.shard import Shard
 from exegpt.models.weights import Weights, output_head, read
 
 PREFIX = "model."
-"""Of tensors\' names, which the first checkpoints left out."""
+"""Prefix of tensor names that the first checkpoints left out."""
 _FIRST_POSITION = 2
 _EPSILON = 1e-5
 
