@@ -21,6 +21,8 @@ from exegpt.server.errors import ApiError
 OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
 """Paths without a key; the last one is a page without data, which asks for a key."""
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,128}\Z")
+_HOST = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?\Z")
+"""A host with or without a port, as browsers write it: names in ASCII, small letters."""
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 ANY_ORIGIN = "*"
 _METHODS = ("GET", "HEAD", "POST")
@@ -55,7 +57,7 @@ def check_origins(origins: Iterable[str], has_keys: bool) -> None:
             parts, port = urlsplit(""), None
         name = f"{parts.scheme}://{parts.netloc}"
         left_out = port is not None and port == {"http": 80, "https": 443}.get(parts.scheme)
-        if origin != ANY_ORIGIN and (not parts.netloc or origin != name.lower() or left_out):
+        if origin != ANY_ORIGIN and (not _HOST.match(parts.netloc) or origin != name.lower() or left_out):
             raise InputError(f"--cors {origin} is not an origin: write one like https://example.com, without a path.")
 
 

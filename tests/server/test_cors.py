@@ -177,6 +177,9 @@ def test_origins_that_no_browser_sends_are_refused():
         "null",
         "",
         "http://a:x",
+        "https://a b",
+        "https://user@a.example",
+        "https://münchen.example",
     ):
         with pytest.raises(InputError, match="is not an origin"):
             check_origins([origin], True)
