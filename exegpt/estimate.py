@@ -38,5 +38,12 @@ class Estimate(Noun):
     """Of the 99.9th percentile of output lengths: close to a run's latency of its longest requests."""
     preemptions_per_request: float | None = None
     """For lack of memory; None: not counted."""
+    latency_mean_s: float | None = None
+    ttft_bounded_s: float | None = None
+    """At the percentile that a bound on it is about."""
+    tpot_bounded_s: float | None = None
+    """The same."""
+    residents: float | None = None
+    """Sequences between the start of their prefill and their last token, averaged over time; None: not counted."""
     extrapolated: tuple[str, ...] = ()
     """Tables of the profile that were queried outside their grid."""

@@ -23,7 +23,7 @@ from xsimulator.cost.memo import memoized
 from xsimulator.cost.replica import CostModel
 from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft_p99
+from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft
 from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
@@ -73,9 +73,10 @@ class Limits:
         if self.latency_s is not None:
             figures.append(self.latency(scenario, outcome))
         if self.ttft_s is not None:
-            figures.append(ttft_p99(scenario, outcome))
+            figures.append(ttft(scenario, outcome, scenario.share))
         if self.tpot_s is not None:
-            figures.append(per_token(scenario, outcome)[1] or 0.0)
+            times = per_token(scenario, outcome)
+            figures.append(times.quantile(scenario.share) if times else 0.0)
         return tuple(figures)
 
 

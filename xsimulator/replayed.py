@@ -17,6 +17,7 @@ from exegpt.served import Served
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
@@ -38,7 +39,9 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     count = min(max(_ROUNDS * (value.get("residents") or 0), _LEAST), _MOST)
     if not fits:
         nothing = np.zeros(len(scenario.replica.stages))
-        return Outcome(0.0, lambda n: Lifetime(*np.zeros((3, len(n)))), (0.0, 0.0), demand, 0, nothing, "memory")
+        return Outcome(
+            0.0, lambda n: Lifetime(*np.zeros((3, len(n)))), Times.normal(0.0), demand, 0, 0.0, nothing, "memory"
+        )
     requests = workload.draw(count, context=model.longest_request)
     schedule = _schedule(policy, scenario, {**controls, "kv_blocks": demand.blocks})
     run = replay(schedule, scenario.replica.cost_model.profile, requests, timeline=False)
@@ -48,9 +51,9 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     steps, lifetime = _first_tokens(run.served), _lifetime(run.served)
     residents = rate * float(lifetime(workload.output.s).seconds @ workload.output.p)
     busy = np.array([run.estimate.utilisation[stage.devices[0]] for stage in scenario.replica.stages])
-    first_token = float(steps.mean()), float(steps.std())
+    first_token = Times.normal(float(steps.mean()), float(steps.std()))
     batch, preemptions = max(1, round(residents)), run.preemptions / count
-    return Outcome(rate, lifetime, first_token, demand, batch, busy, "decoding", preemptions=preemptions)
+    return Outcome(rate, lifetime, first_token, demand, batch, residents, busy, "decoding", preemptions=preemptions)
 
 
 def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | None) -> tuple[Demand, bool]:

@@ -16,7 +16,7 @@ from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import per_token, ttft_p99
+from xsimulator.steady.outcome import per_token, ttft
 
 SCENARIOS = {
     "opt-13b": ("opt-13b", "2x2xA40", task("S")),
@@ -68,8 +68,8 @@ def test_it_finds_the_optimum_of_all_spaces(name, policy, admission, bounded, pr
     limits = {
         "nothing": Limits(),
         "latency": Limits(latency_s=float(Limits().latency(where, outcome))),
-        "ttft": Limits(ttft_s=ttft_p99(where, outcome)),
-        "tpot": Limits(tpot_s=per_token(where, outcome)[1]),
+        "ttft": Limits(ttft_s=ttft(where, outcome, 0.99)),
+        "tpot": Limits(tpot_s=per_token(where, outcome).quantile(0.99)),
         "resident": Limits(resident=outcome.decode_batch),
     }[bounded]
     all_of_them, own, untried = (members(name, policy, profiles, limits, admission) for _ in range(3))

@@ -13,6 +13,7 @@ from xscheduler.ceilings import MARGIN
 from xscheduler.question import Limits, Question
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
+from xsimulator.steady.times import Times
 
 FIXED = Workload.fixed(20, 10)
 FOUR = parse_cluster("4xA40")
@@ -37,13 +38,14 @@ def test_constraints_are_in_one_order_and_only_those_that_were_asked_for():
 
 def test_figures_are_those_of_the_constraints(monkeypatch):
     monkeypatch.setattr(question, "latencies", lambda scenario, outcome: (1.0, 2.0))
-    monkeypatch.setattr(question, "ttft_p99", lambda scenario, outcome: 0.3)
-    monkeypatch.setattr(question, "per_token", lambda scenario, outcome: (0.04, 0.05))
-    assert Limits(9.0, False, 9.0, 9.0).figures(None, None) == (1.0, 0.3, 0.05)
-    assert Limits(9.0, True).figures(None, None) == (2.0,)
-    assert Limits(ttft_s=9.0).figures(None, None) == (0.3,)
-    monkeypatch.setattr(question, "per_token", lambda scenario, outcome: (None, None))
-    assert Limits(tpot_s=9.0).figures(None, None) == (0.0,), "nobody decodes"
+    monkeypatch.setattr(question, "ttft", lambda scenario, outcome, share: 0.3 * share)
+    monkeypatch.setattr(question, "per_token", lambda scenario, outcome: Times.normal(0.05))
+    where = SimpleNamespace(share=0.9)
+    assert Limits(9.0, False, 9.0, 9.0).figures(where, None) == pytest.approx((1.0, 0.27, 0.05), rel=1e-5)
+    assert Limits(9.0, True).figures(where, None) == (2.0,)
+    assert Limits(ttft_s=9.0).figures(where, None) == pytest.approx((0.27,))
+    monkeypatch.setattr(question, "per_token", lambda scenario, outcome: None)
+    assert Limits(tpot_s=9.0).figures(where, None) == (0.0,), "nobody decodes"
 
 
 @pytest.mark.parametrize(("blocks", "share"), [(None, 0.5), (100, 0.5), (40, 0.75)])

@@ -102,6 +102,10 @@ class Group:
         layer: LayerTables = self.tables.encoder or self.tables.decoder
         return self._look_up("encode_attention", layer.encode_attention, batch, length)
 
+    def chunk_attention(self, tokens: ArrayLike, past: ArrayLike) -> Array:
+        """Seconds of one layer's attention for chunks of prompts after `past` tokens of the same."""
+        return self._look_up("chunk_attention", self.tables.decoder.chunk_attention, tokens, past)
+
     def with_attention(self, parts: PartSeconds, attention: ArrayLike) -> PartSeconds:
         """The parts of an iteration with the seconds of one layer's attention for its prompts."""
         name = "encoder_layer" if self.encoder_decoder else "layer"

@@ -301,6 +301,101 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
     return Py_BuildValue("nd", ran, now);
 }
 
+/* Prompts of `length` that share iterations first come, first served: `budget` an iteration, of which a sequence that
+ * decodes takes `share`. A prompt's sequence decodes for `stay` iterations, then the next one takes its slot. */
+typedef struct {
+    double length, budget, share, stay;
+    Py_ssize_t residents;
+    double *starts, *ends;           /* [prompts]: its first and its last iteration */
+    double *iterations, *decodes;    /* [most]: of those with prompts */
+    double *rows, *froms, *untils;   /* [most]: the parts of prompts, each in one of these */
+    Py_ssize_t most, count, parts;
+} Slots;
+
+/* Begin iteration `now`: how many sequences decode in it. False where there are too many. */
+static int begin_iteration(Slots *s, double now, Py_ssize_t prompt, Py_ssize_t *prefilled, Py_ssize_t *left) {
+    if (s->count == s->most) return 0;
+    while (*prefilled < prompt && s->ends[*prefilled] < now) ++*prefilled;
+    while (*left < *prefilled && s->ends[*left] + s->stay < now) ++*left;
+    s->iterations[s->count] = now;
+    s->decodes[s->count++] = (double)(*prefilled - *left);
+    return 1;
+}
+
+/* Follow the prompts; false where there are more iterations or parts than room for them. */
+static int take_turns(Slots *s, Py_ssize_t prompts) {
+    Py_ssize_t prefilled = 0, left = 0; /* prompts whose last iteration, and whose sequence's, is over */
+    double now = -1.0, room = 0.0;
+    for (Py_ssize_t j = 0; j < prompts; j++) {
+        double arrival = j < s->residents ? 0.0 : s->ends[j - s->residents] + s->stay + 1.0;
+        for (double done = 0.0; done < s->length;) {
+            if (room <= 0.0 || arrival > now) {
+                now = larger(arrival, now + 1.0);
+                if (!begin_iteration(s, now, j, &prefilled, &left)) return 0;
+                room = s->budget - s->share * s->decodes[s->count - 1];
+                if (room <= 0.0) continue;
+            }
+            if (s->parts == s->most) return 0;
+            if (done == 0.0) s->starts[j] = now;
+            double part = s->length - done < room ? s->length - done : room;
+            s->rows[s->parts] = (double)(s->count - 1);
+            s->froms[s->parts] = done;
+            s->untils[s->parts++] = done += part;
+            room -= part;
+        }
+        s->ends[j] = now;
+    }
+    return 1;
+}
+
+static PyObject *slots(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
+    Py_buffer views[7];
+    if (!take_arrays(arguments, nargs, 12, "wwwwwww", views)) return NULL;
+    Slots s = {.starts = views[0].buf, .ends = views[1].buf, .iterations = views[2].buf, .decodes = views[3].buf};
+    s.rows = views[4].buf, s.froms = views[5].buf, s.untils = views[6].buf;
+    s.length = PyFloat_AsDouble(arguments[7]), s.budget = PyFloat_AsDouble(arguments[8]);
+    s.share = PyFloat_AsDouble(arguments[9]), s.stay = PyFloat_AsDouble(arguments[10]);
+    s.residents = PyLong_AsSsize_t(arguments[11]), s.most = size_of(&views[2]);
+    int fits = s.residents > 0 && size_of(&views[1]) == size_of(&views[0]) && !PyErr_Occurred();
+    for (int i = 3; fits && i < 7; i++) fits = size_of(&views[i]) == s.most;
+    int followed = fits && take_turns(&s, size_of(&views[0]));
+    release_arrays(views, 7);
+    if (!fits) return size_error();
+    return followed ? Py_BuildValue("nn", s.count, s.parts) : Py_BuildValue("nn", (Py_ssize_t)0, (Py_ssize_t)0);
+}
+
+/* Share of a mixture of normal distributions at or below x. */
+static double share_below(const double *mean, const double *deviation, const double *p, Py_ssize_t count, double x) {
+    double share = 0.0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        double beyond = x - mean[i], far = 6.0 * deviation[i];
+        if (beyond >= far) share += p[i];
+        else if (beyond > -far) share += p[i] * 0.5 * erfc(-beyond / (deviation[i] * 1.4142135623730951));
+    }
+    return share;
+}
+
+static PyObject *mixture_quantile(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
+    Py_buffer views[3];
+    if (!take_arrays(arguments, nargs, 4, "rrr", views)) return NULL;
+    const double *mean = views[0].buf, *deviation = views[1].buf, *p = views[2].buf;
+    double q = PyFloat_AsDouble(arguments[3]), low = INFINITY, high = -INFINITY;
+    Py_ssize_t count = size_of(&views[0]);
+    int fits = count && size_of(&views[1]) == count && size_of(&views[2]) == count && !PyErr_Occurred();
+    for (Py_ssize_t i = 0; fits && i < count; i++) {
+        low = mean[i] - 9.0 * deviation[i] < low ? mean[i] - 9.0 * deviation[i] : low;
+        high = larger(high, mean[i] + 9.0 * deviation[i]);
+    }
+    while (fits && high - low > 1e-6 * (fabs(high) + fabs(low)) + 1e-300) {
+        double middle = 0.5 * (low + high);
+        if (share_below(mean, deviation, p, count, middle) < q - 1e-12) low = middle;
+        else high = middle;
+    }
+    release_arrays(views, 3);
+    if (!fits) return size_error();
+    return PyFloat_FromDouble(high);
+}
+
 static PyMethodDef functions[] = {
     FUNCTION(decode_seconds, "Decoding iterations on a side's stages."),
     FUNCTION(rounds, "Iterations of equal micro-batches."),
@@ -308,6 +403,8 @@ static PyMethodDef functions[] = {
     FUNCTION(iterations, "Iterations alone, from an empty pipeline."),
     FUNCTION(tandem, "Items one after the other through stages."),
     FUNCTION(follow, "Iterations until the first stage is free at some time."),
+    FUNCTION(slots, "Equal prompts that share iterations."),
+    FUNCTION(mixture_quantile, "A quantile of a mixture of normal distributions."),
     {NULL, NULL, 0, NULL},
 };
 

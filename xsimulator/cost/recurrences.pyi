@@ -73,3 +73,30 @@ def follow(
     each one may start, `free` [stages], and the stages' seconds of work, `busy` [stages], are updated, and the cells'
     `starts` and `ends` written. Returns how many iterations ran, and when the first stage is free.
     """
+
+def slots(
+    starts: Array,
+    ends: Array,
+    iterations: Array,
+    decodes: Array,
+    rows: Array,
+    froms: Array,
+    untils: Array,
+    length: float,
+    budget: float,
+    share: float,
+    stay: float,
+    residents: int,
+) -> tuple[int, int]:
+    """Equal prompts that share iterations, first come, first served.
+
+    An iteration has room for `budget` of a prompt's `length`, less `share` for every sequence that decodes in it; what
+    is left of a prompt goes on in the next. `residents` slots: a prompt's sequence decodes for `stay` iterations after
+    its last one, and the next prompt takes its slot. Writes every prompt's first and last iteration to `starts` and
+    `ends` [prompts]; of the iterations with prompts the numbers and how many sequences decode; and of the prompts'
+    parts the place of their iteration, and from where to where they go. Returns how many iterations and parts these
+    are; 0 and 0 where the arrays are too short.
+    """
+
+def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:
+    """The smallest value at or below which the share `q` of a mixture of normal distributions is, to a millionth."""

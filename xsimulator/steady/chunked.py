@@ -6,8 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.workload import LengthDistribution
-from xsimulator.steady.iterations import Mixture, from_iterations
+from xsimulator.steady import lockstep
+from xsimulator.steady.chunk_times import Found, chunk_times
+from xsimulator.steady.iterations import Encoded, Mixture, from_iterations
 from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
+from xsimulator.steady.occupancy import entering as entered
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
@@ -66,10 +69,16 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         stay = iterations + count
         occupancy = pool.occupancy(load, max_num_seqs, stay, budget / (lengths.mean + iterations))
         tokens = lengths.mean * occupancy.prefills + iterations
-        return occupancy, min(occupancy.residents / stay, budget / tokens)
+        service = lengths.mean * occupancy.prefills / room
+        most = entered(occupancy.residents, stay, service, lengths.std / lengths.mean)
+        return occupancy, min(most, budget / tokens)
 
-    chunks, count = np.zeros(0), 1.0
+    chunks, count, room = np.zeros(0), 1.0, budget
     occupancy, rate = entering(count)
+    if lockstep.equal(scenario) and not occupancy.preemptions:
+        turns = lockstep.turns(max_num_seqs, lengths.mean, budget, 1.0, iterations)
+        if turns:
+            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, 1.0)
     for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
         chunks = chunks_of(lengths, room, rate * occupancy.prefills * lengths.mean / room)
@@ -89,4 +98,9 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         prefill_iterations=count,
         most_tokens=room,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy)
+
+    def encoded() -> Encoded:
+        others = prompts * (1.0 - 1.0 / max(occupancy.residents, 1.0))
+        return chunk_times(Found(scenario, room, prompts, others, decoding))
+
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, encoded)

@@ -41,6 +41,8 @@ class Cycle:
 
     stride: float
     """k: iterations per KV transfer; 1/m where m KV transfers join one."""
+    batch: Array
+    """[max(k, 1)]: sequences that each iteration decodes, on average."""
     seconds: Array
     """[max(k, 1)]: each iteration."""
     runs: Array
@@ -53,6 +55,11 @@ class Cycle:
     def period(self) -> float:
         """Seconds per KV transfer."""
         return float(self.seconds @ self.runs) * min(self.stride, 1.0)
+
+    @property
+    def residents(self) -> float:
+        """Sequences times the seconds that they are decoded in, per KV transfer."""
+        return float(self.batch @ self.seconds) * min(self.stride, 1.0)
 
     @property
     def busy(self) -> Array:
@@ -77,7 +84,7 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
         batch = np.array([encode_batch / stride * load.mean_iterations])
         context = np.array([load.resident_context])
     seconds, cells = iteration(scenario, batch, context, micro_batches, encode_batch / min(stride, 1.0))
-    return Cycle(stride, seconds, np.minimum(1.0, batch), cells, micro_batches)
+    return Cycle(stride, batch, seconds, np.minimum(1.0, batch), cells, micro_batches)
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,11 @@ class Decoding:
     def busy(self) -> Array:
         """[stages]: seconds of work per KV transfer."""
         return (1 - self.share) * self.fast.busy + self.share * self.slow.busy
+
+    @property
+    def residents(self) -> float:
+        """Sequences times the seconds that they are decoded in, per KV transfer."""
+        return (1 - self.share) * self.fast.residents + self.share * self.slow.residents
 
     def lived(self, need: Array) -> Array:
         """Seconds of the first `need` iterations after a KV transfer."""

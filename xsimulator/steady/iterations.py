@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,10 +11,11 @@ from numpy.typing import NDArray
 from exegpt.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.steady.occupancy import Occupancy
-from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.outcome import Demand, Interruptions, Lifetime, Outcome
 from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.prompts import Prompts
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
@@ -55,9 +57,35 @@ class Rounds:
     """Share of the time that would be left without prompts."""
 
 
-def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Array) -> Array:
+@dataclass(frozen=True)
+class Encoded:
+    """The seconds from the start of a prompt's encoding to its end, on one stage."""
+
+    times: Times
+    by_length: Times
+    """Means, of prompts by their length alone."""
+
+    @staticmethod
+    def of(seconds: Array, deviation: Array, p: Array) -> "Encoded":
+        """Of prompts of some lengths beside others in some ways, and the probability of each, [lengths, ways]."""
+        times = Times(seconds.ravel(), np.ascontiguousarray(deviation).ravel(), np.ascontiguousarray(p).ravel())
+        lengths = p.sum(axis=1)
+        return Encoded(times, Times((seconds * p).sum(axis=1) / lengths, np.zeros(len(p)), lengths))
+
+
+@dataclass(frozen=True)
+class Own:
+    """Of one of the prompts that an iteration encodes: arrays of the iterations' shape."""
+
+    tokens: Array
+    """Those that it encodes of the prompt."""
+    length: Array
+    """The whole prompt."""
+
+
+def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Array, own: Own | None = None) -> Array:
     """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` chunks of `tokens` tokens
-    together beside `decoding` sequences: the arguments' shape and [stages].
+    together, `own` among them, beside `decoding` sequences: the arguments' shape and [stages].
     """
     context, inputs = scenario.load.resident_context, scenario.load.prompts
     most = float(np.maximum(prompts.max(), 1.0))
@@ -65,6 +93,9 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
     def of(group: Group) -> PartSeconds:
         each = inputs.attention(group, np.array([1.0, most])) / np.array([1.0, most]) / inputs.mean
         attention: Array = tokens * np.interp(prompts, [1.0, most + 1e-9], each)
+        if own:
+            attention = attention * (1 - own.tokens / tokens)
+            attention = attention + own.tokens / own.length * group.prompt_attention(1.0, own.length)
         return group.mixed(tokens, prompts, decoding, context, attention)
 
     return scenario.replica.decode.each(of)
@@ -149,31 +180,85 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
     return tokens
 
 
+def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float) -> tuple[float, float]:
+    """Seconds of a sequence's prefill, `first` or less, and from one of its tokens to its next.
+
+    Iterations are longer where they prefill, and a sequence decodes in none that prefills itself: the mean over a whole
+    stay is `rounds.mean`, so that what its own prefill takes beyond that, its decoding iterations are shorter, as far
+    as these are longer than iterations without any prompt.
+    """
+    need = scenario.load.mean_iterations
+    stay = (mixture.prefill_iterations + need) * rounds.mean
+    shortest = _idle(scenario, mixture) if len(scenario.replica.stages) == 1 else 0.0
+    first = min(first, max(stay - need * shortest, mixture.prefill_iterations * shortest))
+    return (first, (stay - first) / need) if need else (stay, rounds.mean)
+
+
+def _idle(scenario: Scenario, mixture: Mixture) -> float:
+    """Seconds of an iteration without prompts."""
+    decoding = np.array([float(mixture.decoding[0])])
+    return float(seconds_of(scenario, np.zeros(1), np.zeros(1), decoding)[0, 0])
+
+
+def _interrupted(
+    scenario: Scenario, mixture: Mixture, rounds: Rounds, by_length: Times, others: float
+) -> Callable[[Array], Interruptions]:
+    """How others' prompts, of which `others` come per iteration, lengthen a sequence's decoding, by its iterations [n].
+
+    An iteration takes so many prompt tokens at most: where prompts fill nearly all of them, these are hardly different.
+    """
+    idle = _idle(scenario, mixture)
+    longer = max(0.0, by_length.mean - mixture.prefill_iterations * idle)
+    deviation, square = by_length.between, rounds.mean - idle
+    full = longer / max(mixture.prefill_iterations, 1.0)
+
+    def of(need: Array) -> Interruptions:
+        count = need * others
+        most = need**2 * max(0.0, square * (full - square))
+        variance = count * (longer**2 + deviation**2)
+        scale = np.minimum(1.0, most / np.maximum(variance, 1e-300))
+        return Interruptions(count, longer, deviation, scale)
+
+    return of
+
+
 def from_iterations(
-    scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int, occupancy: Occupancy
+    scenario: Scenario,
+    mixture: Mixture,
+    rate: float,
+    max_num_seqs: int,
+    occupancy: Occupancy,
+    encoded: Callable[[], Encoded],
 ) -> Outcome:
     """The steady state in which `rate` queries enter an iteration."""
-    rounds = (one_stage if len(scenario.replica.stages) == 1 else pipelined)(scenario, mixture)
+    one = len(scenario.replica.stages) == 1
+    rounds = (one_stage if one else pipelined)(scenario, mixture)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
-    if len(scenario.replica.stages) == 1:
-        first = mixture.prefill_iterations * rounds.first
+    found = encoded() if one else None
+    times = found.times if found else Times.normal(first, rounds.first_deviation)
+    encode_s, between = _parts(scenario, mixture, rounds, times.mean)
+    times = times.scaled(encode_s / times.mean)
     wait_s = occupancy.wait_iterations * rounds.mean
     shift = 1.0 if scenario.load.first_by_encoding else 0.0
+    others = rate * occupancy.prefills * max(0.0, 1.0 - 1.0 / max(occupancy.residents, 1.0))
+    interrupted = _interrupted(scenario, mixture, rounds, found.by_length, others) if found else None
 
     def lifetime(lengths: Array) -> Lifetime:
         need = np.maximum(lengths - shift, 0.0)
         preempted = np.minimum(need, 1.0) * occupancy.preemptions  # Poisson, each for an exponential time
-        seconds = first + need * rounds.mean + preempted * wait_s
-        after = np.hypot(rounds.deviation * np.sqrt(need), wait_s * np.sqrt(2 * preempted))
-        return Lifetime(seconds, np.hypot(after, rounds.first_deviation), after)
+        seconds = times.mean + need * between + preempted * wait_s
+        interruptions = interrupted(need) if interrupted else None
+        variance = interruptions.variance if interruptions else rounds.deviation**2 * need
+        after = np.sqrt(variance + 2 * preempted * wait_s**2)
+        return Lifetime(seconds, np.hypot(after, times.within), after, interruptions)
 
-    first_token = first if shift else first + rounds.mean  # an encoder-decoder's comes from its first iteration
     return Outcome(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
-        first_token=(first_token, rounds.first_deviation),
+        first_token=times if shift else times.later(between),  # an encoder-decoder's comes from its first iteration
         demand=Demand(occupancy.blocks, float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())),
         decode_batch=max_num_seqs,
+        residents=rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
         preemptions=occupancy.preemptions,

@@ -11,7 +11,7 @@ from exegpt.schedule import BLOCK_SIZE
 from exegpt.workload import Workload
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import BlockDistribution, Reservation, grown_blocks
-from xsimulator.steady.prompts import Prompts
+from xsimulator.steady.prompts import Prompts, kinds_of
 from xsimulator.steady.residents import (
     Z95,
     Z999,
@@ -43,6 +43,11 @@ class Load:
     def prompts(self) -> Prompts:
         """The inputs."""
         return Prompts(self.workload.input)
+
+    @functools.cached_property
+    def outputs(self) -> tuple[Array, Array]:
+        """Output lengths, and their probabilities, few enough for percentiles of what they live through."""
+        return kinds_of(self.workload.output)
 
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:

@@ -5,8 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from xsimulator.steady.iterations import Mixture, from_iterations
-from xsimulator.steady.occupancy import RESERVED, Pool
+from xsimulator.steady import lockstep
+from xsimulator.steady.iterations import Encoded, Mixture, Own, from_iterations, seconds_of
+from xsimulator.steady.occupancy import RESERVED, Pool, entering
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
@@ -46,7 +47,12 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     """
     stay = scenario.load.mean_iterations + 1.0
     occupancy = pool.occupancy(scenario.load, max_num_seqs, stay, prefills_per_step)
-    rate = min(prefills_per_step / occupancy.prefills, occupancy.residents / stay)
+    if lockstep.equal(scenario) and not occupancy.preemptions:
+        turns = lockstep.turns(max_num_seqs, 1.0, float(prefills_per_step), 0.0, stay - 1.0)
+        if turns:
+            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, scenario.load.prompts.mean)
+    most_entering = entering(occupancy.residents, stay, occupancy.prefills / prefills_per_step)
+    rate = min(prefills_per_step / occupancy.prefills, most_entering)
     most = min(prefills_per_step, max_num_seqs)
     distribution = admissions(rate * occupancy.prefills, most)
     prompts = np.arange(most + 1, dtype=np.float64)
@@ -57,4 +63,18 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy)
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, lambda: _encoded(scenario, mixture))
+
+
+def _encoded(scenario: Scenario, mixture: Mixture) -> Encoded:
+    """The iteration that encodes a prompt, by its length, beside others of any."""
+    lengths, p = scenario.load.prompts.kinds
+    share = mixture.weight * mixture.prompts / float(mixture.weight @ mixture.prompts)
+    kinds = np.flatnonzero(share > 1e-9)
+    share, prompts = share[kinds], mixture.prompts[kinds, None]
+    tokens = lengths + (prompts - 1) * mixture.chunk.mean
+    length, prompts, decoding = np.broadcast_arrays(lengths, prompts, mixture.decoding[kinds, None])
+    table = seconds_of(scenario, prompts, tokens, decoding, Own(length, length))[..., 0]
+    per_token = (table[:, -1] - table[:, 0]) / max(lengths[-1] - lengths[0], 1.0)
+    deviation = np.sqrt(np.maximum(prompts[:, 0] - 1, 0.0)) * mixture.chunk.std * per_token
+    return Encoded.of(table.T, np.broadcast_to(deviation, table.T.shape), np.outer(p, share))

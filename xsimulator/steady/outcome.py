@@ -11,13 +11,45 @@ from numpy.typing import NDArray
 
 from exegpt.estimate import Binding, Estimate
 from xsimulator.cost.memory import StageMemory
-from xsimulator.cost.normal import even_normal
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
 SIGMAS = 2.33
 """Standard deviations of the encoding time that a latency allows for: the 99th percentile."""
+
+
+_MANY, _EACH = 4.0, np.arange(12.0)
+"""Interruptions beyond which their sum is nearly normal; and up to which they are counted one by one."""
+_FACTORIALS = np.cumprod(np.maximum(_EACH, 1.0))
+_FREE = 0.7
+"""The share of their variance from which on they are as good as independent."""
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """Others' prompts that are encoded while a sequence decodes, at random (Poisson)."""
+
+    count: Array
+    """[n]: expected."""
+    seconds: float
+    """Of one, on average."""
+    deviation: float
+    scale: Array
+    """[n]: share of their sum's variance that there is, for iterations take so much of prompts at most."""
+
+    @property
+    def variance(self) -> Array:
+        """[n]: of all of a sequence's, in seconds squared."""
+        variance: Array = self.scale * self.count * (self.seconds**2 + self.deviation**2)
+        return variance
+
+    @property
+    def few(self) -> NDArray[np.bool_]:
+        """[n]: whether they are so few that their sum isn't nearly normal."""
+        few: NDArray[np.bool_] = (self.count <= _MANY) & (self.scale > _FREE)
+        return few
 
 
 @dataclass(frozen=True)
@@ -27,9 +59,11 @@ class Lifetime:
     seconds: Array
     """From the start of the encoding to the last token, expected."""
     deviation: Array
-    """The standard deviation of that."""
+    """The standard deviation of that among prompts of one kind (`Outcome.first_token`)."""
     deviation_after: Array
     """The standard deviation of the time from the first token to the last."""
+    interruptions: Interruptions | None = None
+    """What most of that deviation is made of, where it is known; few of them are not nearly normal."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +82,13 @@ class Outcome:
     """Sequences per second."""
     lifetime: Callable[[Array], Lifetime]
     """Of queries by their output lengths."""
-    first_token: tuple[float, float]
-    """Mean and deviation of the time to first token."""
+    first_token: Times
+    """The time to first token, by kinds of prompts."""
     demand: Demand
     decode_batch: int
     """The most sequences decoded at once, but for chance: B_D where the policy has it."""
+    residents: float
+    """Sequences between the start of their prefill and their last token, averaged over time."""
     busy: Array
     """[stages]: busy fractions."""
     binding: Binding
@@ -87,75 +123,107 @@ def memory_share(scenario: Scenario, outcome: Outcome) -> float:
 
 def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:
     """The latency at the bound's meaning, and that of the 99.9th percentile of output lengths."""
-    bounded, _, _, tail = _latencies(scenario, outcome)
-    return bounded, tail
+    if scenario.bound == "p99-length":
+        bounded, tail = _of_lengths(scenario, outcome)[[0, 3]]
+        return float(bounded), float(tail)
+    bounded = latency_times(scenario, outcome).quantile(scenario.share)
+    return bounded, bounded
 
 
-def _latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float, float, float]:
-    """At the bound's meaning, the median (expected), the 99th percentile and the 99.9th of output lengths."""
+def _of_lengths(scenario: Scenario, outcome: Outcome) -> Array:
+    """[4]: latencies of the output lengths `Scenario.lengths`, with `SIGMAS` deviations."""
     life = outcome.lifetime(scenario.lengths)
-    bounded, _, p99, tail = life.seconds + _sigmas(scenario) * life.deviation
-    return float(bounded), float(life.seconds[1]), float(p99), float(tail)
+    latency: Array = life.seconds + _sigmas(scenario) * np.hypot(life.deviation, outcome.first_token.between)
+    return latency
 
 
 def _sigmas(scenario: Scenario) -> float:
     return SIGMAS if scenario.variation else 0.0
 
 
-def ttft_p99(scenario: Scenario, outcome: Outcome) -> float:
-    """The 99th percentile of the time to first token."""
-    mean, deviation = outcome.first_token
-    return mean + _sigmas(scenario) * deviation
+def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
+    """The latencies of all requests."""
+    lengths, p = scenario.load.outputs
+    life = outcome.lifetime(lengths)
+    if not scenario.variation:
+        return Times(life.seconds, np.zeros(len(p)), p)
+    return outcome.first_token.merged(_KINDS).beside(life.seconds, life.deviation, p)
 
 
-def per_token(scenario: Scenario, outcome: Outcome) -> tuple[float | None, float | None]:
-    """Mean and 99th percentile over queries of more than one token of the time per token after the first."""
-    output = scenario.load.workload.output
-    many = output.s > 1
+_KINDS = 12
+"""Of times to first token that are told apart in latencies."""
+
+
+def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
+    """The time to first token that this share of the requests don't exceed."""
+    return outcome.first_token.quantile(share) if scenario.variation else outcome.first_token.mean
+
+
+def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
+    """The time per token after the first, of all requests of more than one token; None where there are none."""
+    lengths, p = scenario.load.outputs
+    many = lengths > 1
     if not many.any():
-        return None, None
-    gaps, weight = output.s[many] - 1, output.p[many] / output.p[many].sum()
-    life = outcome.lifetime(output.s[many])
-    mean = (life.seconds - outcome.first_token[0]) / gaps
-    if not scenario.variation or not life.deviation_after.any():
-        return float(mean @ weight), _quantile(mean, weight, 0.99)
-    spread = mean[:, None] + (life.deviation_after / gaps)[:, None] * _NODES
-    return float(mean @ weight), _quantile(spread.ravel(), np.repeat(weight, len(_NODES)), 0.99)
+        return None
+    lengths, p = lengths[many], p[many] / p[many].sum()
+    life = outcome.lifetime(lengths)
+    gaps = lengths - 1
+    seconds = life.seconds - outcome.first_token.mean
+    if not scenario.variation:
+        return Times(seconds / gaps, np.zeros(len(p)), p)
+    if life.interruptions is None or not life.interruptions.few.any():
+        return Times(seconds / gaps, life.deviation_after / gaps, p)
+    return _interrupted(seconds, life, gaps, p)
 
 
-_NODES = even_normal(48)
-
-
-def _quantile(values: Array, weights: Array, q: float) -> float:
-    """The smallest value whose cumulative weight reaches the share `q`."""
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    return float(values[order][min(int(np.searchsorted(reached, q - 1e-12)), len(values) - 1)])
+def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times:
+    """The time per token of sequences by how often they are interrupted: they are kinds of their own where that is
+    seldom.
+    """
+    found = life.interruptions
+    assert found is not None
+    few = found.few
+    count = found.count[few, None]
+    share = np.exp(-count) * count**_EACH / _FACTORIALS
+    share[:, -1] += 1.0 - share.sum(axis=1)
+    rest = np.maximum(life.deviation_after[few] ** 2 - found.variance[few], 0.0)
+    means = seconds[few, None] + (_EACH - count) * found.seconds
+    deviations = np.sqrt(rest[:, None] + _EACH * found.deviation**2)
+    kept = share > 1e-6
+    return Times(
+        np.concatenate([(means / gaps[few, None])[kept], (seconds / gaps)[~few]]),
+        np.concatenate([(deviations / gaps[few, None])[kept], (life.deviation_after / gaps)[~few]]),
+        np.concatenate([(p[few, None] * share)[kept], p[~few]]),
+    )
 
 
 def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
-    """The whole Estimate. Bounds allow for `SIGMAS` deviations, means for none; replicas add up."""
+    """The whole Estimate; replicas add up."""
     held = memory(scenario, outcome)
     violations = tuple(
         f"memory: {blocks:,} KV blocks are needed, {max(stage.blocks, 0):,} fit beside the weights"
         for stage, blocks in dict.fromkeys(held)
         if stage.blocks < blocks
     )
-    bounded, median, p99, tail = _latencies(scenario, outcome)
-    tpot, tpot_p99 = per_token(scenario, outcome)
+    bounded, tail = latencies(scenario, outcome)
+    latency, tpot = latency_times(scenario, outcome), per_token(scenario, outcome)
     ranks = [i for i, stage in enumerate(scenario.replica.stages) for _ in stage.devices] * scenario.replicas
     throughput = outcome.throughput * scenario.replicas
     return Estimate(
         throughput_seq_s=throughput,
         throughput_tok_s=throughput * scenario.load.workload.output.mean,
         latency_s=bounded,
-        latency_tail_s=tail,
-        latency_p50_s=median,
-        latency_p99_s=p99,
-        ttft_s=outcome.first_token[0],
-        ttft_p99_s=ttft_p99(scenario, outcome),
-        tpot_s=tpot,
-        tpot_p99_s=tpot_p99,
+        latency_tail_s=tail if scenario.bound == "p99-length" else None,
+        latency_mean_s=latency.mean,
+        latency_p50_s=latency.quantile(0.5),
+        latency_p99_s=latency.quantile(0.99),
+        ttft_s=outcome.first_token.mean,
+        ttft_p99_s=ttft(scenario, outcome, 0.99),
+        ttft_bounded_s=ttft(scenario, outcome, scenario.share),
+        tpot_s=tpot.mean if tpot else None,
+        tpot_p99_s=tpot.quantile(0.99) if tpot else None,
+        tpot_bounded_s=tpot.quantile(scenario.share) if tpot else None,
+        residents=outcome.residents * scenario.replicas,
         memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks),
         utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks),
         binding=outcome.binding,

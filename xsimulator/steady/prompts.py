@@ -18,6 +18,8 @@ Array = NDArray[np.float64]
 
 _FOR_TOKENS, _FOR_ATTENTION = 24, 64
 """Lengths on which the distribution is summed up: of a batch's tokens, and of a prompt's attention."""
+_SHARES = np.concatenate([np.arange(1, 15) / 16, 1 - 0.5 ** np.arange(3.5, 11, 0.5)])
+"""Of the requests, where kinds end that percentiles are taken of: the closer to the longest, the finer."""
 _QUANTILES = 32
 _SHUFFLED = np.concatenate([np.random.default_rng(seed).permutation(_QUANTILES) for seed in range(8)])
 """Batches that are followed through an encoding side, by the quantile of their time."""
@@ -56,6 +58,11 @@ class Prompts:
     def mean(self) -> float:
         """Expected tokens of a prompt."""
         return self.lengths.mean
+
+    @functools.cached_property
+    def kinds(self) -> tuple[Array, Array]:
+        """Few lengths that stand for all, and their probabilities."""
+        return kinds_of(self.lengths)
 
     @functools.cached_property
     def _for_tokens(self) -> tuple[Array, Array]:
@@ -136,6 +143,18 @@ def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
     weight = np.add.reduceat(p, starts)
     kept = weight > 0
     return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
+
+
+def kinds_of(distribution: LengthDistribution) -> tuple[Array, Array]:
+    """Few lengths that stand for all requests, and their shares: requests merged with those of the nearest lengths at
+    their mean.
+    """
+    s, p = distribution.s, distribution.p
+    starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right")]))
+    starts = starts[starts < len(s)]
+    weight = np.add.reduceat(p, starts)
+    kept = weight > 0
+    return np.add.reduceat(p * s, starts)[kept] / weight[kept], weight[kept]
 
 
 def _expected(part: ArrayLike, p: Array) -> Array:

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
@@ -95,15 +97,26 @@ def outcome(
     return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
-        first_token=(first, float(np.hypot(deviation, spread))),
+        first_token=Times.normal(first, float(np.hypot(deviation, spread))),
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),
         ),
         decode_batch=decode_batch(scenario, encode_batch, decode_iterations),
+        residents=encode_batch * _stay(load, steady.active, times) / times.period,
         busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
         binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )
+
+
+def _stay(load: Load, active: Array, times: PhaseTimes) -> float:
+    """Seconds that a query stays on average. Of those that entered before, and are `active` at a phase's first
+    iteration beside the new ones, as many are there at the end of the phase before, until it ends.
+    """
+    need, p = load.iterations
+    before = float(active[0] - p[need > 0].sum())
+    iterations = np.diff(times.decoded, prepend=times.encoded)
+    return float((before + 1) * times.encoded + active @ iterations + before * (times.period - times.decoded[-1]))
 
 
 def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:

@@ -26,6 +26,8 @@ class Scenario:
     variation: bool = True
     """Whether latencies allow for the variation of encoding times."""
     replicas: int = 1
+    share: float = 0.99
+    """Of the requests, that bounds are about."""
 
     @staticmethod
     def of(schedule: Schedule, profile: Profile, workload: Workload | None, form: Form, variation: bool) -> "Scenario":

@@ -7,9 +7,11 @@ of them for encoding, against bubbles, and fewer for decoding.
 import numpy as np
 from numpy.typing import NDArray
 
+from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
@@ -52,12 +54,20 @@ def outcome(
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
-        first_token=(first, float(np.hypot(deviation, spread))),
+        first_token=Times.normal(first, float(np.hypot(deviation, spread))),
         demand=Demand(blocks(scenario, batch), batch * max(load.prompts.mean / encode_count, 1 / parts)),
         decode_batch=batch,
+        residents=_residents(load, batch, times, duration),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )
+
+
+def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> float:
+    """Whose last token isn't out, averaged over a batch's time."""
+    need, p = load.iterations
+    at_least = [float(p[need >= iteration].sum()) for iteration in range(1, len(times.decoded) + 1)]
+    return batch * (times.encoded + float(np.diff(times.decoded, prepend=times.encoded) @ at_least)) / duration
 
 
 def blocks(scenario: Scenario, batch: int) -> int:

@@ -25,6 +25,7 @@ from xsimulator.steady.decoding_cycle import Cycle, Decoding, fixed_point, itera
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.prompts import Encoding
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
@@ -102,9 +103,10 @@ class WAA:
         return Outcome(
             throughput=flow.throughput,
             lifetime=lifetime,
-            first_token=(first, encoder.deviation),
+            first_token=Times.normal(first, encoder.deviation),
             demand=Demand(flow.blocks, flow.resident / self.micro_batches),
             decode_batch=max(1, round(flow.resident)),
+            residents=flow.throughput * merged + decoder.residents / max(encoder.period, decoder.period),
             busy=flow.busy,
             binding="decoding" if flow.waits else "encoding",
             encode_demand=Demand(encoding_blocks, encode_batch * load.prompts.mean),
@@ -215,7 +217,14 @@ class WAA:
         # it seldom has two batches at once
         encoder = replace(full.encoder, traversal=full.encoder.alone, deviation=deviation)
         iteration_s = float(full.seconds[0])
-        cycle = Cycle(full.batch / (rate * iteration_s), full.seconds, np.ones(1), full.cells, self.micro_batches)
+        cycle = Cycle(
+            full.batch / (rate * iteration_s),
+            np.array([full.resident]),
+            full.seconds,
+            np.ones(1),
+            full.cells,
+            self.micro_batches,
+        )
         busy = np.concatenate([encoder.busy * (rate / full.batch), full.cells[0] * (self.micro_batches / iteration_s)])
         held, crest = min(room, self.room_for(full.resident)), max(self.saturated(1, room).rate, rate)
         decoder = Decoding(cycle, cycle, 0.0)

@@ -1,0 +1,125 @@
+"""Closed forms of few residents beside a saturated replay, and what holds between an estimate's figures."""
+
+import functools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.engine import ENGINES
+from exegpt.served import ServedColumns
+from exegpt.workload import LengthDistribution, Workload, task
+from tests.exegpt.nouns import schedule
+from xprofiler.roofline import roofline_profile
+from xscheduler.allocation import uniform_stages
+from xsimulator import estimate
+from xsimulator.replay.compiled import Replicas, Requests
+
+H100 = parse_cluster("1xH100-SXM")
+LLAMA = builtin_model("llama-3.1-8b")
+KINDS = {
+    "orca": lambda n: {"max_num_seqs": n, "prefills_per_step": 1},
+    "chunked": lambda n: {"max_num_seqs": n, "max_num_batched_tokens": 2048},
+    "static": lambda n: {"encode_batch": n},
+    "rra": lambda n: {"encode_batch": n, "decode_iterations": 8},
+}
+
+
+@functools.cache
+def profile_of(engine="none", cluster=H100):
+    return roofline_profile(LLAMA, cluster, "bf16", engine=ENGINES[engine])
+
+
+def plan_of(policy, workload, n, cluster=H100, **changes):
+    stages = uniform_stages(LLAMA, cluster, 1)
+    fields = {"cluster": cluster, "stages": stages, "kv_blocks": 10**6, "dtype": "bf16", "kv_dtype": "bf16"}
+    return schedule(policy, LLAMA, workload.without_requests, **fields | KINDS[policy](n) | changes)
+
+
+def replayed(plan, profile, requests):
+    """Times of the requests between a fifth and four fifths, all there from the start; throughput; residents."""
+    nothing = np.zeros(len(requests))
+    inputs, outputs = (np.array([getattr(r, side) for r in requests], dtype=np.float64) for side in ("input", "output"))
+    times = Replicas(profile).serve(plan, Requests(nothing, inputs, outputs, nothing))
+    kept = slice(len(requests) // 5, -(len(requests) // 5))
+    columns = ServedColumns(outputs[kept], nothing[kept], times.started[kept], times.first[kept], times.finished[kept])
+    ends = np.sort(times.finished)[kept]
+    overlap = np.minimum(times.finished, ends[-1]) - np.maximum(times.started, ends[0])
+    residents = float(np.maximum(overlap, 0.0).sum() / (ends[-1] - ends[0]))
+    return columns.latencies("start"), (len(ends) - 1) / (ends[-1] - ends[0]), residents
+
+
+def skewed(count):
+    """Requests whose lengths vary as conversations' do, and their own workload."""
+    rng = np.random.default_rng(3)
+    inputs, outputs = (np.maximum(rng.lognormal(mean, 1.0, count), 1).astype(int) for mean in (6.5, 4.8))
+    return Workload("skewed", *map(LengthDistribution.from_samples, (inputs.tolist(), outputs.tolist())), 1)
+
+
+WORKLOADS = {
+    "32000/300": Workload.fixed(32000, 300),
+    "32000/2": Workload.fixed(32000, 2),
+    "2048/256": Workload.fixed(2048, 256),
+    "1024/1024": Workload.fixed(1024, 1024),
+    "128/2048": Workload.fixed(128, 2048),
+    "skewed": skewed(400),
+}
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 8, 16])
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_few_residents_are_predicted_as_they_are_replayed(name, policy, n):
+    requests = WORKLOADS[name].draw(20_000 if name == "skewed" else 200 * n + 200, seed=1)
+    workload = Workload.from_requests(name, requests)
+    plan, profile = plan_of(policy, workload, n), profile_of()
+    times, rate, residents = replayed(plan, profile, requests)
+    predicted = estimate(plan, profile)
+    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.03)
+    assert predicted.ttft_s == pytest.approx(times["ttft"].mean(), rel=0.03)
+    assert predicted.tpot_s == pytest.approx(times["tpot"].mean(), rel=0.03)
+    assert predicted.throughput_seq_s == pytest.approx(rate, rel=0.03)
+    assert predicted.residents == pytest.approx(residents, rel=0.03)
+    tails = {"latency": predicted.latency_p99_s, "ttft": predicted.ttft_p99_s, "tpot": predicted.tpot_p99_s}
+    assert tails == pytest.approx({key: np.percentile(times[key], 99) for key in tails}, rel=0.08)
+
+
+lengths = st.lists(st.integers(1, 600), min_size=1, max_size=5, unique=True).map(sorted)
+
+
+@st.composite
+def workloads(draw):
+    sides = []
+    for _ in range(2):
+        values = draw(lengths)
+        weights = np.array(draw(st.lists(st.integers(1, 9), min_size=len(values), max_size=len(values))), dtype=float)
+        sides.append(LengthDistribution(tuple(values), tuple((weights / weights.sum()).tolist())))
+    return Workload("drawn", *sides, sides[1].quantile(0.99))
+
+
+@settings(max_examples=60, deadline=None)
+@given(workloads(), st.sampled_from(list(KINDS)), st.integers(1, 64), st.sampled_from(["none", "vllm"]))
+def test_throughput_times_latency_is_the_residents(workload, policy, n, engine):
+    predicted = estimate(plan_of(policy, workload, n), profile_of(engine))
+    assert predicted.throughput_seq_s * predicted.latency_mean_s == pytest.approx(predicted.residents, rel=0.01)
+    if policy != "rra":  # whose batch is what enters, not what is resident
+        assert predicted.residents <= n * (1 + 1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(workloads(), st.sampled_from(["static", "orca", "chunked"]))
+def test_one_sequence_at_a_time_takes_the_time_between_two(workload, policy):
+    predicted = estimate(plan_of(policy, workload, 1), profile_of())
+    assert predicted.latency_mean_s == pytest.approx(1 / predicted.throughput_seq_s, rel=0.01)
+
+
+@pytest.mark.parametrize(("policy", "n"), [("static", 8), ("rra", 2), ("orca", 12), ("chunked", 12)])
+def test_residents_are_a_replays_time_average(policy, n):
+    requests = task("S").draw(3000, seed=1)
+    workload = Workload.from_requests("S", requests)
+    plan = plan_of(policy, workload, n)
+    *_, residents = replayed(plan, profile_of(), requests)
+    assert estimate(plan, profile_of()).residents == pytest.approx(residents, rel=0.03)

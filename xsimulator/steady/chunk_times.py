@@ -1,0 +1,140 @@
+"""How long prompts take that are encoded in chunks, by their lengths and by what else the iterations have to encode."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.steady.iterations import Encoded, Own, seconds_of
+from xsimulator.steady.scenario import Scenario
+
+Array = NDArray[np.float64]
+
+_PLACES, _COUNTED = 6, 10
+"""In an iteration where a prompt may begin; prompts before it that are counted."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """The iterations that a prompt finds."""
+
+    scenario: Scenario
+    room: float
+    """Tokens of prompts that each takes."""
+    prompts: float
+    """New prompts that each brings."""
+    others: float
+    """The same without a sequence's own."""
+    decoding: float
+    """Sequences decoded in each."""
+
+    def seconds(self, length: Array, own: Array, before: Array, behind: Array) -> Array:
+        """Iterations with `own` tokens of a prompt of this length, after others' `before`, with `behind` prompts that
+        take what is left.
+        """
+        inputs = self.scenario.load.prompts
+        free = np.maximum(self.room - own - before, 0.0)
+        tokens = own + before + np.minimum(free, behind * inputs.mean)
+        chunks = 1.0 + (tokens - own) / inputs.mean
+        decoding = np.full_like(tokens, self.decoding)
+        return seconds_of(self.scenario, chunks, tokens, decoding, Own(own, length))[..., 0]
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A prompt's chunks, arrays [lengths, ways in which it may begin]."""
+
+    length: Array
+    before: Array
+    """Tokens of others before it in its first iteration."""
+    first: Array
+    """Tokens in that one."""
+    whole: Array
+    """Iterations that it fills."""
+    last: Array
+    """Tokens in one more; 0: none."""
+
+    @staticmethod
+    def of(lengths: Array, before: Array, room: float) -> "Chunks":
+        """Of prompts of `lengths` that begin after `before` tokens of others."""
+        length, taken = np.broadcast_arrays(lengths[:, None], before)
+        first = np.minimum(length, room - taken)
+        whole = np.maximum(np.ceil((length - first) / room - 1e-9) - 1, 0.0)
+        return Chunks(length, taken, first, whole, length - first - whole * room)
+
+
+def chunk_times(found: Found) -> Encoded:
+    """The seconds of prompts' chunks.
+
+    A prompt begins after those that came with it before (Poisson), or, where an earlier one goes on, after that one's
+    end; what is left in its last iteration goes to those behind it, where there are any.
+    """
+    inputs, room = found.scenario.load.prompts, found.room
+    lengths, p = inputs.kinds
+    before, share = _begins(found, lengths, p)
+    chunks = Chunks.of(lengths, before, room)
+    ends = chunks.last > 0
+    behind = found.others * (0.5 + ends * (1 + chunks.whole))
+    none = np.exp(-behind)
+    some = behind / np.maximum(1 - none, 1e-12)
+    begun, alone, followed = _seconds(found, chunks, ends, some)
+    slope = (begun[-1, 0] - begun[0, 0]) / max(lengths[-1] - lengths[0], 1.0)
+    ahead, varies = _variance(found, chunks, ends, some)
+    return Encoded.of(
+        np.hstack([alone, followed]),
+        slope * np.sqrt(np.hstack([ahead, ahead + varies])),
+        p[:, None] * np.hstack([share * none, share * (1 - none)]),
+    )
+
+
+def _seconds(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array, Array]:
+    """All iterations but a last one; all of them, without others behind; and with `some` prompts behind."""
+    nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, found.room)
+    begun = found.seconds(chunks.length, chunks.first, chunks.before, nothing)
+    if chunks.whole.any():
+        begun = begun + chunks.whole * found.seconds(chunks.length, room, nothing, nothing)
+    rest = np.maximum(chunks.last, 1.0)
+    alone = begun + ends * found.seconds(chunks.length, rest, nothing, nothing)
+    in_last = begun + found.seconds(chunks.length, rest, nothing, some)
+    return begun, alone, np.where(ends, in_last, found.seconds(chunks.length, chunks.first, chunks.before, some))
+
+
+def _variance(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array]:
+    """Of the others' tokens before a prompt and behind it, squared; no more than an iteration's rest is filled."""
+    mean, spread = found.scenario.load.prompts.mean, found.scenario.load.workload.input.std
+    free = found.room - np.where(ends, chunks.last, chunks.first + chunks.before)
+    filled = np.minimum(free, some * mean)
+    varies = np.minimum(some * spread**2 + np.maximum(some - 1, 0.0) * mean**2, filled * (free - filled))
+    return chunks.before / mean * spread**2, varies
+
+
+def _begins(found: Found, lengths: Array, p: Array) -> tuple[Array, Array]:
+    """The ways in which a prompt begins: after how many tokens of others, and how likely that is."""
+    mean, room = found.scenario.load.prompts.mean, found.room
+    ahead, chance = _poisson(found.others / 2, mean, room)
+    more = np.maximum(np.ceil(lengths / room) - 1, 0.0) * p
+    goes_on, busy = min(1.0, found.others * float(more.sum())), min(1.0, found.prompts * mean / room)
+    anywhere = (np.arange(_PLACES) + 0.5) / _PLACES * room
+    each = np.repeat([goes_on * (1 - busy) / _PLACES, goes_on * busy / _PLACES], _PLACES)
+    return np.concatenate([ahead, _ends(lengths, more, room), anywhere]), np.append(chance * (1 - goes_on), each)
+
+
+def _ends(lengths: Array, more: Array, room: float) -> Array:
+    """Tokens that the last iterations of prompts encode which began in a fresh one: `_PLACES` values that are equally
+    likely, where `more` iterations [lengths] find each going on.
+    """
+    last = lengths - np.maximum(np.ceil(lengths / room) - 1, 0.0) * room
+    order = np.argsort(last)
+    reached = np.cumsum(more[order])
+    places = np.searchsorted(reached, (np.arange(_PLACES) + 0.5) / _PLACES * reached[-1])
+    ends: Array = np.minimum(last[order][np.minimum(places, len(last) - 1)], room - 1.0)
+    return ends
+
+
+def _poisson(mean: float, tokens: float, room: float) -> tuple[Array, Array]:
+    """What prompts of so many tokens take of an iteration, and how likely that is; the last stands for more too."""
+    most = max(1, min(_COUNTED, int(room / tokens)))
+    counts = np.arange(most + 1.0)
+    chance = np.exp(-mean) * np.cumprod(np.concatenate([[1.0], mean / counts[1:]]))
+    chance[-1] += max(0.0, 1.0 - chance.sum())
+    return np.minimum(counts * tokens, room - 1.0), chance

@@ -1,0 +1,141 @@
+"""Iteration-level scheduling of equal requests that begin together: they stay in step, so that one round of theirs,
+followed prompt by prompt, is the steady state.
+
+Who is encoded in one iteration also ends in one, and is followed by prompts that begin together again. Lengths that
+vary would scatter them over all iterations, which is what the other formulas count with.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xsimulator.cost.group import Group, PartSeconds
+from xsimulator.cost.recurrences import slots
+from xsimulator.steady.occupancy import Occupancy
+from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.times import Times
+
+Array = NDArray[np.float64]
+
+_MEASURED = 2
+"""Rounds, in each of which every slot is taken once, that are looked at; those before let the slots fall in step."""
+_BEFORE = (6, 48, 2000)
+"""The fewest and the most rounds before them, and between these so many that there are so many prompts."""
+_MOST = 60_000
+"""Parts of prompts that are followed at most."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Prompts in the order in which they come, and the iterations that encode any of them; arrays."""
+
+    starts: Array
+    """[prompts]: the first iteration of each."""
+    ends: Array
+    """[prompts]: the last one."""
+    iterations: Array
+    """[n]: numbers of the iterations with prompts, rising."""
+    decoding: Array
+    """[n]: sequences that decode beside them."""
+    rows: NDArray[np.intp]
+    """[parts]: the place of each part's iteration in `iterations`, rising."""
+    froms: Array
+    """[parts]: where in its prompt each begins."""
+    untils: Array
+    """[parts]: and ends."""
+
+    def since(self, iteration: float) -> "Turns":
+        """The same without the iterations before this one."""
+        row = int(np.searchsorted(self.iterations, iteration))
+        part = int(np.searchsorted(self.rows, row))
+        return Turns(
+            self.starts,
+            self.ends,
+            self.iterations[row:],
+            self.decoding[row:],
+            self.rows[part:] - row,
+            self.froms[part:],
+            self.untils[part:],
+        )
+
+
+def equal(scenario: Scenario) -> bool:
+    """Whether all requests are equal, and run on one stage."""
+    workload = scenario.load.workload
+    return len(workload.input.s) == len(workload.output.s) == len(scenario.replica.stages) == 1
+
+
+def turns(residents: int, length: float, budget: float, share: float, stay: float) -> Turns | None:
+    """What `slots` follows, the last rounds of it; None where that would be too long."""
+    fewest, most_rounds, enough = _BEFORE
+    rounds = min(max(enough // residents, fewest), most_rounds) + _MEASURED + 1  # of the last, the followers alone
+    prompts = residents * rounds
+    most = int(prompts * (length // max(budget - share * residents, 1.0) + 2))
+    if most > _MOST:
+        return None
+    starts, ends = np.empty((2, prompts))
+    iterations, decodes, rows, froms, untils = np.empty((5, most))
+    written = (starts, ends, iterations, decodes, rows, froms, untils)
+    count, parts = slots(*written, length, budget, share, stay, residents)
+    places = rows[:parts].astype(np.intp)
+    found = Turns(starts, ends, iterations[:count], decodes[:count], places, froms[:parts], untils[:parts])
+    return found.since(starts[-residents * (_MEASURED + 1) - 1])
+
+
+def outcome(scenario: Scenario, found: Turns, residents: int, occupancy: Occupancy, unit: float) -> Outcome:
+    """The last rounds of these turns, whose prompts are cut in units of so many tokens."""
+    load, count = scenario.load, residents * _MEASURED
+    stay, shift = load.mean_iterations, 1.0 if load.first_by_encoding else 0.0
+    idle = float(scenario.replica.decode.decode(np.array([float(residents)]), load.resident_context)[0, 0])
+    seconds, tokens = _seconds(scenario, found, unit)
+    longer = np.concatenate([[0.0], np.cumsum(seconds - idle)])
+
+    def end(iteration: Array) -> Array:
+        """Seconds at the end of iterations."""
+        time: Array = (iteration + 1) * idle + longer[np.searchsorted(found.iterations, iteration, side="right")]
+        return time
+
+    kept = slice(-count - residents, -residents)
+    first, last = found.starts[kept], found.ends[kept]
+    begin, encoded, finish = end(first - 1), end(last), end(last + stay)
+    period = float(end(last[-1:])[0] - end(found.ends[-count - residents - 1 :][:1])[0]) / _MEASURED
+    after, latency = finish - encoded, finish - begin
+    between = float(after.mean()) / stay if stay else 0.0
+
+    def lifetime(lengths: Array) -> Lifetime:
+        need = np.maximum(lengths - shift, 0.0)
+        means = float((encoded - begin).mean()) + need * between
+        return Lifetime(means, np.full_like(need, latency.std()), np.full_like(need, after.std()))
+
+    times = Times.seen((encoded if shift else end(last + 1)) - begin)
+    alone = idle * float(found.ends[-1] - found.ends[-1 - count])
+    return Outcome(
+        throughput=residents / period,
+        lifetime=lifetime,
+        first_token=Times.normal(times.mean) if not scenario.variation else times,
+        demand=Demand(occupancy.blocks, float(max((tokens + found.decoding).max(), residents))),
+        decode_batch=residents,
+        residents=float(latency.mean()) * residents / period,
+        busy=np.ones(1),
+        binding="decoding" if alone > 0.5 * _MEASURED * period else "encoding",
+    )
+
+
+def _seconds(scenario: Scenario, found: Turns, unit: float) -> tuple[Array, Array]:
+    """Seconds of the iterations with prompts, and the tokens that they encode."""
+    rows, count = found.rows, len(found.iterations)
+    parts, past = (found.untils - found.froms) * unit, found.froms * unit
+    fresh = found.froms == 0
+    beside = np.bincount(rows[fresh], minlength=count).astype(np.float64)
+    tokens, chunks = np.bincount(rows, parts, count), np.bincount(rows, minlength=count).astype(np.float64)
+
+    def of(group: Group) -> PartSeconds:
+        together = beside[rows[fresh]]
+        attention = np.bincount(rows[fresh], group.prompt_attention(together, parts[fresh]) / together, count)
+        if not fresh.all():
+            attention += np.bincount(rows[~fresh], group.chunk_attention(parts[~fresh], past[~fresh]), count)
+        return group.mixed(tokens, chunks, found.decoding, scenario.load.resident_context, attention)
+
+    return scenario.replica.decode.each(of)[:, 0], np.asarray(tokens, dtype=np.float64)
