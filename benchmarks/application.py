@@ -41,7 +41,7 @@ def plan_of(directories: Mapping[str, Path], replicas: int) -> Plan:
         schedule = replace(orca(directory, 24), admission="grow", replicas=replicas)
         devices = tuple(range(first, first + replicas))
         cluster = replace(schedule.cluster, devices_per_node=replicas)
-        unknown = summarise((), 0.0, "p99-queries")
+        unknown = summarise((), 0.0)
         schedule = replace(schedule, cluster=cluster)
         models.append(PlannedModel(name, devices, schedule, unknown, requests=1, directory=str(directory)))
         first += replicas

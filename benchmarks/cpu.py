@@ -22,6 +22,7 @@ from exegpt.app import peers
 from exegpt.app.demo import create_demo_model
 from exegpt.app.search import search_schedule
 from exegpt.app.settings import Setting, find_setting
+from exegpt.bound import PAPER_BOUND
 from exegpt.duration import format_duration
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
@@ -93,7 +94,7 @@ def _medians(schedules: Sequence[Schedule], runs: Sequence[Sequence[Any]]) -> tu
     rows, timelines = [], []
     for mine, schedule in zip(runs, schedules, strict=True):
         middle = sorted(mine, key=lambda r: r.seconds)[(len(mine) - 1) // 2]
-        measured = summarise(middle.served, middle.seconds, schedule.bound)
+        measured = summarise(middle.served, middle.seconds, schedule.meaning)
         text = schedule_text(schedule).split(" ", 1)[1]
         rows.append(Row(schedule.policy, text, measured.throughput_tok_s, measured.latency_s, schedule.latency_bound_s))
         timelines.append(middle.timeline)
@@ -141,7 +142,7 @@ def run_peers(directory: Path, requests: list[Request]) -> list[Row]:
             run = call(model, requests, batch)
             if sum(map(len, run.outputs)) != useful:
                 raise SystemExit(f"{name} made {sum(map(len, run.outputs))} tokens, not {useful}")
-            latency_s = summarise(run.served, run.seconds, "p99-length").latency_s
+            latency_s = summarise(run.served, run.seconds, PAPER_BOUND).latency_s
             rows.append(Row(f"transformers {name}", f"at most {batch}", run.tokens_s, latency_s))
             print(f"{rows[-1].name} {batch}: {rows[-1].tokens_s:.0f} tok/s", file=sys.stderr)
     return rows

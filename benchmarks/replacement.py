@@ -62,7 +62,7 @@ def plan_of(directories: Mapping[str, Path], together: bool) -> Plan:
     for number, (name, directory) in enumerate(directories.items()):
         schedule = replace(orca(directory, SEQS), admission="grow")
         share, place = (Share("time", pool="merged"), 0) if together else (None, number)
-        unknown = summarise((), 0.0, "p99-queries")
+        unknown = summarise((), 0.0)
         models.append(PlannedModel(name, (place,), schedule, unknown, 1.0, share=share, directory=str(directory)))
     cluster = replace(models[0].schedule.cluster, devices_per_node=2)
     return Plan(Plan.VERSION, "by hand", cluster, tuple(models))

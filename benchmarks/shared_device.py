@@ -100,7 +100,7 @@ def planned(
     directories: Mapping[str, Path], shapes: Mapping[str, Shape], share: Share, blocks: int
 ) -> list[PlannedModel]:
     """Both models on device 0, with so many KV blocks each."""
-    unknown = summarise((), 0.0, "p99-queries")
+    unknown = summarise((), 0.0)
     models = []
     for name, directory in directories.items():
         workload = Workload.fixed(shapes[name].prompt, shapes[name].output)

@@ -34,8 +34,6 @@ class Estimate(Noun):
     """What limits the throughput."""
     feasible: bool = True
     violations: tuple[str, ...] = ()
-    latency_tail_s: float | None = None
-    """Of the 99.9th percentile of output lengths: close to a run's latency of its longest requests."""
     preemptions_per_request: float | None = None
     """For lack of memory; None: not counted."""
     latency_mean_s: float | None = None

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from exegpt.bound import BoundMeaning, BoundName
 from exegpt.cluster import MAX_DEVICES, ClusterSpec
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec
 from exegpt.noun import Noun
 from exegpt.workload import Workload
 
-Bound = Literal["p99-length", "p99-queries"]
 StagePhase = Literal["both", "encode", "decode"]
 
 BLOCK_SIZE = 16
@@ -64,7 +64,12 @@ class Schedule(Noun):
     kv_dtype: str
     latency_bound_s: float | None = None
     """L_B; None: unbounded."""
-    bound: Bound = "p99-length"
+    ttft_bound_s: float | None = None
+    tpot_bound_s: float | None = None
+    bound: BoundName = "p99-length"
+    """What a file says that doesn't say it."""
+    percentile: float = 99.0
+    """Of the requests, who keep the bounds."""
     encode_batch: int | None = None
     """B_E: sequences encoded in one encoding phase."""
     decode_batch: int | None = None
@@ -105,8 +110,15 @@ class Schedule(Noun):
         for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
             if dtype not in BYTES:
                 raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(BYTES)}.")
-        if self.latency_bound_s is not None and not self.latency_bound_s > 0:
-            raise InputError(f"A schedule can't have the bound of {self.latency_bound_s} s: it must be above 0.")
+        for bound_s in (self.latency_bound_s, self.ttft_bound_s, self.tpot_bound_s):
+            if bound_s is not None and not bound_s > 0:
+                raise InputError(f"A schedule can't have the bound of {bound_s} s: it must be above 0.")
+        BoundMeaning(self.bound, self.percentile)
+
+    @property
+    def meaning(self) -> BoundMeaning:
+        """What its bounds are about."""
+        return BoundMeaning(self.bound, self.percentile)
 
     def variable(self, name: str) -> int:
         """A control variable that the policy requires; InputError where the schedule lacks it."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from exegpt.estimate import Estimate
-from exegpt.schedule import Bound
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,33 +70,28 @@ def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
     """Of each request [n], whether a bound on the 99th-percentile length is about it: its output's length lies between
     the 98th and the 100th percentile of all.
     """
-    long: np.ndarray = output_tokens >= np.percentile(output_tokens, 98)
+    long: np.ndarray = output_tokens >= np.percentile(output_tokens, 100 * (1 - LONGEST))
     return long
 
 
-BOUND_QUANTILES = {"p99-length": 0.95, "p99-queries": 0.99}
-"""Share of the requests within a bound's scope whose latency must meet it."""
-
-
-def bound_latency(served: Sequence[Served], bound: Bound, since: str) -> float | None:
-    """The latency that the bound is about.
-
-    `p99-length`: the 95th percentile over the requests whose output length lies between the 98th and the 100th
-    percentile of all. `p99-queries`: the 99th percentile over all requests.
+def bound_latency(served: Sequence[Served], bound: BoundMeaning, since: str) -> float | None:
+    """The latency that the bound is about: the percentile of all requests, or `p99-length`: the 95th percentile over
+    the requests whose output length lies between the 98th and the 100th percentile of all.
     """
     return _bound_latency(ServedColumns.of(served), bound, since) if served else None
 
 
-def _bound_latency(columns: ServedColumns, bound: Bound, since: str) -> float:
+def _bound_latency(columns: ServedColumns, bound: BoundMeaning, since: str) -> float:
     latency = columns.latencies(since)["latency"]
-    in_scope = latency[long_outputs(columns.output_tokens)] if bound == "p99-length" else latency
-    return float(np.percentile(in_scope, 100 * BOUND_QUANTILES[bound]))
+    if bound.of_length:
+        return float(np.percentile(latency[long_outputs(columns.output_tokens)], 100 * OF_LONGEST))
+    return float(np.percentile(latency, bound.percentile))
 
 
 def summarise(
     served: Sequence[Served],
     seconds: float,
-    bound: Bound,
+    bound: BoundMeaning = ALL_REQUESTS,
     memory_bytes: tuple[float, ...] = (),
     utilisation: tuple[float, ...] = (),
 ) -> Estimate:
@@ -107,7 +102,7 @@ def summarise(
 def summarise_columns(
     columns: ServedColumns,
     seconds: float,
-    bound: Bound,
+    bound: BoundMeaning = ALL_REQUESTS,
     memory_bytes: tuple[float, ...] = (),
     utilisation: tuple[float, ...] = (),
 ) -> Estimate:
@@ -115,6 +110,7 @@ def summarise_columns(
     since = "arrival" if (columns.arrival_s > 0).any() else "start"
     count, times = len(columns.finish_s), columns.latencies(since)
     latency, ttft, tpot = (percentiles(times[key]) for key in ("latency", "ttft", "tpot"))
+    bounded = {key: float(np.percentile(v, bound.percentile)) if v.size else None for key, v in times.items()}
     return Estimate(
         throughput_seq_s=count / seconds if seconds else 0.0,
         throughput_tok_s=float(columns.output_tokens.sum()) / seconds if seconds else 0.0,
@@ -125,6 +121,9 @@ def summarise_columns(
         tpot_s=tpot["mean"],
         ttft_p99_s=ttft["p99"],
         tpot_p99_s=tpot["p99"],
+        latency_mean_s=latency["mean"],
+        ttft_bounded_s=bounded["ttft"],
+        tpot_bounded_s=bounded["tpot"],
         latency_from="start" if since == "start" else "arrival",
         memory_bytes=memory_bytes,
         utilisation=utilisation,

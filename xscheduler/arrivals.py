@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.batching import deal
+from exegpt.bound import OF_LONGEST, BoundMeaning
 from exegpt.errors import InputError
-from exegpt.schedule import Bound
-from exegpt.served import BOUND_QUANTILES, long_outputs
+from exegpt.served import long_outputs
 from exegpt.workload import RequestLengths, Workload
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Requests
 
@@ -25,8 +25,6 @@ WARM_UP = 0.1
 """Share of the first requests that find the system emptier than it will be, and are not counted."""
 BATCHES = 40
 """Consecutive parts of the requests whose misses give the standard error of their sum."""
-QUANTILE = 0.99
-"""Of the times to first token and per output token that are bounded."""
 
 
 def may_miss(count: int, quantile: float) -> int:
@@ -107,7 +105,7 @@ class Arrivals:
         stretched: Array = times * ((count - 1) / times[-1]) if times[-1] > 0 else times
         return stretched
 
-    def sample(self, count: int, replicas: int, bound: Bound) -> Sample:
+    def sample(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:
         """About the first `count` requests, as replicas take them: of many replicas only the first few are followed,
         for all are alike and each must be seen for long enough.
         """
@@ -116,7 +114,7 @@ class Arrivals:
             self._samples[key] = self._sampled(count, replicas, bound)
         return self._samples[key]
 
-    def _sampled(self, count: int, replicas: int, bound: Bound) -> Sample:
+    def _sampled(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:
         many = min(self.count, max(count, min(EACH, count) * replicas))
         columns = (column[:many].astype(int).tolist() for column in (self.inputs, self.outputs))
         lengths = list(zip(*columns, strict=True))
@@ -129,15 +127,15 @@ class Arrivals:
         all_places = np.concatenate(followed)
         kept = all_places >= first
         late = kept.copy()
-        if bound == "p99-length":
+        if bound.of_length:
             late[kept] = long_outputs(self.outputs[all_places[kept]])
         flags = np.zeros(many)
         flags[all_places] = COUNTS * kept + COUNTS_FOR_LATENCY * late
         several = int((kept & (self.outputs[all_places] > 1)).sum())
         allowed = [
-            may_miss(int(kept.sum()), QUANTILE),
-            may_miss(several, QUANTILE),
-            may_miss(int(late.sum()), BOUND_QUANTILES[bound]),
+            may_miss(int(kept.sum()), bound.share),
+            may_miss(several, bound.share),
+            may_miss(int(late.sum()), OF_LONGEST if bound.of_length else bound.share),
         ]
         requests = tuple(Requests(times[p], self.inputs[p], self.outputs[p], flags[p]) for p in followed)
         return Sample(requests, np.array(allowed, dtype=np.float64))

@@ -124,7 +124,10 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
         dtype=cost_model.profile.dtype,
         kv_dtype=cost_model.kv_dtype,
         latency_bound_s=limits.latency_s,
-        bound=where.bound,
+        ttft_bound_s=limits.ttft_s,
+        tpot_bound_s=limits.tpot_s,
+        bound=where.bound.name,
+        percentile=where.bound.percentile,
         replicas=where.replicas,
         **controls,
     )

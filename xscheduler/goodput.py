@@ -39,9 +39,7 @@ class Bounds:
     latency_s: float | None
     """At the schedule's meaning of it."""
     ttft_s: float | None = None
-    """On the 99th percentile."""
     tpot_s: float | None = None
-    """On the 99th percentile."""
 
     @property
     def limits(self) -> Array:
@@ -57,8 +55,8 @@ class Bounds:
         """The first bound that doesn't hold, with its figures; empty where all do."""
         for name, limit, figure in (
             ("latency", self.latency_s, estimate.latency_s),
-            ("time to first token", self.ttft_s, estimate.ttft_p99_s),
-            ("time per output token", self.tpot_s, estimate.tpot_p99_s),
+            ("time to first token", self.ttft_s, estimate.ttft_bounded_s),
+            ("time per output token", self.tpot_s, estimate.tpot_bounded_s),
         ):
             if limit is not None and figure is not None and figure > limit:
                 return f"its {name} is {beyond_text(figure, limit)}"
@@ -95,7 +93,7 @@ class Meter:
 
     def _served(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times] | None]:
         """What was followed; None where a bound is broken."""
-        sample = self.arrivals.sample(count, schedule.replicas, schedule.bound)
+        sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         watch = Watch(self.bounds.limits, sample.allowed, np.zeros(3))
         times = []
         self.replays += 1
@@ -125,7 +123,7 @@ class Meter:
 
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
         """Everything to its end, whatever is missed."""
-        sample = self.arrivals.sample(count, schedule.replicas, schedule.bound)
+        sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         self.replays += 1
         self.requests += sample.count
         served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
@@ -148,7 +146,7 @@ class Meter:
             column([replica.finished for replica in times]),
         )
         seconds = float(columns.finish_s.max() - columns.arrival_s.min())
-        summary = summarise_columns(columns, seconds, schedule.bound, utilisation=_utilisation(schedule, times))
+        summary = summarise_columns(columns, seconds, schedule.meaning, utilisation=_utilisation(schedule, times))
         share = schedule.replicas / len(times)
         return replace(
             summary,

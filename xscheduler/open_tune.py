@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
-from exegpt.quantity import figure_text
-from exegpt.schedule import Bound, Schedule
+from exegpt.quantity import figure_text, percent_text
+from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
 from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
@@ -32,10 +33,6 @@ CLOSE, LEADING = 0.93, 0.99
 """Shares of the best goodput below which a policy's is not searched any closer, or not measured with all requests."""
 USUAL_LOAD = 0.8
 """The share of its goodput at which a server is judged where no rate is expected."""
-_MEANING = {
-    "p99-length": "of the requests whose outputs are the longest 2%, 95% meet it",
-    "p99-queries": "99% of all requests meet it",
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +77,7 @@ def tune_at(
     bounds: Bounds,
     rate: float | None,
     *,
-    bound: Bound = "p99-length",
+    bound: BoundMeaning = ALL_REQUESTS,
     policies: tuple[str, ...] = POLICIES,
     method: Method = "bnb",
     kv_dtype: str | None = None,
@@ -136,7 +133,7 @@ def sustained_by(
     arrivals: Arrivals,
     bounds: Bounds,
     *,
-    bound: Bound = "p99-length",
+    bound: BoundMeaning = ALL_REQUESTS,
     policies: tuple[str, ...] = POLICIES,
     kv_dtype: str | None = None,
     floor: float = 0.0,
@@ -158,7 +155,7 @@ def _question(
     workload: Workload,
     profile: Profile,
     bounds: Bounds,
-    bound: Bound,
+    bound: BoundMeaning,
     kv_dtype: str | None,
     fixed: dict[str, int] | None,
 ) -> Question:
@@ -253,7 +250,10 @@ def _sustained(lead: Lead, reached: Goodput, meter: Meter) -> Sustained:
         beyond = max(reached.high * times, LEAST_LOAD * lead.steady)
         if not broken:
             broken = meter.bounds.broken(meter.served_at(lead.schedule, beyond, COUNTS[1]))
-    schedule = replace(lead.schedule, latency_bound_s=meter.bounds.latency_s)
+    bounds = meter.bounds
+    schedule = replace(
+        lead.schedule, latency_bound_s=bounds.latency_s, ttft_bound_s=bounds.ttft_s, tpot_bound_s=bounds.tpot_s
+    )
     return Sustained(schedule, steady, reached, broken)
 
 
@@ -276,19 +276,24 @@ def _alternative(
         memory_bytes=steady.memory_bytes,
         binding="latency" if best.broken else steady.binding,
         extrapolated=steady.extrapolated,
-        latency_tail_s=None,
     )
     return Alternative(policy, best.schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")
 
 
+def _who(bound: BoundMeaning) -> str:
+    """Who keeps a bound on the latency at a rate."""
+    longest = f"{percent_text(OF_LONGEST)} of the requests whose outputs are the longest {percent_text(LONGEST)}"
+    return longest if bound.of_length else bound.latency_text
+
+
 def _assumptions(
-    bounds: Bounds, bound: Bound, arrivals: Arrivals, meter: Meter, rate: float, winner: Alternative | None
+    bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, meter: Meter, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
     few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
     assumptions = []
     if bounds.latency_s is not None:
-        assumptions.append(f"bound: {_MEANING[bound]}, counted from arrival")
+        assumptions.append(f"bound: kept by {_who(bound)}, counted from arrival")
     assumptions.append(
         f"arrivals: {figure_text(rate, 6)}/s, an open system: latency counts from arrival, and figures are "
         f"measured by the event simulator over {many:,} requests, the first {WARM_UP:.0%} left out{few}"

@@ -31,14 +31,13 @@ MOST = 2048
 """Largest batch that is looked at."""
 
 
-def iteration_counts(output: LengthDistribution, p99_output: int) -> tuple[int, ...]:
+def iteration_counts(output: LengthDistribution, longest: int) -> tuple[int, ...]:
     """Values of N_D that are looked at, falling: all up to 64, beyond that steps of 3 % and the least N_D that brings
-    a query of the bound's length through in j phases, for every j.
+    a query of the bound's length, `longest`, through in j phases, for every j.
     """
     counts = {*range(1, 65), output.max}
     counts.update(int(64 * 1.03**k) for k in range(1, math.ceil(math.log(max(output.max, 65) / 64, 1.03))))
-    for length in (p99_output, output.quantile(0.999)):
-        counts.update(-(-(length - 1) // phases) for phases in range(1, length // 64 + 1))
+    counts.update(-(-(longest - 1) // phases) for phases in range(1, longest // 64 + 1))
     return tuple(sorted((n for n in counts if 1 <= n <= output.max), reverse=True))
 
 
@@ -77,8 +76,8 @@ def _enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple
 
 
 def _rra(policy: str, question: Question) -> Iterator[Candidates]:
-    workload = question.load.workload
-    counts = _enumerated(question, "decode_iterations", iteration_counts(workload.output, workload.p99_output))
+    values = iteration_counts(question.load.workload.output, question.longest)
+    counts = _enumerated(question, "decode_iterations", values)
     for layout in _pipelines(question, uniform=False):
         scenario = question.both(layout)
         bounds = question.phased_bounds(layout, interleaved=True)

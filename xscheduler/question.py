@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from exegpt.batching.admission import Admission
+from exegpt.bound import ALL_REQUESTS, BoundMeaning
 from exegpt.policies import TRAITS
-from exegpt.schedule import Bound, Stage
+from exegpt.schedule import Stage
 from xscheduler import ceilings
 from xscheduler.allocation import (
     Layout,
@@ -23,7 +24,7 @@ from xsimulator.cost.memo import memoized
 from xsimulator.cost.replica import CostModel
 from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Outcome, latencies, memory_share, per_token, ttft
+from xsimulator.steady.outcome import Outcome, latency, memory_share, per_token, ttft
 from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
@@ -37,12 +38,8 @@ class Limits:
     """What a schedule must keep to; None: no bound."""
 
     latency_s: float | None = None
-    tail: bool = False
-    """Whether `latency_s` holds for the 99.9th percentile of output lengths too."""
     ttft_s: float | None = None
-    """On the 99th percentile."""
     tpot_s: float | None = None
-    """On the 99th percentile."""
     resident: int | None = None
     """The most sequences decoded at once, by one replica."""
     kv_blocks: int | None = None
@@ -62,21 +59,16 @@ class Limits:
         share = memory_share(scenario, outcome)
         return max(share, outcome.demand.blocks / self.kv_blocks) if self.kv_blocks else share
 
-    def latency(self, scenario: Scenario, outcome: Outcome) -> float:
-        """The latency that `latency_s` bounds."""
-        bounded, tail = latencies(scenario, outcome)
-        return tail if self.tail else bounded
-
     def figures(self, scenario: Scenario, outcome: Outcome) -> tuple[float, ...]:
         """An outcome's figures in the order of the latency constraints."""
         figures = []
         if self.latency_s is not None:
-            figures.append(self.latency(scenario, outcome))
+            figures.append(latency(scenario, outcome))
         if self.ttft_s is not None:
-            figures.append(ttft(scenario, outcome, scenario.share))
+            figures.append(ttft(scenario, outcome, scenario.bound.share))
         if self.tpot_s is not None:
             times = per_token(scenario, outcome)
-            figures.append(times.quantile(scenario.share) if times else 0.0)
+            figures.append(times.quantile(scenario.bound.share) if times else 0.0)
         return tuple(figures)
 
 
@@ -88,7 +80,7 @@ class Question:
     load: Load
     limits: Limits
     fixed: dict[str, int]
-    bound: Bound = "p99-length"
+    bound: BoundMeaning = ALL_REQUESTS
     variation: bool = True
     """Whether latencies allow for the variation of encoding times."""
     encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES
@@ -162,11 +154,15 @@ class Question:
         return self._scenario(stages, encode.devices + decode.devices)
 
     @property
+    def longest(self) -> int:
+        """The output length that a latency bound is about: no more than the requests that keep it are longer."""
+        workload, share = self.load.workload, self.bound.share
+        return workload.p99_output if self.bound.of_length else workload.output.quantile(share)
+
+    @property
     def needs(self) -> tuple[float, float]:
         """Decoding iterations of a query: on average, and of the length that the latency bound is about."""
-        workload = self.load.workload
-        length = workload.p99_output if self.bound == "p99-length" else workload.output.quantile(0.99)
-        return self.load.mean_iterations, length - (1.0 if self.load.first_by_encoding else 0.0)
+        return self.load.mean_iterations, self.longest - (1.0 if self.load.first_by_encoding else 0.0)
 
     @memoized
     def encoders(self, devices: int) -> dict[Layout, ceilings.EncodeReach]:

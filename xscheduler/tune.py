@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from exegpt.batching.admission import Admission
+from exegpt.bound import ALL_REQUESTS, BoundMeaning
 from exegpt.cluster import ClusterSpec
 from exegpt.duration import beyond_text
 from exegpt.errors import InputError
@@ -16,7 +17,6 @@ from exegpt.model import BYTES, ModelSpec
 from exegpt.policies import TRAITS
 from exegpt.profile import Profile
 from exegpt.quantity import counted, figure_text, percent_text
-from exegpt.schedule import Bound
 from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
@@ -29,6 +29,7 @@ from xscheduler.tuned import Alternative, Tuned
 from xsimulator.cost.replica import CostModel
 from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
+from xsimulator.steady.outcome import latency
 from xsimulator.steady.residents import Form
 
 SLACK = 5e-4
@@ -45,7 +46,7 @@ def tune(
     profile: Profile,
     *,
     latency_bound_s: float | None = None,
-    bound: Bound = "p99-length",
+    bound: BoundMeaning = ALL_REQUESTS,
     ttft_s: float | None = None,
     tpot_s: float | None = None,
     policies: tuple[str, ...] = POLICIES,
@@ -55,7 +56,6 @@ def tune(
     fixed: dict[str, int] | None = None,
     most_resident: int | None = None,
     kv_blocks: int | None = None,
-    tail: bool = True,
     steady_state: Form = "exact",
     variation: bool = True,
     encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES,
@@ -71,16 +71,15 @@ def tune(
     Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
     control variables by hand; `most_resident` caps the sequences that one replica decodes at once, `kv_blocks` the
     blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried, `admission`
-    the rules of admission, where policy and model have them and their steady state is known. With `tail`, a bound on
-    the 99th-percentile length holds for the 99.9th too: a schedule whose last phase ends just there would miss it for
-    the next longer request (the paper has none). `steady_state` and `variation` as in `xsimulator.estimate`.
-    `lowest_latency` asks for it where a schedule was found, too. `runnable` are the policies that are preferred where
-    several are as good (`ties.py`). `progress` is called with the number of searched policies and of all.
+    the rules of admission, where policy and model have them and their steady state is known. `steady_state` and
+    `variation` as in `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable`
+    are the policies that are preferred where several are as good (`ties.py`). `progress` is called with the number of
+    searched policies and of all.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
     check_asked(policies, fixed or {}, admission)
-    limits = Limits(latency_bound_s, tail and bound == "p99-length", ttft_s, tpot_s, most_resident, kv_blocks)
+    limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident, kv_blocks)
     cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
     load = Load(workload, model.encoder_layers > 0, steady_state)
     question = Question(
@@ -292,7 +291,7 @@ def _of(family: CandidateFamily) -> Members:
 
 def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     result = space.outcome(space.values(space.lowest))
-    return limits.latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
+    return latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
 
 
 def why_infeasible(policy: str, members: Members, question: Question) -> str:
@@ -345,12 +344,7 @@ def _too_large(policy: str, question: Question) -> str:
 def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:
     limits, assumptions = question.limits, []
     if limits.latency_s is not None:
-        meaning = {
-            "p99-length": "a sequence of the 99th-percentile output length meets the bound",
-            "p99-queries": "99% of all queries meet the bound",
-        }
-        also = ", and one of the 99.9th too" if limits.tail else ""
-        assumptions.append(f"bound: {meaning[question.bound]}{also}, counted from the start of its prefill")
+        assumptions.append(f"bound: kept by {question.bound.latency_text}, counted from the start of its prefill")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(

@@ -87,7 +87,8 @@ def _schedule(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Sche
         stages=scenario.replica.stages,
         dtype=cost_model.profile.dtype,
         kv_dtype=cost_model.kv_dtype,
-        bound=scenario.bound,
+        bound=scenario.bound.name,
+        percentile=scenario.bound.percentile,
         **controls,
     )
 

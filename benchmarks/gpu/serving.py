@@ -12,6 +12,7 @@ from exegpt.app import peers
 from exegpt.app.compare import execute
 from exegpt.app.search import search_schedule
 from exegpt.app.settings import Setting, find_setting
+from exegpt.bound import PAPER_BOUND
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
@@ -96,7 +97,7 @@ def _peers(
         except Exception as error:  # a peer's, whatever it is
             report(f"transformers continuous batching, at most {most}: {type(error).__name__}: {error}")
             continue
-        latency_s = summarise(run.served, run.seconds, "p99-length").latency_s or math.nan
+        latency_s = summarise(run.served, run.seconds, PAPER_BOUND).latency_s or math.nan
         rows.append(Serving("transformers continuous batching", f"at most {most}", run.tokens_s, latency_s))
     if not rows:
         raise RuntimeError("transformers' continuous batching serves nothing here")

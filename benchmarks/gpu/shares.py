@@ -102,5 +102,5 @@ def timed_run(
 def planned(name: str, directory: Path, dtype: str) -> PlannedModel:
     """A model with half of the multiprocessors, of which 64 requests run at once."""
     schedule = replace(orca(directory, 64), dtype=dtype, kv_dtype=dtype)
-    unknown = summarise((), 0.0, "p99-queries")
+    unknown = summarise((), 0.0)
     return PlannedModel(name, (0,), schedule, unknown, 1.0, share=Share("space", 0.5), directory=str(directory))

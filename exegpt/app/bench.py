@@ -169,7 +169,7 @@ def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> tu
     names = tuple(name for name in policy_names(None if policy == "all" else policy) if name != given.policy)
     if not names:
         return [], []
-    answer = search_schedule(setting, given.latency_bound_s, bound=given.bound, policies=names)
+    answer = search_schedule(setting, given.latency_bound_s, bound=given.meaning, policies=names)
     missing = reasons(a for a in answer.alternatives if a.schedule is None)
     return [a.schedule for a in answer.alternatives if a.schedule], [f"not run: {reason}" for reason in missing]
 
@@ -207,7 +207,7 @@ def serve_with(
         median = runs[(repeats - 1) // 2]
         theirs = {request.id: ids for request, ids in zip(requests, median.outputs, strict=True)}
         same = sum(a == b for key, ids in ours.items() for a, b in zip(ids, theirs[key], strict=False))
-        measured = summarise(median.served, median.seconds, first.schedule.bound)
+        measured = summarise(median.served, median.seconds, first.schedule.meaning)
         rows.append(
             {
                 "peer": name,

@@ -1,6 +1,7 @@
 """Words that name one of several things: refused with the list where they name none."""
 
 from exegpt.batching.admission import Admission
+from exegpt.bound import PERCENTILES, BoundMeaning
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.policies import TRAITS
@@ -11,6 +12,15 @@ def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
     """InputError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
+
+
+def bound_meaning(name: str, percentile: float) -> BoundMeaning:
+    """What --bound and --percentile say."""
+    check_choice(name, ("requests", "p99-length", "p99-queries"), "--bound")
+    if percentile not in PERCENTILES:
+        known = ", ".join(f"{p:g}" for p in PERCENTILES)
+        raise InputError(f"--percentile {percentile:g} is not known: use one of {known}.")
+    return BoundMeaning("p99-length" if name == "p99-length" else "requests", percentile)
 
 
 def check_columns(columns: str | None, *sources: str | None, scale: bool = False) -> None:

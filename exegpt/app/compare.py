@@ -105,7 +105,7 @@ def compare(
         measured=summarise(
             report.served,
             report.seconds,
-            schedule.bound,
+            schedule.meaning,
             utilisation=tuple(seconds / report.seconds if report.seconds else 0.0 for seconds in busy.values()),
         ),
         predicted=predicted.estimate,

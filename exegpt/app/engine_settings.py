@@ -139,6 +139,7 @@ def engine_schedule(
         block_size=block_size,
         dtype=profile.dtype,
         kv_dtype=setting.kv_dtype,
+        bound="requests",
         tp_degree=tp_degree,
         replicas=replicas,
         **variables,  # type: ignore[arg-type]

@@ -36,7 +36,6 @@ def highest_goodput(
             *where,
             Bounds(bound_s * (1 - MARGIN)),
             None,
-            bound="p99-queries",
             policies=policies,
             kv_dtype=setting.kv_dtype,
             fixed=fixed,

@@ -55,8 +55,8 @@ def write_run_report(
     """The runs beside the frontier of all policies: of these answers, else searched here."""
     chosen = comparisons[0].schedule
     if answers is None:
-        bounds_s = frontier_bounds(setting, bound=chosen.bound)
-        answers = [search_schedule(setting, bound_s, bound=chosen.bound) for bound_s in bounds_s]
+        bounds_s = frontier_bounds(setting, bound=chosen.meaning)
+        answers = [search_schedule(setting, bound_s, bound=chosen.meaning) for bound_s in bounds_s]
     facts = (*_facts(setting), ("schedule", schedule_text(chosen)))
     report = Report(title, facts, setting.workload, frontier(answers), chosen.latency_bound_s, tuple(comparisons))
     document.write_text(path, page(report))

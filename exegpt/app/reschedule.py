@@ -116,7 +116,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
         options |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
         options |= {} if disaggregated else {"most_resident": most}  # WAA's memory fills up, whatever its batch
         options |= {"admission": ("grow",)} if grows else {}
-        answer = search_schedule(setting, bound_s, bound=held.bound, **options)
+        answer = search_schedule(setting, bound_s, bound=held.meaning, **options)
         return replace(answer, schedule=answer.schedule and _with_cache_of(held, answer.schedule))
 
     free = search({})

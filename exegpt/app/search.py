@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from exegpt.app.rooflines import like
 from exegpt.app.settings import Setting
 from exegpt.batching.admission import Admission
+from exegpt.bound import BoundMeaning
 from exegpt.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
 from exegpt.duration import duration_text, format_duration
 from exegpt.policies import TRAITS
 from exegpt.report.series import Series
-from exegpt.schedule import Bound
 
 if TYPE_CHECKING:
     from xscheduler.search import Method
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class SearchOptions:
     """What a search is asked for beside a setting and a bound on its latency: arguments of `xscheduler.tune`."""
 
-    bound: Bound
+    bound: BoundMeaning
     ttft_s: float | None
     tpot_s: float | None
     policies: tuple[str, ...]

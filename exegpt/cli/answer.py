@@ -1,6 +1,8 @@
 """The answers of searches, as tables and as documents."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from exegpt.app.export import Target
@@ -56,21 +58,23 @@ def print_export(schedule: Schedule, target: Target) -> None:
         )
 
 
-TOKEN_TIMES = {"ttft_p99_s": "TTFT p99", "tpot_p99_s": "TPOT p99"}
-"""The 99th percentiles of an Estimate that `--ttft` and `--tpot` bound, and their columns."""
+Times = Mapping[str, str]
+"""Keys of an Estimate's times that are bounded, and their columns."""
 
 
-def bounded_times(options: SearchOptions) -> tuple[str, ...]:
-    """The keys of TOKEN_TIMES that a search bounds."""
-    return tuple(key for key in TOKEN_TIMES if getattr(options, key.replace("_p99", "")) is not None)
+def bounded_times(options: SearchOptions) -> Times:
+    """What `--ttft` and `--tpot` bound."""
+    asked = {"ttft_bounded_s": options.ttft_s, "tpot_bounded_s": options.tpot_s}
+    which = f"p{options.bound.percentile:g}"
+    return {key: f"{key[:4].upper()} {which}" for key, bound_s in asked.items() if bound_s is not None}
 
 
-def policy_columns(times: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """The columns of `policy_rows`, with these of TOKEN_TIMES."""
-    return (*POLICY_COLUMNS[:-1], *(TOKEN_TIMES[key] for key in times), POLICY_COLUMNS[-1])
+def policy_columns(times: Times = MappingProxyType({})) -> tuple[str, ...]:
+    """The columns of `policy_rows`, with these times."""
+    return (*POLICY_COLUMNS[:-1], *times.values(), POLICY_COLUMNS[-1])
 
 
-def policy_rows(answer: Tuned, times: tuple[str, ...] = ()) -> list[list[str]]:
+def policy_rows(answer: Tuned, times: Times = MappingProxyType({})) -> list[list[str]]:
     """A table's rows: every policy's best schedule, the winner first."""
     rows = []
     for other in ranked(answer):
@@ -81,14 +85,14 @@ def policy_rows(answer: Tuned, times: tuple[str, ...] = ()) -> list[list[str]]:
     return rows
 
 
-def best_row(answer: Tuned, bound_s: float | None, times: tuple[str, ...] = ()) -> list[str]:
+def best_row(answer: Tuned, bound_s: float | None, times: Times = MappingProxyType({})) -> list[str]:
     """The best schedule in a table's row, without a policy's column of its own."""
     if answer.schedule is None or answer.estimate is None:
         return [*("–",) * (3 + len(times)), infeasible_text(answer, bound_s).rstrip(".")]
     return [*_figures(answer.estimate, times), schedule_text(answer.schedule)]
 
 
-def _figures(estimate: Estimate, times: tuple[str, ...]) -> list[str]:
+def _figures(estimate: Estimate, times: Times) -> list[str]:
 
     rates = (estimate.throughput_seq_s, estimate.throughput_tok_s)
     seconds = (estimate.latency_s, *(getattr(estimate, key) for key in times))

@@ -138,9 +138,12 @@ BOUND = Annotated[
     str,
     typer.Option(
         "--bound",
-        help="Meaning of the bound: for an output of the 99th percentile's length (p99-length), or for 99% of all "
-        "requests (p99-queries).",
+        help="Who keeps the latency bound: a share of all requests (requests; also p99-queries), or a sequence of the "
+        "99th-percentile output length, as in the ExeGPT paper (p99-length).",
     ),
+]
+PERCENTILE = Annotated[
+    float, typer.Option("--percentile", help="Of the requests, the share in % that keeps each bound: 50 to 99.9.")
 ]
 POLICY = Annotated[str | None, typer.Option("--policy", help="Only these policies, separated by commas.")]
 SCHEDULE_HELP = "A schedule file, written by `exegpt tune --out`."

@@ -69,7 +69,7 @@ def print_offers(offers: list[Offer], options: TuneOptions) -> None:
         _print_clusters(offers)
     setting, rated = best.setting, best.rated
     title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}, "
-    columns = ["policy", "goodput/s", "steady/s", "latency", "TTFT p99", "schedule"]
+    columns = ["policy", "goodput/s", "steady/s", "latency", f"TTFT p{options.search.bound.percentile:g}", "schedule"]
     output.table(columns, _policy_rows(rated), title + f"{figure_text(rated.rate_seq_s, 6)} requests/s")
     schedule = rated.tuned.schedule
     if schedule is None:
@@ -127,7 +127,7 @@ def _policy_rows(rated: "Rated") -> list[list[str]]:
             rows.append([other.policy, "–", "–", "–", "–", other.reason])
             continue
         rates = [_goodput_text(sustained.goodput), output.number(sustained.steady.throughput_seq_s)]
-        times = [output.seconds(e.latency_s), output.seconds(e.ttft_p99_s)] if e else ["–", "–"]
+        times = [output.seconds(e.latency_s), output.seconds(e.ttft_bounded_s)] if e else ["–", "–"]
         rows.append([other.policy, *rates, *times, variables_text(sustained.schedule)])
     return rows
 

@@ -27,9 +27,14 @@ def tune(
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
     profile: options.PROFILE = None,
-    bound: options.BOUND = "p99-length",
-    ttft: Annotated[str | None, typer.Option(help="Bound on the 99th percentile of the time to first token.")] = None,
-    tpot: Annotated[str | None, typer.Option(help="Bound on the 99th percentile of the time per output token.")] = None,
+    bound: options.BOUND = "requests",
+    percentile: options.PERCENTILE = 99.0,
+    ttft: Annotated[
+        str | None, typer.Option(help="Bound on the time to first token, for --percentile of the requests.")
+    ] = None,
+    tpot: Annotated[
+        str | None, typer.Option(help="Bound on the time per output token, for --percentile of the requests.")
+    ] = None,
     policy: options.POLICY = None,
     search: Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")] = "bnb",
     tolerance: Annotated[
@@ -91,7 +96,7 @@ def tune(
 
     Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
     """
-    from exegpt.app.choices import check_choice, check_columns, policy_names
+    from exegpt.app.choices import bound_meaning, check_choice, check_columns, policy_names
     from exegpt.app.files import check_distinct, check_output
     from exegpt.app.search import SearchOptions
     from exegpt.app.settings import find_setting, set_threads
@@ -109,7 +114,7 @@ def tune(
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
     bounds_s = tuple(parse_duration(part) for part in (latency_bound or "inf").split(","))
-    check_choice(bound, ("p99-length", "p99-queries"), "--bound")
+    meaning = bound_meaning(bound, percentile)
     check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
     check_choice(admission, ("reserve", "grow", "auto"), "--admission")
     token_bounds_s = [parse_duration(text) if text else None for text in (ttft, tpot)]
@@ -124,7 +129,7 @@ def tune(
     target = _target(export, settings[0], model)
     runnable = target.policies if target else ()
     rules = ("reserve", "grow") if admission == "auto" else (admission,)
-    search_options = SearchOptions(bound, *token_bounds_s, policies, search, tolerance, rules, runnable)
+    search_options = SearchOptions(meaning, *token_bounds_s, policies, search, tolerance, rules, runnable)
     rate_seq_s = parse_rate(rate) if rate else None
     tune_options = options.build(TuneOptions, locals() | {"search": search_options})
     return (rated if tune_options.open_system else bounded).answer(tune_options, json)

@@ -51,9 +51,7 @@ def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[lis
 
 
 def _bounded(estimate: Estimate, schedule: Schedule) -> str:
-    who = {"p99-length": "a sequence of the 99th-percentile output length", "p99-queries": "99% of all requests"}
-    text = f"{_time(estimate.latency_s)} for {who[schedule.bound]}"
-    return text + (f", {_time(estimate.latency_tail_s)} for the 99.9th" if estimate.latency_tail_s else "")
+    return f"{_time(estimate.latency_s)} for {schedule.meaning.latency_text}"
 
 
 def _memory(estimate: Estimate, schedule: Schedule) -> str:

@@ -43,6 +43,10 @@ def _pipeline_text(degrees: list[int]) -> str:
 
 
 def bound_text(schedule: Schedule) -> str:
-    """The latency bound for which it was tuned, with its meaning."""
-    bound_s = schedule.latency_bound_s
-    return f"{duration_text(bound_s)} ({schedule.bound})" if bound_s else "none"
+    """The bounds for which it was tuned, and who keeps them."""
+    others = {"TTFT": schedule.ttft_bound_s, "TPOT": schedule.tpot_bound_s}
+    kept = [f"{name} {duration_text(bound_s)}" for name, bound_s in others.items() if bound_s]
+    texts = [f"{' and '.join(kept)} for {schedule.meaning.requests_text}"] if kept else []
+    if schedule.latency_bound_s:
+        texts.insert(0, f"{duration_text(schedule.latency_bound_s)} for {schedule.meaning.latency_text}")
+    return ", ".join(texts) or "none"

@@ -4,6 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from exegpt.bound import PAPER_BOUND
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.engine import find_engine
@@ -87,14 +88,13 @@ def paper_mode(setup: Setup, bound_s: float | None, **asked: Any) -> Tuned:
     return tune(
         *setup.nouns,
         latency_bound_s=bound_s,
-        tail=False,
-        **{"policies": PAPER_POLICIES, "fixed": {"replicas": 1}} | asked,
+        **{"policies": PAPER_POLICIES, "fixed": {"replicas": 1}, "bound": PAPER_BOUND} | asked,
     )
 
 
 def today(setup: Setup, bound_s: float | None) -> Tuned:
     """The best schedule under the same bound with all policies and replicas."""
-    return tune(*setup.nouns, latency_bound_s=bound_s, tail=False)
+    return tune(*setup.nouns, latency_bound_s=bound_s, bound=PAPER_BOUND)
 
 
 def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:

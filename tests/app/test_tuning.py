@@ -9,9 +9,10 @@ from exegpt.app.files import read_schedule
 from exegpt.app.search import SearchOptions, frontier_bounds, infeasible_text, search_schedule
 from exegpt.app.settings import find_setting
 from exegpt.app.tuning import TuneOptions, tune_bounds, tune_rate
+from exegpt.bound import ALL_REQUESTS
 from exegpt.errors import InputError
 
-SEARCH = SearchOptions("p99-length", None, None, ("orca", "rra"), "bnb", 0.0)
+SEARCH = SearchOptions(ALL_REQUESTS, None, None, ("orca", "rra"), "bnb", 0.0)
 
 
 @pytest.fixture(scope="module")

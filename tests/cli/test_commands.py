@@ -40,7 +40,7 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["provenance"]["profile"]["source"] == "roofline"
     assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
     page = (tmp_path / "r.html").read_text()
-    assert page.startswith("<!doctype html>") and "20 s (p99-length)" in page and "roofline" in page
+    assert page.startswith("<!doctype html>") and "20 s for 99% of all requests" in page and "roofline" in page
     best = max(a["estimate"]["throughput_tok_s"] for a in answer["alternatives"] if a["schedule"])
     assert answer["estimate"]["throughput_tok_s"] == pytest.approx(best)
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from exegpt.bound import ALL_REQUESTS, PAPER_BOUND, BoundMeaning
 from exegpt.served import Served, bound_latency, percentiles, steady_tokens_s, summarise
 
 
@@ -17,13 +18,16 @@ def served(n=100, seconds_per_token=0.1, together=10):
 def test_the_bounds_latency_is_about_the_longest_answers_or_about_all_requests():
     requests = served()
     longest = [s.finish_s - s.start_s for s in requests if s.output_tokens >= np.percentile(range(1, 101), 98)]
-    assert bound_latency(requests, "p99-length", "start") == pytest.approx(np.percentile(longest, 95))
+    assert bound_latency(requests, PAPER_BOUND, "start") == pytest.approx(np.percentile(longest, 95))
     every = [s.finish_s - s.start_s for s in requests]
-    assert bound_latency(requests, "p99-queries", "start") == pytest.approx(np.percentile(every, 99))
+    assert bound_latency(requests, ALL_REQUESTS, "start") == pytest.approx(np.percentile(every, 99))
+    half = BoundMeaning(percentile=50.0)
+    assert bound_latency(requests, half, "start") == pytest.approx(np.median(every))
+    assert summarise(requests, 20.0, half).ttft_bounded_s == pytest.approx(0.5)
 
 
 def test_time_per_output_token_leaves_out_requests_of_one_token():
-    estimate = summarise(served(), 20.0, "p99-length")
+    estimate = summarise(served(), 20.0)
     assert estimate.tpot_s == pytest.approx(0.1)
     assert estimate.ttft_s == pytest.approx(0.5)
     assert estimate.throughput_seq_s == pytest.approx(5.0)
@@ -33,13 +37,13 @@ def test_time_per_output_token_leaves_out_requests_of_one_token():
 
 def test_latencies_count_from_arrival_where_requests_arrive_over_time():
     requests = [Served(0, 1, 2, 0.0, 1.0, 2.0, 3.0), Served(1, 1, 2, 1.0, 3.0, 4.0, 5.0)]
-    estimate = summarise(requests, 5.0, "p99-queries")
+    estimate = summarise(requests, 5.0)
     assert estimate.latency_from == "arrival"
     assert estimate.latency_p50_s == pytest.approx(3.5)
 
 
 def test_no_requests_have_no_latencies():
-    assert bound_latency([], "p99-length", "start") is None
+    assert bound_latency([], ALL_REQUESTS, "start") is None
     assert percentiles([]) == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
     assert steady_tokens_s([]) is None
 

@@ -25,7 +25,7 @@ def rows(picture):
 
 def planned(name, devices, seconds=None, share=None):
     many = {"requests": 10, "seconds": seconds} if seconds else {"rate_seq_s": 1.0, "goodput_seq_s": 2.0}
-    return PlannedModel(name, devices, schedule("orca"), summarise((), 0.0, "p99-queries"), share=share, **many)
+    return PlannedModel(name, devices, schedule("orca"), summarise((), 0.0), share=share, **many)
 
 
 def plan(*models, cluster="4xA40"):

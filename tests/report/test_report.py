@@ -47,9 +47,9 @@ def comparison(policy="rra", slower=1.25, **changes):
     )
     return Comparison(
         schedule=schedule(policy, **changes),
-        measured=summarise(rows, seconds, "p99-length"),
-        predicted=summarise(served(), seconds / slower, "p99-length"),
-        steady=summarise(served(), seconds / slower, "p99-length"),
+        measured=summarise(rows, seconds),
+        predicted=summarise(served(), seconds / slower),
+        steady=summarise(served(), seconds / slower),
         results=results,
         served=rows,
         seconds=seconds,
@@ -72,7 +72,7 @@ def test_the_run_document_has_its_keys_and_no_nan():
     assert data["requests"] == 6 and data["tokens"] == sum(range(5, 11))
     assert set(KEYS) == data["error"].keys() and set(KEYS) <= data["predicted"].keys()
     assert "NaN" not in document.dumps(data)
-    empty = summarise([], 0.0, "p99-length")
+    empty = summarise([], 0.0)
     assert "NaN" not in document.dumps(document.to_dict(empty))
 
 

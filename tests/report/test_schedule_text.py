@@ -40,5 +40,10 @@ def test_only_the_variables_that_a_policy_has():
 
 def test_a_bounds_text_names_what_must_meet_it():
     plan = schedule("rra")
-    assert bound_text(replace(plan, latency_bound_s=4.5, bound="p99-queries")) == "4.5 s (p99-queries)"
+    assert bound_text(replace(plan, latency_bound_s=4.5, bound="p99-queries")) == "4.5 s for 99% of all requests"
+    assert bound_text(replace(plan, latency_bound_s=4.5, bound="p99-length")) == (
+        "4.5 s for a sequence of the 99th-percentile output length"
+    )
+    every = replace(plan, latency_bound_s=9.0, ttft_bound_s=0.5, tpot_bound_s=0.02, bound="requests", percentile=90)
+    assert bound_text(every) == "9 s for 90% of all requests, TTFT 500 ms and TPOT 20 ms for 90% of all requests"
     assert bound_text(replace(plan, latency_bound_s=None)) == "none"

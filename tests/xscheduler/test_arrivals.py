@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.batching import deal
+from exegpt.bound import ALL_REQUESTS, PAPER_BOUND
 from exegpt.errors import InputError
 from exegpt.workload import RequestLengths, Workload, task
 from xscheduler.arrivals import EACH, Arrivals, at, may_miss
@@ -62,7 +63,7 @@ def test_requests_that_come_all_at_once_have_no_pattern():
         Arrivals.traced(Workload.from_requests("t", rows), None)
 
 
-@pytest.mark.parametrize(("bound", "allowed"), [("p99-queries", [8, 4, 8]), ("p99-length", [8, 4, 1])])
+@pytest.mark.parametrize(("bound", "allowed"), [(ALL_REQUESTS, [8, 4, 8]), (PAPER_BOUND, [8, 4, 1])])
 def test_those_after_the_first_tenth_count_for_the_bounds_that_are_about_them(bound, allowed):
     """A thousand requests, of which 490 that count have a token after their first, and 40 are the longest.
 
@@ -74,7 +75,7 @@ def test_those_after_the_first_tenth_count_for_the_bounds_that_are_about_them(bo
     outputs[:100] = 99.0  # the first ones would be the longest
     sample = plain(outputs).sample(1000, 1, bound)
     (requests,) = sample.replicas
-    flags = np.full(1000, 1.0 if bound == "p99-length" else 3.0)
+    flags = np.full(1000, 1.0 if bound.of_length else 3.0)
     flags[:100] = 0.0
     flags[-80::2] = 3.0
     assert sample.count == 1000 and requests.flags.tolist() == flags.tolist()
@@ -86,20 +87,20 @@ def test_a_few_of_many_replicas_are_followed_and_every_one_of_a_trace():
     outputs = [5] * 60
     for replicas in (1, 2, 3):
         dealt = deal([(10, 5)] * 60, replicas)
-        trace, chance = (plain(outputs, random).sample(60, replicas, "p99-queries") for random in (False, True))
+        trace, chance = (plain(outputs, random).sample(60, replicas, ALL_REQUESTS) for random in (False, True))
         assert [r.arrivals.tolist() for r in trace.replicas] == [[float(i) for i in places] for places in dealt]
         assert trace.count == chance.count == 60
-    few = plain(outputs, random=True).sample(20, 3, "p99-queries")
+    few = plain(outputs, random=True).sample(20, 3, ALL_REQUESTS)
     assert [r.arrivals.tolist() for r in few.replicas] == [[float(i) for i in range(0, 60, 3)]]
-    assert plain([5, 5]).sample(2, 3, "p99-queries").count == 2, "a replica without requests is not followed"
+    assert plain([5, 5]).sample(2, 3, ALL_REQUESTS).count == 2, "a replica without requests is not followed"
 
 
 def test_a_sample_is_made_once():
     arrivals = plain([5] * 20)
-    assert arrivals.sample(20, 1, "p99-queries") is arrivals.sample(20, 1, "p99-queries")
-    assert arrivals.sample(10, 1, "p99-queries").count == 10
+    assert arrivals.sample(20, 1, ALL_REQUESTS) is arrivals.sample(20, 1, ALL_REQUESTS)
+    assert arrivals.sample(10, 1, ALL_REQUESTS).count == 10
 
 
 def test_a_rate_quickens_arrivals():
-    (requests,) = plain([5] * 20).sample(20, 1, "p99-queries").replicas
+    (requests,) = plain([5] * 20).sample(20, 1, ALL_REQUESTS).replicas
     assert at(requests, 4.0).arrivals.tolist() == [i / 4 for i in range(20)]

@@ -17,7 +17,7 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xsimulator.cost.replica import CostModel, ReplicaCost
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import latencies, memory_share
+from xsimulator.steady.outcome import latency, memory_share
 
 SCENARIOS = [
     ("opt-13b", "4xA40", task("S"), 0.0, None),
@@ -73,7 +73,7 @@ def test_no_point_exceeds_them(scenario, policy):
                 if memory_share(space.where, outcome) > 1:
                     continue
                 looked_at += 1
-                quickest = min(quickest, latencies(space.where, outcome)[0] / space.quickest_s)
+                quickest = min(quickest, latency(space.where, outcome) / space.quickest_s)
                 if meets(space, values):
                     highest = max(highest, found.throughput / space.ceiling if space.ceiling else math.inf)
     assert looked_at
@@ -98,7 +98,7 @@ NEAR = {"static": 1.65, "hybrid": 1.65, "orca": 1.9, "chunked": 1.9, "rra": 1.1,
 @pytest.mark.parametrize(("model", "cluster", "bound_s"), [("opt-13b", "4xA40", 12.0), ("t5-3b", "2xA40", None)])
 def test_on_some_layout_they_are_near_what_is_reached(model, cluster, bound_s, policy):
     """Throughput under the bound, and with none but the memory the latency, which only the margin parts."""
-    shares, latency = [math.inf], [math.inf]
+    shares, quickness = [math.inf], [math.inf]
     members = spaces_of(model, cluster, task("S"), 0.0, Limits(latency_s=bound_s), policy)
     for member in evenly(members, MOST_SPACES) if members else []:
         for space in evenly(member.spaces, 2) if isinstance(member, CandidateFamily) else [member]:
@@ -106,10 +106,10 @@ def test_on_some_layout_they_are_near_what_is_reached(model, cluster, bound_s, p
             meeting = [space.simulate(values).throughput for values in points if meets(space, values)]
             shares += [space.ceiling / max(meeting)] if meeting else []
             lowest = tuple(v.values[0] for v in space.variables)
-            latency.append(latencies(space.where, space.outcome(lowest))[0] / space.quickest_s)
+            quickness.append(latency(space.where, space.outcome(lowest)) / space.quickest_s)
     if members:
         assert min(shares) < NEAR[policy]
-        assert min(latency) < (1.5 if policy.startswith("waa") else 1.12)
+        assert min(quickness) < (1.5 if policy.startswith("waa") else 1.12)
 
 
 def meets(space, values):

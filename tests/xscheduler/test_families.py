@@ -16,7 +16,7 @@ from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import per_token, ttft
+from xsimulator.steady.outcome import latency, per_token, ttft
 
 SCENARIOS = {
     "opt-13b": ("opt-13b", "2x2xA40", task("S")),
@@ -67,7 +67,7 @@ def test_it_finds_the_optimum_of_all_spaces(name, policy, admission, bounded, pr
     where, outcome = space.where, space.outcome(values)
     limits = {
         "nothing": Limits(),
-        "latency": Limits(latency_s=float(Limits().latency(where, outcome))),
+        "latency": Limits(latency_s=latency(where, outcome)),
         "ttft": Limits(ttft_s=ttft(where, outcome, 0.99)),
         "tpot": Limits(tpot_s=per_token(where, outcome).quantile(0.99)),
         "resident": Limits(resident=outcome.decode_batch),
@@ -104,7 +104,7 @@ def test_a_family_is_made_only_when_its_ceiling_is_the_best_bound_left():
 @pytest.mark.parametrize(("name", "policy", "admission"), [case for case in CASES if case[0] != "opt-13b"])
 def test_figures_rise_along_every_variable_as_is_declared(name, policy, admission, profiles):
     """But for steps of a percent or two: a prompt waits less for its first token where iterations are more alike."""
-    made = all_spaces(members(name, policy, profiles, Limits(1e9, False, 1e9, 1e9), admission))
+    made = all_spaces(members(name, policy, profiles, Limits(1e9, 1e9, 1e9), admission))
     for space in (made[0], made[len(made) // 2], made[-1]):
         if len(space.variables) > 1:  # every n-th N_D
             space.variables = tuple(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from exegpt.bound import ALL_REQUESTS, PAPER_BOUND
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from tests.exegpt.nouns import schedule
@@ -96,7 +97,7 @@ class Late:
     def __init__(self, late_from, limit=100.0):
         self.seen, self._limit = [], limit
         self.bounds = SimpleNamespace(
-            latency_s=2.0, broken=lambda rate: f"late at {rate:g}" if rate > late_from else ""
+            latency_s=2.0, ttft_s=None, tpot_s=0.1, broken=lambda rate: f"late at {rate:g}" if rate > late_from else ""
         )
 
     def limit(self, steady):
@@ -125,10 +126,10 @@ def test_what_breaks_is_seen_a_little_above_the_goodput(reached, late_from, limi
     found = _sustained(lead, Goodput(*reached), meter)
     assert found.broken == broken and found.goodput_seq_s == reached[0]
     assert rates == meter.seen
-    assert found.schedule == replace(MADE, latency_bound_s=2.0) and found.steady == ("steady", (8, 1))
+    assert found.schedule == replace(MADE, latency_bound_s=2.0, tpot_bound_s=0.1) and found.steady == ("steady", (8, 1))
 
 
-STEADY = replace(ESTIMATE, memory_bytes=(3e9,), binding="memory", extrapolated=("head",), latency_tail_s=3.0)
+STEADY = replace(ESTIMATE, memory_bytes=(3e9,), binding="memory", extrapolated=("head",))
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ STEADY = replace(ESTIMATE, memory_bytes=(3e9,), binding="memory", extrapolated=(
 )
 def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, binding):
     asked = []
-    meter = SimpleNamespace(served_at=lambda *at: asked.append(at) or replace(ESTIMATE, latency_tail_s=9.0))
+    meter = SimpleNamespace(served_at=lambda *at: asked.append(at) or ESTIMATE)
     best = Sustained(MADE, STEADY, Goodput(low, 3.0), broken)
     found = _alternative("orca", [], None, best, meter, 2.0)
     assert (found.policy, found.reason) == ("orca", reason)
@@ -150,7 +151,7 @@ def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, bind
         assert found.schedule is found.estimate is None and not asked
     else:
         assert found.schedule is MADE and asked == [(MADE, 2.0)]
-        assert found.estimate == replace(STEADY, latency_tail_s=None, binding=binding)
+        assert found.estimate == replace(STEADY, binding=binding)
 
 
 def test_a_policy_that_sustains_nothing_is_late_or_does_not_fit(monkeypatch):
@@ -167,15 +168,15 @@ def arrivals(count, random):
 
 
 def test_what_was_assumed_is_said():
-    few = _assumptions(Bounds(2.0), "p99-length", arrivals(499, True), None, 1234.56, None)
+    few = _assumptions(Bounds(2.0), PAPER_BOUND, arrivals(499, True), None, 1234.56, None)
     assert few == (
-        "bound: of the requests whose outputs are the longest 2%, 95% meet it, counted from arrival",
+        "bound: kept by 95% of the requests whose outputs are the longest 2%, counted from arrival",
         "arrivals: 1,234.56/s, an open system: latency counts from arrival, and figures are measured by the event "
         "simulator over 499 requests, the first 10% left out; so few say little about percentiles: pass a longer trace",
         "goodput: the highest rate within all bounds, to 0.25%, with 1.5 standard errors to spare",
     )
     winner = Alternative("orca", replace(MADE, replicas=2), replace(ESTIMATE, extrapolated=("head", "rest")), "")
-    trace = _assumptions(Bounds(None, tpot_s=0.1), "p99-queries", arrivals(500, False), None, 2.0, winner)
+    trace = _assumptions(Bounds(None, tpot_s=0.1), ALL_REQUESTS, arrivals(500, False), None, 2.0, winner)
     assert trace[0].endswith("over 500 requests, the first 10% left out")
     assert trace[1:] == (
         "goodput: the highest rate within all bounds, to 0.25%; as no bound ends a growing queue, never above the "

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from exegpt.bound import PAPER_BOUND, BoundMeaning
 from exegpt.cluster import parse_cluster
 from exegpt.workload import LengthDistribution, Workload
 from tests.exegpt.nouns import MODEL, profile
@@ -37,12 +38,11 @@ def test_constraints_are_in_one_order_and_only_those_that_were_asked_for():
 
 
 def test_figures_are_those_of_the_constraints(monkeypatch):
-    monkeypatch.setattr(question, "latencies", lambda scenario, outcome: (1.0, 2.0))
+    monkeypatch.setattr(question, "latency", lambda scenario, outcome: 1.0)
     monkeypatch.setattr(question, "ttft", lambda scenario, outcome, share: 0.3 * share)
     monkeypatch.setattr(question, "per_token", lambda scenario, outcome: Times.normal(0.05))
-    where = SimpleNamespace(share=0.9)
-    assert Limits(9.0, False, 9.0, 9.0).figures(where, None) == pytest.approx((1.0, 0.27, 0.05), rel=1e-5)
-    assert Limits(9.0, True).figures(where, None) == (2.0,)
+    where = SimpleNamespace(bound=BoundMeaning(percentile=90.0))
+    assert Limits(9.0, 9.0, 9.0).figures(where, None) == pytest.approx((1.0, 0.27, 0.05), rel=1e-5)
     assert Limits(ttft_s=9.0).figures(where, None) == pytest.approx((0.27,))
     monkeypatch.setattr(question, "per_token", lambda scenario, outcome: None)
     assert Limits(tpot_s=9.0).figures(where, None) == (0.0,), "nobody decodes"
@@ -82,8 +82,9 @@ def test_needs_are_the_iterations_of_the_mean_and_of_the_longest():
     lengths = LengthDistribution.from_samples([*range(1, 101)])
     workload = Workload("rising", LengthDistribution.fixed(9), lengths, 77)
     mean, longest = asked(workload=workload).needs
-    assert (mean, longest) == (pytest.approx(49.5), 76)
-    assert asked(workload=workload, bound="p99-queries").needs[1] == lengths.quantile(0.99) - 1
+    assert (mean, longest) == (pytest.approx(49.5), lengths.quantile(0.99) - 1)
+    assert asked(workload=workload, bound=PAPER_BOUND).needs[1] == 76
+    assert asked(workload=workload, bound=BoundMeaning(percentile=90.0)).needs[1] == lengths.quantile(0.9) - 1
 
 
 def test_the_clusters_tokens_are_all_replicas_with_the_margin():

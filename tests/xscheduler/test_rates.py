@@ -169,11 +169,12 @@ def test_replays_and_their_requests_are_counted():
     ],
 )
 def test_the_first_bound_that_is_broken_is_named(bounds, said):
-    estimate = Estimate(10.0, 100.0, 2.0, 1.0, 1.5, 0.2, 0.05, 0.5, 0.1)
+    times = (2.0, 1.0, 1.5, 0.2, 0.05, 0.9, 0.2)
+    estimate = Estimate(10.0, 100.0, *times, ttft_bounded_s=0.5, tpot_bounded_s=0.1)
     assert bounds.broken(estimate) == said
     assert bounds.end_queues == (bounds.latency_s is not None)
     assert Bounds(None, ttft_s=1.0).end_queues
-    nobody_decodes = replace(estimate, tpot_p99_s=None)
+    nobody_decodes = replace(estimate, tpot_bounded_s=None)
     assert Bounds(None, tpot_s=1e-9).broken(nobody_decodes) == ""
 
 

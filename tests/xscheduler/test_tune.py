@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from exegpt.bound import ALL_REQUESTS, PAPER_BOUND, BoundMeaning
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.document import from_dict, to_dict
@@ -110,7 +111,7 @@ def test_a_bound_that_nothing_meets_names_the_lowest_latency():
         assert other.schedule is None
         assert "over 200 ms" in other.reason
     met = answer(found.lowest_latency_s)
-    assert met.estimate.latency_tail_s == pytest.approx(found.lowest_latency_s)
+    assert met.estimate.latency_s == pytest.approx(found.lowest_latency_s)
     assert answer(found.lowest_latency_s * (1 - 1e-9)).schedule is None
     assert met.lowest_latency_s is None, "a search that finds a schedule doesn't look for it unasked"
     assert answer(found.lowest_latency_s, lowest_latency=True).lowest_latency_s == found.lowest_latency_s
@@ -203,12 +204,16 @@ def test_optuna_is_feasible_and_not_better():
     assert math.isfinite(found.search.seconds)
 
 
-def test_a_bound_holds_for_the_longest_requests_too_unless_asked_otherwise():
-    with_tail = answer(3.1, policies=("rra",))
-    without = answer(3.1, policies=("rra",), tail=False)
-    assert with_tail.estimate.latency_s <= with_tail.estimate.latency_tail_s <= 3.1
-    assert without.estimate.latency_s <= 3.1 < without.estimate.latency_tail_s
-    assert without.estimate.throughput_tok_s > with_tail.estimate.throughput_tok_s
+def test_a_bound_for_fewer_requests_gives_more():
+    percentiles = (50.0, 90.0, 99.0, 99.9)
+    found = [answer(3.1, policies=("rra",), bound=BoundMeaning(percentile=p)) for p in percentiles]
+    assert all(a.estimate.latency_s <= 3.1 for a in found)
+    rates = [a.estimate.throughput_tok_s for a in found]
+    assert rates == sorted(rates, reverse=True) and rates[0] > 1.05 * rates[-1]
+    assert [a.schedule.percentile for a in found] == list(percentiles)
+    tokens = answer(None, ttft_s=1.0, tpot_s=0.2, policies=("rra",), bound=BoundMeaning(percentile=90.0))
+    assert (tokens.schedule.ttft_bound_s, tokens.schedule.tpot_bound_s) == (1.0, 0.2)
+    assert tokens.estimate.ttft_bounded_s <= 1.0 and tokens.estimate.tpot_bounded_s <= 0.2
 
 
 def test_an_allocation_that_can_not_be_is_told_from_a_lack_of_memory():
@@ -349,19 +354,19 @@ def test_why_nothing_is_feasible_is_said():
 
 
 def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypatch):
-    """Latencies allow for variation, a bound holds for the tail, partial tensor parallelism is tried; no more is."""
+    """Latencies allow for variation, bounds are of all requests, partial tensor parallelism is tried; no more is."""
     asked = []
     monkeypatch.setattr(tuning, "_answer", lambda *how: asked.append(how))
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0)
-    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound="p99-queries")
-    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False, tail=False)
-    (question, policies, method, tolerance, lowest, runnable, _), (queries, *_), (paper, *_) = asked
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=PAPER_BOUND)
+    tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False)
+    (question, policies, method, tolerance, lowest, runnable, _), (length, *_), (paper, *_) = asked
     assert (policies, method, tolerance, lowest, runnable) == (POLICIES, "bnb", 0.0, False, ())
     assert question.variation and question.partial and not question.open_system
     assert question.admission == ("reserve",) and question.encode_micro_batches == (1, 2, 4)
-    assert question.limits == Limits(2.0, tail=True)
-    assert queries.limits == Limits(2.0, tail=False) and queries.bound == "p99-queries"
-    assert paper.limits == Limits(2.0, tail=False) and not paper.variation and not paper.partial
+    assert question.limits == length.limits == Limits(2.0)
+    assert question.bound == ALL_REQUESTS and length.bound == PAPER_BOUND
+    assert not paper.variation and not paper.partial
     assert not question.cost_model.watched, "no list of what was extrapolated for each of thousands of points"
 
 
@@ -374,14 +379,11 @@ def test_what_is_fixed_is_at_least_one():
         check_asked(("static", "rra"), {}, ("grow",))
 
 
-@pytest.mark.parametrize("bound", ["p99-length", "p99-queries"])
+@pytest.mark.parametrize("bound", [PAPER_BOUND, ALL_REQUESTS])
 def test_what_was_assumed_is_said(bound):
     found = tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=bound, policies=("orca",)).assumptions
-    said = {
-        "p99-length": "a sequence of the 99th-percentile output length meets the bound, and one of the 99.9th too",
-        "p99-queries": "99% of all queries meet the bound",
-    }[bound]
-    assert found[0] == f"bound: {said}, counted from the start of its prefill"
+    who = "a sequence of the 99th-percentile output length" if bound.of_length else "99% of all requests"
+    assert found[0] == f"bound: kept by {who}, counted from the start of its prefill"
     free = tune(
         MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
     ).assumptions

@@ -84,7 +84,7 @@ def replay(
     served = tuple(sorted(record.served, key=lambda s: (s.finish_s, s.index)))
     spans = sorted((span for p in pipelines for span in p.spans or ()), key=lambda span: span.start_s)
     share = tuple(b / seconds if seconds else 0.0 for b in busy)
-    estimate = summarise(served, seconds, schedule.bound, utilisation=share)
+    estimate = summarise(served, seconds, schedule.meaning, utilisation=share)
     return Replay(served, Timeline("predicted", tuple(spans)), seconds, estimate, preemptions, reused)
 
 

@@ -116,13 +116,14 @@ def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
     return Rounds(mean, deviation, first, deviation, np.ones(1), float(weight @ alone) / mean)
 
 
-def pipelined(scenario: Scenario, mixture: Mixture) -> Rounds:
-    """As many micro-batches as stages, followed through the pipeline for many rounds.
+def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
+    """As many micro-batches as stages, or as residents where these are fewer, followed through the pipeline for many
+    rounds.
 
     A prompt is in one micro-batch alone, which then holds up the others: the bubbles that the paper describes. Kinds
     and lengths are drawn evenly from their distributions, always the same way.
     """
-    parts = len(scenario.replica.stages)
+    parts = min(len(scenario.replica.stages), max(1, round(residents)))
     count = min(MOST, max(FEWEST, CELLS // parts))
     u, v, w = _draws(count, parts)
     kind = np.minimum(np.searchsorted(np.cumsum(mixture.weight), u), len(mixture.weight) - 1)
@@ -232,7 +233,7 @@ def from_iterations(
 ) -> Outcome:
     """The steady state in which `rate` queries enter an iteration."""
     one = len(scenario.replica.stages) == 1
-    rounds = (one_stage if one else pipelined)(scenario, mixture)
+    rounds = one_stage(scenario, mixture) if one else pipelined(scenario, mixture, occupancy.residents)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
     found = encoded() if one else None
     times = found.times if found else Times.normal(first, rounds.first_deviation)

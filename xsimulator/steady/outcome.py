@@ -121,20 +121,12 @@ def memory_share(scenario: Scenario, outcome: Outcome) -> float:
     return max(stage.bytes(encode_blocks.get(phase, demand.blocks)) / stage.usable for phase, stage in kinds)
 
 
-def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:
-    """The latency at the bound's meaning, and that of the 99.9th percentile of output lengths."""
-    if scenario.bound == "p99-length":
-        bounded, tail = _of_lengths(scenario, outcome)[[0, 3]]
-        return float(bounded), float(tail)
-    bounded = latency_times(scenario, outcome).quantile(scenario.share)
-    return bounded, bounded
-
-
-def _of_lengths(scenario: Scenario, outcome: Outcome) -> Array:
-    """[4]: latencies of the output lengths `Scenario.lengths`, with `SIGMAS` deviations."""
-    life = outcome.lifetime(scenario.lengths)
-    latency: Array = life.seconds + _sigmas(scenario) * np.hypot(life.deviation, outcome.first_token.between)
-    return latency
+def latency(scenario: Scenario, outcome: Outcome) -> float:
+    """The latency that a bound is about."""
+    if not scenario.bound.of_length:
+        return latency_times(scenario, outcome).quantile(scenario.bound.share)
+    life = outcome.lifetime(np.array([float(scenario.load.workload.p99_output)]))
+    return float(life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], outcome.first_token.between))
 
 
 def _sigmas(scenario: Scenario) -> float:
@@ -205,24 +197,23 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         for stage, blocks in dict.fromkeys(held)
         if stage.blocks < blocks
     )
-    bounded, tail = latencies(scenario, outcome)
-    latency, tpot = latency_times(scenario, outcome), per_token(scenario, outcome)
+    bounded, share = latency(scenario, outcome), scenario.bound.share
+    times, tpot = latency_times(scenario, outcome), per_token(scenario, outcome)
     ranks = [i for i, stage in enumerate(scenario.replica.stages) for _ in stage.devices] * scenario.replicas
     throughput = outcome.throughput * scenario.replicas
     return Estimate(
         throughput_seq_s=throughput,
         throughput_tok_s=throughput * scenario.load.workload.output.mean,
         latency_s=bounded,
-        latency_tail_s=tail if scenario.bound == "p99-length" else None,
-        latency_mean_s=latency.mean,
-        latency_p50_s=latency.quantile(0.5),
-        latency_p99_s=latency.quantile(0.99),
+        latency_mean_s=times.mean,
+        latency_p50_s=times.quantile(0.5),
+        latency_p99_s=times.quantile(0.99),
         ttft_s=outcome.first_token.mean,
         ttft_p99_s=ttft(scenario, outcome, 0.99),
-        ttft_bounded_s=ttft(scenario, outcome, scenario.share),
+        ttft_bounded_s=ttft(scenario, outcome, share),
         tpot_s=tpot.mean if tpot else None,
         tpot_p99_s=tpot.quantile(0.99) if tpot else None,
-        tpot_bounded_s=tpot.quantile(scenario.share) if tpot else None,
+        tpot_bounded_s=tpot.quantile(share) if tpot else None,
         residents=outcome.residents * scenario.replicas,
         memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks),
         utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks),

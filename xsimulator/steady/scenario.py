@@ -1,19 +1,14 @@
 """Scenario: everything about a steady state but the control variables."""
 
-import functools
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from exegpt.bound import ALL_REQUESTS, BoundMeaning
 from exegpt.profile import Profile
-from exegpt.schedule import Bound, Schedule
+from exegpt.schedule import Schedule
 from exegpt.workload import Workload
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,28 +17,18 @@ class Scenario:
 
     replica: ReplicaCost
     load: Load
-    bound: Bound = "p99-length"
+    bound: BoundMeaning = ALL_REQUESTS
     variation: bool = True
     """Whether latencies allow for the variation of encoding times."""
     replicas: int = 1
-    share: float = 0.99
-    """Of the requests, that bounds are about."""
 
     @staticmethod
     def of(schedule: Schedule, profile: Profile, workload: Workload | None, form: Form, variation: bool) -> "Scenario":
         """The scenario that a schedule was made for, or its like under another workload."""
         replica = ReplicaCost.of(schedule, profile)
         load = Load(workload or schedule.workload, replica.encoder_decoder, form)
-        return Scenario(replica, load, schedule.bound, variation, schedule.replicas)
+        return Scenario(replica, load, schedule.meaning, variation, schedule.replicas)
 
     def watched(self) -> "Scenario":
         """The same, which notes what it asks outside the profile's grid."""
         return replace(self, replica=self.replica.watched())
-
-    @functools.cached_property
-    def lengths(self) -> Array:
-        """Output lengths that latencies are told of: the bound's, the median, the 99th percentile and the 99.9th."""
-        workload, output = self.load.workload, self.load.workload.output
-        p99 = output.quantile(0.99)
-        bounded = workload.p99_output if self.bound == "p99-length" else p99
-        return np.array([bounded, output.quantile(0.5), p99, max(bounded, output.quantile(0.999))], dtype=np.float64)

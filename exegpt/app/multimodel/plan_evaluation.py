@@ -168,7 +168,7 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
     served, found = trial.replayed(1.0), []
     for model in trial.unit:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"
-        estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()), "p99-queries")
+        estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()))
         share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
         alone_s = solo_seconds(trial.demands[model.name].setting, trial.requests(model.name, 1.0))
         latency_s = float(served[model.name].latencies("arrival")["latency"].mean())

@@ -171,7 +171,7 @@ def planned_on(
         blocks = math.floor(part / (BLOCK_SIZE * popular.kv_token_bytes))
         schedule = _schedule(demand, cluster, len(mesh.devices), blocks)
         own = replace(share, decode=occupant.decode_share) if share.by == "space" else share
-        unknown = summarise((), 0.0, "p99-queries")
+        unknown = summarise((), 0.0)
         planned.append(
             PlannedModel(popular.name, mesh.devices, schedule, unknown, demand.rate_seq_s, share=None if alone else own)
         )
@@ -197,4 +197,5 @@ def _schedule(demand: Demand, cluster: ClusterSpec, tp: int, blocks: int) -> Sch
         max_num_seqs=MAX_NUM_SEQS,
         prefills_per_step=min(prompts, MAX_NUM_SEQS),
         latency_bound_s=demand.bound_s,
+        bound="requests",
     )

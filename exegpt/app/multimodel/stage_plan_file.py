@@ -35,7 +35,7 @@ def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
     name = f"{len(node.devices)}x{schedule.cluster.device.kind}"
     part = replace(schedule.cluster, name=name, devices_per_node=len(node.devices))
     schedule = replace(schedule, replicas=node.dp, cluster=part)
-    unknown = summarise((), 0.0, "p99-queries")
+    unknown = summarise((), 0.0)
     return placed_model(PlannedModel(node.name, node.devices, schedule, unknown), model.directory)
 
 

@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
     for name in ("tiny", "wide", "deep"):
         made_for, alone = replace(schedule_for(made / name), admission="grow", kv_blocks=24), name == "tiny"
         share = None if alone else Share("time", pool="merged")
-        unknown = summarise((), 0.0, "p99-queries")
+        unknown = summarise((), 0.0)
         place = (0,) if alone else (1,)
         models.append(PlannedModel(name, place, made_for, unknown, share=share, directory=str(made / name)))
     cluster = replace(models[0].schedule.cluster, devices_per_node=2)

@@ -53,7 +53,7 @@ def planned(directories, share, kv_blocks=FEW):
     for name, path in directories.items():
         spec = ModelSpec.from_directory(path)
         plan = schedule(spec, "orca", kv_blocks=kv_blocks, admission="grow", max_num_seqs=6, prefills_per_step=2)
-        models.append(PlannedModel(name, (0,), plan, summarise((), 0.0, "p99-queries"), 1.0, share=share))
+        models.append(PlannedModel(name, (0,), plan, summarise((), 0.0), 1.0, share=share))
     return models
 
 

@@ -18,7 +18,7 @@ from xsimulator.multimodel.plan_replay import replay_models
 from xsimulator.replay.event_simulator import replay
 
 LENGTHS = st.lists(st.builds(RequestLengths, st.integers(1, 90), st.integers(1, 40)), min_size=1, max_size=20)
-UNKNOWN = summarise((), 0.0, "p99-queries")
+UNKNOWN = summarise((), 0.0)
 
 
 def plan_of(*models):

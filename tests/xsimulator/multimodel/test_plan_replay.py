@@ -45,7 +45,7 @@ def test_every_request_has_the_replays_times(plan, requests, grows):
 
 def sharing(name, share):
     made = replace(schedule("orca"), admission="grow", kv_blocks=40)
-    return PlannedModel(name, (0,), made, summarise((), 0.0, "p99-queries"), share=share)
+    return PlannedModel(name, (0,), made, summarise((), 0.0), share=share)
 
 
 @pytest.mark.parametrize("share", [Share("time"), Share("time", pool="merged"), Share("space", 0.5), Share("priority")])
