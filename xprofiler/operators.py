@@ -82,6 +82,8 @@ def compose(
         send_between_nodes=Table(
             ("bytes",), (link,), tuple(between_nodes.latency_s + b / between_nodes.bandwidth_bytes_s for b in link)
         ),
+        in_flight=serving.in_flight,
+        front_end_s=serving.front_end_s,
         provenance={
             **provenance,
             "serving": serving.name,

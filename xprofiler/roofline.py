@@ -226,6 +226,8 @@ def roofline_profile(
         overhead=engine.overhead(overhead_s),
         send=_send(cluster.intra),
         send_between_nodes=_send(cluster.inter),
+        in_flight=engine.in_flight,
+        front_end_s=engine.front_end_s,
         provenance={
             "flops_s": f"{device.flops_s:.4g}",
             "bandwidth_bytes_s": f"{device.bandwidth_bytes_s:.4g}",
