@@ -217,6 +217,12 @@ class Profile(Noun):
     """[bytes]: what an iteration on one device takes longer after other models', by the bytes of their weights there;
     None: not measured.
     """
+    in_flight: int = 1
+    """Iterations between the decision of one and its end (`EngineSpec.in_flight`)."""
+    front_end_s: float = 0.0
+    """Seconds of each request outside the engine (`EngineSpec.front_end_s`): part of times to first token and latencies
+    since arrival, but no device is busy with them.
+    """
 
     VERSION = 1
 
@@ -237,15 +243,24 @@ class Profile(Noun):
         _check_axes(self, overhead=1, send=1, send_between_nodes=1, host_copy=1, switch=1)
         if not self.degrees or min(tables.tp for tables in self.degrees) < 1:
             raise InputError("A profile needs the tables of at least one tensor-parallel degree, of 1 or more.")
+        if not 1 <= self.in_flight <= 2 or not 0 <= self.front_end_s <= 60:
+            raise InputError(
+                f"This profile has {self.in_flight} iterations in flight and {self.front_end_s} s of front-end time: "
+                "1 or 2 iterations and 0 to 60 s can be."
+            )
         if self.dtype not in BYTES:
             raise InputError(f"This profile is in dtype '{self.dtype}', which is not known: {', '.join(BYTES)} are.")
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """Sixteen hex digits of the tables' content."""
-        from exegpt.document import fingerprint
+        from exegpt.document import fingerprint, to_dict
 
-        return fingerprint(self)
+        content = to_dict(self)
+        for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
+            if content[name] == default:  # profiles from before these fields keep their fingerprints
+                del content[name]
+        return fingerprint(content)
 
     def degree(self, tp: int) -> DegreeTables:
         """The tables of a tensor-parallel degree; InputError where it was not profiled."""

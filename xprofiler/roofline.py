@@ -69,7 +69,9 @@ class _Device:
     on_gpu: bool
     launches: _Launches
     link: LinkSpec
-    wait_s: float
+    engine: EngineSpec
+    memory_bytes_s: float
+    """The memory's peak bandwidth."""
 
     def product(self, n: int, k: int, rows: float) -> float:
         """Seconds of a [rows, k] by [k, n] matrix product of a layer."""
@@ -97,7 +99,8 @@ class _Device:
         """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
         if tp == 1:
             return 0.0
-        return 2.0 * self._exchange(values, tp) + self.link.latency_s + self.wait_s
+        wait = self.engine.wait(self.link.bandwidth_bytes_s, tp)
+        return 2.0 * self._exchange(values, tp) + self.link.latency_s + wait
 
     def all_gather(self, values: float, tp: int) -> float:
         """Seconds until each of `tp` devices has all of so many activations."""
@@ -156,7 +159,10 @@ def _degree(model: ModelSpec, device: _Device, tp: int) -> DegreeTables:
     def head(rows: float) -> float:
         norm = device.elementwise(4 * rows * hidden, 1)
         logits = device.outer_product(vocab, hidden, rows) + device.all_gather(rows * model.vocab, tp)
-        return norm + logits + rows * model.vocab * _SAMPLING_BYTES / device.bandwidth_bytes_s
+        sampling = rows * model.vocab * _SAMPLING_BYTES / device.bandwidth_bytes_s
+        if model.sorts_logits:
+            sampling += device.engine.sorting(rows, model.vocab, device.memory_bytes_s)
+        return norm + logits + sampling
 
     return DegreeTables(
         tp=tp,
@@ -176,20 +182,22 @@ def _device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine:
     bandwidth = spec.bandwidth_bytes_s * spec.bandwidth_fraction
     outer = dtype if dtype != "fp8" else next((half for half in ("bf16", "fp16") if spec.flops_s.get(half)), dtype)
     both = dtype if dtype == kv_dtype else outer  # attention computes in 8 bits where all that it reads has them
+    kv_rate = engine.kv8_rate if BYTES[kv_dtype] == 1 else 1.0
     share = spec.attention_fractions.get(both, spec.attention_fraction)
     return _Device(
         flops_s=spec.reached_flops_s(dtype) * engine.clock,
         outer_flops_s=spec.reached_flops_s(outer) * engine.clock,
         attention_flops_s=spec.flops_s[outer] * share * engine.clock,
         bandwidth_bytes_s=bandwidth,
-        decode_bytes_s=spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth,
+        decode_bytes_s=(spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth) * kv_rate,
         weight_bytes=BYTES[dtype],
         activation_bytes=activation_bytes(dtype),
         kv_bytes=BYTES[kv_dtype],
         on_gpu=on_gpu,
         launches=_GPU if on_gpu else _CPU,
         link=link,
-        wait_s=engine.wait_s,
+        engine=engine,
+        memory_bytes_s=spec.bandwidth_bytes_s,
     )
 
 
@@ -226,12 +234,15 @@ def roofline_profile(
         overhead=engine.overhead(overhead_s),
         send=_send(cluster.intra),
         send_between_nodes=_send(cluster.inter),
+        in_flight=engine.in_flight,
+        front_end_s=engine.front_end_s,
         provenance={
             "flops_s": f"{device.flops_s:.4g}",
             "bandwidth_bytes_s": f"{device.bandwidth_bytes_s:.4g}",
             "link_bytes_s": f"{cluster.intra.bandwidth_bytes_s:.4g}",
             "kv_dtype": kv_dtype,
             "engine": engine.name,
+            **({"sampling": sampling} if (sampling := engine.sampling_text(model.sorts_logits)) else {}),
             "overhead_s": f"{engine.iteration_s + overhead_s:.4g}",
         },
     )

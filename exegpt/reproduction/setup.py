@@ -51,9 +51,8 @@ class Setup:
     def scenario(self, stages: tuple[Stage, ...], form: Form = "exact", watched: bool = True) -> Scenario:
         """The scenario of one replica's stages, without an allowance for variation."""
         cost_model = CostModel(self.model, self.cluster, self.profile, self.profile.dtype, watched)
-        return Scenario(
-            cost_model.replica(stages), Load(self.workload, self.model.encoder_layers > 0, form), variation=False
-        )
+        load = Load(self.workload, self.model.encoder_layers > 0, form)
+        return Scenario(cost_model.replica(stages), load, PAPER_BOUND, variation=False)
 
 
 def setup(model: str, cluster: str, task_name: str) -> Setup:

@@ -18,7 +18,7 @@ from exegpt.reproduction.setup import Setup, setup
 from exegpt.schedule import Stage
 from xscheduler.allocation import Layout, both_stages, layer_speeds, partial_layouts, side_stages
 from xsimulator.estimates import outcome
-from xsimulator.steady.outcome import latencies, memory_share
+from xsimulator.steady.outcome import latency, memory_share
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
@@ -121,7 +121,7 @@ def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) 
             result = outcome(scenario, policy, {"encode_batch": batch, third: value})
             if memory_share(scenario, result) > 1:
                 break  # a larger batch needs more
-            grid[row, column] = latencies(scenario, result)[0], result.throughput
+            grid[row, column] = latency(scenario, result), result.throughput
     return grid
 
 

@@ -15,7 +15,7 @@ from exegpt.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation,
 from xscheduler.allocation import Layout, layer_speeds, side_stages, uniform_stages
 from xsimulator.estimates import outcome
 from xsimulator.steady import rra
-from xsimulator.steady.outcome import latencies
+from xsimulator.steady.outcome import latency
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.waa import WAA
 
@@ -97,7 +97,7 @@ def simulate(where: Setup, row: Published) -> Simulated:
         first, last = result.lifetime(np.array([1.0, longest])).seconds
         encode_s = WAA(at, row.controls["micro_batches"]).encoding(batch).period
         decode_s = float(last - first) / (longest - 1)
-    return Simulated(latencies(at, result)[0], result.throughput, encode_s, decode_s)
+    return Simulated(latency(at, result), result.throughput, encode_s, decode_s)
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table6:

@@ -3,12 +3,12 @@
 import pytest
 
 from exegpt.document import from_dict, to_dict
-from exegpt.engine import ENGINES, EngineSpec, find_engine
+from exegpt.engine import ENGINES, EngineSpec, LinkWait, find_engine
 from exegpt.errors import InputError
 
 
 def test_an_unknown_engine_is_refused_with_the_list():
-    with pytest.raises(InputError, match=r"no engine 'sglang': use one of tensorrt-llm, vllm, paper, none\.$"):
+    with pytest.raises(InputError, match=r"no engine 'sglang': use one of tensorrt-llm, vllm, vllm-0\.11, paper, none"):
         find_engine("sglang")
 
 
@@ -25,10 +25,60 @@ def test_an_engines_own_time_is_linear_in_sequences():
     assert EngineSpec("e", iteration_s=2e-3).overhead()(50) == 2e-3
 
 
-@pytest.mark.parametrize("wrong", [{"clock": 0.0}, {"clock": 1.1}, {"wait_s": -1e-6}, {"iteration_s": float("nan")}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"clock": 0.0},
+        {"clock": 1.1},
+        {"wait_s": -1e-6},
+        {"iteration_s": float("nan")},
+        {"front_end_s": -1e-3},
+        {"in_flight": 0},
+        {"in_flight": 3},
+        {"waits": (LinkWait(1e11, ((2, -1e-6),)),)},
+    ],
+)
 def test_what_no_engine_can_be_is_refused(wrong):
     with pytest.raises(InputError, match="Engine 'e'"):
         EngineSpec("e", **wrong)
+
+
+def test_a_wait_depends_on_the_link_and_on_the_degree():
+    nvlink, pcie = (
+        LinkWait(
+            1e11,
+            (
+                (2, 4e-6),
+                (4, 9e-6),
+                (8, 12e-6),
+            ),
+        ),
+        LinkWait(0.0, ((2, 30e-6),)),
+    )
+    engine = EngineSpec("e", waits=(pcie, nvlink))
+    assert [engine.wait(2.9e11, tp) for tp in (1, 2, 4, 8, 16)] == [0.0, 4e-6, 9e-6, 12e-6, 12e-6]
+    assert engine.wait(2.9e11, 6) == pytest.approx(9e-6 + 3e-6 * 0.585, rel=1e-3)
+    assert [engine.wait(2e10, tp) for tp in (1, 2, 8)] == [0.0, 30e-6, 30e-6]
+    assert EngineSpec("e", wait_s=7e-6, waits=(nvlink,)).wait(2e10, 4) == 7e-6
+
+
+def test_vllms_presets_differ_in_what_asynchronous_scheduling_changes():
+    new, old = find_engine("vllm"), find_engine("vllm-0.11")
+    assert (new.in_flight, new.iteration_s, new.sequence_s) == (2, 0.3e-3, 10e-6)
+    assert (old.in_flight, old.iteration_s, old.sequence_s) == (1, 1.03e-3, 0.0)
+    assert new.waits == old.waits and new.front_end_s == old.front_end_s == 7e-3
+
+
+@pytest.mark.parametrize("degrees", [(), ((1, 1e-6),)])
+def test_a_wait_of_no_degree_is_refused(degrees):
+    with pytest.raises(InputError, match="degrees of 2 or more"):
+        LinkWait(0.0, degrees)
+
+
+def test_sorting_takes_time_by_rows_vocabulary_and_bandwidth():
+    engine = EngineSpec("e", sort_s=3e-4, sort_sequence_s=9e-6)
+    assert engine.sorting(10, 128_256, 3.35e12) == pytest.approx(3e-4 + 90e-6)
+    assert engine.sorting(10, 64_128, 6.7e12) == pytest.approx(3e-4 + 22.5e-6)
 
 
 @pytest.mark.parametrize("name", ENGINES)

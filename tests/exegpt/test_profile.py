@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
+from exegpt import document
 from exegpt.errors import InputError
-from exegpt.profile import Table
+from exegpt.profile import Profile, Table
 from tests.exegpt import nouns
 
+PROFILE = nouns.profile()
 AXIS = st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True).map(sorted)
 
 
@@ -106,3 +108,18 @@ def test_a_value_that_completes_the_rectangle_is_not_covered():
 def test_filled_values_must_exist():
     with pytest.raises(InputError, match="filled values that it doesn't have"):
         Table(("tokens",), ((1, 2),), (1.0, 2.0), filled=(2,))
+
+
+def test_a_profile_without_an_engines_pace_keeps_its_fingerprint_and_one_with_it_has_another():
+    before = document.to_dict(PROFILE)
+    del before["in_flight"], before["front_end_s"]  # as files from before these fields
+    assert document.from_dict(Profile, before, "it") == PROFILE
+    assert document.fingerprint(before) == PROFILE.fingerprint
+    others = {replace(PROFILE, **change).fingerprint for change in ({"in_flight": 2}, {"front_end_s": 7e-3})}
+    assert len(others | {PROFILE.fingerprint}) == 3
+
+
+@pytest.mark.parametrize("wrong", [{"in_flight": 0}, {"in_flight": 3}, {"front_end_s": -1.0}, {"front_end_s": 61.0}])
+def test_a_profile_of_no_engines_pace_is_refused(wrong):
+    with pytest.raises(InputError, match="in flight"):
+        replace(PROFILE, **wrong)

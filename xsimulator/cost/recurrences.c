@@ -304,10 +304,10 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 /* Prompts of `length` that share iterations first come, first served: `budget` an iteration, of which a sequence that
  * decodes takes `share`. A prompt's sequence decodes for `stay` iterations, then the next one takes its slot. */
 typedef struct {
-    double length, budget, share, stay;
+    double length, budget, share, stay, idle;
     Py_ssize_t residents;
     double *starts, *ends;           /* [prompts]: its first and its last iteration */
-    double *iterations, *decodes;    /* [most]: of those with prompts */
+    double *iterations, *decodes;    /* [most]: of those with prompts or empty slots */
     double *rows, *froms, *untils;   /* [most]: the parts of prompts, each in one of these */
     Py_ssize_t most, count, parts;
 } Slots;
@@ -327,9 +327,11 @@ static int take_turns(Slots *s, Py_ssize_t prompts) {
     Py_ssize_t prefilled = 0, left = 0; /* prompts whose last iteration, and whose sequence's, is over */
     double now = -1.0, room = 0.0;
     for (Py_ssize_t j = 0; j < prompts; j++) {
-        double arrival = j < s->residents ? 0.0 : s->ends[j - s->residents] + s->stay + 1.0;
+        double arrival = j < s->residents ? 0.0 : s->ends[j - s->residents] + s->stay + s->idle + 1.0;
         for (double done = 0.0; done < s->length;) {
             if (room <= 0.0 || arrival > now) {
+                for (double empty = larger(arrival - s->idle, now + 1.0); empty < arrival; empty += 1.0)
+                    if (!begin_iteration(s, empty, j, &prefilled, &left)) return 0;
                 now = larger(arrival, now + 1.0);
                 if (!begin_iteration(s, now, j, &prefilled, &left)) return 0;
                 room = s->budget - s->share * s->decodes[s->count - 1];
@@ -350,12 +352,12 @@ static int take_turns(Slots *s, Py_ssize_t prompts) {
 
 static PyObject *slots(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[7];
-    if (!take_arrays(arguments, nargs, 12, "wwwwwww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 13, "wwwwwww", views)) return NULL;
     Slots s = {.starts = views[0].buf, .ends = views[1].buf, .iterations = views[2].buf, .decodes = views[3].buf};
     s.rows = views[4].buf, s.froms = views[5].buf, s.untils = views[6].buf;
     s.length = PyFloat_AsDouble(arguments[7]), s.budget = PyFloat_AsDouble(arguments[8]);
     s.share = PyFloat_AsDouble(arguments[9]), s.stay = PyFloat_AsDouble(arguments[10]);
-    s.residents = PyLong_AsSsize_t(arguments[11]), s.most = size_of(&views[2]);
+    s.idle = PyFloat_AsDouble(arguments[11]), s.residents = PyLong_AsSsize_t(arguments[12]), s.most = size_of(&views[2]);
     int fits = s.residents > 0 && size_of(&views[1]) == size_of(&views[0]) && !PyErr_Occurred();
     for (int i = 3; fits && i < 7; i++) fits = size_of(&views[i]) == s.most;
     int followed = fits && take_turns(&s, size_of(&views[0]));

@@ -86,16 +86,17 @@ def slots(
     budget: float,
     share: float,
     stay: float,
+    idle: float,
     residents: int,
 ) -> tuple[int, int]:
     """Equal prompts that share iterations, first come, first served.
 
     An iteration has room for `budget` of a prompt's `length`, less `share` for every sequence that decodes in it; what
     is left of a prompt goes on in the next. `residents` slots: a prompt's sequence decodes for `stay` iterations after
-    its last one, and the next prompt takes its slot. Writes every prompt's first and last iteration to `starts` and
-    `ends` [prompts]; of the iterations with prompts the numbers and how many sequences decode; and of the prompts'
-    parts the place of their iteration, and from where to where they go. Returns how many iterations and parts these
-    are; 0 and 0 where the arrays are too short.
+    its last one, its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and last
+    iteration to `starts` and `ends` [prompts]; of the iterations with prompts, or with slots that are empty, the
+    numbers and how many sequences decode; and of the prompts' parts the place of their iteration, and from where to
+    where they go. Returns how many iterations and parts these are; 0 and 0 where the arrays are too short.
     """
 
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:

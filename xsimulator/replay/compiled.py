@@ -85,6 +85,7 @@ class Replicas:
         replica_cost = self._replica_cost(schedule)
         _check_blocks(schedule, requests, replica_cost.encoder_decoder)
         watch = watch or Watch.nothing()
+        front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
         count = len(requests.arrivals)
         times, busy = np.empty((count, 3)), np.zeros(len(schedule.stages))
         done = event_loop.run(
@@ -94,14 +95,14 @@ class Replicas:
             requests.flags,
             self._sides(schedule, replica_cost),
             _settings(schedule, replica_cost.encoder_decoder),
-            watch.limits,
+            watch.limits - front_end,
             watch.allowed,
             watch.missed,
             times,
             busy,
         )
         started, first, finished = np.ascontiguousarray(times.T)
-        return Times(started, first, finished, busy) if done else None
+        return Times(started, first + front_end[0], finished + front_end[2], busy) if done else None
 
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
         key = (schedule.stages, schedule.kv_dtype)

@@ -66,7 +66,7 @@ def replay(
     most = caps or [request.output for request in requests]
     replica_cost = ReplicaCost.of(schedule, profile)
     micro_batching = micro_batching_of(schedule)
-    record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder)
+    record = Record(len(requests), micro_batching.index, replica_cost.encoder_decoder, profile.front_end_s)
     pipelines: list[Pipeline] = []
     busy: list[float] = []
     preemptions = reused = 0

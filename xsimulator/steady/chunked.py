@@ -10,7 +10,6 @@ from xsimulator.steady import lockstep
 from xsimulator.steady.chunk_times import Found, chunk_times
 from xsimulator.steady.iterations import Encoded, Mixture, from_iterations
 from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
-from xsimulator.steady.occupancy import entering as entered
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
@@ -58,25 +57,25 @@ def _begun_anywhere(distribution: LengthDistribution, room: int) -> Array:
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, pool: Pool = RESERVED) -> Outcome:
-    """Queries enter at the rate λ that slots (R / (E[D] + iterations of a prompt)) and budget (tokens a query needs in
-    all) both allow; iterations with and without prompts are distinguished. Preempted queries' prompts come again.
+    """Queries enter at the rate λ that slots (R / (E[D] + a prompt's iterations + idle ones)) and budget (tokens that a
+    query needs in all) both allow. Iterations with and without prompts are distinguished. Preempted queries' prompts
+    come again.
     """
     load, budget = scenario.load, float(max_num_batched_tokens)
     iterations, lengths = load.mean_iterations, load.workload.input
 
     def entering(count: float) -> tuple[Occupancy, float]:
         """Residents whose prompts take so many iterations, and the queries that enter an iteration."""
-        stay = iterations + count
-        occupancy = pool.occupancy(load, max_num_seqs, stay, budget / (lengths.mean + iterations))
+        runs, idle = iterations + count, scenario.idle_iterations
+        occupancy = pool.occupancy(load, max_num_seqs, runs + idle, budget / (lengths.mean + iterations))
         tokens = lengths.mean * occupancy.prefills + iterations
         service = lengths.mean * occupancy.prefills / room
-        most = entered(occupancy.residents, stay, service, lengths.std / lengths.mean)
-        return occupancy, min(most, budget / tokens)
+        return occupancy, min(occupancy.entering(runs, idle, service, lengths.std / lengths.mean), budget / tokens)
 
     chunks, count, room = np.zeros(0), 1.0, budget
     occupancy, rate = entering(count)
     if lockstep.equal(scenario) and not occupancy.preemptions:
-        turns = lockstep.turns(max_num_seqs, lengths.mean, budget, 1.0, iterations)
+        turns = lockstep.turns(max_num_seqs, lengths.mean, budget, 1.0, iterations, scenario.idle_iterations)
         if turns:
             return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, 1.0)
     for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate

@@ -36,7 +36,7 @@ class Turns:
     ends: Array
     """[prompts]: the last one."""
     iterations: Array
-    """[n]: numbers of the iterations with prompts, rising."""
+    """[n]: numbers of the iterations with prompts, or with idle slots, rising."""
     decoding: Array
     """[n]: sequences that decode beside them."""
     rows: NDArray[np.intp]
@@ -67,18 +67,18 @@ def equal(scenario: Scenario) -> bool:
     return len(workload.input.s) == len(workload.output.s) == len(scenario.replica.stages) == 1
 
 
-def turns(residents: int, length: float, budget: float, share: float, stay: float) -> Turns | None:
+def turns(residents: int, length: float, budget: float, share: float, stay: float, idle: int = 0) -> Turns | None:
     """What `slots` follows, the last rounds of it; None where that would be too long."""
     fewest, most_rounds, enough = _BEFORE
     rounds = min(max(enough // residents, fewest), most_rounds) + _MEASURED + 1  # of the last, the followers alone
     prompts = residents * rounds
-    most = int(prompts * (length // max(budget - share * residents, 1.0) + 2))
+    most = int(prompts * (length // max(budget - share * residents, 1.0) + 2 + idle))
     if most > _MOST:
         return None
     starts, ends = np.empty((2, prompts))
     iterations, decodes, rows, froms, untils = np.empty((5, most))
     written = (starts, ends, iterations, decodes, rows, froms, untils)
-    count, parts = slots(*written, length, budget, share, stay, residents)
+    count, parts = slots(*written, length, budget, share, stay, idle, residents)
     places = rows[:parts].astype(np.intp)
     found = Turns(starts, ends, iterations[:count], decodes[:count], places, froms[:parts], untils[:parts])
     return found.since(starts[-residents * (_MEASURED + 1) - 1])
@@ -138,4 +138,5 @@ def _seconds(scenario: Scenario, found: Turns, unit: float) -> tuple[Array, Arra
             attention += np.bincount(rows[~fresh], group.chunk_attention(parts[~fresh], past[~fresh]), count)
         return group.mixed(tokens, chunks, found.decoding, scenario.load.resident_context, attention)
 
-    return scenario.replica.decode.each(of)[:, 0], np.asarray(tokens, dtype=np.float64)
+    seconds = scenario.replica.decode.each(of)[:, 0]
+    return np.where((tokens > 0) | (found.decoding > 0), seconds, 0.0), np.asarray(tokens, dtype=np.float64)

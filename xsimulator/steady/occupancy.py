@@ -34,21 +34,20 @@ class Occupancy:
         """Per request."""
         return 1.0 + self.preemptions
 
+    def entering(self, runs: float, idle: int, service: float = 0.0, variation: float = 0.0) -> float:
+        """Return the sequences that enter an iteration, where each has `runs` iterations from the start of its prefill
+        and its slot is empty for `idle` more. An iteration in which all slots are empty does not run.
 
-def entering(residents: float, stay: float, service: float, variation: float = 0.0) -> float:
-    """Queries that enter an iteration where `residents` slots are taken again at once, each for `stay` iterations from
-    the start of its prefill, and prefills wait for one another.
-
-    Prefills come one after the other, `service` iterations each with the coefficient of `variation`: a closed network
-    of a station with a queue and one without. One that comes finds the queue of the n - 1 others, W = f·X·s²·κ /
-    (1 - f·X·s) iterations with f = (n - 1)/n and κ = (1 + variation²)/2, and X = n / (stay + W).
-    """
-    others = max(0.0, 1.0 - 1.0 / residents)
-    load, kappa = others * service, (1.0 + variation**2) / 2
-    if not load:
-        return residents / stay
-    square, linear = load * (stay - service * kappa), stay + residents * load
-    return 2.0 * residents / (linear + math.sqrt(max(0.0, linear**2 - 4.0 * square * residents)))
+        Prefills come one after the other, `service` iterations each with the coefficient of `variation`: a closed
+        network of n residents, a station with a queue and one without. Who comes finds the queue of the n - 1 others,
+        W = f·X·s²·κ / (1 - f·X·s) iterations with f = (n - 1)/n and κ = (1 + variation²)/2, and X = n / (stay + W).
+        """
+        residents, stay = self.residents, runs + idle
+        runs_at_all = 1.0 - math.pow(idle / stay, residents)
+        load, kappa = max(0.0, 1.0 - 1.0 / residents) * service, (1.0 + variation**2) / 2
+        square, linear = load * (stay - service * kappa), stay + residents * load
+        root = math.sqrt(max(0.0, linear**2 - 4.0 * square * residents))
+        return 2.0 * residents / (linear + root) / runs_at_all
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from xsimulator.steady import lockstep
 from xsimulator.steady.iterations import Encoded, Mixture, Own, from_iterations, seconds_of
-from xsimulator.steady.occupancy import RESERVED, Pool, entering
+from xsimulator.steady.occupancy import RESERVED, Pool
 from xsimulator.steady.outcome import Outcome
 from xsimulator.steady.scenario import Scenario
 
@@ -42,16 +42,19 @@ def _poisson(mu: float, most: int) -> list[float]:
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool: Pool = RESERVED) -> Outcome:
-    """A query holds a slot for one encoding and D decoding iterations: λ = min(prefills, R / (E[D] + 1)) queries enter
-    an iteration, and iterations are averaged over how many prompts they encode, those of preempted queries again.
+    """A query holds a slot for one encoding, D decoding and the idle iterations. λ queries enter each, the least
+    of prefills and R / (E[D] + 1 + idle). They are averaged over how many prompts they encode, those of preempted
+    queries again.
     """
-    stay = scenario.load.mean_iterations + 1.0
+    runs = scenario.load.mean_iterations + 1.0
+    stay = runs + scenario.idle_iterations
     occupancy = pool.occupancy(scenario.load, max_num_seqs, stay, prefills_per_step)
+    idle = scenario.idle_iterations
     if lockstep.equal(scenario) and not occupancy.preemptions:
-        turns = lockstep.turns(max_num_seqs, 1.0, float(prefills_per_step), 0.0, stay - 1.0)
+        turns = lockstep.turns(max_num_seqs, 1.0, float(prefills_per_step), 0.0, runs - 1.0, idle)
         if turns:
             return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, scenario.load.prompts.mean)
-    most_entering = entering(occupancy.residents, stay, occupancy.prefills / prefills_per_step)
+    most_entering = occupancy.entering(runs, idle, occupancy.prefills / prefills_per_step)
     rate = min(prefills_per_step / occupancy.prefills, most_entering)
     most = min(prefills_per_step, max_num_seqs)
     distribution = admissions(rate * occupancy.prefills, most)
@@ -59,7 +62,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     mixture = Mixture(
         weight=distribution,
         prompts=prompts,
-        decoding=np.maximum(rate * stay - prompts, 0.0),
+        decoding=np.maximum(rate * runs - prompts, 0.0),
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )

@@ -57,7 +57,7 @@ class Lifetime:
     """What queries of given output lengths live through, arrays [n] in seconds."""
 
     seconds: Array
-    """From the start of the encoding to the last token, expected."""
+    """From the start of the encoding to the last token, expected; without the front end's."""
     deviation: Array
     """The standard deviation of that among prompts of one kind (`Outcome.first_token`)."""
     deviation_after: Array
@@ -83,7 +83,7 @@ class Outcome:
     lifetime: Callable[[Array], Lifetime]
     """Of queries by their output lengths."""
     first_token: Times
-    """The time to first token, by kinds of prompts."""
+    """The time to first token, by kinds of prompts; without the front end's."""
     demand: Demand
     decode_batch: int
     """The most sequences decoded at once, but for chance: B_D where the policy has it."""
@@ -126,7 +126,9 @@ def latency(scenario: Scenario, outcome: Outcome) -> float:
     if not scenario.bound.of_length:
         return latency_times(scenario, outcome).quantile(scenario.bound.share)
     life = outcome.lifetime(np.array([float(scenario.load.workload.p99_output)]))
-    return float(life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], outcome.first_token.between))
+    return scenario.front_end_s + float(
+        life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], outcome.first_token.between)
+    )
 
 
 def _sigmas(scenario: Scenario) -> float:
@@ -138,8 +140,8 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     lengths, p = scenario.load.outputs
     life = outcome.lifetime(lengths)
     if not scenario.variation:
-        return Times(life.seconds, np.zeros(len(p)), p)
-    return outcome.first_token.merged(_KINDS).beside(life.seconds, life.deviation, p)
+        return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
+    return outcome.first_token.merged(_KINDS).beside(scenario.front_end_s + life.seconds, life.deviation, p)
 
 
 _KINDS = 12
@@ -148,7 +150,8 @@ _KINDS = 12
 
 def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
     """The time to first token that this share of the requests don't exceed."""
-    return outcome.first_token.quantile(share) if scenario.variation else outcome.first_token.mean
+    first = outcome.first_token
+    return scenario.front_end_s + (first.quantile(share) if scenario.variation else first.mean)
 
 
 def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
@@ -208,7 +211,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         latency_mean_s=times.mean,
         latency_p50_s=times.quantile(0.5),
         latency_p99_s=times.quantile(0.99),
-        ttft_s=outcome.first_token.mean,
+        ttft_s=scenario.front_end_s + outcome.first_token.mean,
         ttft_p99_s=ttft(scenario, outcome, 0.99),
         ttft_bounded_s=ttft(scenario, outcome, share),
         tpot_s=tpot.mean if tpot else None,

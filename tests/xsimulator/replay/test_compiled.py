@@ -38,6 +38,9 @@ BENT = replace(
 )
 """Links whose first bytes take longest: what they take is not in proportion to what is sent."""
 
+FRONT_END = replace(PROFILE, front_end_s=13e-3)
+"""13 ms of each request outside the engine."""
+
 
 def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
     columns = np.array([(r.arrival_s, r.input, r.output, flags) for r in requests], dtype=np.float64)
@@ -45,7 +48,7 @@ def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
 
 
 @settings(max_examples=300)
-@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT]))
+@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]))
 def test_every_request_has_the_replays_times(plan, requests, other):
     made, tables = plan
     tables = other if tables is PROFILE else tables
@@ -152,3 +155,19 @@ def test_what_does_not_fit_together_is_refused():
     two, three = np.ones(2), np.ones(3)
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(two, two, two, two, three, np.ones(6), three, three, three, np.ones(6), np.ones(1))
+
+
+def test_front_end_time_counts_for_bounds_on_first_tokens_and_latencies_alone():
+    made, requests = schedule("orca"), [RequestLengths(20, 5)] * 3
+    bare = Replicas(PROFILE).serve(made, arrays(requests))
+    late = Replicas(FRONT_END).serve(made, arrays(requests))
+    assert late.first == pytest.approx(bare.first + 13e-3) and late.finished == pytest.approx(bare.finished + 13e-3)
+    assert (late.started == bare.started).all() and (late.busy == bare.busy).all()
+    several = float(((bare.finished - bare.first) / 4).max())
+    between = {0: bare.first.max() + 6e-3, 1: several * 1.001, 2: bare.finished.max() + 6e-3}
+    for place, limit in between.items():
+        limits = np.full(3, np.inf)
+        limits[place] = limit
+        watch = [Watch(limits, np.zeros(3), np.zeros(3)) for _ in range(2)]
+        assert Replicas(PROFILE).serve(made, arrays(requests), watch[0]) is not None
+        assert (Replicas(FRONT_END).serve(made, arrays(requests), watch[1]) is None) == (place != 1)
