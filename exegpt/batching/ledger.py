@@ -244,6 +244,8 @@ class Ledger:
         sequence.published, sequence.cached = len(blocks), len(blocks) * self.pool.block_size
         sequence.to_prefill -= sequence.cached
         self.reused += sequence.cached
+        if sequence.status is not PREEMPTED:
+            sequence.hit = sequence.cached
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let the full blocks of a resident's first `tokens` tokens be found, as far as it has keys for them."""

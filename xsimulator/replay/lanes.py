@@ -1,4 +1,5 @@
-"""Lanes: a replica's pipelines, each of which takes a step from the policy when its first stage is free.
+"""Lanes: a replica's pipelines, each of which takes a step from the policy when its first stage is free, or with two
+iterations in flight, when its first stage starts the one before.
 
 Where encoding and decoding are disaggregated (WAA), each has its lane, and decides whatever the other does. An encoded
 batch goes to the decoding lane through host memory, and joins at the first iteration after (docs/theory.md).
@@ -95,7 +96,7 @@ class Lane:
                 return freed
             if step.arrivals:
                 until = min(until, self._next_arrival(now))
-            self.record.start(step, now)
+            self.record.start(step, self.pipeline.start_s(now))
             ran = self.pipeline.run(step, now, 1 if self.step_by_step else ledger.repeats(step), until)
             if ran.iterations > 1:
                 ledger.extend(step, ran.iterations)

@@ -8,13 +8,22 @@ from xsimulator.replay.cells import Ran
 
 
 class Record:
-    """The times of `requests` requests, in seconds, as they become known; `micro_batch` tells each sequence's."""
+    """The times of `requests` requests, in seconds, as they become known; `micro_batch` tells each sequence's.
+    `front_end_s` of each request pass outside the engine: clients see its tokens that much later.
+    """
 
-    def __init__(self, requests: int, micro_batch: Callable[[Sequence], int], encoder_decoder: bool):
+    def __init__(
+        self,
+        requests: int,
+        micro_batch: Callable[[Sequence], int],
+        encoder_decoder: bool,
+        front_end_s: float = 0.0,
+    ):
         self.served: list[Served] = []
         """In order of their last steps."""
         self._micro_batch = micro_batch
         self._encoder_decoder = encoder_decoder
+        self._front_end_s = front_end_s
         self._started: list[float | None] = [None] * requests
         self._first: list[float | None] = [None] * requests
 
@@ -27,7 +36,7 @@ class Record:
         return self._started[index]
 
     def start(self, step: Step, now: float) -> None:
-        """A step is decided at `now`: prompts that it is the first to compute start."""
+        """A step may start at `now`: prompts that it is the first to compute do."""
         for sequence, _ in step.encode:
             if self._started[sequence.index] is None:
                 self._started[sequence.index] = now
@@ -46,5 +55,6 @@ class Record:
             started, first = self._started[index], self._first[index]
             assert started is not None and first is not None, "a finished request has begun"
             out = ran.encoded[index] if index in ran.encoded else float(ran.last[self._micro_batch(sequence)])
-            times = (sequence.arrival_s, started, first, out)
-            self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times))
+            times = (sequence.arrival_s, started, first + self._front_end_s, out + self._front_end_s)
+            counts = (sequence.hit, sequence.preemptions)
+            self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times, *counts))
