@@ -5,6 +5,7 @@ so that the parameter counts can be held against what transformers builds from t
 """
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 from exegpt.model import ModelSpec
@@ -153,6 +154,9 @@ _MODELS: dict[str, tuple[str | None, Config]] = {
     "qwen3-32b": ("Qwen/Qwen3-32B", _qwen3(64, 5120, 64, 8, 25600, 151936)),
 }
 
+_SORTING = ("llama-", "qwen")
+"""Families whose chat checkpoints have top-p or top-k in `generation_config.json` (Llama: 0.9; Qwen: 0.8 and 20)."""
+
 HUB_IDS: dict[str, str | None] = {name: hub for name, (hub, _) in _MODELS.items()}
 """Built-in name → Hugging Face id, None where the weights are not published there."""
 
@@ -170,7 +174,8 @@ def builtin_model(name: str) -> ModelSpec:
     `exegpt.model_names.resolve` has it.
     """
     hub_name = hub_id(name)
-    return ModelSpec.from_config(builtin_config(hub_name), _BY_LOWER.get(hub_name.lower(), hub_name))
+    spec = ModelSpec.from_config(builtin_config(hub_name), _BY_LOWER.get(hub_name.lower(), hub_name))
+    return replace(spec, sorts_logits=resolve(hub_name, _BY_LOWER).builtin.startswith(_SORTING))
 
 
 def stands_for(name: str) -> str | None:

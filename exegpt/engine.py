@@ -6,6 +6,7 @@ with the same kernels, is slower or faster by it.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from exegpt.errors import InputError
 from exegpt.noun import Noun
@@ -94,7 +95,7 @@ class EngineSpec(Noun):
         by_speed = sorted(self.waits, key=lambda wait: -wait.least_bytes_s)
         return next((wait.seconds(tp) for wait in by_speed if link_bytes_s >= wait.least_bytes_s), self.wait_s)
 
-    def sorting(self, rows: float, vocab: int, bandwidth_bytes_s: float) -> float:
+    def sorting(self, rows: Any, vocab: int, bandwidth_bytes_s: float) -> Any:
         """Return the seconds of sorting `rows` rows of `vocab` logits on a device of this memory bandwidth."""
         work = rows * vocab / SORT_VOCABULARY * SORT_BYTES_S / bandwidth_bytes_s
         return self.sort_s + self.sort_sequence_s * work

@@ -56,6 +56,10 @@ class ModelSpec(Noun):
     """Tokens that a token sees, itself and those before it, where every layer has this window; None: all."""
     dtype: str | None = None
     """The checkpoint's own; None: unknown. No size: two models that differ in it alone have one fingerprint."""
+    sorts_logits: bool | None = None
+    """Whether the checkpoint's `generation_config.json` has top-p or top-k, for which engines sort logits unless a
+    request asks for other sampling; None: unknown. No size either.
+    """
 
     def __post_init__(self) -> None:
         for field in ("hidden", "heads", "kv_heads", "head_size", "ffn", "vocab", "context"):
@@ -80,8 +84,8 @@ class ModelSpec(Noun):
 
     @property
     def sizes(self) -> "ModelSpec":
-        """This spec without what isn't a size: its name and its checkpoint's dtype."""
-        return replace(self, name="", dtype=None)
+        """This spec without what isn't a size: its name, its checkpoint's dtype and sampling."""
+        return replace(self, name="", dtype=None, sorts_logits=None)
 
     @property
     def longest_request(self) -> int | None:
@@ -204,7 +208,7 @@ class ModelSpec(Noun):
         name = path.resolve().name
         config = read_config(path)
         refuse_quantised_files(path, name)
-        return cls.from_config(config, name)
+        return replace(cls.from_config(config, name), sorts_logits=_sorts_logits(path))
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
@@ -218,6 +222,18 @@ def read_config(directory: str | Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise InputError(f"'{path}' does not hold a JSON object.")
     return config
+
+
+def _sorts_logits(directory: Path) -> bool:
+    """Return whether the sampling defaults of a model directory have top-p or top-k."""
+    from exegpt.document import read_json
+
+    path = directory / "generation_config.json"
+    defaults = read_json(path) if path.exists() else {}
+    if not isinstance(defaults, dict):
+        raise InputError(f"'{path}' does not hold a JSON object.")
+    top_p, top_k = (defaults.get(name) for name in ("top_p", "top_k"))
+    return (isinstance(top_p, int | float) and top_p < 1) or (isinstance(top_k, int) and top_k > 0)
 
 
 def _refuse_unsupported(config: dict[str, Any], name: str) -> None:

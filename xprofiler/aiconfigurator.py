@@ -76,8 +76,7 @@ def aiconfigurator_profile(
         model,
         _operators(model, tables, cluster, dtype, kv_dtype),
         dtype,
-        cluster.device.kind,
-        cluster.inter,
+        cluster,
         overhead_s,
         {
             "origin": "operator tables of aiconfigurator",

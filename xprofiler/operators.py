@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.cluster import LinkSpec
+from exegpt.cluster import ClusterSpec
 from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
@@ -52,8 +52,7 @@ def compose(
     model: ModelSpec,
     operators: Operators,
     dtype: str,
-    device: str,
-    between_nodes: LinkSpec,
+    cluster: ClusterSpec,
     overhead_s: float,
     provenance: dict[str, str],
     serving: EngineSpec = NO_ENGINE,
@@ -69,18 +68,18 @@ def compose(
             "attention alone: use a decoder-only model, or the roofline."
         )
     degrees = tuple(tp for tp in model.tp_degrees(max(operators.degrees)) if tp in operators.degrees)
-    link = (1e3, 1e6, 1e9)
+    sizes, inter = (1e3, 1e6, 1e9), cluster.inter
     return Profile(
         version=Profile.VERSION,
         source="operators",
         model=model.fingerprint,
         dtype=dtype,
-        device=device,
-        degrees=tuple(_degree(model, operators, tp, serving) for tp in degrees),
+        device=cluster.device.kind,
+        degrees=tuple(_degree(model, operators, tp, serving, cluster) for tp in degrees),
         overhead=serving.overhead(overhead_s),
         send=operators.send,
         send_between_nodes=Table(
-            ("bytes",), (link,), tuple(between_nodes.latency_s + b / between_nodes.bandwidth_bytes_s for b in link)
+            ("bytes",), (sizes,), tuple(inter.latency_s + b / inter.bandwidth_bytes_s for b in sizes)
         ),
         in_flight=serving.in_flight,
         front_end_s=serving.front_end_s,
@@ -92,16 +91,18 @@ def compose(
     )
 
 
-def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec) -> DegreeTables:
+def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec, cluster: ClusterSpec) -> DegreeTables:
     heads, kv_heads = model.heads // tp, -(-model.kv_heads // tp)
     rows, hidden = operators.rows, _ACTIVATION_BYTES * operators.rows * model.hidden
     encode = operators.encode_attention(heads, kv_heads)
     decode = operators.decode_attention(heads, kv_heads)
     reduce = operators.all_reduce(hidden, tp)
-    waited = reduce + (serving.wait_s if tp > 1 else 0.0)
+    waited = reduce + serving.wait(cluster.intra.bandwidth_bytes_s, tp)
     products = sum(operators.product(n, k) for n, k in model.layer_matrices(tp))
     vocab = model.vocab // tp
     logits = operators.head_product(vocab, model.hidden) + operators.moved(4 * hidden)  # the final norm
+    if model.sorts_logits:
+        logits = logits + serving.sorting(rows, model.vocab, cluster.device.bandwidth_bytes_s)
     return DegreeTables(
         tp=tp,
         decoder=LayerTables(

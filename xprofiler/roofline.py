@@ -69,7 +69,9 @@ class _Device:
     on_gpu: bool
     launches: _Launches
     link: LinkSpec
-    wait_s: float
+    engine: EngineSpec
+    memory_bytes_s: float
+    """The memory's peak bandwidth."""
 
     def product(self, n: int, k: int, rows: float) -> float:
         """Seconds of a [rows, k] by [k, n] matrix product of a layer."""
@@ -97,7 +99,8 @@ class _Device:
         """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
         if tp == 1:
             return 0.0
-        return 2.0 * self._exchange(values, tp) + self.link.latency_s + self.wait_s
+        wait = self.engine.wait(self.link.bandwidth_bytes_s, tp)
+        return 2.0 * self._exchange(values, tp) + self.link.latency_s + wait
 
     def all_gather(self, values: float, tp: int) -> float:
         """Seconds until each of `tp` devices has all of so many activations."""
@@ -156,7 +159,10 @@ def _degree(model: ModelSpec, device: _Device, tp: int) -> DegreeTables:
     def head(rows: float) -> float:
         norm = device.elementwise(4 * rows * hidden, 1)
         logits = device.outer_product(vocab, hidden, rows) + device.all_gather(rows * model.vocab, tp)
-        return norm + logits + rows * model.vocab * _SAMPLING_BYTES / device.bandwidth_bytes_s
+        sampling = rows * model.vocab * _SAMPLING_BYTES / device.bandwidth_bytes_s
+        if model.sorts_logits:
+            sampling += device.engine.sorting(rows, model.vocab, device.memory_bytes_s)
+        return norm + logits + sampling
 
     return DegreeTables(
         tp=tp,
@@ -189,7 +195,8 @@ def _device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine:
         on_gpu=on_gpu,
         launches=_GPU if on_gpu else _CPU,
         link=link,
-        wait_s=engine.wait_s,
+        engine=engine,
+        memory_bytes_s=spec.bandwidth_bytes_s,
     )
 
 

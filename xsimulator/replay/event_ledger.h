@@ -34,9 +34,10 @@ typedef struct {
     Py_ssize_t *encoding, *decoding, *finished; /* sequences, [count] each */
     Py_ssize_t *preempted, preemptions;         /* waiting again, the last to come back first */
     Py_ssize_t *victims, victim_count;          /* of the latest decision */
+    Py_ssize_t *leaving, leavings;              /* finished in the latest step, their slots and blocks not free yet */
     Pool pool;
     Prefixes prefixes;
-    int early_termination, encoder_decoder, grows, caches, shares_in_step, out_of_memory;
+    int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
 } Ledger;
 
 /* One iteration, or several alike. */
@@ -52,7 +53,7 @@ static int idle(const Ledger *l) {
     return !l->encodings && !l->decodings && !l->preemptions && l->admitted == l->count;
 }
 
-static Py_ssize_t residents(const Ledger *l) { return l->encodings + l->decodings; }
+static Py_ssize_t residents(const Ledger *l) { return l->encodings + l->decodings + l->leavings; }
 
 static void arrive(Ledger *l, double now) {
     while (l->arrived < l->count && l->requests[l->arrived].arrival <= now) l->arrived++;
@@ -212,8 +213,20 @@ static void end(Ledger *l, Py_ssize_t sequence) {
     r->keys = NULL, r->blocks = NULL;
 }
 
+/* Free the blocks of sequences that are leaving: their step has ended. */
+static void settle(Ledger *l) {
+    for (Py_ssize_t i = 0; i < l->leavings; i++) end(l, l->leaving[i]);
+    l->leavings = 0;
+}
+
 /* Finished sequences leave, in the order in which they finished; of static batches only when all have. */
 static void release(Ledger *l) {
+    if (l->lingering) {
+        memcpy(l->leaving, l->finished, (size_t)l->finishes * sizeof *l->leaving);
+        l->leavings = l->finishes;
+        l->decodings = without(l, l->decoding, l->decodings, FINISHED);
+        return;
+    }
     if (l->early_termination) {
         for (Py_ssize_t i = 0; i < l->finishes; i++) end(l, l->finished[i]);
         if (l->finishes) l->decodings = without(l, l->decoding, l->decodings, FINISHED);
@@ -264,6 +277,7 @@ static int grow(Ledger *l, Py_ssize_t sequence, Py_ssize_t tokens) {
 /* Book a step's work; `finished` then holds the sequences that ended in it. */
 static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
     l->finishes = 0;
+    settle(l);
     int completed = 0;
     if (step->decodes) l->iterations += iterations;
     for (Py_ssize_t i = 0; i < step->decodes; i++) {
@@ -339,7 +353,8 @@ static void next_chunked(const Policy *p, Ledger *l, Step *step, double now) {
 
 static void next_orca(const Policy *p, Ledger *l, Step *step, double now) {
     decode_all(l, step, l->decodings);
-    Py_ssize_t room = p->batch - step->decodes < p->other ? p->batch - step->decodes : p->other;
+    Py_ssize_t room = p->batch - step->decodes - l->leavings;
+    if (room > p->other) room = p->other;
     if (!l->victim_count) admit_prompts(l, step, room, now);
     step->arrivals = room > 0;
 }
@@ -385,10 +400,10 @@ static int suffice(const Ledger *l, const Step *step, Py_ssize_t iterations, Py_
     return blocks >= 0;
 }
 
-/* For how many iterations in a row a decoding step may be repeated (Ledger.repeats): until a sequence ends, or as
- * blocks suffice. */
+/* For how many iterations in a row a decoding step may be repeated (Ledger.repeats): until a sequence ends, a slot
+ * is free, or blocks don't suffice. */
 static Py_ssize_t repeats(const Ledger *l, const Step *step) {
-    Py_ssize_t most = step->repeats;
+    Py_ssize_t most = l->leavings ? 1 : step->repeats;
     if (!l->grows) return most;
     if (l->victim_count) return 1;
     for (Py_ssize_t i = 0; i < step->decodes; i++) {

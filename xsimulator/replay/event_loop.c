@@ -81,12 +81,14 @@ static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
 static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *watch) {
     double now = 0.0;
     while (!idle(l)) {
+        if (l->leavings && now >= done(p)) settle(l);
         next_step(policy, l, step, now);
         if (l->out_of_memory) return STUCK;
         for (Py_ssize_t i = 0; i < l->victim_count; i++) /* none comes back before its last token is there */
             l->requests[l->victims[i]].ready = p->token[micro_batch(p, l->victims[i])];
         if (!step->encodes && !step->decodes) {
             now = next_arrival(l, now);
+            if (l->leavings && done(p) < now) now = done(p);
             if (now == INFINITY) return STUCK;
             continue;
         }
@@ -256,6 +258,8 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     l.finished = allocate(m, count, sizeof(Py_ssize_t));
     l.preempted = allocate(m, count, sizeof(Py_ssize_t));
     l.victims = allocate(m, count, sizeof(Py_ssize_t));
+    l.leaving = allocate(m, count, sizeof(Py_ssize_t));
+    l.lingering = settings[AHEAD] != 0.0 && ((int)settings[POLICY] == ORCA || (int)settings[POLICY] == CHUNKED);
     l.pool = (Pool){.size = (Py_ssize_t)settings[BLOCK_SIZE]};
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
         int32_t in = (int32_t)input[i], out = (int32_t)output[i];
@@ -343,7 +347,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
                 report(&l, views[TIMES].buf);
                 out_of_memory = l.out_of_memory;
                 for (int s = 0; s < side_count; s++)
-                    for (Py_ssize_t i = 0; i < sides[s].stages; i++) seconds = larger(seconds, sides[s].free_at[i]);
+                    seconds = larger(seconds, done(&sides[s]));
             }
         }
     }

@@ -26,6 +26,13 @@ typedef struct {
     int ahead; /* whether the next step is decided when one starts on the first stage, not when that is free */
 } Pipeline;
 
+/* When the last piece of work so far is done. */
+static double done(const Pipeline *p) {
+    double seconds = 0.0;
+    for (Py_ssize_t s = 0; s < p->stages; s++) seconds = larger(seconds, p->free_at[s]);
+    return seconds;
+}
+
 static inline Py_ssize_t micro_batch(const Pipeline *p, Py_ssize_t sequence) {
     return p->micro_batches == 1 ? 0 : sequence % p->micro_batches; /* a division is slow */
 }

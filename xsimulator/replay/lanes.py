@@ -83,6 +83,8 @@ class Lane:
         if self._running is None:
             ledger = self.ledger
             preemptions = ledger.preemptions
+            if ledger.leaving and now >= self.pipeline.seconds:
+                ledger.settle()
             ledger.observe(now)
             step = self.policy.next_step(ledger, now, self.phase)
             freed = ledger.preemptions > preemptions
@@ -119,6 +121,8 @@ class Lane:
             return min([s.ready_s for s in self.ledger.decoding if s.ready_s > now], default=inf)
         arrival = self.ledger.waiting.next_arrival(now)
         next_s = inf if arrival is None else arrival
+        if self.waits and self.ledger.leaving:
+            next_s = min(next_s, self.pipeline.seconds)
         if self.ledger.preemptions:
             first = self.ledger.waiting.peek(now)
             if first is not None and first.ready_s > now:

@@ -39,7 +39,7 @@ class Replica:
         at once, for requests that are submitted in the midst of one.
         """
         self._schedule = schedule
-        self.ledger = make_ledger(schedule, order)
+        self.ledger = make_ledger(schedule, order, in_flight=replica_cost.cost_model.profile.in_flight)
         self.sides = _sides(replica_cost, micro_batching, keep_spans, number)
         policy, transfer = make_policy(schedule, adjustment), KVTransfer(replica_cost)
         self._lanes = [

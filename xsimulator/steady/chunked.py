@@ -55,18 +55,19 @@ def _begun_anywhere(distribution: LengthDistribution, room: int) -> Array:
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, pool: Pool = RESERVED) -> Outcome:
-    """Queries enter at the rate λ that slots (R / (E[D] + iterations of a prompt)) and budget (tokens a query needs in
-    all) both allow; iterations with and without prompts are distinguished. Preempted queries' prompts come again.
+    """Queries enter at the rate λ that slots (R / (E[D] + a prompt's iterations + idle ones)) and budget (tokens that a
+    query needs in all) both allow. Iterations with and without prompts are distinguished. Preempted queries' prompts
+    come again.
     """
     load, budget = scenario.load, float(max_num_batched_tokens)
     iterations, lengths = load.mean_iterations, load.workload.input
 
     def entering(count: float) -> tuple[Occupancy, float]:
         """Residents whose prompts take so many iterations, and the queries that enter an iteration."""
-        stay = iterations + count
-        occupancy = pool.occupancy(load, max_num_seqs, stay, budget / (lengths.mean + iterations))
+        runs, idle = iterations + count, scenario.idle_iterations
+        occupancy = pool.occupancy(load, max_num_seqs, runs + idle, budget / (lengths.mean + iterations))
         tokens = lengths.mean * occupancy.prefills + iterations
-        return occupancy, min(occupancy.residents / stay, budget / tokens)
+        return occupancy, min(occupancy.entering(runs, idle), budget / tokens)
 
     chunks, count = np.zeros(0), 1.0
     occupancy, rate = entering(count)

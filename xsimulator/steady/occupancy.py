@@ -34,6 +34,13 @@ class Occupancy:
         """Per request."""
         return 1.0 + self.preemptions
 
+    def entering(self, runs: float, idle: int) -> float:
+        """Return the sequences that enter an iteration, where each has `runs` iterations and its slot is empty for
+        `idle` more. An iteration in which all slots are empty does not run.
+        """
+        stay = runs + idle
+        return self.residents / stay / (1.0 - math.pow(idle / stay, self.residents))
+
 
 @dataclass(frozen=True)
 class Pool:

@@ -41,19 +41,21 @@ def _poisson(mu: float, most: int) -> list[float]:
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool: Pool = RESERVED) -> Outcome:
-    """A query holds a slot for one encoding and D decoding iterations: λ = min(prefills, R / (E[D] + 1)) queries enter
-    an iteration, and iterations are averaged over how many prompts they encode, those of preempted queries again.
+    """A query holds a slot for one encoding, D decoding and the idle iterations. λ queries enter each, the least
+    of prefills and R / (E[D] + 1 + idle). They are averaged over how many prompts they encode, those of preempted
+    queries again.
     """
-    stay = scenario.load.mean_iterations + 1.0
+    runs = scenario.load.mean_iterations + 1.0
+    stay = runs + scenario.idle_iterations
     occupancy = pool.occupancy(scenario.load, max_num_seqs, stay, prefills_per_step)
-    rate = min(prefills_per_step / occupancy.prefills, occupancy.residents / stay)
+    rate = min(prefills_per_step / occupancy.prefills, occupancy.entering(runs, scenario.idle_iterations))
     most = min(prefills_per_step, max_num_seqs)
     distribution = admissions(rate * occupancy.prefills, most)
     prompts = np.arange(most + 1, dtype=np.float64)
     mixture = Mixture(
         weight=distribution,
         prompts=prompts,
-        decoding=np.maximum(rate * stay - prompts, 0.0),
+        decoding=np.maximum(rate * runs - prompts, 0.0),
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )

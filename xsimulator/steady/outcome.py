@@ -25,7 +25,7 @@ class Lifetime:
     """What queries of given output lengths live through, arrays [n] in seconds."""
 
     seconds: Array
-    """From the start of the encoding to the last token, expected."""
+    """From the start of the encoding to the last token, expected; without the front end's."""
     deviation: Array
     """The standard deviation of that."""
     deviation_after: Array
@@ -49,7 +49,7 @@ class Outcome:
     lifetime: Callable[[Array], Lifetime]
     """Of queries by their output lengths."""
     first_token: tuple[float, float]
-    """Mean and deviation of the time to first token."""
+    """Mean and deviation of the time to first token, without the front end's."""
     demand: Demand
     decode_batch: int
     """The most sequences decoded at once, but for chance: B_D where the policy has it."""
@@ -94,8 +94,8 @@ def latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float]:
 def _latencies(scenario: Scenario, outcome: Outcome) -> tuple[float, float, float, float]:
     """At the bound's meaning, the median (expected), the 99th percentile and the 99.9th of output lengths."""
     life = outcome.lifetime(scenario.lengths)
-    bounded, _, p99, tail = life.seconds + _sigmas(scenario) * life.deviation
-    return float(bounded), float(life.seconds[1]), float(p99), float(tail)
+    bounded, _, p99, tail = scenario.front_end_s + life.seconds + _sigmas(scenario) * life.deviation
+    return float(bounded), scenario.front_end_s + float(life.seconds[1]), float(p99), float(tail)
 
 
 def _sigmas(scenario: Scenario) -> float:
@@ -105,7 +105,7 @@ def _sigmas(scenario: Scenario) -> float:
 def ttft_p99(scenario: Scenario, outcome: Outcome) -> float:
     """The 99th percentile of the time to first token."""
     mean, deviation = outcome.first_token
-    return mean + _sigmas(scenario) * deviation
+    return scenario.front_end_s + mean + _sigmas(scenario) * deviation
 
 
 def per_token(scenario: Scenario, outcome: Outcome) -> tuple[float | None, float | None]:
@@ -152,7 +152,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         latency_tail_s=tail,
         latency_p50_s=median,
         latency_p99_s=p99,
-        ttft_s=outcome.first_token[0],
+        ttft_s=scenario.front_end_s + outcome.first_token[0],
         ttft_p99_s=ttft_p99(scenario, outcome),
         tpot_s=tpot,
         tpot_p99_s=tpot_p99,

@@ -34,6 +34,18 @@ class Scenario:
         load = Load(workload or schedule.workload, replica.encoder_decoder, form)
         return Scenario(replica, load, schedule.bound, variation, schedule.replicas)
 
+    @property
+    def front_end_s(self) -> float:
+        """Seconds of each request outside the engine."""
+        return self.replica.cost_model.profile.front_end_s
+
+    @property
+    def idle_iterations(self) -> int:
+        """Iterations between a sequence's last one and the first of the next in its slot: those that were decided
+        before it had ended.
+        """
+        return self.replica.cost_model.profile.in_flight - 1
+
     def watched(self) -> "Scenario":
         """The same, which notes what it asks outside the profile's grid."""
         return replace(self, replica=self.replica.watched())

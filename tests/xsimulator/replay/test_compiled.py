@@ -40,6 +40,9 @@ BENT = replace(
 )
 """Links whose first bytes take longest: what they take is not in proportion to what is sent."""
 
+FRONT_END = replace(PROFILE, front_end_s=13e-3)
+"""13 ms of each request outside the engine."""
+
 
 def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
     columns = np.array([(r.arrival_s, r.input, r.output, flags) for r in requests], dtype=np.float64)
@@ -47,7 +50,7 @@ def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
 
 
 @settings(max_examples=300)
-@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT]), st.sampled_from([1, 2]))
+@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]), st.sampled_from([1, 2]))
 def test_every_request_has_the_replays_times(plan, requests, other, in_flight):
     made, tables = plan
     tables = replace(other if tables is PROFILE else tables, in_flight=in_flight)
@@ -227,3 +230,37 @@ def test_a_request_waits_for_one_iteration_more_where_the_next_is_decided_ahead(
             starts.append(next(s.start_s for s in served if s.index == 1))
     assert starts == pytest.approx([iterations[9].end_s] * 2 + [iterations[10].end_s] * 2, rel=1e-9)
     assert alone.start_s == 0.0
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_a_slot_stays_empty_for_one_iteration_where_the_next_is_decided_ahead(policy):
+    """Of two slots; with one, nothing runs meanwhile, so that the next sequence starts when the first has ended."""
+    made = schedule(policy, stages=stages_of(MODEL, "both", 0, 1), max_num_seqs=2)
+    requests = [RequestLengths(20, 3), RequestLengths(20, 40), RequestLengths(20, 5)]
+    for lanes in (False, True):
+        at_once, later = (
+            {s.index: s for s in replay(made, tables, requests, timeline=False, lanes=lanes).served}
+            for tables in (PROFILE, replace(PROFILE, in_flight=2))
+        )
+        assert at_once[2].start_s == pytest.approx(at_once[0].finish_s, rel=1e-9)
+        longer = later[2].start_s - later[0].finish_s
+        assert 0 < longer < 1.5 * (later[0].finish_s - later[0].first_token_s) / 2
+        single = replace(made, max_num_seqs=1)
+        one, two, _ = replay(single, replace(PROFILE, in_flight=2), requests, timeline=False, lanes=lanes).served
+        assert two.start_s == pytest.approx(one.finish_s, rel=1e-9)
+
+
+def test_front_end_time_counts_for_bounds_on_first_tokens_and_latencies_alone():
+    made, requests = schedule("orca"), [RequestLengths(20, 5)] * 3
+    bare = Replicas(PROFILE).serve(made, arrays(requests))
+    late = Replicas(FRONT_END).serve(made, arrays(requests))
+    assert late.first == pytest.approx(bare.first + 13e-3) and late.finished == pytest.approx(bare.finished + 13e-3)
+    assert (late.started == bare.started).all() and (late.busy == bare.busy).all()
+    several = float(((bare.finished - bare.first) / 4).max())
+    between = {0: bare.first.max() + 6e-3, 1: several * 1.001, 2: bare.finished.max() + 6e-3}
+    for place, limit in between.items():
+        limits = np.full(3, np.inf)
+        limits[place] = limit
+        watch = [Watch(limits, np.zeros(3), np.zeros(3)) for _ in range(2)]
+        assert Replicas(PROFILE).serve(made, arrays(requests), watch[0]) is not None
+        assert (Replicas(FRONT_END).serve(made, arrays(requests), watch[1]) is None) == (place != 1)

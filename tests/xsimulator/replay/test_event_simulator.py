@@ -320,17 +320,17 @@ def test_following_many_iterations_at_once_is_following_each(plan, requests):
 
 
 @settings(max_examples=50)
-@given(plans(), REQUESTS)
-def test_no_block_stays_behind(plan, requests):
+@given(plans(), REQUESTS, st.sampled_from([1, 2]))
+def test_no_block_stays_behind(plan, requests, in_flight):
     ledgers = []
 
-    def watched(*arguments):
-        ledgers.append(make_ledger(*arguments))
+    def watched(*arguments, **keywords):
+        ledgers.append(make_ledger(*arguments, **keywords))
         return ledgers[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("xsimulator.replay.replica.make_ledger", watched)
-        replay(*plan, requests)
+        replay(plan[0], replace(plan[1], in_flight=in_flight), requests)
     assert len(ledgers) == plan[0].replicas
     for ledger in ledgers:
         ledger.check()

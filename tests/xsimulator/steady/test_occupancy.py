@@ -20,7 +20,7 @@ from xscheduler.allocation import uniform_stages
 from xsimulator import estimate, has_steady_state
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady.load import Load
-from xsimulator.steady.occupancy import RESERVED, Pool
+from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
 
 VARIABLES = {"orca": {"prefills_per_step": 4}, "chunked": {"max_num_batched_tokens": 1024}}
 
@@ -156,3 +156,48 @@ def test_a_policy_without_a_formula_for_it_is_replayed():
     done = replay(rra, profile, rra.workload.draw(4000, seed=7), timeline=False)
     ends = [request.finish_s for request in done.served[800:3200]]
     assert predicted.throughput_seq_s == pytest.approx(len(ends) / (ends[-1] - ends[0]), rel=0.04)
+
+
+def slots(residents, outputs, idle, iterations=60_000):
+    """Sequences that enter an iteration, counted: each slot runs a prompt's iteration and one for each output, then
+    stays empty for `idle` more, and iterations in which all slots are empty don't run.
+    """
+    rng, left = np.random.default_rng(3), np.zeros(residents, dtype=int)
+    entered = ran = 0
+    for _ in range(iterations):
+        fresh = left <= 0
+        entered += int(fresh.sum())
+        left[fresh] = 1 + rng.choice(outputs, int(fresh.sum())) + idle
+        ran += bool((left > idle).any())
+        left -= 1
+    return entered / ran
+
+
+@pytest.mark.parametrize("residents", [1, 2, 7])
+@pytest.mark.parametrize("outputs", [(1, 3), (2, 9, 20)])
+def test_slots_that_wait_an_iteration_for_their_next_sequence(residents, outputs):
+    runs = 1 + float(np.mean(outputs))
+    assert Occupancy(residents, 0).entering(runs, 0) == pytest.approx(residents / runs)
+    assert Occupancy(residents, 0).entering(runs, 1) == pytest.approx(slots(residents, outputs, 1), rel=0.02)
+
+
+@pytest.mark.parametrize("policy", VARIABLES)
+def test_two_iterations_in_flight_leave_slots_empty_and_change_no_life_of_one_sequence(policy):
+    workload, most = task("C1"), 64
+    plan, profile = engine("llama-3.1-8b", "1xH100-SXM", 1, policy, workload, most, 100_000, "reserve")
+    ahead = replace(profile, in_flight=2)
+    one, two = (estimate(replace(plan, max_num_seqs=1), p) for p in (profile, ahead))
+    for name in ("throughput_seq_s", "latency_s", "ttft_s", "tpot_s", "tpot_p99_s"):  # nothing runs beside it
+        assert getattr(two, name) == pytest.approx(getattr(one, name))
+    one, two = (estimate(plan, p) for p in (profile, ahead))
+    assert 0.99 < two.throughput_seq_s / one.throughput_seq_s < 1.0 and two.tpot_s < one.tpot_s
+
+
+@pytest.mark.parametrize("policy", VARIABLES)
+def test_front_end_time_adds_to_latencies_and_first_tokens_alone(policy):
+    plan, profile = engine("llama-3.1-8b", "1xH100-SXM", 1, policy, task("S"), 8, 100_000, "reserve")
+    one, late = (estimate(plan, p) for p in (profile, replace(profile, front_end_s=13e-3)))
+    for name in ("latency_s", "latency_tail_s", "latency_p50_s", "latency_p99_s", "ttft_s", "ttft_p99_s"):
+        assert getattr(late, name) == pytest.approx(getattr(one, name) + 13e-3)
+    same = ("throughput_seq_s", "tpot_s", "tpot_p99_s", "utilisation", "memory_bytes")
+    assert [getattr(late, name) for name in same] == [getattr(one, name) for name in same]
