@@ -17,6 +17,7 @@ import numpy as np
 from exegpt.batching import UNKNOWN, Hints, Order, Sequence, deal
 from exegpt.estimate import Estimate
 from exegpt.orders import fcfs
+from exegpt.orders.fcfs import FCFS
 from exegpt.prefixes import Prefixes
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
@@ -71,7 +72,7 @@ def replay(
     for. Raises InputError for a request that the KV cache could not hold.
     """
     prefixes = _prefixes(schedule, requests, prompts)
-    special = timeline or step_by_step or lanes or adjustment is not None or caps or order is not fcfs
+    special = timeline or step_by_step or lanes or adjustment is not None or caps or type(order) is not FCFS
     if not special and is_compiled(schedule) and _in_turn(schedule, requests):
         return _replay_compiled(schedule, profile, requests, prefixes)
     most = caps or [request.output for request in requests]
