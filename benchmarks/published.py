@@ -34,6 +34,7 @@ Array = NDArray[np.float64]
 
 FILE = DATA / "published" / "trtllm_perf.csv"
 ENGINE = "tensorrt-llm"
+LOAD = "all requests queued at once"
 MODELS = {
     "Llama-3.1-8B": "llama-3.1-8b",
     "Llama-3.1-70B": "llama-3.1-70b",
@@ -193,7 +194,7 @@ def compared(rows: Sequence[Row], row_errors: Array) -> tuple[Compared, ...]:
     for device, tp in sorted({(row.device, row.tp) for row in rows}):
         absolute_errors = abs(row_errors[[(row.device, row.tp) == (device, tp) for row in rows]])
         shares = (round(float(share), 3) for share in (np.median(absolute_errors), np.mean(absolute_errors > 0.25)))
-        facts.append(Compared(device, tp, len(absolute_errors), *shares))
+        facts.append(Compared("throughput", ENGINE, LOAD, device, tp, len(absolute_errors), *shares))
     return tuple(facts)
 
 

@@ -197,8 +197,8 @@ def aggregated_rows() -> list[Aggregated]:
         ]
 
 
-def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]:
-    """(TTFT, TPOT) in milliseconds, means over the clients' requests.
+def predict_aggregated(row: Aggregated, profile: Profile, kv_dtype: str | None = None) -> tuple[float, float]:
+    """(TTFT, TPOT) in milliseconds, means over the clients' requests. `kv_dtype`: `_KV`'s where none is named.
 
     A client's next request arrives when one ends, so the n-th request beyond the first of each client arrives at the
     n-th end. TensorRT-LLM reserves memory for whole requests at admission, vLLM doesn't.
@@ -212,7 +212,7 @@ def predict_aggregated(row: Aggregated, profile: Profile) -> tuple[float, float]
     requests = [RequestLengths(int(a), int(b)) for a, b in zip(*lengths, strict=True)]
     workload = Workload.from_requests(row.name, requests)
     cluster = f"{row.tp}x{SYSTEMS[row.system]}"
-    kv = _KV[row.system, row.engine]
+    kv = kv_dtype or _KV[row.system, row.engine]
     schedule = chunked_engine("llama-3.1-70b", cluster, workload, profile, kv, row.tp, row.clients, 8192)
     if row.engine == "vllm":
         schedule = admitted_by_vllm(schedule)

@@ -227,6 +227,12 @@ def device_kind(kind: str) -> DeviceSpec:
     )
 
 
+def is_stock(cluster: ClusterSpec) -> bool:
+    """Return whether a cluster's device and the links within its nodes are those that are built in for the kind."""
+    kind = _KINDS.get(cluster.device.kind)
+    return kind is not None and (cluster.device, cluster.intra) == kind[:2]
+
+
 _SAY_NOTHING = re.compile(r"nvidia|geforce|tesla|ada|blackwell|hbm\de?|server|edition|workstation")
 """Words of marketing names that distinguish no two kinds."""
 

@@ -1,38 +1,65 @@
-"""How far rooflines were off beside published throughputs: facts, by device and tensor-parallel degree."""
+"""How far rooflines were off beside published measurements: facts, by engine, device and tensor-parallel degree."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What the rows of one device and degree came to that no constant was fitted to."""
+    """What the rows of one quantity, engine, device and degree came to that no constant was fitted to."""
 
+    quantity: str
+    """What was compared, as answers name it."""
+    engine: str
+    load: str
+    """How the measured requests arrived."""
     device: str
     tp: int
     rows: int
     median_error: float
-    """Median of |predicted - published| / published output tokens/s."""
+    """Median of |predicted - published| / published."""
     beyond_quarter: float
     """Share of the rows that were off by more than a quarter."""
 
 
-SOURCE = "TensorRT-LLM"
-"""Whose throughputs: perf-overview.md of versions 0.14 to 1.2 in its repository (Apache-2.0), dense models in 16 and 8
-bits at maximum load, beside the roofline under engine `tensorrt-llm`: `python -m benchmarks.published --facts`."""
+SOURCES = {
+    "tensorrt-llm": "TensorRT-LLM's published throughputs",
+    "vllm": "vLLM's rows of Llama-3.1-70B in fp8 in aiconfigurator",
+}
+"""Where the rows of an engine come from. TensorRT-LLM: perf-overview.md of versions 0.14 to 1.2 in its repository
+(Apache-2.0), dense models in 16 and 8 bits at maximum load: `python -m benchmarks.published --facts`. vLLM:
+silicon_sample.csv of aiconfigurator-core 0.12.0 (Apache-2.0): `python -m benchmarks.vllm_terms --facts`."""
+LIMITS = {
+    "vllm": "known limits: decoding attention without grouped queries is too slow (24 % at 80 sequences), A100 is 9 % "
+    "too fast per token, and the 99th percentile of TTFT near saturation is off by up to a factor of 1.8"
+}
+"""What is known to be off under an engine, in published runs of vLLM 0.15 that were compared once."""
+_LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
+_FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (
-    Compared("A100-80GB", 1, 18, 0.054, 0.0),
-    Compared("A100-80GB", 2, 7, 0.11, 0.0),
-    Compared("A100-80GB", 4, 8, 0.104, 0.125),
-    Compared("A100-80GB", 8, 9, 0.107, 0.222),
-    Compared("H100-SXM", 1, 51, 0.047, 0.098),
-    Compared("H100-SXM", 2, 26, 0.047, 0.0),
-    Compared("H100-SXM", 4, 21, 0.065, 0.095),
-    Compared("H100-SXM", 8, 29, 0.089, 0.103),
-    Compared("H200-SXM", 1, 53, 0.034, 0.019),
-    Compared("H200-SXM", 2, 13, 0.049, 0.0),
-    Compared("H200-SXM", 4, 17, 0.061, 0.059),
-    Compared("H200-SXM", 8, 36, 0.058, 0.028),
-    Compared("L40S", 1, 19, 0.074, 0.0),
-    Compared("L40S", 4, 11, 0.028, 0.0),
-    Compared("L40S", 8, 7, 0.136, 0.286),
+    Compared(*_FULL, "A100-80GB", 1, 18, 0.054, 0.0),
+    Compared(*_FULL, "A100-80GB", 2, 7, 0.11, 0.0),
+    Compared(*_FULL, "A100-80GB", 4, 8, 0.104, 0.125),
+    Compared(*_FULL, "A100-80GB", 8, 9, 0.107, 0.222),
+    Compared(*_FULL, "H100-SXM", 1, 51, 0.047, 0.098),
+    Compared(*_FULL, "H100-SXM", 2, 26, 0.047, 0.0),
+    Compared(*_FULL, "H100-SXM", 4, 21, 0.065, 0.095),
+    Compared(*_FULL, "H100-SXM", 8, 29, 0.089, 0.103),
+    Compared(*_FULL, "H200-SXM", 1, 53, 0.034, 0.019),
+    Compared(*_FULL, "H200-SXM", 2, 13, 0.049, 0.0),
+    Compared(*_FULL, "H200-SXM", 4, 17, 0.061, 0.059),
+    Compared(*_FULL, "H200-SXM", 8, 36, 0.058, 0.028),
+    Compared(*_FULL, "L40S", 1, 19, 0.074, 0.0),
+    Compared(*_FULL, "L40S", 4, 11, 0.028, 0.0),
+    Compared(*_FULL, "L40S", 8, 7, 0.136, 0.286),
+    Compared(*_LOOP, "B200", 1, 13, 0.066, 0.0),
+    Compared(*_LOOP, "B200", 2, 12, 0.02, 0.0),
+    Compared(*_LOOP, "B200", 4, 12, 0.034, 0.0),
+    Compared(*_LOOP, "B200", 8, 11, 0.05, 0.0),
+    Compared(*_LOOP, "H100-SXM", 2, 14, 0.025, 0.0),
+    Compared(*_LOOP, "H100-SXM", 4, 9, 0.03, 0.0),
+    Compared(*_LOOP, "H100-SXM", 8, 11, 0.044, 0.0),
+    Compared(*_LOOP, "H200-SXM", 1, 11, 0.014, 0.0),
+    Compared(*_LOOP, "H200-SXM", 2, 12, 0.03, 0.0),
+    Compared(*_LOOP, "H200-SXM", 4, 13, 0.046, 0.0),
+    Compared(*_LOOP, "H200-SXM", 8, 14, 0.048, 0.0),
 )

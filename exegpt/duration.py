@@ -23,6 +23,15 @@ def parse_duration(text: str) -> float | None:
     return seconds
 
 
+def parse_delay(text: str, option: str) -> float:
+    """Return the seconds in `text`, zero included. Raises InputError for any other than a duration up to a minute."""
+    match = _FORM.fullmatch(text.strip().lower())
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
+    if seconds > 60:
+        raise InputError(f"{option} {text} is not a delay: write a number and a unit, from 0ms to 60s.")
+    return seconds
+
+
 def format_duration(seconds: float | None) -> str:
     """`seconds` in the form that `parse_duration` reads, to three digits."""
     if seconds is None:

@@ -5,7 +5,7 @@ with the same kernels, is slower or faster by it.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from exegpt.errors import InputError
@@ -20,6 +20,8 @@ SORT_VOCABULARY = 128_256
 """Llama 3's."""
 SORT_BYTES_S = 3.35e12
 """Memory bandwidth of an H100-SXM."""
+NVLINK3_BYTES_S, NVLINK4_BYTES_S, NVLINK5_BYTES_S = 100e9, 250e9, 400e9
+"""Least bandwidth of an all-reduce over NVLink of each generation, eight devices of a node."""
 MOST_IN_FLIGHT = 2
 """Iterations: no engine decides further ahead."""
 
@@ -30,21 +32,20 @@ class LinkWait(Noun):
 
     least_bytes_s: float
     """For links on which an all-reduce reaches at least this."""
-    by_degree: dict[int, float]
-    """Tensor-parallel degree → seconds; between two degrees on a line over the logarithm, beyond them as the last."""
+    by_degree: tuple[tuple[int, float], ...]
+    """Tensor-parallel degrees and seconds; between two on a line over the logarithm, beyond them as the nearest."""
 
     def __post_init__(self) -> None:
-        if not self.by_degree or min(self.by_degree) < 2 or not self.least_bytes_s >= 0:
+        if not self.by_degree or min(self.by_degree)[0] < 2 or not self.least_bytes_s >= 0:
             raise InputError("A wait per all-reduce needs seconds for tensor-parallel degrees of 2 or more.")
 
     def seconds(self, tp: int) -> float:
         """Return the wait at a tensor-parallel degree."""
         degrees = sorted(self.by_degree)
-        below = max((degree for degree in degrees if degree <= tp), default=degrees[0])
-        above = min((degree for degree in degrees if degree >= tp), default=degrees[-1])
-        first, last = self.by_degree[below], self.by_degree[above]
-        if above <= below:
-            return first if below <= tp else last
+        below, first = max((at for at in degrees if at[0] <= tp), default=degrees[0])
+        above, last = min((at for at in degrees if at[0] >= tp), default=degrees[-1])
+        if above <= below:  # at one of the degrees, or beyond them
+            return first
         return first + (last - first) * math.log(tp / below) / math.log(above / below)
 
 
@@ -61,6 +62,8 @@ class EngineSpec(Noun):
     """Seconds of the engine's own time per iteration."""
     sequence_s: float = 0.0
     """The same per sequence of an iteration."""
+    kv8_rate: float = 1.0
+    """Share of the bandwidth of decoding attention that its kernel reaches on keys and values in 8 bits."""
     waits: tuple[LinkWait, ...] = ()
     """Waits by link and degree: the entry of the fastest links that a link belongs to."""
     in_flight: int = 1
@@ -77,11 +80,12 @@ class EngineSpec(Noun):
     """The same per sequence, for `SORT_VOCABULARY` logits at `SORT_BYTES_S`."""
 
     def __post_init__(self) -> None:
-        waits = [seconds for wait in self.waits for seconds in wait.by_degree.values()]
+        waits = [seconds for wait in self.waits for _, seconds in wait.by_degree]
         own = (self.wait_s, self.iteration_s, self.sequence_s, self.front_end_s, self.sort_s, self.sort_sequence_s)
-        if not 0 < self.clock <= 1 or not all(0 <= seconds <= 60 for seconds in (*own, *waits)):
+        rates = (self.clock, self.kv8_rate)
+        if not all(0 < rate <= 1 for rate in rates) or not all(0 <= seconds <= 60 for seconds in (*own, *waits)):
             raise InputError(
-                f"Engine '{self.name}' is not usable: its times are 0 to 60 s, its clock above 0, at most 1."
+                f"Engine '{self.name}' is not usable: its times are 0 to 60 s, its rates above 0, at most 1."
             )
         if not 1 <= self.in_flight <= MOST_IN_FLIGHT:
             raise InputError(
@@ -94,6 +98,15 @@ class EngineSpec(Noun):
             return 0.0
         by_speed = sorted(self.waits, key=lambda wait: -wait.least_bytes_s)
         return next((wait.seconds(tp) for wait in by_speed if link_bytes_s >= wait.least_bytes_s), self.wait_s)
+
+    def sampling_text(self, sorts_logits: bool | None) -> str:
+        """Return what is assumed of sampling, by whether the checkpoint's defaults sort logits; empty without cost."""
+        if not (self.sort_s or self.sort_sequence_s):
+            return ""
+        if sorts_logits:
+            return "sampling by top-p or top-k as in the checkpoint's generation_config.json"
+        unknown = " (its generation_config.json is not known)" if sorts_logits is None else ""
+        return f"sampling without top-p and top-k{unknown}"
 
     def sorting(self, rows: Any, vocab: int, bandwidth_bytes_s: float) -> Any:
         """Return the seconds of sorting `rows` rows of `vocab` logits on a device of this memory bandwidth."""
@@ -108,15 +121,51 @@ class EngineSpec(Noun):
         return Table(("batch",), ((0.0, _MANY),), (each, each + _MANY * self.sequence_s))
 
 
+FRONT_END_S = 7e-3
+"""HTTP, tokenising, process messages and the first flush of a request: 6.75 ms in 51 published runs of vLLM 0.15 on
+H100, A100 and L40S, whatever the model and the load; 12.1 to 14.5 ms in a run of vLLM 0.11 that reports both sides."""
+_VLLM_WAITS = (
+    # Fitted by `python -m benchmarks.vllm_terms --fit` to every fifth, by hash, of vLLM's fp8 rows of Llama-3.1-70B on
+    # H100, H200 (NVLink 4) and B200 (NVLink 5).
+    LinkWait(NVLINK5_BYTES_S, ((2, 0.0), (4, 3.2e-6), (8, 2.8e-6))),
+    LinkWait(NVLINK4_BYTES_S, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
+    # Published runs of vLLM 0.15 on A100-80GB.
+    LinkWait(NVLINK3_BYTES_S, ((2, 15e-6), (4, 25e-6))),
+)
+_VLLM = EngineSpec(
+    "vllm",
+    wait_s=23e-6,  # over PCIe: TensorRT-LLM's, since no published measurement distinguishes vLLM's
+    clock=0.88,
+    # Asynchronous scheduling, the default from version 0.14: published runs of vLLM 0.15.
+    iteration_s=0.3e-3,
+    sequence_s=10e-6,
+    # FlashAttention 3 and FlashInfer on 8-bit keys and values take 0.66 (H100), 0.79 (H200) and 0.61 (B200) of the time
+    # on 16-bit ones (aiconfigurator 0.12.0, medians from 200 MB on), which half of the bytes alone would halve.
+    kv8_rate=0.7,
+    waits=_VLLM_WAITS,
+    in_flight=2,
+    front_end_s=FRONT_END_S,
+    # The same runs; H100.
+    sort_s=0.3e-3,
+    sort_sequence_s=8.8e-6,
+)
 ENGINES = {
     engine.name: engine
     for engine in (
         # Wait, clock and time per sequence fitted by `python -m benchmarks.published --fit` to 81 of TensorRT-LLM's
-        # published throughputs (every fifth by hash); those don't determine the time per iteration: as vLLM's.
-        EngineSpec("tensorrt-llm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6),
-        # Time per iteration calibrated on every tenth request of a vLLM 0.19 server's run (benchmarks/silicon.py,
-        # table a); no published measurement distinguishes the others from TensorRT-LLM's.
-        EngineSpec("vllm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6),
+        # published throughputs (every fifth by hash); those don't determine the time per iteration: as vLLM 0.11's.
+        EngineSpec(
+            "tensorrt-llm",
+            wait_s=23e-6,
+            clock=0.88,
+            iteration_s=1.03e-3,
+            sequence_s=0.5e-6,
+            front_end_s=FRONT_END_S,
+        ),
+        _VLLM,
+        # Synchronous scheduling. Time per iteration calibrated on every tenth request of a vLLM server's run
+        # (benchmarks/silicon.py, table a).
+        replace(_VLLM, name="vllm-0.11", iteration_s=1.03e-3, sequence_s=0.0, in_flight=1),
         # The ExeGPT paper's, made of FasterTransformer: with the kernels alone its Table 6 comes out 8 to 11 % slow.
         EngineSpec("paper"),
         EngineSpec("none"),

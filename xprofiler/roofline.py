@@ -182,13 +182,14 @@ def _device(spec: DeviceSpec, link: LinkSpec, dtype: str, kv_dtype: str, engine:
     bandwidth = spec.bandwidth_bytes_s * spec.bandwidth_fraction
     outer = dtype if dtype != "fp8" else next((half for half in ("bf16", "fp16") if spec.flops_s.get(half)), dtype)
     both = dtype if dtype == kv_dtype else outer  # attention computes in 8 bits where all that it reads has them
+    kv_rate = engine.kv8_rate if BYTES[kv_dtype] == 1 else 1.0
     share = spec.attention_fractions.get(both, spec.attention_fraction)
     return _Device(
         flops_s=spec.reached_flops_s(dtype) * engine.clock,
         outer_flops_s=spec.reached_flops_s(outer) * engine.clock,
         attention_flops_s=spec.flops_s[outer] * share * engine.clock,
         bandwidth_bytes_s=bandwidth,
-        decode_bytes_s=spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth,
+        decode_bytes_s=(spec.bandwidth_bytes_s * _DECODE_FRACTION if on_gpu else bandwidth) * kv_rate,
         weight_bytes=BYTES[dtype],
         activation_bytes=activation_bytes(dtype),
         kv_bytes=BYTES[kv_dtype],
@@ -241,6 +242,7 @@ def roofline_profile(
             "link_bytes_s": f"{cluster.intra.bandwidth_bytes_s:.4g}",
             "kv_dtype": kv_dtype,
             "engine": engine.name,
+            **({"sampling": sampling} if (sampling := engine.sampling_text(model.sorts_logits)) else {}),
             "overhead_s": f"{engine.iteration_s + overhead_s:.4g}",
         },
     )

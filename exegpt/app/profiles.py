@@ -3,11 +3,13 @@ roofline.
 """
 
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.app import rooflines
 from exegpt.cluster import ClusterSpec, device_kind
+from exegpt.duration import duration_text, parse_delay
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
@@ -33,6 +35,25 @@ def find_profile(
     kv_dtype: str | None = None,
     engine: str | None = None,
     attention: str = "triton",
+    front_end: str | None = None,
+) -> tuple[Profile, str]:
+    """`_find_profile`, with `front_end` (a duration as text) in place of its engine's front-end time."""
+    seconds = None if front_end is None else parse_delay(front_end, "--front-end")
+    profile, which = _find_profile(text, model, cluster, dtype, kv_dtype, engine, attention, seconds)
+    if seconds is None or profile.front_end_s == seconds:
+        return profile, which
+    return replace(profile, front_end_s=seconds), f"{which}; --front-end adds {duration_text(seconds)} to each request"
+
+
+def _find_profile(
+    text: str | None,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    dtype: str | None,
+    kv_dtype: str | None,
+    engine: str | None,
+    attention: str,
+    front_end_s: float | None,
 ) -> tuple[Profile, str]:
     """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
     dtype it is a file's, in its own. An `engine` is named for a roofline, and refused beside what was measured. A
@@ -51,7 +72,7 @@ def find_profile(
         if stored:
             rooflines.check_engine(engine, stored.fingerprint)
             return stored, profile_text(stored)
-    roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine)
+    roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine, front_end_s)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     whose = _ROOFLINE_HERE if here and engine is None else rooflines.engine_text(roofline, engine is not None)
     return roofline, f"profile: roofline{why}; {whose}"

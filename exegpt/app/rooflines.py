@@ -1,12 +1,15 @@
 """Unmeasured profiles: the roofline of a named cluster under a named engine, and how far off such were."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from exegpt.cluster import ClusterSpec, is_stock
+from exegpt.duration import duration_text
 from exegpt.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.cluster import ClusterSpec
+    from exegpt.compared import Compared
     from exegpt.model import ModelSpec
     from exegpt.profile import Profile
     from exegpt.schedule import Schedule
@@ -15,28 +18,37 @@ DEFAULT_ENGINE = "vllm"
 """What most people deploy; on this machine our own runner serves, whose time a measured profile has."""
 
 
-def default_engine(cluster: "ClusterSpec") -> str:
+def default_engine(cluster: ClusterSpec) -> str:
     """The engine that is taken where none is named."""
     return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
 
 
 def stock_profile(
-    model: "ModelSpec", cluster: "ClusterSpec", dtype: str, kv_dtype: str | None = None, engine: str | None = None
+    model: "ModelSpec",
+    cluster: ClusterSpec,
+    dtype: str,
+    kv_dtype: str | None = None,
+    engine: str | None = None,
+    front_end_s: float | None = None,
 ) -> "Profile":
-    """The roofline of a cluster under an engine; this machine's rates are measured once (a second)."""
+    """The roofline of a cluster under an engine, with another front-end time where one is given; this machine's rates
+    are measured once (a second).
+    """
     from exegpt.engine import find_engine
     from xprofiler import store
     from xprofiler.roofline import roofline_profile
 
     serving = find_engine(engine or default_engine(cluster))
+    if front_end_s is not None:
+        serving = replace(serving, front_end_s=front_end_s)
     known = cluster if cluster.device.flops_s else store.measured_once(cluster, dtype)
     return roofline_profile(model, known, dtype, kv_dtype=kv_dtype, engine=serving)
 
 
-def like(profile: "Profile", model: "ModelSpec", cluster: "ClusterSpec") -> "Profile":
+def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile":
     """The roofline of another cluster in the dtypes and under the engine of a roofline."""
     facts = profile.provenance
-    return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"])
+    return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"], profile.front_end_s)
 
 
 def found_on(schedule: "Schedule") -> "Profile | None":
@@ -70,24 +82,55 @@ def check_engine(engine: str | None, profile: str | None) -> None:
 def engine_text(profile: "Profile", typed: bool = True) -> str:
     """Whose time is in a roofline."""
     name = profile.provenance["engine"]
-    if name == "none":
-        return "no engine's own time is in it"
-    return f"with the time of engine {name}" + ("" if typed else ", the default")
+    whose = "no engine's own time is in it" if name == "none" else f"with the time of engine {name}"
+    parts = [whose + ("" if typed or name == "none" else ", the default")]
+    if profile.in_flight > 1:
+        parts.append(f"{profile.in_flight} iterations in flight")
+    if profile.front_end_s:
+        parts.append(f"{duration_text(profile.front_end_s)} of each request outside the engine")
+    parts += [text for text in (profile.provenance.get("sampling"),) if text]
+    return ", ".join(parts)
 
 
-def accuracy(profile: "Profile") -> tuple[str, ...]:
-    """A sentence on how far rooflines of this device were off, by tensor-parallel degree; none for other profiles."""
+def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
+    """Return sentences on how far rooflines under this engine of this device were off, by tensor-parallel degree; none
+    for other profiles. They speak of what was compared alone: one quantity, engine, device and kind of load.
+    """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
-    from exegpt.compared import COMPARED, SOURCE
+    from exegpt.compared import COMPARED
 
-    rows = [row for row in COMPARED if row.device == profile.device]
+    engine, device = profile.provenance["engine"], profile.device
+    of_engine = [row for row in COMPARED if row.engine == engine]
+    rows = [row for row in of_engine if row.device == device]
+    if not of_engine:
+        known = " and ".join(dict.fromkeys(row.engine for row in COMPARED))
+        return (f"accuracy: no measurement was compared with rooflines under engine {engine}, only under {known}",)
     if not rows:
-        known = ", ".join(dict.fromkeys(row.device for row in COMPARED))
-        return (f"accuracy: no published throughput of {profile.device} was compared with rooflines, only of {known}",)
+        known = ", ".join(dict.fromkeys(row.device for row in of_engine))
+        return (
+            f"accuracy: no measurement of {device} was compared with rooflines under engine {engine}, only of {known}",
+        )
+    if not is_stock(cluster):
+        return (f"accuracy: measurements of {device} were compared, and this cluster's device or link is another",)
+    return (_errors_text(rows), *_limits(engine))
+
+
+def _errors_text(rows: "list[Compared]") -> str:
+    """Return the sentence on the errors of one engine and device."""
+    from exegpt.compared import SOURCES
+
+    first = rows[0]
     off = ", ".join(f"{row.median_error:.0%} at TP{row.tp} ({row.rows})" for row in rows)
     beyond = sum(row.rows * row.beyond_quarter for row in rows) / sum(row.rows for row in rows)
     return (
-        f"accuracy: rooflines of {profile.device} were off by {off}: medians over so many throughputs of {SOURCE}, "
-        f"{beyond:.0%} of them by more than a quarter",
+        f"accuracy: {first.quantity} under engine {first.engine} on {first.device} was off by {off}: medians over so "
+        f"many of {SOURCES[first.engine]} that nothing was fitted to, {first.load}; {beyond:.0%} of them by more than "
+        "a quarter"
     )
+
+
+def _limits(engine: str) -> tuple[str, ...]:
+    from exegpt.compared import LIMITS
+
+    return (LIMITS[engine],) if engine in LIMITS else ()

@@ -110,6 +110,7 @@ def find_setting(
     engine: str | None = None,
     one_by_one: bool = False,
     attention: str = "triton",
+    front_end: str | None = None,
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
@@ -152,12 +153,12 @@ def find_setting(
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
-    how = {"kv_dtype": kv_dtype, "engine": engine}
+    how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
     chosen, which = find_profile(profile, spec, where, dtype or usual, **how, attention=attention)
     if dtype is None:
         assumptions.append(f"dtype: {chosen.dtype}, {why}")
     return Setting(
-        spec, where, load, chosen, kv_dtype or chosen.dtype, (*assumptions, *scaling, which, *accuracy(chosen))
+        spec, where, load, chosen, kv_dtype or chosen.dtype, (*assumptions, *scaling, which, *accuracy(chosen, where))
     )
 
 

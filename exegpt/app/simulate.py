@@ -45,6 +45,7 @@ class SimulateOptions:
     workload: str | None
     dtype: str | None
     engine: str | None
+    front_end: str | None
     columns: str | None
     scale_to_context: bool
     engine_settings: EngineSettings
@@ -106,6 +107,7 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         columns=options.columns,
         scale_to_context=options.scale_to_context,
         engine=options.engine,
+        front_end=options.front_end,
         one_by_one=bool(options.replay),
     )
     schedule, assumed = follow(setting, options.engine_settings)
@@ -121,14 +123,17 @@ def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, t
             typed = option if value is True else f"{option} {value}"
             raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
-    stock = options.profile in (None, "roofline") and options.engine is None
+    stock = options.profile in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None
     if roofline:
         which = f"profile: the roofline that it was found on, {rooflines.engine_text(roofline)}"
-        return schedule, roofline, (which, *rooflines.accuracy(roofline))
+        return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster))
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
-    profile, which = find_profile(options.profile, *where, kv_dtype=schedule.kv_dtype, engine=options.engine)
-    return schedule, profile, (which, *_another(schedule, profile), *rooflines.accuracy(profile))
+    engine, front_end = options.engine, options.front_end
+    profile, which = find_profile(
+        options.profile, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end
+    )
+    return schedule, profile, (which, *_another(schedule, profile), *rooflines.accuracy(profile, schedule.cluster))
 
 
 def _another(schedule: Schedule, profile: Profile) -> tuple[str, ...]:

@@ -60,7 +60,16 @@ ENGINE = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="Engine overhead in a roofline: vllm (default), tensorrt-llm, paper, or none (default for this machine).",
+        help="Engine overhead in a roofline: vllm (0.14 and later; default), vllm-0.11, tensorrt-llm, paper, or none "
+        "(default for this machine).",
+    ),
+]
+FRONT_END = Annotated[
+    str | None,
+    typer.Option(
+        "--front-end",
+        help="Time of each request outside the engine, for HTTP and tokenising (13ms): part of TTFT and latency. "
+        "Default: the engine's, 7ms for vllm.",
     ),
 ]
 DTYPE = Annotated[

@@ -28,6 +28,7 @@ def plan(
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
     engine: options.ENGINE = None,
+    front_end: options.FRONT_END = None,
     scale_to_context: options.SCALE_TO_CONTEXT = False,
     threads: options.THREADS = None,
     price: Annotated[
@@ -69,7 +70,7 @@ def plan(
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads or threads_of_device(cluster))
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
-    how["scale_to_context"] = scale_to_context
+    how |= {"front_end": front_end, "scale_to_context": scale_to_context}
     if method == "samullm" or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 

@@ -64,6 +64,7 @@ def simulate(
     ] = None,
     dtype: options.DTYPE = None,
     engine: options.ENGINE = None,
+    front_end: options.FRONT_END = None,
     columns: options.COLUMNS = None,
     scale_to_context: options.SCALE_TO_CONTEXT = False,
     threads: options.THREADS = None,

@@ -49,6 +49,7 @@ def tune(
     scale_to_context: options.SCALE_TO_CONTEXT = False,
     device: options.DEVICE = None,
     engine: options.ENGINE = None,
+    front_end: options.FRONT_END = None,
     threads: options.THREADS = None,
     rate: options.RATE = None,
     arrivals: Annotated[
@@ -120,6 +121,7 @@ def tune(
     _check_combination(len(bounds_s), len(clusters), rate is not None or arrivals == "trace", prices is not None)
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
     how |= {"columns": columns, "scale_to_context": scale_to_context, "rate": rate, "engine": engine}
+    how["front_end"] = front_end
     settings = tuple(find_setting(model, where, workload, profile, **how) for where in clusters)
     target = _target(export, settings[0], model)
     runnable = target.policies if target else ()

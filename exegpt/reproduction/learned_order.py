@@ -18,8 +18,10 @@ from exegpt.app.settings import find_setting
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text
 from exegpt.report.sections import Section
+from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
 from exegpt.schedule import Schedule
 from exegpt.workload import RequestLengths
+from xprofiler.roofline import roofline_profile
 from xsimulator.replay.event_simulator import replay
 
 MODEL, CLUSTER = "llama-3.1-8b", "1xA100-80GB"
@@ -111,7 +113,9 @@ def reproduce(
     progress: Callable[[int, int], None] = lambda done, total: None, rates: tuple[float, ...] = RATES
 ) -> LearnedOrder:
     """Every method at every rate."""
-    setting = find_setting(MODEL, CLUSTER, "177/311", "roofline")
+    stock = find_setting(MODEL, CLUSTER, "177/311", "roofline")
+    profile = roofline_profile(stock.model, stock.cluster, stock.profile.dtype, engine=VLLM_OF_2024)
+    setting = replace(stock, profile=profile)
     settings = EngineSettings(policy="chunked", max_num_seqs=256, max_num_batched_tokens=2048, admission="grow")
     schedule, _ = follow(setting, settings)
     found = []

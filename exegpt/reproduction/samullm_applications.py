@@ -13,9 +13,9 @@ from exegpt.builtin_models import builtin_config
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import parse_cluster
 from exegpt.cost_table import CostTable, ModelCosts
-from exegpt.engine import find_engine
 from exegpt.model import ModelSpec
 from exegpt.reproduction.public_data import public_data
+from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
 from xprofiler.roofline import roofline_profile
 from xprofiler.samullm import loading_seconds, output_lengths, samullm_costs
 from xscheduler.multimodel.stages import Host
@@ -74,7 +74,7 @@ def cost_table(folder: Path) -> CostTable:
         ("Mistral-7B-Instruct-v0.2", builtin_config("mistral-7b"), 32768),
     ):
         spec, cluster = ModelSpec.from_config(config, name), parse_cluster("8xA100-80GB", _MEMORY_FRACTION)
-        profile = roofline_profile(spec, cluster, engine=find_engine("vllm"))
+        profile = roofline_profile(spec, cluster, engine=VLLM_OF_2024)
         known = {tp: seconds for (model, tp), seconds in load_s.items() if model == name and tp <= HOST.linked}
         models.append(profiled_model(name, spec, cluster, profile, known, outputs[name], context))
     return CostTable(CostTable.VERSION, "samullm and rooflines", timed.machine, tuple(models))

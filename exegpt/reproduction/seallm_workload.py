@@ -12,15 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.app.load.arrivals import random_arrivals_until
-from exegpt.app.rooflines import stock_profile
 from exegpt.batching import Hints
 from exegpt.batching.shared_pool import block_of
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
+from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
 from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import RequestLengths
+from xprofiler.roofline import roofline_profile
 from xsimulator.cost.memory import RESERVE_BYTES, StageMemory
 from xsimulator.cost.replica import CostModel, ReplicaCost
 from xsimulator.cost.solo import solo_times
@@ -65,8 +66,8 @@ def cluster_of(nodes: int) -> ClusterSpec:
 
 @lru_cache
 def profile_of(llm: str) -> Profile:
-    """The stock roofline."""
-    return stock_profile(builtin_model(llm), cluster_of(NODES), "fp16")
+    """The roofline under the engine of the paper's time."""
+    return roofline_profile(builtin_model(llm), cluster_of(NODES), "fp16", engine=VLLM_OF_2024)
 
 
 def kv_block(model: ModelSpec) -> tuple[int, int]:

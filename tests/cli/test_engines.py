@@ -16,17 +16,16 @@ def simulated(*more):
 
 
 def test_engines_differ_and_none_is_the_quickest():
-    rates = {
-        name: simulated("--engine", name)["throughput_tok_s"] for name in ("vllm", "tensorrt-llm", "paper", "none")
-    }
-    assert rates["none"] == rates["paper"] > max(rates["vllm"], rates["tensorrt-llm"])
+    names = ("vllm", "vllm-0.11", "tensorrt-llm", "paper", "none")
+    rates = {name: simulated("--engine", name)["throughput_tok_s"] for name in names}
+    assert rates["none"] == rates["paper"] > rates["vllm"] > rates["vllm-0.11"] > rates["tensorrt-llm"]
     assert simulated()["throughput_tok_s"] == rates["vllm"]
 
 
 @pytest.mark.parametrize("command", ["tune -l inf", "simulate --max-num-seqs 8"])
 def test_an_unknown_engine_is_refused_with_the_list(command):
     done = run_command(*command.split(), *LLAMA, "--engine", "sglang")
-    check_refused(done, r"no engine 'sglang': use one of tensorrt-llm, vllm, paper, none")
+    check_refused(done, r"no engine 'sglang': use one of tensorrt-llm, vllm, vllm-0.11, paper, none")
 
 
 def test_an_engine_beside_a_measured_profile_is_refused(tiny, tiny_profile):
@@ -41,19 +40,54 @@ def notes(*command):
     return [next((text for text in assumed if text.startswith(name)), None) for name in ("profile:", "accuracy:")]
 
 
-def test_line_9_every_answer_names_its_engine_and_the_error_of_such_predictions():
-    profile, accuracy = notes("tune", "-l", "inf", *LLAMA, "--policy", "orca", "--no-advice")
-    assert profile.endswith("with the time of engine vllm, the default")
-    for one_fact in (fact for fact in COMPARED if fact.device == "H100-SXM"):
-        assert f"{one_fact.median_error:.0%} at TP{one_fact.tp} ({one_fact.rows})" in accuracy
-    assert "TensorRT-LLM" in accuracy and "more than a quarter" in accuracy
-    named, _ = notes("tune", "-l", "inf", *LLAMA, "--policy", "orca", "--no-advice", "--engine", "none")
-    assert named.endswith("no engine's own time is in it")
+QUESTION = ("simulate", *LLAMA, "--max-num-seqs", 8)
 
 
-def test_a_device_that_was_never_compared_has_a_note():
+def test_every_answer_states_its_engines_terms():
+    profile, _ = notes(*QUESTION)
+    assert profile.endswith(
+        "with the time of engine vllm, the default, 2 iterations in flight, 7 ms of each request outside the engine, "
+        "sampling by top-p or top-k as in the checkpoint's generation_config.json"
+    )
+    assert notes(*QUESTION, "--engine", "none")[0].endswith("no engine's own time is in it")
+    assert notes(*QUESTION, "--front-end", "13ms")[0].count("13 ms of each request outside the engine") == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
+def test_the_printed_accuracy_is_of_the_same_engine_and_device(engine):
+    _, accuracy = notes(*QUESTION, "--engine", engine)
+    facts = [fact for fact in COMPARED if (fact.engine, fact.device) == (engine, "H100-SXM")]
+    assert facts and accuracy.startswith(f"accuracy: {facts[0].quantity} under engine {engine} on H100-SXM was off by ")
+    for fact in facts:
+        assert f"{fact.median_error:.0%} at TP{fact.tp} ({fact.rows})" in accuracy
+    assert f"({sum(fact.rows for fact in COMPARED)})" not in accuracy
+    assert facts[0].load in accuracy and "nothing was fitted to" in accuracy and "more than a quarter" in accuracy
+
+
+def test_an_engine_or_a_device_that_was_never_compared_has_a_note(tmp_path):
+    _, accuracy = notes(*QUESTION, "--engine", "none")
+    assert accuracy.startswith("accuracy: no measurement was compared with rooflines under engine none, only under ")
     _, accuracy = notes("simulate", "--model", "opt-13b", "--cluster", "4xA40", "--max-num-seqs", 8, "--tp-degree", 4)
-    assert accuracy.startswith("accuracy: no published throughput of A40 was compared with rooflines, only of ")
+    assert accuracy.startswith("accuracy: no measurement of A40 was compared with rooflines under engine vllm, ")
+    other = tmp_path / "slow.yaml"
+    other.write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 2\nintra: {bandwidth_bytes_s: 2.0e+10}\n")
+    _, accuracy = notes("simulate", *LLAMA[:2], *LLAMA[4:], "--cluster", other, "--max-num-seqs", 8)
+    assert accuracy.endswith("this cluster's device or link is another")
+
+
+def test_the_front_end_adds_to_first_tokens_and_latencies_alone(tiny, tiny_profile):
+    """Under an engine, and with a measured profile."""
+    measured = ("simulate", "--model", tiny, "--cluster", "local", "-w", "20/10", "-p", tiny_profile)
+    for question, usual_s in ((QUESTION, 7e-3), ((*measured, "--max-num-seqs", 4), 0.0)):
+        usual, late = (run_command(*question, *more, "--json").json for more in ((), ("--front-end", "13ms")))
+        for name in ("ttft_s", "ttft_p99_s", "latency_s", "latency_p50_s"):
+            assert late[name] - usual[name] == pytest.approx(13e-3 - usual_s)
+        assert (late["tpot_s"], late["throughput_tok_s"]) == (usual["tpot_s"], usual["throughput_tok_s"])
+
+
+@pytest.mark.parametrize("text", ["2m", "fast", "-1ms", "inf"])
+def test_a_front_end_time_that_is_none_is_refused(text):
+    check_refused(run_command(*QUESTION, f"--front-end={text}"), "--front-end .* is not a delay")
 
 
 def test_a_measured_profile_has_no_such_sentence(tiny, tiny_profile):

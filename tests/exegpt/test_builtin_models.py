@@ -49,3 +49,19 @@ def test_an_unknown_name_is_refused_with_near_matches():
         builtin_model("opt-14b")
     with pytest.raises(InputError, match="exegpt list models"):
         builtin_model("???")
+
+
+@pytest.mark.parametrize(
+    ("name", "sorts"),
+    [
+        ("llama-3.1-8b", True),
+        ("meta-llama/Llama-3.3-70B-Instruct", True),
+        ("Qwen/Qwen2.5-7B-Instruct", True),
+        ("qwen3-32b", True),
+        ("mistral-7b-v0.3", False),
+        ("opt-13b", False),
+        ("t5-11b", False),
+    ],
+)
+def test_families_with_top_p_or_top_k_in_their_defaults_sort_logits(name, sorts):
+    assert builtin_model(name).sorts_logits is sorts

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.duration import beyond_text, duration_text, format_duration, parse_duration
+from exegpt.duration import beyond_text, duration_text, format_duration, parse_delay, parse_duration
 from exegpt.errors import InputError
 
 
@@ -55,3 +55,14 @@ def test_tables_have_a_time_in_the_unit_that_reads_best(seconds, digits, text):
 )
 def test_a_time_beyond_its_limit_prints_differently(seconds, limit, text):
     assert beyond_text(seconds, limit) == text
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("13ms", 13e-3), ("0s", 0.0), ("60s", 60.0), ("1m", 60.0)])
+def test_a_delay_may_be_nothing_and_is_a_minute_at_most(text, seconds):
+    assert parse_delay(text, "--front-end") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["61s", "inf", "-1ms", "7", ""])
+def test_what_is_no_delay_is_refused_with_the_option(text):
+    with pytest.raises(InputError, match=r"^--front-end .* is not a delay"):
+        parse_delay(text, "--front-end")

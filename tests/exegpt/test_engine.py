@@ -8,7 +8,7 @@ from exegpt.errors import InputError
 
 
 def test_an_unknown_engine_is_refused_with_the_list():
-    with pytest.raises(InputError, match=r"no engine 'sglang': use one of tensorrt-llm, vllm, paper, none\.$"):
+    with pytest.raises(InputError, match=r"no engine 'sglang': use one of tensorrt-llm, vllm, vllm-0\.11, paper, none"):
         find_engine("sglang")
 
 
@@ -35,7 +35,7 @@ def test_an_engines_own_time_is_linear_in_sequences():
         {"front_end_s": -1e-3},
         {"in_flight": 0},
         {"in_flight": 3},
-        {"waits": (LinkWait(1e11, {2: -1e-6}),)},
+        {"waits": (LinkWait(1e11, ((2, -1e-6),)),)},
     ],
 )
 def test_what_no_engine_can_be_is_refused(wrong):
@@ -44,7 +44,17 @@ def test_what_no_engine_can_be_is_refused(wrong):
 
 
 def test_a_wait_depends_on_the_link_and_on_the_degree():
-    nvlink, pcie = LinkWait(1e11, {2: 4e-6, 4: 9e-6, 8: 12e-6}), LinkWait(0.0, {2: 30e-6})
+    nvlink, pcie = (
+        LinkWait(
+            1e11,
+            (
+                (2, 4e-6),
+                (4, 9e-6),
+                (8, 12e-6),
+            ),
+        ),
+        LinkWait(0.0, ((2, 30e-6),)),
+    )
     engine = EngineSpec("e", waits=(pcie, nvlink))
     assert [engine.wait(2.9e11, tp) for tp in (1, 2, 4, 8, 16)] == [0.0, 4e-6, 9e-6, 12e-6, 12e-6]
     assert engine.wait(2.9e11, 6) == pytest.approx(9e-6 + 3e-6 * 0.585, rel=1e-3)
@@ -52,7 +62,14 @@ def test_a_wait_depends_on_the_link_and_on_the_degree():
     assert EngineSpec("e", wait_s=7e-6, waits=(nvlink,)).wait(2e10, 4) == 7e-6
 
 
-@pytest.mark.parametrize("degrees", [{}, {1: 1e-6}])
+def test_vllms_presets_differ_in_what_asynchronous_scheduling_changes():
+    new, old = find_engine("vllm"), find_engine("vllm-0.11")
+    assert (new.in_flight, new.iteration_s, new.sequence_s) == (2, 0.3e-3, 10e-6)
+    assert (old.in_flight, old.iteration_s, old.sequence_s) == (1, 1.03e-3, 0.0)
+    assert new.waits == old.waits and new.front_end_s == old.front_end_s == 7e-3
+
+
+@pytest.mark.parametrize("degrees", [(), ((1, 1e-6),)])
 def test_a_wait_of_no_degree_is_refused(degrees):
     with pytest.raises(InputError, match="degrees of 2 or more"):
         LinkWait(0.0, degrees)

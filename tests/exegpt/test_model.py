@@ -1,6 +1,7 @@
 """What follows from a model's sizes, where no built-in one shows it."""
 
 import itertools
+import json
 from dataclasses import replace
 
 import pytest
@@ -119,3 +120,31 @@ def test_a_t5_has_no_longest_request():
     for name in ("llama-3.1-8b", "gpt2", "opt-13b"):
         spec = builtin_model(name)
         assert spec.longest_request == spec.context
+
+
+@pytest.mark.parametrize(
+    ("defaults", "sorts"),
+    [
+        (None, False),
+        ({"temperature": 0.6}, False),
+        ({"top_p": 1.0, "top_k": 0}, False),
+        ({"top_p": 0.9}, True),
+        ({"top_k": 20}, True),
+        ({"top_p": None, "top_k": None}, False),
+    ],
+)
+def test_a_directorys_generation_config_says_whether_logits_are_sorted(defaults, sorts, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(builtin_config("llama-3.1-8b")))
+    if defaults is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
+    spec = ModelSpec.from_directory(tmp_path)
+    assert spec.sorts_logits is sorts
+    assert spec.fingerprint == SPEC.fingerprint  # it is no size
+
+
+@pytest.mark.parametrize("text", ["[1]", "{"])
+def test_a_broken_generation_config_is_refused(text, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(builtin_config("llama-3.1-8b")))
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(InputError, match=r"generation_config\.json"):
+        ModelSpec.from_directory(tmp_path)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
 from exegpt.document import from_dict, to_dict
-from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
+from exegpt.engine import NO_ENGINE, EngineSpec, LinkWait, find_engine
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
@@ -117,6 +117,42 @@ def test_an_engine_waits_at_every_all_reduce_and_has_time_of_its_own_and_a_lower
     assert clocked.rest(131072) / layer.rest(131072) == pytest.approx(2.0, rel=0.1)  # computing takes twice as long
     assert clocked.rest(1) == pytest.approx(layer.rest(1), rel=1e-3)  # reading does not
     assert clocked.decode_attention(256, 1000) == layer.decode_attention(256, 1000)
+
+
+def test_ranks_wait_by_link_and_degree():
+    engine = EngineSpec("e", wait_s=30e-6, waits=(LinkWait(250e9, ((2, 4e-6), (8, 12e-6))),))
+    slow = replace(H100, intra=LinkSpec(20e9))
+    for cluster, waits in ((H100, {1: 0.0, 2: 4e-6, 4: 8e-6, 8: 12e-6}), (slow, {1: 0.0, 2: 30e-6, 8: 30e-6})):
+        waiting, bare = (roofline_profile(LLAMA_8B, cluster, engine=e) for e in (engine, NO_ENGINE))
+        for tp, wait in waits.items():
+            more = waiting.degree(tp).decoder.rest(256) - bare.degree(tp).decoder.rest(256)
+            assert more == pytest.approx(2 * wait, abs=1e-12)
+
+
+@pytest.mark.parametrize(("sorts", "rows"), [(True, 1), (True, 64), (False, 64), (None, 64)])
+def test_sampling_from_sorted_logits_takes_longer_on_every_rank(sorts, rows):
+    engine, model = EngineSpec("e", sort_s=3e-4, sort_sequence_s=9e-6), replace(LLAMA_8B, sorts_logits=sorts)
+    sorting, bare = (roofline_profile(model, H100, engine=e) for e in (engine, NO_ENGINE))
+    for tp in (1, 8):
+        more = sorting.degree(tp).head(rows) - bare.degree(tp).head(rows)
+        assert more == pytest.approx((3e-4 + 9e-6 * rows) if sorts else 0.0, abs=1e-12)
+    assert ("generation_config" in sorting.provenance["sampling"]) == (sorts is not False)
+    assert "sampling" not in bare.provenance
+
+
+def test_an_engines_kernel_for_keys_and_values_in_8_bits_reads_at_its_own_rate():
+    engine = EngineSpec("e", kv8_rate=0.7)
+    for kv_dtype, rate in (("bf16", 1.0), ("fp8", 0.7)):
+        profiles = [roofline_profile(LLAMA_8B, H100, kv_dtype=kv_dtype, engine=e) for e in (engine, NO_ENGINE)]
+        own, bare = (p.degree(1).decoder.decode_attention(256, 4096) for p in profiles)
+        started = 7e-6 + 256 * 8 * {"bf16": 31e-9, "fp8": 7e-9}[kv_dtype]
+        assert own - started == pytest.approx((bare - started) / rate)
+
+
+def test_a_profile_has_its_engines_pace():
+    engine = EngineSpec("e", in_flight=2, front_end_s=13e-3)
+    profile = roofline_profile(LLAMA_8B, H100, engine=engine)
+    assert (profile.in_flight, profile.front_end_s) == (2, 13e-3)
 
 
 def test_the_cpu_has_no_launches_and_reads_at_its_own_rate():

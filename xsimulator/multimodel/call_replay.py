@@ -53,7 +53,7 @@ def replay_calls(
     those of its output. InputError for a call that its model's cache could not hold.
     """
     count = {model.name: 0 for model in plan.models}
-    records = {model.name: _record(model, calls.left) for model in plan.models}
+    records = {model.name: _record(model, profiles[model.name], calls.left) for model in plan.models}
     hints = {model.name: order_of(model, profiles[model.name])[1] or UNKNOWN for model in plan.models}
     engines, submit = _engines(plan, profiles, records)
     finish_s: dict[str, float] = {}
@@ -80,9 +80,10 @@ def replay_calls(
     return CallReplay(by_time, finish_s)
 
 
-def _record(model: PlannedModel, most: int) -> Record:
+def _record(model: PlannedModel, profile: Profile, most: int) -> Record:
     schedule = model.schedule
-    return Record(most, micro_batching_of(schedule).index, schedule.model.spec.encoder_layers > 0)
+    encoder_decoder = schedule.model.spec.encoder_layers > 0
+    return Record(most, micro_batching_of(schedule).index, encoder_decoder, profile.front_end_s)
 
 
 def _engines(

@@ -159,11 +159,11 @@ def _load(
     limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
     least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
     in_turn = model.share is not None and model.share.by != "space"
-    switch_s = 0.0
+    switch_s, front_end_s = 0.0, profile.front_end_s if isinstance(profile, Profile) else 0.0
     if in_turn and isinstance(profile, Profile):
         switch_s = profile.switch_seconds(other_bytes, model.schedule.stages[0].tp)
     hints = (known,) * len(requests) if known else ()
-    return Load(model.name, cost, requests, pool, limits, order, hints, least, switch_s)
+    return Load(model.name, cost, requests, pool, limits, order, hints, least, switch_s, front_end_s)
 
 
 def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:

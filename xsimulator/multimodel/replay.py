@@ -45,6 +45,8 @@ class Load:
     """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
     switch_s: float = 0.0
     """How much longer its iteration takes after another model's."""
+    front_end_s: float = 0.0
+    """Seconds of each request outside the engine."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def replay_unit(
     begins while another model's runs; `overhead`: how much longer all take. InputError for a request that its pool
     could not hold.
     """
-    records = {load.name: Record(len(load.requests), lambda _: 0, False) for load in loads}
+    records = {load.name: Record(len(load.requests), lambda _: 0, False, load.front_end_s) for load in loads}
     tenants = [_tenant(load, records[load.name]) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
     unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)

@@ -46,8 +46,8 @@ def times(served):
     return sorted((s.start_s, s.first_token_s, s.finish_s, s.input_tokens, s.output_tokens) for s in served)
 
 
-def alone_s(made, prompt, output):
-    return replay(made, PROFILE, [RequestLengths(prompt, output)], timeline=False).served[0].finish_s
+def alone_s(made, prompt, output, profile=PROFILE):
+    return replay(made, profile, [RequestLengths(prompt, output)], timeline=False).served[0].finish_s
 
 
 @settings(max_examples=100, deadline=None)
@@ -100,3 +100,19 @@ def test_a_call_on_other_devices_begins_when_what_it_reads_is_there():
     begun = {s.input_tokens: s.arrival_s for s in found.served["b"]}
     assert begun == pytest.approx({12: at["x/0/0"], 44: at["x/1/0"]})
     assert at["y/1/0"] == pytest.approx(at["x/1/0"] + alone_s(made, 44, 3), rel=1e-6)
+
+
+@pytest.mark.parametrize("share", [None, Share("time")])
+def test_a_call_that_reads_another_waits_for_its_front_end_too(share):
+    late = replace(PROFILE, front_end_s=13e-3)
+    made = schedule("orca") if share is None else replace(schedule("orca"), admission="grow", kv_blocks=40)
+    models = [planned("m", made, share)] if share is None else [planned(name, made, share) for name in ("m", "other")]
+    node = GraphNode("n", "m", (30,), rounds=(2,))
+    found, bare = (run(plan_of(*models), (node,), (GraphEdge("n", "n"),), {"n": [[5, 12]]}, p) for p in (late, PROFILE))
+    assert found.seconds == pytest.approx(bare.seconds + 2 * 13e-3)
+    first, second = sorted(found.served["m"], key=lambda s: s.arrival_s)
+    assert second.arrival_s == pytest.approx(first.finish_s)
+    if share is None:
+        assert (
+            first.finish_s == pytest.approx(alone_s(made, 30, 5, late)) == pytest.approx(alone_s(made, 30, 5) + 13e-3)
+        )
