@@ -1,4 +1,4 @@
-"""Replays with prefix caching: prompts begin alike as a trace says, which the same replay with their tokens confirms."""
+"""Replays with prefix caching: prompts begin alike as a trace says, as a replay of their tokens confirms."""
 
 import csv
 import gzip
@@ -98,7 +98,7 @@ def test_turns_of_measured_conversations(exegpt, tmp_path):
     with gzip.open(path, "rt") as file:
         for row in csv.DictReader(file):
             if row["run"] == "tp2_bs16_offloadoff" and len(rows) < 400:
-                own = (row["relative_time_sec"], row["input_num_tokens"], row["output_num_tokens"])
+                own = (row["relative_time_sec"], max(1, int(row["input_num_tokens"])), row["output_num_tokens"])
                 rows.append((*own, row["conversation_id"]))
     rows.sort(key=lambda row: float(row[0]))
     texts = conversations([(name, int(input), int(output)) for _, input, output, name in rows])
