@@ -54,6 +54,14 @@ class Prefixes:
         """Return the same for some of the requests, by their indices."""
         return replace(self, places=self.places[np.asarray(requests, dtype=np.intp)])
 
+    def found(self, input_tokens: NDArray[np.float64], block_size: int) -> NDArray[np.float64]:
+        """Return the tokens of each request's prompt [requests] that a cache without end would have: in full blocks,
+        and never the last one.
+        """
+        tokens = np.minimum(self.shared[self.places], input_tokens - 1)
+        found: NDArray[np.float64] = block_size * np.maximum(tokens // block_size, 0.0)
+        return found
+
     def repeated(self, count: int) -> "Prefixes":
         """Return the same for `count` requests: these, and again with new texts."""
         rounds = -(-count // len(self.places))
