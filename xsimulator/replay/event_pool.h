@@ -26,8 +26,10 @@ typedef struct {
 
 static inline Py_ssize_t blocks_for(const Pool *p, Py_ssize_t tokens) { return (tokens + p->size - 1) / p->size; }
 
+/* Neighbouring blocks of a text have neighbouring buckets: they are read and written one after the other. */
 static inline Py_ssize_t bucket(const Pool *p, int64_t key) {
-    return (Py_ssize_t)((uint64_t)key * 0x9E3779B97F4A7C15u >> 20) & (p->buckets - 1);
+    uint64_t text = (uint64_t)key >> 32, place = (uint64_t)key & UINT32_MAX;
+    return (Py_ssize_t)((text * 0x9E3779B97F4A7C15u >> 24) + place) & (p->buckets - 1);
 }
 
 /* The block that was published first under a key, of those that still are; 0 where none is. */
