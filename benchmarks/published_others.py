@@ -101,12 +101,12 @@ def rocm() -> Iterator[Difference]:
     cluster = ClusterSpec("8xMI300X", 1, 8, MI300X, INFINITY_FABRIC, INFINITY_FABRIC)
     for row in _rows("rocm_vllm_throughput.csv"):
         requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["requests"])
-        _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm", requests, int(row["max_num_seqs"]))
+        _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm-0.11", requests, int(row["max_num_seqs"]))
         tokens_s = len(requests) * int(row["osl"]) / seconds
         yield Difference("vLLM 0.10, tokens/s", "8 x MI300X", tokens_s / float(row["tokens_per_s"]) - 1)
     for row in _rows("rocm_vllm_latency.csv"):
         requests = [RequestLengths(int(row["isl"]), int(row["osl"]))] * int(row["batch_size"])
-        _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm", requests, len(requests))
+        _, seconds = run(MODELS[row["model"]], cluster, "fp8", "vllm-0.11", requests, len(requests))
         few = "up to 16" if len(requests) <= 16 else "32 to 128"
         yield Difference("vLLM 0.10, latency", f"8 x MI300X, batches of {few}", seconds / float(row["latency_s"]) - 1)
 

@@ -28,11 +28,25 @@ SOURCES = {
 """Where the rows of an engine come from. TensorRT-LLM: perf-overview.md of versions 0.14 to 1.2 in its repository
 (Apache-2.0), dense models in 16 and 8 bits at maximum load: `python -m benchmarks.published --facts`. vLLM:
 silicon_sample.csv of aiconfigurator-core 0.12.0 (Apache-2.0): `python -m benchmarks.vllm_terms --facts`."""
-LIMITS = {
-    "vllm": "known limits: decoding attention without grouped queries is too slow (24 % at 80 sequences), A100 is 9 % "
-    "too fast per token, and the 99th percentile of TTFT near saturation is off by up to a factor of 1.8"
-}
-"""What is known to be off under an engine, in published runs of vLLM 0.15 that were compared once."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What is known to be off under an engine, on one device or on all (None)."""
+
+    engine: str
+    device: str | None
+    text: str
+
+
+LIMITS = (
+    Limit("vllm", "A100-80GB", "the time per token is about 9 % too short"),
+    Limit("vllm", None, "decoding attention without grouped queries is too slow, 24 % at 80 sequences"),
+    Limit(
+        "vllm", None, "the 99th percentile of the time to first token near saturation is off by a factor of up to 1.8"
+    ),
+)
+"""From 34 published runs of vLLM 0.15 in an open loop, compared once."""
 _LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
 _FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (

@@ -108,12 +108,13 @@ def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
         return (f"accuracy: no measurement was compared with rooflines under engine {engine}, only under {known}",)
     if not rows:
         known = ", ".join(dict.fromkeys(row.device for row in of_engine))
-        return (
-            f"accuracy: no measurement of {device} was compared with rooflines under engine {engine}, only of {known}",
+        nothing = (
+            f"accuracy: no measurement of {device} was compared with rooflines under engine {engine}, only of {known}"
         )
+        return (nothing, *_limits(engine, device))
     if not is_stock(cluster):
         return (f"accuracy: measurements of {device} were compared, and this cluster's device or link is another",)
-    return (_errors_text(rows), *_limits(engine))
+    return (_errors_text(rows), *_limits(engine, device))
 
 
 def _errors_text(rows: "list[Compared]") -> str:
@@ -130,7 +131,9 @@ def _errors_text(rows: "list[Compared]") -> str:
     )
 
 
-def _limits(engine: str) -> tuple[str, ...]:
+def _limits(engine: str, device: str) -> tuple[str, ...]:
+    """Return the sentence on what is known to be off; none where nothing is."""
     from exegpt.compared import LIMITS
 
-    return (LIMITS[engine],) if engine in LIMITS else ()
+    texts = [limit.text for limit in LIMITS if limit.engine == engine and limit.device in (None, device)]
+    return (f"known limits of engine {engine}: {'; '.join(texts)}",) if texts else ()

@@ -18,7 +18,8 @@ def simulated(*more):
 def test_engines_differ_and_none_is_the_quickest():
     names = ("vllm", "vllm-0.11", "tensorrt-llm", "paper", "none")
     rates = {name: simulated("--engine", name)["throughput_tok_s"] for name in names}
-    assert rates["none"] == rates["paper"] > rates["vllm"] > rates["vllm-0.11"] > rates["tensorrt-llm"]
+    assert rates["none"] == rates["paper"] > max(rates["vllm"], rates["vllm-0.11"]) > rates["tensorrt-llm"]
+    assert rates["vllm"] != rates["vllm-0.11"]
     assert simulated()["throughput_tok_s"] == rates["vllm"]
 
 
@@ -73,6 +74,13 @@ def test_an_engine_or_a_device_that_was_never_compared_has_a_note(tmp_path):
     other.write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 2\nintra: {bandwidth_bytes_s: 2.0e+10}\n")
     _, accuracy = notes("simulate", *LLAMA[:2], *LLAMA[4:], "--cluster", other, "--max-num-seqs", 8)
     assert accuracy.endswith("this cluster's device or link is another")
+
+
+@pytest.mark.parametrize(("device", "limits"), [("A100-80GB", 3), ("H100-SXM", 2)])
+def test_known_limits_are_those_of_the_device(device, limits):
+    done = run_command("simulate", *LLAMA[:2], "-c", f"1x{device}", "-w", "512/64", "--max-num-seqs", 8, "--json")
+    (text,) = [text for text in done.json["assumptions"] if text.startswith("known limits of engine vllm: ")]
+    assert len(text.split("; ")) == limits and ("9 % too short" in text) == (device == "A100-80GB")
 
 
 def test_the_front_end_adds_to_first_tokens_and_latencies_alone(tiny, tiny_profile):
