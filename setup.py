@@ -31,6 +31,7 @@ HEADERS = [
     "xsimulator/cost/iteration_costs.h",
     "xsimulator/replay/event_ledger.h",
     "xsimulator/replay/event_pipeline.h",
+    "xsimulator/replay/event_pool.h",
 ]
 COMPILED = [
     Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS)

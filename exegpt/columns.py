@@ -43,17 +43,25 @@ COLUMNS: dict[str, tuple[str, ...]] = {
 """What a trace must or may hold, and the column names it is known by (the public traces: Azure, BurstGPT, Mooncake,
 Qwen-Bailian, Vidur), in whatever letters and with whatever between the words.
 """
+IDENTITIES: dict[str, tuple[str, ...]] = {
+    "prompt_ids": ("prompt_ids", "prompt_token_ids"),
+    "hash_ids": ("hash_ids",),
+    "prefix_id": ("prefix_id",),
+    "prefix_tokens": ("prefix_tokens",),
+    "conversation_id": ("conversation_id", "session_id", "conversation", "session"),
+    "chat_id": ("chat_id",),
+    "parent_chat_id": ("parent_chat_id",),
+}
+"""What else a trace may hold: what its prompts have in common (`PromptIdentity`)."""
 
 _TIMED = {f"arrival_{unit}": unit for unit in (*UNITS, DATE)}
 """Keys of `--columns` that set an arrival's unit, which `arrival=NAME:UNIT` becomes."""
 _IGNORED = {
-    "sessions and prefix caches": (
-        *("session", "sessionid", "conversationid", "chatid", "parentchatid", "turn", "hashids", "prefixtokens"),
-        *("prefixlength", "cachedtokens", "prefixid"),
-    ),
-    "images": ("numimages", "images"),
+    "turns count as they arrive": ("turn",),
+    "what another engine found in its cache isn't used": ("prefixlength", "cachedtokens"),
+    "images aren't simulated": ("numimages", "images"),
 }
-"""What isn't simulated → the columns that hold it, in small letters alone."""
+"""Why a column has no use → the columns that are such, in small letters alone."""
 _MOMENTS = (
     *("arriv", "timestamp", "datetime", "requesttime", "requestdate", "requestts", "reqtime", "starttime", "sendtime"),
     *("eventtime", "eventts", "created", "sentat", "submit", "enqueue"),
@@ -62,17 +70,22 @@ _MOMENTS = (
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """`input=en_tokens,output=de_tokens,arrival=ts:ms` as a dict; InputError for another form."""
+    """`input=en_tokens,output=de_tokens,arrival=ts:ms` as a dict; InputError for another form.
+
+    Keys are those of `COLUMNS` and `IDENTITIES`; `session_id` is another name of `conversation_id`.
+    """
     columns: dict[str, str] = {}
     for part in text.split(","):
         key, _, column = (word.strip() for word in part.partition("="))
         name, _, unit = column.rpartition(":")
+        key = "conversation_id" if key == "session_id" else key
         if key == "arrival" and name.strip() and f"arrival_{unit.strip()}" in _TIMED:
             key, column = f"arrival_{unit.strip()}", name.strip()
-        if key not in (*COLUMNS, *_TIMED) or not column:
+        if key not in (*COLUMNS, *IDENTITIES, *_TIMED) or not column:
             raise InputError(
                 f"'{part}' is not a column: write input=NAME,output=NAME and, where there is one, arrival=NAME, "
-                f"or arrival=NAME:ms with its unit (units: {', '.join((*UNITS, DATE))})."
+                f"or arrival=NAME:ms with its unit (units: {', '.join((*UNITS, DATE))}). Of prompts there are "
+                f"{', '.join(IDENTITIES)}."
             )
         if key in columns or (key.startswith("arrival") and any(other.startswith("arrival") for other in columns)):
             raise InputError(
@@ -91,6 +104,8 @@ class Columns:
     arrival: str | None
     unit: str | None
     """Of a numeric arrival, as asked for; None: as its name or its numbers say."""
+    identity: Mapping[str, str]
+    """By key of `IDENTITIES`."""
     notes: tuple[str, ...]
     """Sentences about columns that look like something and aren't read."""
 
@@ -104,11 +119,23 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
     timed = next((key for key in asked if key in _TIMED), None)
     arrival = _find(timed, names, asked, path) if timed else columns["arrival"]
     columns["arrival"] = arrival
-    used = {name for name in columns.values() if name}
+    identity = {key: name for key in IDENTITIES if (name := _find(key, names, asked, path))}
+    used = {name for name in (*columns.values(), *identity.values()) if name}
     notes = [*_lookalikes([name for name in names if name not in used], columns), *_ignored(names, used)]
     assert columns["input"] and columns["output"]
     unit = _TIMED[timed] if timed else None
-    return Columns(columns["input"], columns["output"], arrival, unit, tuple(f"'{path}': {text}" for text in notes))
+    notes += _lone(identity)
+    told = tuple(f"'{path}': {text}" for text in notes)
+    return Columns(columns["input"], columns["output"], arrival, unit, identity, told)
+
+
+def _lone(identity: dict[str, str]) -> list[str]:
+    """Remove columns that say nothing without another one; returns a sentence about each."""
+    notes = []
+    for key, other in (("prefix_id", "prefix_tokens"), ("prefix_tokens", "prefix_id"), ("parent_chat_id", "chat_id")):
+        if key in identity and other not in identity:
+            notes.append(f"column '{identity.pop(key)}' is not read without a column '{other}'")
+    return notes
 
 
 def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object) -> str | None:
@@ -116,13 +143,14 @@ def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object
         spelled = (asked[key], f"{asked[key]}:{_TIMED.get(key)}")  # a name may end like a unit
         name = next((name for name in spelled if name in names), None)
     else:
+        known_names = COLUMNS.get(key) or IDENTITIES[key]
         letters = {_letters(name, key): name for name in reversed(names)}
-        exact = (name for name in COLUMNS[key] if name in names)
-        alike = (letters[known] for known in (_letters(name, key) for name in COLUMNS[key]) if known in letters)
+        exact = (name for name in known_names if name in names)
+        alike = (letters[known] for known in (_letters(name, key) for name in known_names) if known in letters)
         name = next(exact, None) or next(alike, None)
-    if name is None and (key in asked or key != "arrival"):
+    if name is None and (key in asked or key in ("input", "output")):
         known = f"'{asked[key]}'" if key in asked else f"({', '.join(COLUMNS[key][:3])}, …)"
-        what = key.partition("_")[0]
+        what = key if key in IDENTITIES else key.partition("_")[0]
         raise InputError(
             f"'{path}' has no {what} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
             f"--columns {what}=NAME (columns: {what}=NAME in a models file), or rename it."
@@ -154,11 +182,11 @@ def _resembles(name: str, key: str, lacking: bool) -> bool:
 def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
     """A sentence for each kind of column that the simulation has no use for."""
     notes = []
-    for what, known in _IGNORED.items():
+    for why, known in _IGNORED.items():
         held = [f"'{name}'" for name in names if _letters(name) in known and name not in used]
         if held:
             verb = "is" if len(held) == 1 else "are"
-            notes.append(f"{', '.join(held)} {verb} not read: {what} aren't simulated")
+            notes.append(f"{', '.join(held)} {verb} not read: {why}")
     return notes
 
 

@@ -82,6 +82,14 @@ class ModelSpec(Noun):
         sizes = to_dict(self.sizes)
         return fingerprint({name: size for name, size in sizes.items() if size is not None})  # what it lacks is no size
 
+    @functools.cached_property
+    def layers_fingerprint(self) -> str:
+        """Sixteen hex digits of the sizes without the context, which times of iterations don't depend on."""
+        from exegpt.document import fingerprint, to_dict
+
+        sizes = to_dict(self.sizes)
+        return fingerprint({k: size for k, size in sizes.items() if size is not None and k != "context"})
+
     @property
     def sizes(self) -> "ModelSpec":
         """This spec without what isn't a size: its name, its checkpoint's dtype and sampling."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from exegpt.errors import InputError
 from exegpt.interpolation import bilinear, bilinear_at, linear, linear_at
-from exegpt.model import BYTES
+from exegpt.model import BYTES, ModelSpec
 from exegpt.noun import Noun
 
 Array = np.ndarray
@@ -217,6 +217,8 @@ class Profile(Noun):
     """[bytes]: what an iteration on one device takes longer after other models', by the bytes of their weights there;
     None: not measured.
     """
+    layers: str | None = None
+    """`ModelSpec.layers_fingerprint`, by which it is matched; None: of a version that matched the context too."""
     in_flight: int = 1
     """Iterations between the decision of one and its end (`EngineSpec.in_flight`)."""
     front_end_s: float = 0.0
@@ -257,10 +259,15 @@ class Profile(Noun):
         from exegpt.document import fingerprint, to_dict
 
         content = to_dict(self)
+        content.pop("layers", None)  # which follows from the model
         for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]
         return fingerprint(content)
+
+    def is_for(self, model: ModelSpec) -> bool:
+        """Return whether it is a model's, whatever the context."""
+        return self.model == model.fingerprint or self.layers == model.layers_fingerprint
 
     def degree(self, tp: int) -> DegreeTables:
         """The tables of a tensor-parallel degree; InputError where it was not profiled."""

@@ -24,6 +24,9 @@ class Served:
     """When the encoding batch that holds it began."""
     first_token_s: float
     finish_s: float
+    cached_tokens: int = 0
+    """Tokens of its prompt that were in the cache when it was first admitted."""
+    preemptions: int = 0
 
 
 def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:

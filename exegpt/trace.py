@@ -15,8 +15,10 @@ from exegpt.arrival_unit import Unit, in_seconds, rate_text, unit_of, unit_text
 from exegpt.columns import Columns, find_columns
 from exegpt.document import check_file
 from exegpt.errors import InputError
+from exegpt.prompt_identity import PromptIdentity
 from exegpt.quantity import figure_text
 from exegpt.rows import Moment, Table, csv_table, jsonl_table, parquet_table
+from exegpt.trace_identity import identity_of
 from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 
 MAX_ROWS = 5_000_000
@@ -166,11 +168,11 @@ def _read(
     if not table.names:
         raise empty
     names = find_columns(table.names, asked or {}, path)
-    lengths: list[tuple[int, int]] = []
+    lengths: list[tuple[int, int, PromptIdentity | None]] = []
     moments: list[float | Moment] = []
     taken: list[Any] = []
     count = 0
-    used = (*(name for name in (names.input, names.output, names.arrival) if name), *others)
+    used = (*(name for name in (names.input, names.output, names.arrival) if name), *names.identity.values(), *others)
     for count, (number, row) in enumerate(table.rows(used), 1):
         if count > MAX_ROWS:
             raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
@@ -180,7 +182,7 @@ def _read(
         output = _length(row.get(names.output), f"{where}, column '{names.output}'", 0)
         moment = _moment(row.get(names.arrival), f"{where}, column '{names.arrival}'") if names.arrival else None
         if output:
-            lengths.append((input, output))
+            lengths.append((input, output, identity_of(row, names.identity, input, where)))
             taken.append(own)
             moments += [] if moment is None else [moment]
     if not lengths:
@@ -190,7 +192,10 @@ def _read(
     if len(lengths) < count:
         note(f"'{path}': {count - len(lengths):,} of {count:,} rows have no output and are left out")
     seconds = _seconds(moments, names, table.names, path, note) if moments else [0.0] * len(lengths)
-    requests = [RequestLengths(*pair, arrival_s=at) for pair, at in zip(lengths, seconds, strict=True)]
+    requests = [
+        RequestLengths(input, output, at, identity)
+        for (input, output, identity), at in zip(lengths, seconds, strict=True)
+    ]
     return list(zip(taken, requests, strict=True))
 
 

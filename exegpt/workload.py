@@ -9,6 +9,7 @@ import numpy as np
 
 from exegpt.errors import InputError
 from exegpt.noun import Noun
+from exegpt.prompt_identity import PromptIdentity
 
 Array = np.ndarray
 
@@ -136,6 +137,8 @@ class RequestLengths(Noun):
     input: int
     output: int
     arrival_s: float = 0.0
+    identity: PromptIdentity | None = None
+    """What is known of its prompt's tokens, for prefix caching."""
 
     def fits(self, longest: int | None) -> bool:
         """Whether input and output are at most `longest` tokens; None: any number fits."""
@@ -147,6 +150,13 @@ class RequestLengths(Noun):
             return self
         input = min(self.input, context - 1)
         return replace(self, input=input, output=max(1, min(self.output, context - input)))
+
+    def scaled(self, factor: float) -> "RequestLengths":
+        """This request with both lengths times a factor, rounded, at least 1."""
+        if factor == 1.0:
+            return self
+        lengths = {name: max(1, round(getattr(self, name) * factor)) for name in ("input", "output")}
+        return replace(self, **lengths, identity=self.identity and self.identity.scaled(factor))
 
 
 @dataclass(frozen=True)
@@ -249,10 +259,7 @@ class Workload(Noun):
             p99 = max(1, round(self.p99_output * factor))
             scaled = replace(self, input=input, output=output, p99_output=p99)
             return scaled, factor, float(scaled._total_lengths()[context + 1 :].sum())
-        rows = [
-            replace(r, input=max(1, round(r.input * factor)), output=max(1, round(r.output * factor)))
-            for r in self.requests
-        ]
+        rows = [request.scaled(factor) for request in self.requests]
         clipped = [r.clipped(context) for r in rows]
         scaled = replace(Workload.from_requests(self.name, clipped), arrival_rate=self.arrival_rate)
         return scaled, factor, sum(a != b for a, b in zip(rows, clipped, strict=True)) / len(rows)

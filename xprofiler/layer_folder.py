@@ -42,6 +42,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
         version=Profile.VERSION,
         source="operators",
         model=model.fingerprint,
+        layers=model.layers_fingerprint,
         dtype=dtype,
         device=str(meta.get("hardware", "unknown")),
         degrees=(
@@ -85,7 +86,7 @@ def _check_model(model: ModelSpec, meta: dict[str, Any], folder: Path) -> None:
         measured = builtin_model(str(named))
     except InputError:  # a model that isn't built in can't be compared
         return
-    if measured.fingerprint != model.fingerprint:
+    if measured.layers_fingerprint != model.layers_fingerprint:
         raise InputError(f"'{folder}' holds layers of {named}, not of '{model.name}': pass --model {named}.")
 
 

@@ -182,6 +182,7 @@ def _measure(
         version=Profile.VERSION,
         source="measured",
         model=spec.fingerprint,
+        layers=spec.layers_fingerprint,
         dtype=dtype,
         device=local_cluster().device.kind if model.device == CPU else facts["device"],
         degrees=tuple(tables),

@@ -73,6 +73,7 @@ def compose(
         version=Profile.VERSION,
         source="operators",
         model=model.fingerprint,
+        layers=model.layers_fingerprint,
         dtype=dtype,
         device=cluster.device.kind,
         degrees=tuple(_degree(model, operators, tp, serving, cluster) for tp in degrees),

@@ -228,6 +228,7 @@ def roofline_profile(
         version=Profile.VERSION,
         source="roofline",
         model=model.fingerprint,
+        layers=model.layers_fingerprint,
         dtype=dtype,
         device=spec.kind,
         degrees=tuple(_degree(model, device, tp) for tp in degrees or model.tp_degrees(cluster.devices_per_node)),

@@ -71,20 +71,28 @@ def folder() -> Path:
 
 
 def path_for(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Path:
-    """The file for a model (whatever its name) in a dtype on a machine, distinguished by its provenance."""
-    key = document.fingerprint([document.to_dict(replace(model, name="")), dtype, sorted(machine.items())])
+    """The file for a model (whatever its name and context) in a dtype on a machine, distinguished by its provenance."""
+    return _path_for(model, dtype, machine, ("context", "sorts_logits"))
+
+
+def _path_for(model: ModelSpec, dtype: str, machine: dict[str, str], without: tuple[str, ...]) -> Path:
+    """The file by all facts of a model but its name and some others."""
+    facts = {name: value for name, value in document.to_dict(replace(model, name="")).items() if name not in without}
+    key = document.fingerprint([facts, dtype, sorted(machine.items())])
     return folder() / f"{model.architecture}-{key}.json"
 
 
 def find(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Profile | None:
-    """The stored profile, or None. One of an older version counts as none."""
-    path = path_for(model, dtype, machine)
-    if not path.is_file():
-        return None
-    try:
-        return document.read(Profile, path)
-    except InputError:
-        return None
+    """The stored profile, or None. One that can't be read counts as none; one from before profiles were matched without
+    the context is for a model with this one.
+    """
+    for path in (path_for(model, dtype, machine), _path_for(model, dtype, machine, ("sorts_logits",))):
+        try:
+            if path.is_file():
+                return document.read(Profile, path)
+        except InputError:
+            continue
+    return None
 
 
 def save(profile: Profile, model: ModelSpec, machine: dict[str, str]) -> Path:

@@ -92,6 +92,7 @@ def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_
         version=Profile.VERSION,
         source="operators",
         model=model.fingerprint,
+        layers=model.layers_fingerprint,
         dtype=dtype,
         device="unknown",
         degrees=tuple(_degree(model, tp, mlp[tp], attention[tp], reduce[tp]) for tp in degrees),

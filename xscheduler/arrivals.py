@@ -7,10 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.batching import deal
+from exegpt.batching.admission import most_cached
 from exegpt.bound import OF_LONGEST, BoundMeaning
 from exegpt.errors import InputError
+from exegpt.prefixes import Prefixes
+from exegpt.schedule import BLOCK_SIZE
 from exegpt.served import long_outputs
-from exegpt.workload import RequestLengths, Workload
+from exegpt.workload import LengthDistribution, RequestLengths, Workload
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Requests
 
 Array = NDArray[np.float64]
@@ -57,6 +60,8 @@ class Arrivals:
     """Seconds, in whatever unit of time."""
     random: bool
     """Whether other seeds would give others: then what is measured is uncertain."""
+    prefixes: Prefixes | None = None
+    """What their prompts have in common; None: nothing."""
     _samples: dict[object, Sample] = field(default_factory=dict, repr=False)
 
     @property
@@ -64,21 +69,28 @@ class Arrivals:
         """How many there are."""
         return len(self.times)
 
+    @property
+    def most_blocks(self) -> int:
+        """KV blocks of the longest request of a decoder-only model."""
+        return -(-int(most_cached(self.inputs, self.outputs, False).max()) // BLOCK_SIZE)
+
     @staticmethod
     def poisson(
         workload: Workload, context: int | None, seed: int = 0, devices: int = 1, count: int = REQUESTS
     ) -> "Arrivals":
         """Requests of the workload, arriving independently: `count`, or enough for as many replicas as `devices`."""
-        many = max(count, EACH * devices) if count >= EACH else count
+        many, prefixes = max(count, EACH * devices) if count >= EACH else count, None
         lengths, gaps = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         if workload.requests:
             inputs, outputs = _columns(workload.requests)
             inputs, outputs = np.resize(inputs, many), np.resize(outputs, many)
+            alike = Prefixes.of(workload.requests, BLOCK_SIZE)
+            prefixes = alike and alike.repeated(many)
         else:
             inputs = workload.input.sample(many, lengths).astype(np.float64)
             outputs = workload.output.sample(many, lengths).astype(np.float64)
         times = np.cumsum(gaps.exponential(size=many))
-        return Arrivals(*_clipped(inputs, outputs, context), times - times[0], True)
+        return Arrivals(*_clipped(inputs, outputs, context), times - times[0], True, prefixes)
 
     @staticmethod
     def traced(workload: Workload, context: int | None) -> "Arrivals":
@@ -90,7 +102,16 @@ class Arrivals:
         times = np.array([r.arrival_s for r in first])
         if times[-1] <= times[0]:
             raise InputError(f"The first {len(first)} requests arrive all at once: pass Poisson arrivals with --rate.")
-        return Arrivals(*_clipped(*_columns(first), context), times - times[0], False)
+        prefixes = Prefixes.of(first, BLOCK_SIZE)
+        return Arrivals(*_clipped(*_columns(first), context), times - times[0], False, prefixes)
+
+    def computed(self, workload: Workload) -> Workload:
+        """Return a workload whose prompts are only as long as what a cache of prefixes without end lacks of them: its
+        steady state is never slower than one with a real cache.
+        """
+        found = self.prefixes.found(self.inputs, BLOCK_SIZE) if self.prefixes else 0.0
+        lengths = LengthDistribution.from_samples((self.inputs - found).astype(np.int64))
+        return replace(workload, input=lengths, requests=None)
 
     def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:
         """The first `count` requests at `rate` per second, for a replay."""
@@ -137,7 +158,10 @@ class Arrivals:
             may_miss(several, bound.share),
             may_miss(int(late.sum()), OF_LONGEST if bound.of_length else bound.share),
         ]
-        requests = tuple(Requests(times[p], self.inputs[p], self.outputs[p], flags[p]) for p in followed)
+        requests = tuple(
+            Requests(times[p], self.inputs[p], self.outputs[p], flags[p], self.prefixes and self.prefixes.take(p))
+            for p in followed
+        )
         return Sample(requests, np.array(allowed, dtype=np.float64))
 
 

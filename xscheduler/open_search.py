@@ -11,15 +11,18 @@ replayed, and few are, because
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule
+from exegpt.workload import Workload
 from xscheduler.advice import TIMES
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.candidates import schedule as schedule_of
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Meter
 from xscheduler.question import Question
 from xscheduler.space import Point
+from xsimulator.steady.outcome import estimate_of
 
 COARSE = (2.0, 1.24)
 """Ratios of neighbouring values on the grid that is replayed first: of batches, and of the other variable, along which
@@ -67,6 +70,10 @@ class OpenSearch:
     question: Question
     members: Sequence[Candidates | CandidateFamily]
     meter: Meter
+    caching: Workload | None = None
+    """The workload whose prefixes are cached. The spaces are then those of what a cache without end leaves to compute,
+    which bounds what the replays can give. None: prefixes aren't cached.
+    """
     opened: list[Candidates] = field(default_factory=list)
     """Spaces of which points were replayed."""
     _schedules: dict[tuple[Candidates, Point], Schedule] = field(default_factory=dict)
@@ -212,8 +219,22 @@ class OpenSearch:
     def schedule(self, space: Candidates, point: Point) -> Schedule:
         """The Schedule of a point, made once."""
         if (space, point) not in self._schedules:
-            self._schedules[space, point] = schedule_of(space, space.values(point), self.question.limits)
+            made = schedule_of(space, space.values(point), self.question.limits)
+            if self.caching:
+                blocks, workload = self._room(space, point), self.caching.without_requests
+                made = replace(made, prefix_caching=True, kv_blocks=blocks, workload=workload)
+            self._schedules[space, point] = made
         return self._schedules[space, point]
+
+    def steady(self, lead: Lead) -> Estimate:
+        """A lead's steady state, with the blocks of its schedule."""
+        space, values = lead.space, lead.space.values(lead.point)
+        outcome, watched = space.outcome(values), space.where.watched()
+        return estimate_of(watched, replace(outcome, demand=replace(outcome.demand, blocks=lead.schedule.kv_blocks)))
+
+    def _room(self, space: Candidates, point: Point) -> int:
+        """KV blocks that memory holds: with prefixes cached, none is left over."""
+        return space.where.replica.room(space.outcome(space.values(point)).demand.tokens)
 
     def _steady(self, space: Candidates, point: Point) -> float:
         """The steady throughput, or what no smaller batch exceeds where that is more; sequences/s."""
@@ -229,6 +250,8 @@ class OpenSearch:
         budget = space.controls(values).get("max_num_batched_tokens")
         if budget is not None and values[0] > budget:
             return False  # vLLM refuses a token budget below the number of sequences
+        if self.caching and self._room(space, point) < self.meter.arrivals.most_blocks:
+            return False
         figures = space.at(point).figures
         return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)
 

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from exegpt.batching.admission import Admission
 from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
@@ -11,7 +12,7 @@ from exegpt.estimate import Estimate
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
-from exegpt.schedule import Schedule
+from exegpt.schedule import BLOCK_SIZE, Schedule
 from exegpt.workload import Workload
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
 from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
@@ -83,21 +84,26 @@ def tune_at(
     kv_dtype: str | None = None,
     fixed: dict[str, int] | None = None,
     runnable: tuple[str, ...] = (),
+    admission: tuple[Admission, ...] = ("reserve",),
+    prefix_caching: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rated:
     """The schedule with the highest goodput within the bounds, and what it serves at `rate` requests/s; None: at
     `USUAL_LOAD` of that goodput.
 
-    `runnable` are the policies that are preferred where several are as good. InputError for a method that an open
+    `runnable` are the policies that are preferred where several are as good. `admission` are the rules that are
+    searched, and with `prefix_caching` prompts begin alike as the arrivals say. InputError for a method that an open
     system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
     """
-    check_asked(policies, fixed or {})
+    check_asked(policies, fixed or {}, admission)
     started, meter = time.perf_counter(), Meter(profile, arrivals, bounds)
-    question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, fixed)
+    computed = arrivals.computed(workload) if prefix_caching else workload
+    question = _question(model, cluster, computed, profile, bounds, bound, kv_dtype, fixed, admission)
+    caching = workload if prefix_caching else None
     with uncollected():
         spaces_of = {policy: spaces(policy, question) for policy in policies}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
-        searches = {policy: OpenSearch(question, spaces_of[policy], meter) for policy in policies}
+        searches = {policy: OpenSearch(question, spaces_of[policy], meter, caching) for policy in policies}
         if method == "bnb":
             sustained = _raced(searches, progress)
         else:
@@ -120,7 +126,7 @@ def tune_at(
         alternatives,
         _cost(searches.values(), method, time.perf_counter() - started, meter),
         lowest if lowest < float("inf") else None,
-        _assumptions(bounds, bound, arrivals, meter, rate, winner),
+        (*_assumptions(bounds, bound, arrivals, meter, rate, winner), *_cache_assumptions(question, caching, arrivals)),
     )
     return Rated(tuned, rate, sustained)
 
@@ -158,10 +164,11 @@ def _question(
     bound: BoundMeaning,
     kv_dtype: str | None,
     fixed: dict[str, int] | None,
+    admission: tuple[Admission, ...] = ("reserve",),
 ) -> Question:
     cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
     load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
-    return Question(cost_model, load, limits, fixed or {}, bound, open_system=True)
+    return Question(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
 
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter: Meter) -> Search:
@@ -232,18 +239,18 @@ def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
             best = lead, reached
             waiting += search.around(lead) if count == REQUESTS else []
     assert best is not None
-    return _sustained(*best, meter)
+    return _sustained(*best, search)
 
 
 def _exhausted(search: OpenSearch) -> Sustained | None:
     lead = search.exhaustive(COUNTS[1])
     if lead is None:
         return None
-    return _sustained(lead, search.meter.goodput(lead.schedule, lead.steady, REQUESTS, lead.goodput), search.meter)
+    return _sustained(lead, search.meter.goodput(lead.schedule, lead.steady, REQUESTS, lead.goodput), search)
 
 
-def _sustained(lead: Lead, reached: Goodput, meter: Meter) -> Sustained:
-    steady = lead.space.estimate(lead.space.values(lead.point))
+def _sustained(lead: Lead, reached: Goodput, search: OpenSearch) -> Sustained:
+    meter, steady = search.meter, search.steady(lead)
     limit = meter.limit(lead.steady)
     broken = ""
     for times in (1.02, 1.05, 1.1) if reached.low < limit else ():
@@ -307,3 +314,19 @@ def _assumptions(
             f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
         )
     return tuple(assumptions)
+
+
+def _cache_assumptions(question: Question, caching: Workload | None, arrivals: Arrivals) -> tuple[str, ...]:
+    """What admission and prefix caching mean for the answer."""
+    texts = []
+    if "grow" in question.admission:
+        texts.append("admission grow: requests are preempted in the replays as in an engine that admits so")
+    if caching and arrivals.prefixes is None:
+        texts.append(f"prefix caching: workload {caching.name} doesn't say which prompts begin alike, so none do")
+    elif caching and arrivals.prefixes:
+        found = arrivals.prefixes.found(arrivals.inputs, BLOCK_SIZE).sum() / arrivals.inputs.sum()
+        texts.append(
+            f"prefix caching: a cache without end would have {percent_text(found)} of the prompts' tokens, and steady "
+            "throughputs leave these out; replays find what the KV blocks hold"
+        )
+    return tuple(texts)

@@ -69,6 +69,16 @@ def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
         raise InputError(f"--prefix-caching is for {', '.join(caching)}, and the policy is {policy}: leave it out.")
 
 
+def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ...]:
+    """Return those of the policies that cache prefixes; InputError for a typed one that doesn't."""
+    caching = tuple(name for name in policies if TRAITS[name].caches_prefixes)
+    lacking = [name for name in policies if name not in caching]
+    if typed is not None and lacking:
+        known = ", ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
+        raise InputError(f"--prefix-caching is for {known}, and --policy names {', '.join(lacking)}: leave one out.")
+    return caching
+
+
 def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[str, ...]:
     """Those of the policies that have all of these variables (each has tp_degree, tp_gpus); InputError without one."""
     wanted = {name for name in fixed if not name.startswith("tp_")}

@@ -113,7 +113,7 @@ def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profil
     from exegpt import document
 
     profile = document.read(Profile, path)
-    if profile.model != model.fingerprint:
+    if not profile.is_for(model):
         raise InputError(f"The profile '{path}' is for another model than '{model.name}': profile this one.")
     if dtype not in (None, profile.dtype):
         raise InputError(f"The profile '{path}' is in {profile.dtype}, not in {dtype}: pass --dtype {profile.dtype}.")

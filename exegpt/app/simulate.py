@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xsimulator
 from exegpt import document
@@ -19,13 +19,16 @@ from exegpt.document import to_dict
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.profile import Profile
-from exegpt.quantity import figure_text
+from exegpt.quantity import figure_text, percent_text
 from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, percentile_rows, steady_notes
 from exegpt.schedule import Schedule
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
 from exegpt.trace import labels_of, read_labels, read_trace
-from exegpt.workload import Workload
+from exegpt.workload import RequestLengths, Workload
+
+if TYPE_CHECKING:
+    from xsimulator.replay.event_simulator import Replay
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class SimulateOptions:
     engine_settings: EngineSettings
     order: OrderChoice
     """Who waits in front, in a replay."""
+    out: Path | None = None
+    """Each request's times, in a replay."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,8 @@ def simulate(options: SimulateOptions) -> Prediction:
     """The prediction that was asked for; writes its timeline."""
     if not options.order.plain and not options.replay:
         raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
+    if options.out and not options.replay:
+        raise InputError(f"--out '{options.out}' is for the requests of a --replay: name a trace, or leave it out.")
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule)
     elif options.model:
@@ -172,6 +179,9 @@ def _replay(
         hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
             notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
+    alike = any(request.identity for request in requests)
+    if alike and not schedule.prefix_caching:
+        notes.append(f"prompts: {trace.name} says which begin alike, which --prefix-caching uses")
     start = time.perf_counter()
     run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
     wall = time.perf_counter() - start
@@ -182,10 +192,9 @@ def _replay(
     if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
         notes.append(f"arrivals: all requests of {trace.name} are there at the start, and their times count from then")
     if schedule.prefix_caching:
-        notes.append(
-            "prefix caching: a trace has no tokens, so no two of its prompts begin alike; preempted requests found "
-            f"{run.reused:,} of their own tokens in the cache"
-        )
+        notes.append(_caching_text(run, alike, trace.name))
+    if options.out:
+        _write_requests(options.out, run, trace.requests or (), requests, schedule.model.spec.longest_request)
     requests_s, tokens_s = map(figure_text, rates.values())
     facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
     facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
@@ -203,3 +212,38 @@ def _replay(
         lambda: run.timeline,
         (text,),
     )
+
+
+def _caching_text(run: "Replay", alike: bool, name: str) -> str:
+    """How many tokens were found in the cache."""
+    if not alike:
+        return (
+            f"prefix caching: {name} doesn't say which prompts begin alike, so none do; preempted requests found "
+            f"{run.reused:,} of their own tokens in the cache"
+        )
+    found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))
+    return f"prefix caching: {percent_text(found / prompts)} of the prompts' tokens were found in the cache"
+
+
+def _write_requests(
+    path: Path,
+    run: "Replay",
+    rows: Sequence[RequestLengths],
+    requests: Sequence[RequestLengths],
+    longest: int | None,
+) -> None:
+    """Write each request's times, in order of completion; its id is its place among the trace's rows with an output."""
+    whole = len(rows) == len(requests)
+    ids = [place for place, row in enumerate(rows) if whole or row.fits(longest)]
+    lines = []
+    for served in run.served:
+        facts = {name: getattr(served, name) for name in _SERVED}
+        lines.append(document.dumps({"id": ids[served.index], **facts}, indent=None))
+    document.write_text(path, "".join(f"{line.rstrip()}\n" for line in lines))
+
+
+_SERVED = (
+    *("arrival_s", "start_s", "first_token_s", "finish_s"),
+    *("input_tokens", "output_tokens", "cached_tokens", "preemptions"),
+)
+"""Keys of a line of `simulate --replay --out`, after the id."""

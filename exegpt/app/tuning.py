@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt import document
+from exegpt.app.choices import check_prefix_caching
 from exegpt.app.export import Target
 from exegpt.app.reports import write_search_report
 from exegpt.app.search import SearchOptions, advise, search_schedule
@@ -38,6 +39,8 @@ class TuneOptions:
     arrivals: str = "poisson"
     """One of PATTERNS."""
     seed: int = 0
+    prefix_caching: bool = False
+    """Whether prompts that begin alike share their KV blocks, at a rate."""
     prices: Prices | None = None
     advice: bool | None = None
     """None: for one bound on at most eight devices."""
@@ -114,9 +117,9 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
     search, prices = options.search, options.prices
     if search.tolerance:
         raise InputError(f"--tolerance {search.tolerance} is of searches without a rate: leave it out with --rate.")
-    if search.admission != ("reserve",):
-        raise InputError("Searches at a rate replay schedules that reserve: leave --admission or --rate out.")
     for setting in options.settings:
+        if options.prefix_caching:
+            check_prefix_caching(None, setting.model)
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # a missing price is said before the work
     rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
@@ -125,7 +128,7 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
     for setting in options.settings:
         arrivals = arrivals_of(setting, options.arrivals, options.seed)
         price = None if prices is None else price_per_hour(prices, setting.cluster)
-        offers.append(Offer(setting, _tuned_at(setting, arrivals, bounds, rate_seq_s, search), price))
+        offers.append(Offer(setting, _tuned_at(setting, arrivals, bounds, rate_seq_s, options), price))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
     _write(options, offers[0].setting, best.schedule, [best])
@@ -167,10 +170,11 @@ def arrivals_of(setting: Setting, pattern: str, seed: int) -> "Arrivals":
     return Arrivals.traced(workload, longest)
 
 
-def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: float, search: SearchOptions) -> "Rated":
+def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: float, options: TuneOptions) -> "Rated":
     """The best answer on one cluster."""
     from xscheduler.open_tune import tune_at
 
+    search = options.search
     with output.progress(f"{setting.cluster.name} at {figure_text(rate_seq_s, 6)}/s") as progress:
         return tune_at(
             setting.model,
@@ -185,6 +189,8 @@ def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: f
             method=search.method,
             kv_dtype=setting.kv_dtype,
             runnable=search.runnable,
+            admission=search.admission,
+            prefix_caching=options.prefix_caching,
             progress=progress,
         )
 

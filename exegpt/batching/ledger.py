@@ -29,6 +29,9 @@ class Ledger:
 
     Over a `PrefixPool`, sequences hold what the cache has of their prompts already. `shares_in_step`: also what another
     one computes in the same step, which must then be computed as one.
+
+    Where the next step is decided before this one has ended, a sequence that finishes is `lingering`: it holds its slot
+    and its blocks until the step after that is decided.
     """
 
     def __init__(
@@ -40,6 +43,7 @@ class Ledger:
         admission: Admission = "reserve",
         disaggregated: bool = False,
         shares_in_step: bool = True,
+        lingering: bool = False,
     ):
         self.pool = pool
         self._prefixes = pool if isinstance(pool, PrefixPool) else None
@@ -54,6 +58,9 @@ class Ledger:
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []
         """The other residents, in the order in which their prompts ended."""
+        self._lingering = lingering
+        self.leaving: list[Sequence] = []
+        """Sequences that have finished in the latest step, and hold their blocks still."""
         self.iterations = 0
         """Decoding iterations booked so far."""
         self.preempted: list[Sequence] = []
@@ -68,12 +75,12 @@ class Ledger:
     @property
     def resident(self) -> list[Sequence]:
         """Sequences that hold blocks."""
-        return self.encoding + self.decoding
+        return self.encoding + self.decoding + self.leaving
 
     @property
     def residents(self) -> int:
         """How many sequences hold blocks."""
-        return len(self.encoding) + len(self.decoding)
+        return len(self.encoding) + len(self.decoding) + len(self.leaving)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
         """Let sequences wait; InputError for one that the whole pool could not hold."""
@@ -169,7 +176,7 @@ class Ledger:
 
     def repeats(self, step: Step) -> int:
         """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
-        if step.repeats == 1 or (step.arrivals and self.waiting.unsteady):
+        if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
             return 1
         if not self.admission.grows:
             return step.repeats
@@ -244,6 +251,8 @@ class Ledger:
         sequence.published, sequence.cached = len(blocks), len(blocks) * self.pool.block_size
         sequence.to_prefill -= sequence.cached
         self.reused += sequence.cached
+        if sequence.status is not PREEMPTED:
+            sequence.hit = sequence.cached
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
         """Let the full blocks of a resident's first `tokens` tokens be found, as far as it has keys for them."""
@@ -259,6 +268,7 @@ class Ledger:
         Returns the sequences that finished in this step by their length.
         """
         finished: list[Sequence] = []
+        self.settle()
         if self._following:
             self._following.book(step, iterations)
         if step.decode:
@@ -328,8 +338,17 @@ class Ledger:
         if not self.early_termination:
             if all(sequence.finished for sequence in self.resident):
                 self._release(self.decoding)
+        elif sequences and self._lingering:
+            self.decoding = [sequence for sequence in self.decoding if sequence.status is not FINISHED]
+            self.leaving = sequences
         elif sequences:
             self._release(sequences)
+
+    def settle(self) -> None:
+        """Free the blocks of sequences that are leaving: their step has ended."""
+        if self.leaving:
+            self._release(self.leaving)
+            self.leaving = []
 
     def cancel(self, sequence: Sequence) -> None:
         """Forget a sequence, waiting or resident."""

@@ -67,6 +67,10 @@ class Sequence:
     """KV blocks. A finished row of a static batch holds its own to the batch's end."""
     published: int = 0
     """How many of them, from the first on, can be found by their keys."""
+    hit: int = 0
+    """Tokens of its prompt that were in the cache when it was first admitted."""
+    preemptions: int = 0
+    """How often it was preempted."""
     ready_s: float = 0.0
     """When the decoding side has its keys and values, where prefill and decode are disaggregated; of a preempted one,
     when its last token has come. Endless while that isn't known."""
@@ -80,6 +84,7 @@ class Sequence:
         encoder.
         """
         self.status, self.cached, self.recomputed, self.published = PREEMPTED, 0, self.generated, 0
+        self.preemptions += 1
         self.behind = self.recomputed if encoder_decoder else 0
         self.to_prefill = self.input_tokens + self.recomputed - self.behind
 

@@ -128,7 +128,7 @@ COLUMNS = Annotated[
     typer.Option(
         "--columns",
         help="A trace's columns: input=NAME,output=NAME[,arrival=NAME], with a unit arrival=NAME:ms (or s, us, ns, "
-        "min, h, date).",
+        "min, h, date); of prompts' identities prompt_ids=, hash_ids=, prefix_id= with prefix_tokens=, session_id=.",
     ),
 ]
 SCALE_TO_CONTEXT = Annotated[

@@ -14,7 +14,18 @@ def simulate(
         Path | None, typer.Option(help="A plan of several models; its --replay trace has a column `model`.")
     ] = None,
     timeline: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
-    replay: Annotated[str | None, typer.Option(help="Simulate the requests of this trace one by one.")] = None,
+    replay: Annotated[
+        str | None,
+        typer.Option(
+            help="Simulate the requests of this trace one by one. With --prefix-caching, prompts begin alike as its "
+            "columns say: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id or conversation_id, chat_id "
+            "with parent_chat_id."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Write each replayed request's times to this file, JSON lines."),
+    ] = None,
     profile: options.PROFILE = None,
     policy: Annotated[str | None, typer.Option(help="The engine's policy: orca or chunked. Default: chunked.")] = None,
     model: options.MODEL = None,
@@ -62,6 +73,9 @@ def simulate(
     """Predict the performance of a schedule or of engine settings: throughput, latencies, memory, and a timeline.
 
     Example: exegpt simulate --schedule schedule.json --timeline trace.json
+
+    Example: exegpt simulate --model llama-3.1-8b --cluster 1xH100-SXM --replay trace.jsonl --prefix-caching --out
+    requests.jsonl
     """
     asked = dict(locals())
     from exegpt.app.choices import check_columns
@@ -75,7 +89,8 @@ def simulate(
     from exegpt.report.schedule_text import schedule_text
 
     check_output(timeline)
-    check_distinct((timeline,), (schedule, plan, workload, profile, replay, cluster))
+    check_output(out)
+    check_distinct((timeline, out), (schedule, plan, workload, profile, replay, cluster))
     if plan:
         return _simulate_plan(asked)
     set_threads(threads)

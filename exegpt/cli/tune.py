@@ -47,6 +47,14 @@ def tune(
             "needs them, and the request admitted last is preempted when none are left; auto: the better of both."
         ),
     ] = "reserve",
+    prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--prefix-caching",
+            help="With --rate: reuse KV blocks of prompts that begin alike, as the trace's columns say (hash_ids, "
+            "prompt_ids, prefix_id with prefix_tokens, session_id, conversation_id, chat_id); orca and chunked.",
+        ),
+    ] = False,
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
@@ -96,8 +104,10 @@ def tune(
     and --price, the answer is the cheapest cluster that sustains the rate.
 
     Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
+
+    Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
     """
-    from exegpt.app.choices import bound_meaning, check_choice, check_columns, policy_names
+    from exegpt.app.choices import bound_meaning, check_choice, check_columns, policy_names, with_prefixes
     from exegpt.app.files import check_distinct, check_output
     from exegpt.app.search import SearchOptions
     from exegpt.app.settings import find_setting, set_threads
@@ -120,6 +130,10 @@ def tune(
     check_choice(admission, ("reserve", "grow", "auto"), "--admission")
     token_bounds_s = [parse_duration(text) if text else None for text in (ttft, tpot)]
     policies = policy_names(policy)
+    if prefix_caching:
+        if rate is None and arrivals != "trace":
+            raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
+        policies = with_prefixes(policies, policy)
     check_choice(arrivals, PATTERNS, "--arrivals")
     check_columns(columns, workload, scale=scale_to_context)
     prices = read_prices(price) if price else None

@@ -17,7 +17,7 @@ class OrcaPolicy:
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """The next iteration, or None while nothing can run."""
         decode = ledger.grow_decoding(now)
-        room = min(self.prefills_per_step, self.max_num_seqs - len(decode))
+        room = min(self.prefills_per_step, self.max_num_seqs - len(decode) - len(ledger.leaving))
         admitted = ledger.admit(room, now) if room > 0 and not ledger.preempted else []
         if admitted:
             return Step(tuple((s, s.to_prefill) for s in admitted), decode)

@@ -38,3 +38,29 @@ def test_a_profile_is_of_its_attention(monkeypatch, tmp_path, tiny, tiny_profile
         assert which == f"profile: '{path}'{note}"
     _, which = find_profile(str(tiny_profile), spec, local_cluster(), measured.dtype, attention="flashinfer")
     assert which == f"profile: '{tiny_profile}'"  # which names none
+
+
+def test_a_profile_is_matched_without_the_context(monkeypatch, tmp_path, tiny, tiny_profile):
+    """By the layers' sizes; one from before, which doesn't have their fingerprint, by all sizes."""
+    monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
+    spec = ModelSpec.from_directory(tiny)
+    measured = replace(document.read(Profile, tiny_profile), layers=spec.layers_fingerprint)
+    longer, wider = replace(spec, context=2 * spec.context), replace(spec, ffn=2 * spec.ffn)
+    former = replace(measured, layers=None)
+    assert former.fingerprint == measured.fingerprint
+    assert [measured.is_for(model) for model in (spec, longer, wider)] == [True, True, False]
+    assert [former.is_for(model) for model in (spec, longer, wider)] == [True, False, False]
+    store.save(measured, spec, {"machine": "this"})
+    assert store.find(longer, measured.dtype, {"machine": "this"}) == measured
+    assert store.find(wider, measured.dtype, {"machine": "this"}) is None
+
+
+def test_a_profile_that_was_stored_by_all_sizes_is_found(monkeypatch, tmp_path, tiny, tiny_profile):
+    monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
+    spec, measured = ModelSpec.from_directory(tiny), document.read(Profile, tiny_profile)
+    facts = {name: value for name, value in document.to_dict(replace(spec, name="")).items() if name != "sorts_logits"}
+    key = document.fingerprint([facts, measured.dtype, [("machine", "this")]])
+    (tmp_path / "profiles").mkdir()
+    document.write(tmp_path / "profiles" / f"{spec.architecture}-{key}.json", measured)
+    assert store.find(spec, measured.dtype, {"machine": "this"}) == measured
+    assert store.find(replace(spec, context=9), measured.dtype, {"machine": "this"}) is None

@@ -254,7 +254,7 @@ def test_following_many_iterations_at_once_is_following_each(policy, rows, block
     two = {"cluster": parse_cluster("2xA40"), "stages": STAGES["waa-c" if policy == "waa-c" else "pipeline"]}
     plan = schedule(policy, kv_blocks=blocks, admission="grow", **(two if pipeline or policy == "waa-c" else {}))
     requests = [RequestLengths(given, made, at / 1000) for given, made, at in rows]
-    fast = replay(plan, profile(), requests, timeline=False)
+    fast = replay(plan, profile(), requests, timeline=False, lanes=True)
     slow = replay(plan, profile(), requests, timeline=False, step_by_step=True)
     assert [one.index for one in fast.served] == [one.index for one in slow.served]
     for a, b in zip(fast.served, slow.served, strict=True):

@@ -216,7 +216,7 @@ def test_following_many_iterations_at_once_is_following_each(policy, rows, block
     plan = schedule(policy, kv_blocks=blocks, admission="grow", prefix_caching=True)
     requests = [RequestLengths(tokens, made, at / 1000) for tokens, made, at, _ in rows]
     prompts = [[kind] * tokens for tokens, _, _, kind in rows] if known else None
-    fast = replay(plan, profile(), requests, timeline=False, prompts=prompts)
+    fast = replay(plan, profile(), requests, timeline=False, lanes=True, prompts=prompts)
     slow = replay(plan, profile(), requests, timeline=False, prompts=prompts, step_by_step=True)
     assert [one.index for one in fast.served] == [one.index for one in slow.served]
     assert fast.reused == slow.reused

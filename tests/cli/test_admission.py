@@ -55,7 +55,6 @@ def test_tune_searches_the_chosen_rule(exegpt, tmp_path):
             ("--policy", "rra,static", "--admission", "grow"),
             "No steady state with admission 'grow' is known for rra",
         ),
-        (("--admission", "auto", "--rate", "1/s"), "Searches at a rate replay schedules that reserve"),
     ],
 )
 def test_what_tune_cannot_search_is_refused_in_one_sentence(exegpt, more, message):

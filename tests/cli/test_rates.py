@@ -41,6 +41,31 @@ def test_a_rate_is_answered_by_goodput(exegpt, trace, tmp_path):
     assert "chunked: sustains" in exegpt(*command).out
 
 
+def test_a_rate_takes_growth_and_prefixes(exegpt, tmp_path):
+    path = tmp_path / "t.csv"
+    rows = (f"{400 + i % 50},{10 + i % 7},{i / 10},{i % 5},384" for i in range(600))
+    path.write_text("input,output,arrival_s,prefix_id,prefix_tokens\n" + "\n".join(rows) + "\n")
+    command = ("tune", "--ttft", "1s", "-m", "opt-1.3b", "-c", "1xA40", "-w", path, "--arrivals", "trace", "--json")
+    plain = exegpt(*command, "--policy", "orca").json
+    caching = exegpt(*command, "--policy", "orca", "--admission", "grow", "--prefix-caching").json
+    assert caching["schedule"]["admission"] == "grow" and caching["schedule"]["prefix_caching"]
+    assert caching["goodput_seq_s"] > 2 * plain["goodput_seq_s"]
+    assert any("a cache without end would have" in text for text in caching["assumptions"])
+    assert {a["policy"] for a in exegpt(*command, "--prefix-caching").json["alternatives"]} == {"orca", "chunked"}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("-m", "opt-1.3b"), "--prefix-caching is for requests that arrive over time: add --rate"),
+        (("-m", "opt-1.3b", "--rate", "5/s", "--policy", "rra,orca"), "--prefix-caching is for orca, chunked"),
+        (("-m", "t5-11b", "--rate", "5/s"), "'t5-11b' has an encoder"),
+    ],
+)
+def test_prefixes_that_a_search_can_not_cache_are_refused(exegpt, more, said):
+    check_refused(exegpt("tune", "-l", "5s", "-c", "1xA40", "-w", "T", "--prefix-caching", *more), said)
+
+
 def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_path):
     """Bounds on both tokens: what keeps them at a rate would miss them if requests always waited."""
     command = ("tune", "-w", "2048/256", "-m", "llama-3.1-8b", "-c", "1xH100-SXM", "-l", "5s", "--policy", "chunked")

@@ -11,6 +11,7 @@ from exegpt.bound import ALL_REQUESTS
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
+from exegpt.prompt_identity import PromptIdentity
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths, Workload, task
 from tests.exegpt.nouns import profile, schedule
@@ -154,6 +155,78 @@ def test_poisson_arrivals_have_the_asked_rate_and_fit_the_context():
     assert max(lengths) == 128 and min(r.output for r in found.requests(8.0)) >= 1
     each = Arrivals.poisson(task("T"), 128, devices=512).count / 512
     assert each >= 2000 and 512 * each > REQUESTS, "enough for every replica"
+
+
+CHAT = Workload.from_requests(
+    "chat",
+    [
+        RequestLengths(900 + i % 90, 20 + i % 9, 0.1 * i, PromptIdentity(prefix=str(i % 7), prefix_tokens=880))
+        for i in range(300)
+    ],
+)
+"""Prompts of which nine tenths are one of seven texts."""
+
+
+@pytest.mark.parametrize("pattern", ["poisson", "trace"])
+def test_prefixes_are_cached_as_in_a_replay(pattern):
+    """Repetitions of a short trace have texts of their own."""
+    arrivals = Arrivals.traced(CHAT, None) if pattern == "trace" else Arrivals.poisson(CHAT, None, count=700)
+    made = schedule("chunked", workload=CHAT, kv_blocks=900, admission="grow", prefix_caching=True)
+    texts = [[300 * (i // 300) + i % 7] * 880 for i in range(arrivals.count)]
+    run = replay(made, profile(), arrivals.requests(30.0), timeline=False, prompts=texts, lanes=True)
+    (times,) = Meter(profile(), arrivals, Bounds(None))._whole(made, 30.0, arrivals.count)[1]
+    assert times.reused.sum() == run.reused > 0.7 * arrivals.inputs.sum()
+    assert times.preemptions.sum() == run.preemptions
+    finish = {s.index: s.finish_s for s in run.served}
+    assert times.finished.tolist() == pytest.approx([finish[i] for i in range(arrivals.count)], rel=1e-9)
+
+
+def test_what_a_cache_without_end_leaves_to_compute():
+    """The first of each text computes it."""
+    arrivals = Arrivals.traced(CHAT, None)
+    left = sum(r.input - 880 * (i >= 7) for i, r in enumerate(CHAT.requests))
+    assert arrivals.computed(CHAT).input.mean * 300 == pytest.approx(left)
+    assert Arrivals.poisson(FIXED, None, count=50).computed(FIXED).input.mean == 20
+
+
+def test_a_search_caches_prefixes_and_uses_all_memory_for_them():
+    """Its goodput is beyond what is served without, which a steady state without a cache would call impossible."""
+    how = {"policies": ("chunked",), "fixed": {"max_num_batched_tokens": 1024, "max_num_seqs": 16}}
+    arrivals = Arrivals.poisson(CHAT, OPT.context, count=4000)
+    where = (OPT, H100, CHAT, ROOFLINE, arrivals, EASY, 1.0)
+    plain, caching = tune_at(*where, **how), tune_at(*where, **how, prefix_caching=True)
+    grown = tune_at(*where, **how, admission=("grow",), prefix_caching=True)
+    schedule = caching.tuned.schedule
+    assert schedule.prefix_caching and schedule.workload == CHAT.without_requests
+    assert schedule.kv_blocks > 2 * plain.tuned.schedule.kv_blocks
+    assert caching.highest_rate_seq_s > 2 * plain.highest_rate_seq_s
+    assert caching.highest_rate_seq_s > plain.sustained["chunked"].steady.throughput_seq_s
+    assert grown.tuned.schedule.admission == "grow" and grown.tuned.schedule.prefix_caching
+    assert grown.highest_rate_seq_s == pytest.approx(caching.highest_rate_seq_s, rel=0.05)
+    assert max(caching.tuned.estimate.memory_bytes) > 1.2 * max(plain.tuned.estimate.memory_bytes)
+    assert any("a cache without end would have" in text for text in caching.tuned.assumptions)
+
+
+def test_a_search_replays_growth_with_its_preemptions():
+    """What it promises at its rate is what the lanes find, who preempt."""
+    arrivals = Arrivals.poisson(task("S"), OPT.context, count=3000)
+    rated = tune_at(
+        OPT,
+        H100,
+        task("S"),
+        ROOFLINE,
+        arrivals,
+        EASY,
+        None,
+        policies=("chunked", "rra"),
+        admission=("grow",),
+        fixed={"max_num_batched_tokens": 512},
+    )
+    best = rated.tuned.schedule
+    assert best.admission == "grow" and "rra" not in rated.sustained
+    run = replay(best, ROOFLINE, arrivals.requests(rated.rate_seq_s), timeline=False, lanes=True)
+    kept = [s for s in run.served if s.index >= round(WARM_UP * 3000)]
+    assert rated.tuned.estimate.latency_p99_s == pytest.approx(summarise(kept, 1.0, best.bound).latency_p99_s, rel=1e-6)
 
 
 EASY = Bounds(2.0, 0.5)

@@ -269,11 +269,12 @@ static PyObject *tandem(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 
 static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[7];
-    if (!take_arrays(arguments, nargs, 9, "rrwwwww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, 10, "rrwwwww", views)) return NULL;
     const double *seconds = views[0].buf, *hops = views[1].buf;
     double *ready = views[2].buf, *free_at = views[3].buf, *busy = views[4].buf;
     double *starts = views[5].buf, *ends = views[6].buf;
     double now = PyFloat_AsDouble(arguments[7]), until = PyFloat_AsDouble(arguments[8]);
+    long ahead = PyLong_AsLong(arguments[9]);
     Py_ssize_t micro_batches = size_of(&views[2]), stages = size_of(&views[3]), row = micro_batches * stages, ran = 0;
     Py_ssize_t most = row ? size_of(&views[0]) / row : 0;
     int fits = row && size_of(&views[0]) == most * row && size_of(&views[1]) == row &&
@@ -292,8 +293,8 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
             }
             ready[p] = at;
         }
+        now = ahead ? starts[ran * row] : larger(now, free_at[0]);
         ran++;
-        now = larger(now, free_at[0]);
         if (now >= until) break;
     }
     release_arrays(views, 7);

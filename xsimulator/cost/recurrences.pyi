@@ -66,12 +66,14 @@ def follow(
     ends: Array,
     now: float,
     until: float,
+    ahead: bool,
 ) -> tuple[int, float]:
-    """Run iterations until the first stage is free at `until` or later.
+    """Run iterations until the next one would be decided at `until` or later: when the first stage is free, or `ahead`,
+    when an iteration starts there.
 
     `seconds` [iterations, micro-batches, stages], `hops` [micro-batches, stages]; `ready` [micro-batches], from when on
     each one may start, `free` [stages], and the stages' seconds of work, `busy` [stages], are updated, and the cells'
-    `starts` and `ends` written. Returns how many iterations ran, and when the first stage is free.
+    `starts` and `ends` written. Returns how many iterations ran, and when the next one is decided.
     """
 
 def slots(

@@ -28,7 +28,7 @@ from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.solo import solo_times
 from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
 from xsimulator.multimodel.replay import Load, replay_unit
-from xsimulator.replay.compiled import Replicas, Requests
+from xsimulator.replay.compiled import Replicas, Requests, is_compiled
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
@@ -118,7 +118,7 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
     """What requests experience under a schedule with devices of its own, as `replay` would find it and many times as
     quick; in no order. InputError as there.
     """
-    if schedule.admission != "reserve" or schedule.prefix_caching:  # isn't compiled
+    if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
         return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
     lengths = [(request.input, request.output) for request in requests]
     columns = np.array([(r.arrival_s, r.input, r.output) for r in requests], dtype=np.float64)

@@ -32,7 +32,7 @@ class Ran:
 
     iterations: int
     next_s: float
-    """When the next step may be decided: the first stage is free."""
+    """When the next step is decided: the first stage is free, or with iterations in flight, starts the last one."""
     encoded: dict[int, float]
     """When each sequence's prompt, or chunk of it, left the last stage, by the sequence's index."""
     first: Array
@@ -75,8 +75,11 @@ class Pipeline:
         micro_batching: MicroBatching,
         keep_spans: bool,
         replica: int,
+        ahead: bool = False,
     ):
+        """`ahead`: the next step is decided when one starts on the first stage, not when that is free."""
         stages = len(side.stages)
+        self._ahead = ahead
         self.stages = side.stages
         self._first_device = replica * (1 + max(rank for stage in replica_cost.stages for rank in stage.devices))
         self.micro_batching = micro_batching
@@ -108,6 +111,10 @@ class Pipeline:
     def last_token_s(self, sequence: Sequence) -> float:
         """When the last token of a sequence's micro-batch came out."""
         return float(self._token[self.micro_batching.index(sequence)])
+
+    def start_s(self, now: float) -> float:
+        """When a step that is decided at `now` may start."""
+        return max(now, float(self._free[0]))
 
     def run(self, step: Step, now: float, most: int, until: float) -> Ran:
         """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
@@ -153,7 +160,7 @@ class Pipeline:
             shape = _decoding(micro_batch) if self._encoder_decoder else (len(decode), _seen(decode) + len(live))
             shapes.append((*shape, len(live)))
         if self._pace and until < np.inf:
-            most = min(most, int((until - now) / self._pace) + 2)
+            most = min(most, int((until - now) / self._pace) + 3)
         count = _COUNT[: min(most, _MOST)]
         seconds = np.empty((len(count), len(micro_batches), len(self._costs)))
         for p, (sequences, tokens, growth) in enumerate(shapes):
@@ -178,13 +185,13 @@ class Pipeline:
     def _book(
         self, micro_batches: list[MicroBatch], seconds: Array, ready: Array, now: float, until: float
     ) -> tuple[int, float, Array]:
-        """Follow the iterations; returns how many ran, when the first stage is free, and the cells' ends."""
+        """Follow the iterations; returns how many ran, when the next is decided, and the cells' ends."""
         if len(self.stages) == 1:
             hops = np.zeros((len(micro_batches), 1))  # it has nowhere to send
         else:
             hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
-        iterations, next_s = follow(seconds, hops, ready, self._free, self.busy, starts, ends, now, until)
+        iterations, next_s = follow(seconds, hops, ready, self._free, self.busy, starts, ends, now, until, self._ahead)
         starts, ends = starts[:iterations], ends[:iterations]
         if self.spans is not None:
             for i, p, s in np.ndindex(*ends.shape):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from exegpt.batching.admission import most_cached
 from exegpt.errors import InputError
-from exegpt.policies import checked, traits_of
+from exegpt.policies import checked, shares_in_step, traits_of
+from exegpt.prefixes import Prefixes
 from exegpt.profile import LayerTables, Profile, Table
 from exegpt.schedule import Schedule
 from xsimulator.cost.replica import ReplicaCost
@@ -37,6 +38,8 @@ class Requests:
     """Tokens."""
     flags: Array
     """0, COUNTS, or COUNTS + COUNTS_FOR_LATENCY."""
+    prefixes: Prefixes | None = None
+    """What their prompts have in common, where prefixes are cached; None: nothing."""
 
 
 @dataclass
@@ -67,6 +70,14 @@ class Times:
     finished: Array
     busy: Array
     """[stages]: seconds of work, in the schedule's order of stages."""
+    hits: Array
+    """Tokens of each prompt that were in the cache when it was first admitted."""
+    reused: Array
+    """Tokens that each request found in the cache, those after preemptions included."""
+    preemptions: Array
+    """How often each was preempted."""
+    seconds: float
+    """Until the last piece of work was done."""
 
 
 class Replicas:
@@ -87,22 +98,29 @@ class Replicas:
         watch = watch or Watch.nothing()
         front_end = self._profile.front_end_s * np.array([1.0, 0.0, 1.0])
         count = len(requests.arrivals)
-        times, busy = np.empty((count, 3)), np.zeros(len(schedule.stages))
-        done = event_loop.run(
+        figures, busy = np.empty((count, 6)), np.zeros(len(schedule.stages))
+        prefixes = _prefixes(schedule, requests)
+        seconds = event_loop.run(
             requests.arrivals,
             requests.inputs,
             requests.outputs,
             requests.flags,
             self._sides(schedule, replica_cost),
-            _settings(schedule, replica_cost.encoder_decoder),
+            _settings(schedule, replica_cost),
             watch.limits - front_end,
             watch.allowed,
             watch.missed,
-            times,
+            prefixes.places,
+            prefixes.parents,
+            prefixes.shared,
+            figures,
             busy,
         )
-        started, first, finished = np.ascontiguousarray(times.T)
-        return Times(started, first + front_end[0], finished + front_end[2], busy) if done else None
+        if seconds is None:
+            return None
+        started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
+        times = started, first + front_end[0], finished + front_end[2]
+        return Times(*times, busy, hits, reused, preemptions, seconds)
 
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
         key = (schedule.stages, schedule.kv_dtype)
@@ -125,11 +143,23 @@ class Replicas:
         return self._packed[key]
 
 
+def is_compiled(schedule: Schedule) -> bool:
+    """Return whether the compiled event loop has a schedule's policy with its admission."""
+    traits = traits_of(schedule)
+    return traits.compiled is not None and (schedule.admission == "reserve" or traits.mixed)
+
+
+def _prefixes(schedule: Schedule, requests: Requests) -> Prefixes:
+    """What the prompts have in common: nothing, unless that is known."""
+    if not schedule.prefix_caching:
+        return Prefixes(*np.zeros((3, 0), dtype=np.intp))
+    if requests.prefixes is not None:
+        return requests.prefixes
+    places = np.arange(len(requests.arrivals), dtype=np.intp)
+    return Prefixes(np.full_like(places, -1), np.zeros_like(places), places)
+
+
 def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool) -> None:
-    if schedule.admission != "reserve":
-        raise InputError(f"Admission '{schedule.admission}' isn't compiled: searches at a rate are for reserve.")
-    if schedule.prefix_caching:
-        raise InputError("Prefix caching isn't compiled: searches at a rate are without, and replays know it.")
     tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
     longest = int(tokens.argmax())
     need = -(-int(tokens[longest]) // schedule.block_size)
@@ -141,13 +171,20 @@ def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool)
         )
 
 
-def _settings(schedule: Schedule, encoder_decoder: bool) -> Array:
+def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
     policy = traits_of(checked(schedule)).compiled
     if policy is None:
         raise InputError(f"Policy '{schedule.policy}' isn't compiled: replay it, or search without --rate.")
+    if not is_compiled(schedule):
+        raise InputError(
+            f"Admission '{schedule.admission}' of policy {schedule.policy} isn't compiled: replay it, or take reserve."
+        )
     batch = schedule.max_num_seqs or schedule.encode_batch or 0
     other = schedule.max_num_batched_tokens or schedule.prefills_per_step or schedule.decode_iterations or 0
-    numbers = (policy, batch, other, schedule.kv_blocks, schedule.block_size, encoder_decoder)
+    cache = schedule.admission == "grow", schedule.prefix_caching, shares_in_step(schedule)
+    ahead = replica_cost.cost_model.profile.in_flight > 1 and not replica_cost.disaggregated
+    sizes = schedule.kv_blocks, schedule.block_size
+    numbers = (policy, batch, other, *sizes, replica_cost.encoder_decoder, *cache, ahead)
     return np.array(numbers, dtype=np.float64)
 
 

@@ -1,23 +1,43 @@
-/* The ledger and the policies' decisions, compiled (exegpt/policies). */
+/* The ledger and the policies' decisions, compiled (exegpt/batching/ledger.py, exegpt/policies). */
 #ifndef EXEGPT_EVENT_LEDGER_H
 #define EXEGPT_EVENT_LEDGER_H
 #include "../cost/iteration_costs.h"
+#include "event_pool.h"
 
 enum { STATIC, ORCA, CHUNKED, RRA, WAA }; /* policies */
 
 /* ---- the ledger (exegpt/batching/ledger.py), first come, first served ---- */
 
+typedef enum { WAITING, PREFILL, DECODE, PREEMPTED, FINISHED } Status;
+
+/* What is read of a request in every iteration comes first, and together: there are a hundred thousand. */
 typedef struct {
+    Status status;
+    int32_t input, output, cached, generated, behind, to_prefill, recomputed; /* sequence.py */
+    int32_t held, published;          /* KV blocks, and how many of them can be found */
     double arrival, ready, started, first, finish;
-    Py_ssize_t input, output, cached, generated, blocks;
-    int flags, finished;
+    int32_t hit, reused, preemptions; /* tokens found in the cache: when it was first admitted, and in all */
+    int32_t flags;
+    int64_t *keys;                    /* of its full blocks, from when it is first in the queue to its end */
+    int32_t *blocks;                  /* those held, where prefixes are cached */
+    Py_ssize_t place;                 /* its text among the prefixes' */
 } Request;
+
+/* What requests' prompts have in common (exegpt/prefixes.py). */
+typedef struct {
+    const Py_ssize_t *parents, *shared; /* by request of the whole list: another one or -1, and tokens shared with it */
+} Prefixes;
 
 typedef struct {
     Request *requests;
-    Py_ssize_t count, admitted, arrived, free_blocks, iterations, encodings, decodings, finishes;
+    Py_ssize_t count, admitted, arrived, iterations, encodings, decodings, finishes;
     Py_ssize_t *encoding, *decoding, *finished; /* sequences, [count] each */
-    int early_termination, encoder_decoder;
+    Py_ssize_t *preempted, preemptions;         /* waiting again, the last to come back first */
+    Py_ssize_t *victims, victim_count;          /* of the latest decision */
+    Py_ssize_t *leaving, leavings;              /* finished in the latest step, their slots and blocks not free yet */
+    Pool pool;
+    Prefixes prefixes;
+    int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
 } Ledger;
 
 /* One iteration, or several alike. */
@@ -29,89 +49,264 @@ typedef struct {
     double *first; /* [micro-batches]: when the first iteration's tokens came out */
 } Step;
 
-static int idle(const Ledger *l) { return !l->encodings && !l->decodings && l->admitted == l->count; }
+static int idle(const Ledger *l) {
+    return !l->encodings && !l->decodings && !l->preemptions && l->admitted == l->count;
+}
+
+static Py_ssize_t residents(const Ledger *l) { return l->encodings + l->decodings + l->leavings; }
 
 static void arrive(Ledger *l, double now) {
     while (l->arrived < l->count && l->requests[l->arrived].arrival <= now) l->arrived++;
 }
 
+/* The first waiting request; negative where none has arrived. Preempted ones came before all that never ran. */
+static Py_ssize_t first_waiting(Ledger *l, double now) {
+    arrive(l, now);
+    if (l->preemptions) return l->preempted[l->preemptions - 1];
+    return l->admitted < l->arrived ? l->admitted : -1;
+}
+
+/* When the next request arrives, or the first preempted one's last token. */
 static double next_arrival(Ledger *l, double now) {
     arrive(l, now);
-    return l->arrived < l->count ? l->requests[l->arrived].arrival : INFINITY;
+    double next = l->arrived < l->count ? l->requests[l->arrived].arrival : INFINITY;
+    if (l->preemptions) {
+        double ready = l->requests[l->preempted[l->preemptions - 1]].ready;
+        if (ready > now && ready < next) next = ready;
+    }
+    return next;
 }
 
-static void encode_chunk(Ledger *l, Step *step, Py_ssize_t sequence, Py_ssize_t tokens) {
+static void encode_chunk(Step *step, const Ledger *l, Py_ssize_t sequence, Py_ssize_t tokens) {
     const Request *r = &l->requests[sequence];
     step->chunks[step->encodes++] =
-        (Chunk){sequence, (double)tokens, (double)r->cached, r->cached + tokens >= r->input, 0.0};
+        (Chunk){sequence, (double)tokens, (double)r->cached, tokens >= r->to_prefill, 0.0};
 }
 
-/* Take the first waiting request in; negative where there is none or its blocks are not free. */
-static Py_ssize_t admit(Ledger *l, double now) {
-    arrive(l, now);
-    if (l->admitted == l->arrived || l->requests[l->admitted].blocks > l->free_blocks) return -1;
-    l->free_blocks -= l->requests[l->admitted].blocks;
-    l->encoding[l->encodings++] = l->admitted;
-    return l->admitted++;
+/* ---- blocks ---- */
+
+static Py_ssize_t most_blocks(const Ledger *l, const Request *r) {
+    return blocks_for(&l->pool, (Py_ssize_t)r->input + r->output - 1 + l->encoder_decoder);
+}
+
+/* Keys of all full blocks that a sequence may come to: each names the request that its tokens are from, and the place
+ * there. Returns 0 where there is no memory. */
+static int find_keys(Ledger *l, Request *r) {
+    if (r->keys) return 1;
+    Py_ssize_t end = (r->input + r->output) / l->pool.size, owner = r->place;
+    r->keys = malloc((size_t)(end + 1) * sizeof *r->keys);
+    r->blocks = malloc((size_t)most_blocks(l, r) * sizeof *r->blocks);
+    if (!r->keys || !r->blocks) return 0;
+    while (end > 0) {
+        Py_ssize_t parent = l->prefixes.parents[owner];
+        Py_ssize_t begin = parent < 0 ? 0 : l->prefixes.shared[owner] / l->pool.size;
+        for (Py_ssize_t j = begin; j < end; j++) r->keys[j] = (int64_t)owner << 32 | j;
+        if (begin < end) end = begin;
+        owner = parent;
+    }
+    return 1;
+}
+
+/* Let the full blocks of a resident's first tokens be found. */
+static void publish(Ledger *l, Request *r, Py_ssize_t tokens) {
+    Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->output) / l->pool.size;
+    if (full > keys) full = keys;
+    for (; r->published < full; r->published++)
+        publish_block(&l->pool, r->blocks[r->published], r->keys[r->published]);
+}
+
+static void allocate_blocks(Ledger *l, Request *r, Py_ssize_t count) {
+    if (l->caches) while (count-- > 0) r->blocks[r->held++] = take_block(&l->pool);
+    else l->pool.available -= count, r->held += (int32_t)count;
+}
+
+/* The last block first: the end of a prefix is forgotten before its beginning. */
+static void free_blocks(Ledger *l, Request *r) {
+    if (l->caches) while (r->held) free_block(&l->pool, r->blocks[--r->held]);
+    else l->pool.available += r->held, r->held = 0;
+}
+
+/* Blocks of a prompt that the cache has, into its `blocks`; all but the last token, which is computed to give the
+ * next. Returns how many. */
+static Py_ssize_t find_prefix(const Ledger *l, Request *r) {
+    Py_ssize_t most = (r->to_prefill - 1) / l->pool.size, found = 0;
+    int32_t block;
+    while (found < most && (block = find_block(&l->pool, r->keys[found]))) r->blocks[found++] = block;
+    return found;
+}
+
+static void reuse(Ledger *l, Request *r, Py_ssize_t found) {
+    for (Py_ssize_t i = 0; i < found; i++) hold_block(&l->pool, r->blocks[i]);
+    r->held = r->published = (int32_t)found;
+    r->cached = (int32_t)(found * l->pool.size);
+    r->to_prefill -= r->cached;
+    r->reused += r->cached;
+    if (r->status == WAITING) r->hit = r->cached;
+}
+
+/* Take the first waiting request in, `chunk` tokens of its prompt in this step; negative where there is none or its
+ * blocks are not free. */
+static Py_ssize_t admit(Ledger *l, double now, Py_ssize_t chunk) {
+    Py_ssize_t sequence = first_waiting(l, now), found = 0;
+    if (sequence < 0 || l->requests[sequence].ready > now) return -1;
+    Request *r = &l->requests[sequence];
+    Py_ssize_t known = r->input + r->recomputed + l->encoder_decoder;
+    Py_ssize_t missing = l->grows ? blocks_for(&l->pool, known) : most_blocks(l, r);
+    if (l->caches) {
+        if (!find_keys(l, r)) {
+            l->out_of_memory = 1;
+            return -1;
+        }
+        found = find_prefix(l, r);
+        for (Py_ssize_t i = 0; i < found; i++) missing -= l->pool.blocks[r->blocks[i]].holders > 0;
+    }
+    if (missing > l->pool.available) return -1;
+    if (found) reuse(l, r, found);
+    Py_ssize_t prefilled = r->to_prefill < chunk ? r->to_prefill : chunk;
+    Py_ssize_t blocks = l->grows ? blocks_for(&l->pool, r->cached + prefilled) : most_blocks(l, r);
+    allocate_blocks(l, r, blocks - found);
+    if (r->status == PREEMPTED) l->preemptions--;
+    else l->admitted++;
+    r->status = PREFILL;
+    l->encoding[l->encodings++] = sequence;
+    if (l->caches && l->shares_in_step) publish(l, r, r->cached + prefilled);
+    return sequence;
 }
 
 /* Whole prompts, up to `most`. */
 static void admit_prompts(Ledger *l, Step *step, Py_ssize_t most, double now) {
     Py_ssize_t sequence;
-    while (most-- > 0 && (sequence = admit(l, now)) >= 0) encode_chunk(l, step, sequence, l->requests[sequence].input);
+    while (most-- > 0 && (sequence = admit(l, now, PY_SSIZE_T_MAX)) >= 0)
+        encode_chunk(step, l, sequence, l->requests[sequence].to_prefill);
 }
 
+/* Blocks for so many more cached tokens, if they are free; a finished row of a static batch needs none. */
+static int extend(Ledger *l, Request *r, Py_ssize_t tokens) {
+    if (r->status == FINISHED) return 1;
+    Py_ssize_t missing = blocks_for(&l->pool, r->cached + tokens) - r->held;
+    if (missing > l->pool.available) return 0;
+    if (missing > 0) allocate_blocks(l, r, missing);
+    if (l->caches && l->shares_in_step) publish(l, r, r->cached + tokens);
+    return 1;
+}
+
+/* ---- sequences that leave ---- */
+
 static void finish(Ledger *l, Py_ssize_t sequence) {
-    l->requests[sequence].finished = 1;
+    l->requests[sequence].status = FINISHED;
     l->finished[l->finishes++] = sequence;
 }
 
-/* Finished sequences leave; of static batches only when all have finished. */
-static void release(Ledger *l) {
-    if (!l->finishes) return;
-    if (!l->early_termination) {
-        if (l->encodings) return;
-        for (Py_ssize_t i = 0; i < l->decodings; i++)
-            if (!l->requests[l->decoding[i]].finished) return;
-    }
+static Py_ssize_t without(const Ledger *l, Py_ssize_t *sequences, Py_ssize_t count, Status status) {
     Py_ssize_t kept = 0;
-    for (Py_ssize_t i = 0; i < l->decodings; i++) {
-        Request *r = &l->requests[l->decoding[i]];
-        if (r->finished) l->free_blocks += r->blocks;
-        else l->decoding[kept++] = l->decoding[i];
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (l->requests[sequences[i]].status != status) sequences[kept++] = sequences[i];
+    return kept;
+}
+
+static void end(Ledger *l, Py_ssize_t sequence) {
+    Request *r = &l->requests[sequence];
+    free_blocks(l, r);
+    if (!l->caches) return;
+    free(r->keys);
+    free(r->blocks);
+    r->keys = NULL, r->blocks = NULL;
+}
+
+/* Free the blocks of sequences that are leaving: their step has ended. */
+static void settle(Ledger *l) {
+    for (Py_ssize_t i = 0; i < l->leavings; i++) end(l, l->leaving[i]);
+    l->leavings = 0;
+}
+
+/* Finished sequences leave, in the order in which they finished; of static batches only when all have. */
+static void release(Ledger *l) {
+    if (l->lingering) {
+        memcpy(l->leaving, l->finished, (size_t)l->finishes * sizeof *l->leaving);
+        l->leavings = l->finishes;
+        l->decodings = without(l, l->decoding, l->decodings, FINISHED);
+        return;
     }
-    l->decodings = kept;
+    if (l->early_termination) {
+        for (Py_ssize_t i = 0; i < l->finishes; i++) end(l, l->finished[i]);
+        if (l->finishes) l->decodings = without(l, l->decoding, l->decodings, FINISHED);
+        return;
+    }
+    if (l->encodings) return;
+    for (Py_ssize_t i = 0; i < l->decodings; i++)
+        if (l->requests[l->decoding[i]].status != FINISHED) return;
+    for (Py_ssize_t i = 0; i < l->decodings; i++) end(l, l->decoding[i]);
+    l->decodings = 0;
+}
+
+/* Take a resident's blocks away: it waits again, before those that arrived later. */
+static void preempt(Ledger *l, Py_ssize_t sequence) {
+    Request *r = &l->requests[sequence];
+    r->status = PREEMPTED;
+    l->encodings = without(l, l->encoding, l->encodings, PREEMPTED);
+    l->decodings = without(l, l->decoding, l->decodings, PREEMPTED);
+    free_blocks(l, r);
+    r->cached = r->published = 0;
+    r->recomputed = r->generated;
+    r->behind = l->encoder_decoder ? r->recomputed : 0;
+    r->to_prefill = r->input + r->recomputed - r->behind;
+    r->preemptions++;
+    if (!l->early_termination) release(l);
+    Py_ssize_t place = l->preemptions++;
+    for (; place > 0 && l->preempted[place - 1] < sequence; place--) l->preempted[place] = l->preempted[place - 1];
+    l->preempted[place] = sequence;
+    l->victims[l->victim_count++] = sequence;
+}
+
+/* The resident to preempt: the last that has not finished. */
+static Py_ssize_t last_resident(const Ledger *l) {
+    if (l->encodings) return l->encoding[l->encodings - 1];
+    Py_ssize_t last = l->decodings - 1;
+    while (l->requests[l->decoding[last]].status == FINISHED) last--;
+    return l->decoding[last];
+}
+
+/* Give a sequence the blocks for its next tokens, those of the last residents while too few are free; 0 where it was
+ * preempted itself. */
+static int grow(Ledger *l, Py_ssize_t sequence, Py_ssize_t tokens) {
+    Request *r = &l->requests[sequence];
+    while (r->status != PREEMPTED && !extend(l, r, tokens)) preempt(l, last_resident(l));
+    return r->status != PREEMPTED;
 }
 
 /* Book a step's work; `finished` then holds the sequences that ended in it. */
 static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
     l->finishes = 0;
+    settle(l);
     int completed = 0;
-    for (Py_ssize_t i = 0; i < step->encodes; i++) {
-        Py_ssize_t sequence = step->chunks[i].sequence;
-        Request *r = &l->requests[sequence];
-        r->cached += (Py_ssize_t)step->chunks[i].tokens;
-        if (r->cached < r->input) continue;
-        completed = 1;
-        l->decoding[l->decodings++] = sequence;
-        r->generated = !l->encoder_decoder;
-        if (r->generated >= r->output) finish(l, sequence);
-    }
-    if (completed) {
-        Py_ssize_t kept = 0;
-        for (Py_ssize_t i = 0; i < l->encodings; i++)
-            if (l->requests[l->encoding[i]].cached < l->requests[l->encoding[i]].input)
-                l->encoding[kept++] = l->encoding[i];
-        l->encodings = kept;
-    }
     if (step->decodes) l->iterations += iterations;
     for (Py_ssize_t i = 0; i < step->decodes; i++) {
         Request *r = &l->requests[step->decode[i]];
-        if (r->finished) continue;
-        r->cached += iterations, r->generated += iterations;
+        if (r->status == FINISHED) continue;
+        r->cached += (int32_t)iterations + r->behind, r->generated += (int32_t)iterations;
+        r->behind = 0;
+        if (l->caches) publish(l, r, r->cached);
         if (r->generated >= r->output) finish(l, step->decode[i]);
     }
-    release(l);
+    for (Py_ssize_t i = 0; i < step->encodes; i++) {
+        Py_ssize_t sequence = step->chunks[i].sequence;
+        Request *r = &l->requests[sequence];
+        r->cached += (int32_t)step->chunks[i].tokens, r->to_prefill -= (int32_t)step->chunks[i].tokens;
+        if (l->caches) publish(l, r, r->cached);
+        if (r->to_prefill) continue;
+        completed = 1;
+        r->status = DECODE;
+        l->decoding[l->decodings++] = sequence;
+        r->generated = r->recomputed + !l->encoder_decoder;
+    }
+    if (completed) {
+        l->encodings = without(l, l->encoding, l->encodings, DECODE);
+        for (Py_ssize_t i = 0; i < step->encodes; i++) {
+            const Request *r = &l->requests[step->chunks[i].sequence];
+            if (r->status == DECODE && r->generated >= r->output) finish(l, step->chunks[i].sequence);
+        }
+    }
+    if (l->finishes) release(l);
 }
 
 /* ---- policies (exegpt/policies) ---- */
@@ -122,50 +317,107 @@ typedef struct {
     Py_ssize_t phase_ends;
 } Policy;
 
-static void decode_all(const Ledger *l, Step *step, Py_ssize_t most) {
-    step->decodes = l->decodings < most ? l->decodings : most;
-    memcpy(step->decode, l->decoding, step->decodes * sizeof *step->decode);
+/* The first so many decoding residents, each with a block for its next token. */
+static void decode_all(Ledger *l, Step *step, Py_ssize_t most) {
+    Py_ssize_t decodes = l->decodings < most ? l->decodings : most, place = 0;
+    memcpy(step->decode, l->decoding, (size_t)decodes * sizeof *step->decode);
+    if (l->grows)
+        while (place < decodes && grow(l, step->decode[place], 1 + l->requests[step->decode[place]].behind)) place++;
+    step->decodes = l->grows ? place : decodes;
+}
+
+/* Chunks of the prompts that are being prefilled; returns what they leave of the budget. */
+static Py_ssize_t continue_prompts(Ledger *l, Step *step, Py_ssize_t budget) {
+    for (Py_ssize_t i = 0; i < l->encodings && budget > 0; i++) {
+        Py_ssize_t left = l->requests[l->encoding[i]].to_prefill, tokens = left < budget ? left : budget;
+        encode_chunk(step, l, l->encoding[i], tokens);
+        budget -= tokens;
+    }
+    if (!l->grows) return budget;
+    Py_ssize_t place = 0;
+    while (place < step->encodes && grow(l, step->chunks[place].sequence, (Py_ssize_t)step->chunks[place].tokens)) place++;
+    step->encodes = place;
+    return budget;
 }
 
 static void next_chunked(const Policy *p, Ledger *l, Step *step, double now) {
     decode_all(l, step, p->other);
-    Py_ssize_t budget = p->other - step->decodes, sequence;
-    for (Py_ssize_t i = 0; i < l->encodings && budget > 0; i++) {
-        const Request *r = &l->requests[l->encoding[i]];
-        Py_ssize_t left = r->input - r->cached, tokens = left < budget ? left : budget;
-        encode_chunk(l, step, l->encoding[i], tokens);
+    Py_ssize_t budget = continue_prompts(l, step, p->other - step->decodes), sequence;
+    while (budget > 0 && residents(l) < p->batch && !l->victim_count && (sequence = admit(l, now, budget)) >= 0) {
+        Py_ssize_t left = l->requests[sequence].to_prefill, tokens = left < budget ? left : budget;
+        encode_chunk(step, l, sequence, tokens);
         budget -= tokens;
     }
-    while (budget > 0 && l->encodings + l->decodings < p->batch && (sequence = admit(l, now)) >= 0) {
-        Py_ssize_t left = l->requests[sequence].input, tokens = left < budget ? left : budget;
-        encode_chunk(l, step, sequence, tokens);
-        budget -= tokens;
+    step->arrivals = budget > 0 && residents(l) < p->batch;
+}
+
+static void next_orca(const Policy *p, Ledger *l, Step *step, double now) {
+    decode_all(l, step, l->decodings);
+    Py_ssize_t room = p->batch - step->decodes - l->leavings;
+    if (room > p->other) room = p->other;
+    if (!l->victim_count) admit_prompts(l, step, room, now);
+    step->arrivals = room > 0;
+}
+
+static void next_static(const Policy *p, Ledger *l, Step *step, double now) {
+    if (l->decodings) decode_all(l, step, l->decodings);
+    if (l->decodings) { /* unless the last unfinished row was preempted; rows that have finished are computed too */
+        step->decodes = l->decodings;
+        memcpy(step->decode, l->decoding, (size_t)l->decodings * sizeof *step->decode);
+    } else {
+        step->decodes = 0;
+        admit_prompts(l, step, p->batch, now);
     }
-    step->arrivals = budget > 0 && l->encodings + l->decodings < p->batch;
+}
+
+static void next_rra(Policy *p, Ledger *l, Step *step, double now) {
+    if (l->iterations >= p->phase_ends || !l->decodings) {
+        p->phase_ends = l->iterations + p->other;
+        admit_prompts(l, step, p->batch, now);
+        if (step->encodes) return;
+    }
+    decode_all(l, step, l->decodings);
+    step->repeats = p->phase_ends - l->iterations;
 }
 
 /* The next step; without prompts and sequences, nothing can run. */
 static void next_step(Policy *p, Ledger *l, Step *step, double now) {
     step->encodes = step->decodes = step->arrivals = 0;
     step->repeats = PY_SSIZE_T_MAX;
-    if (p->name == CHUNKED) {
-        next_chunked(p, l, step, now);
-    } else if (p->name == ORCA) {
-        Py_ssize_t room = p->batch - l->decodings < p->other ? p->batch - l->decodings : p->other;
-        decode_all(l, step, l->decodings);
-        admit_prompts(l, step, room, now);
-        step->arrivals = room > 0;
-    } else if (p->name == STATIC) {
-        if (l->decodings) decode_all(l, step, l->decodings);
-        else admit_prompts(l, step, p->batch, now);
-    } else { /* RRA */
-        if (l->iterations >= p->phase_ends || !l->decodings) {
-            p->phase_ends = l->iterations + p->other;
-            admit_prompts(l, step, p->batch, now);
-            if (step->encodes) return;
-        }
-        decode_all(l, step, l->decodings);
-        step->repeats = p->phase_ends - l->iterations;
+    l->victim_count = 0;
+    if (p->name == CHUNKED) next_chunked(p, l, step, now);
+    else if (p->name == ORCA) next_orca(p, l, step, now);
+    else if (p->name == STATIC) next_static(p, l, step, now);
+    else next_rra(p, l, step, now);
+}
+
+/* Whether the free blocks suffice for so many iterations in a row, the first of which has its blocks already. */
+static int suffice(const Ledger *l, const Step *step, Py_ssize_t iterations, Py_ssize_t blocks) {
+    for (Py_ssize_t i = 0; i < step->decodes && blocks >= 0; i++) {
+        const Request *r = &l->requests[step->decode[i]];
+        if (r->status != FINISHED) blocks -= blocks_for(&l->pool, r->cached + iterations) - r->held;
     }
+    return blocks >= 0;
+}
+
+/* For how many iterations in a row a decoding step may be repeated (Ledger.repeats): until a sequence ends, a slot
+ * is free, or blocks don't suffice. */
+static Py_ssize_t repeats(const Ledger *l, const Step *step) {
+    Py_ssize_t most = l->leavings ? 1 : step->repeats;
+    if (!l->grows) return most;
+    if (l->victim_count) return 1;
+    for (Py_ssize_t i = 0; i < step->decodes; i++) {
+        const Request *r = &l->requests[step->decode[i]];
+        if (r->status != FINISHED && r->output - r->generated < most) most = r->output - r->generated;
+        if (r->behind) return 1;
+    }
+    if (most == 1 || suffice(l, step, most, l->pool.available)) return most;
+    Py_ssize_t low = 1, high = most - 1; /* the blocks that k iterations need rise with k */
+    while (low < high) {
+        Py_ssize_t middle = (low + high + 1) / 2;
+        if (suffice(l, step, middle, l->pool.available)) low = middle;
+        else high = middle - 1;
+    }
+    return low;
 }
 #endif

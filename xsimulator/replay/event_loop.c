@@ -11,17 +11,19 @@ enum { COUNTS = 1, COUNTS_FOR_LATENCY = 2 };    /* flags of a request */
 
 /* ---- records (record.py) and bounds ---- */
 
-static void start(Ledger *l, const Step *step, double now) {
-    for (Py_ssize_t i = 0; i < step->encodes; i++)
-        if (step->chunks[i].past == 0.0) l->requests[step->chunks[i].sequence].started = now;
+static void start(Ledger *l, const Pipeline *p, const Step *step, double now) {
+    for (Py_ssize_t i = 0; i < step->encodes; i++) {
+        Request *r = &l->requests[step->chunks[i].sequence];
+        if (isnan(r->started)) r->started = larger(now, p->free_at[0]);
+    }
 }
 
 static void book(Ledger *l, const Pipeline *p, const Step *step, Py_ssize_t iterations) {
     advance(l, step, iterations);
     for (Py_ssize_t i = 0; i < step->encodes; i++) {
         Request *r = &l->requests[step->chunks[i].sequence];
-        if (r->generated) r->first = step->chunks[i].out;
-        if (r->finished) r->finish = step->chunks[i].out;
+        if (r->generated && isnan(r->first)) r->first = step->chunks[i].out;
+        if (r->status == FINISHED) r->finish = step->chunks[i].out;
     }
     if (l->encoder_decoder)
         for (Py_ssize_t i = 0; i < step->decodes; i++) {
@@ -66,19 +68,34 @@ static int broken(Watch *w, const Ledger *l, double now) {
 
 typedef enum { DONE, BROKEN, STUCK } End;
 
+/* Decoding alone: a row of iterations, until a request that there is room for arrives. */
+static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
+    double until = step->arrivals ? next_arrival(l, *now) : INFINITY;
+    step->repeats = repeats(l, step);
+    Py_ssize_t ran = run_decoding(p, l, step, *now, l->victim_count ? *now : until, now);
+    for (Py_ssize_t i = 0; l->grows && ran > 1 && i < step->decodes; i++)
+        extend(l, &l->requests[step->decode[i]], ran);
+    return ran;
+}
+
 static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *watch) {
     double now = 0.0;
     while (!idle(l)) {
+        if (l->leavings && now >= done(p)) settle(l);
         next_step(policy, l, step, now);
+        if (l->out_of_memory) return STUCK;
+        for (Py_ssize_t i = 0; i < l->victim_count; i++) /* none comes back before its last token is there */
+            l->requests[l->victims[i]].ready = p->token[micro_batch(p, l->victims[i])];
         if (!step->encodes && !step->decodes) {
             now = next_arrival(l, now);
+            if (l->leavings && done(p) < now) now = done(p);
             if (now == INFINITY) return STUCK;
             continue;
         }
         Py_ssize_t iterations = 1;
-        start(l, step, now);
+        start(l, p, step, now);
         if (step->encodes) now = run_encoding(p, l, step, now);
-        else iterations = run_decoding(p, l, step, now, step->arrivals ? next_arrival(l, now) : INFINITY, &now);
+        else iterations = decode_row(l, p, step, &now);
         book(l, p, step, iterations);
         if (broken(watch, l, now)) return BROKEN;
     }
@@ -120,7 +137,7 @@ static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipe
             if (waits) {
                 encode_at = next_arrival(l, now);
             } else {
-                start(l, prompts, now);
+                start(l, encode, prompts, now);
                 double next = run_encoding(encode, l, prompts, now), out = 0.0, computed = 0.0;
                 for (Py_ssize_t i = 0; i < prompts->encodes; i++)
                     out = larger(out, prompts->chunks[i].out), computed += prompts->chunks[i].tokens;
@@ -147,12 +164,12 @@ static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipe
 
 /* Memory that is freed together. */
 typedef struct {
-    void *blocks[48];
+    void *blocks[64];
     int count, failed;
 } Memory;
 
 static void *allocate(Memory *m, Py_ssize_t count, size_t size) {
-    void *block = m->count < 48 ? calloc(count > 0 ? count : 1, size) : NULL;
+    void *block = m->count < 64 ? calloc(count > 0 ? count : 1, size) : NULL;
     if (block) m->blocks[m->count++] = block;
     else m->failed = 1;
     return block;
@@ -192,83 +209,159 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
     p.outer = allocate(m, parts * p.kinds, sizeof(double));
     p.hops = allocate(m, parts * p.stages, sizeof(double));
     p.sorted = allocate(m, requests, sizeof(Chunk));
+    p.origin = allocate(m, requests, sizeof(Py_ssize_t));
     p.busy = busy;
     return p;
 }
 
+/* An argument's place in `run`. */
+enum { ARRIVALS, INPUTS, OUTPUTS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, PLACES, PARENTS, SHARED, TIMES, BUSY, ARRAYS };
+/* And a setting's. */
+enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD, SETTINGS_COUNT };
+/* Figures of a request in `times`. */
+enum { STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
+
+/* The pool of a ledger whose requests may come to hold so many different blocks; of those that no sequence can ever
+ * touch, nothing is kept. */
+static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
+    Pool p = {.available = (Py_ssize_t)settings[KV_BLOCKS], .size = (Py_ssize_t)settings[BLOCK_SIZE]};
+    p.total = p.available;
+    if (settings[CACHES] == 0.0) return p;
+    Py_ssize_t known = p.total < touched ? p.total : touched;
+    if (known >= INT32_MAX / 2) {
+        m->failed = 1;
+        return p;
+    }
+    for (p.buckets = 1024; p.buckets < known; p.buckets *= 2) {}
+    p.blocks = allocate(m, known + 1, sizeof(Block));
+    p.unpublished = allocate(m, known, sizeof(int32_t));
+    p.first = allocate(m, p.buckets, sizeof(int32_t));
+    p.last = allocate(m, p.buckets, sizeof(int32_t));
+    return p;
+}
+
 static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) {
-    const double *arrival = views[0].buf, *input = views[1].buf, *output = views[2].buf, *flags = views[3].buf;
-    Py_ssize_t count = size_of(&views[0]), block_size = (Py_ssize_t)settings[4];
-    Ledger l = {.count = count, .free_blocks = (Py_ssize_t)settings[3]};
-    l.encoder_decoder = settings[5] != 0.0;
-    l.early_termination = (int)settings[0] != STATIC;
+    const double *arrival = views[ARRIVALS].buf, *input = views[INPUTS].buf, *output = views[OUTPUTS].buf;
+    const double *flags = views[FLAGS].buf;
+    const Py_ssize_t *places = views[PLACES].buf;
+    Py_ssize_t count = size_of(&views[ARRIVALS]), touched = 0;
+    Ledger l = {.count = count};
+    l.encoder_decoder = settings[ENCODER_DECODER] != 0.0;
+    l.early_termination = (int)settings[POLICY] != STATIC;
+    l.grows = settings[GROWS] != 0.0;
+    l.caches = settings[CACHES] != 0.0;
+    l.shares_in_step = settings[SHARES_IN_STEP] != 0.0;
+    l.prefixes = (Prefixes){views[PARENTS].buf, views[SHARED].buf};
     l.requests = allocate(m, count, sizeof(Request));
     l.encoding = allocate(m, count, sizeof(Py_ssize_t));
     l.decoding = allocate(m, count, sizeof(Py_ssize_t));
     l.finished = allocate(m, count, sizeof(Py_ssize_t));
+    l.preempted = allocate(m, count, sizeof(Py_ssize_t));
+    l.victims = allocate(m, count, sizeof(Py_ssize_t));
+    l.leaving = allocate(m, count, sizeof(Py_ssize_t));
+    l.lingering = settings[AHEAD] != 0.0 && ((int)settings[POLICY] == ORCA || (int)settings[POLICY] == CHUNKED);
+    l.pool = (Pool){.size = (Py_ssize_t)settings[BLOCK_SIZE]};
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
-        Py_ssize_t in = (Py_ssize_t)input[i], out = (Py_ssize_t)output[i];
-        Py_ssize_t tokens = in + out - 1 + l.encoder_decoder;
-        l.requests[i] = (Request){.arrival = arrival[i], .started = NAN, .first = NAN, .finish = NAN,
-                                  .input = in, .output = out, .flags = (int)flags[i],
-                                  .blocks = (tokens + block_size - 1) / block_size};
+        int32_t in = (int32_t)input[i], out = (int32_t)output[i];
+        l.requests[i] = (Request){.arrival = arrival[i], .started = NAN, .first = NAN, .finish = NAN, .input = in,
+                                  .output = out, .to_prefill = in, .flags = (int)flags[i],
+                                  .place = l.caches ? places[i] : 0};
+        touched += most_blocks(&l, &l.requests[i]);
     }
+    l.pool = pool(m, settings, touched);
     return l;
 }
 
+/* What the requests have experienced, and the rows of those that have not ended freed. */
+static void report(Ledger *l, double *figures) {
+    for (Py_ssize_t i = 0; i < l->count; i++, figures += FIGURES) {
+        Request *r = &l->requests[i];
+        figures[STARTED] = r->started, figures[FIRST] = r->first, figures[FINISH] = r->finish;
+        figures[HIT] = (double)r->hit, figures[REUSED] = (double)r->reused;
+        figures[PREEMPTIONS] = (double)r->preemptions;
+        free(r->keys);
+        free(r->blocks);
+    }
+}
+
+/* Whether the arrays' sizes fit together, and prefixes name requests that there are. */
+static int sizes_fit(const Py_buffer *views) {
+    Py_ssize_t count = size_of(&views[ARRIVALS]), known = size_of(&views[PARENTS]);
+    const double *settings = views[SETTINGS].buf;
+    if (!count || size_of(&views[SETTINGS]) != SETTINGS_COUNT || settings[BLOCK_SIZE] < 1.0) return 0;
+    for (int a = INPUTS; a <= FLAGS; a++)
+        if (size_of(&views[a]) != count) return 0;
+    for (int a = LIMITS; a <= MISSED; a++)
+        if (size_of(&views[a]) != BOUNDS) return 0;
+    if (size_of(&views[TIMES]) != FIGURES * count || size_of(&views[SHARED]) != known) return 0;
+    if (settings[CACHES] == 0.0) return 1;
+    const Py_ssize_t *places = views[PLACES].buf, *parents = views[PARENTS].buf;
+    if (size_of(&views[PLACES]) != count) return 0;
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (places[i] < 0 || places[i] >= known) return 0;
+    for (Py_ssize_t i = 0; i < known; i++)
+        if (parents[i] >= i) return 0;
+    return 1;
+}
+
+static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, const Grid *transfer, Step *steps, double *outs,
+                           Watch *watch) {
+    End end = policy->name == WAA ? disaggregated(policy, l, &sides[0], &sides[1], transfer, steps, outs, watch)
+                                  : colocated(policy, l, &sides[0], &steps[0], watch);
+    l->finishes = 0;
+    return end == DONE && broken(watch, l, INFINITY) ? BROKEN : end;
+}
+
 static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
-    Py_buffer views[11];
-    if (!take_arrays(arguments, nargs, 11, "rrrrrrrrwww", views)) return NULL;
-    Py_ssize_t count = size_of(&views[0]);
-    const double *settings = views[5].buf;
+    Py_buffer views[ARRAYS];
+    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrwiiiww", views)) return NULL;
+    const double *settings = views[SETTINGS].buf;
     Memory memory = {.count = 0};
-    Reader sides = {views[4].buf, (const double *)views[4].buf + size_of(&views[4]), 0};
-    int fits = count && size_of(&views[1]) == count && size_of(&views[2]) == count && size_of(&views[3]) == count &&
-               size_of(&views[5]) == 6 && size_of(&views[6]) == BOUNDS && size_of(&views[7]) == BOUNDS &&
-               size_of(&views[8]) == BOUNDS && size_of(&views[9]) == 3 * count && settings[4] >= 1.0;
+    Reader packed = {views[SIDES].buf, (const double *)views[SIDES].buf + size_of(&views[SIDES]), 0};
+    int fits = sizes_fit(views), out_of_memory = 0;
     End end = STUCK;
+    double seconds = 0.0;
     if (fits) {
-        Policy policy = {(int)settings[0], (Py_ssize_t)settings[1], (Py_ssize_t)settings[2], 0};
+        Py_ssize_t count = size_of(&views[ARRIVALS]), stages = 0;
+        Policy policy = {(int)settings[POLICY], (Py_ssize_t)settings[BATCH], (Py_ssize_t)settings[OTHER], 0};
         Ledger l = ledger(&memory, views, settings);
-        Watch watch = {views[6].buf, views[8].buf, views[7].buf, 0, 0};
-        double *busy = views[10].buf;
-        Pipeline first = pipeline(&memory, &sides, count, busy), second = first;
-        fits = !sides.truncated && first.stages <= size_of(&views[10]);
-        if (fits && policy.name == WAA) {
-            second = pipeline(&memory, &sides, count, busy + first.stages);
-            fits = !sides.truncated && first.stages + second.stages == size_of(&views[10]);
+        Watch watch = {views[LIMITS].buf, views[MISSED].buf, views[ALLOWED].buf, 0, 0};
+        Pipeline sides[2];
+        int side_count = policy.name == WAA ? 2 : 1;
+        for (int s = 0; s < side_count && fits; s++) {
+            sides[s] = pipeline(&memory, &packed, count, (double *)views[BUSY].buf + stages);
+            sides[s].ahead = settings[AHEAD] != 0.0;
+            stages += sides[s].stages;
+            fits = !packed.truncated && stages <= size_of(&views[BUSY]);
         }
         if (fits) {
-            Grid transfer = read_grid(&sides);
-            Step steps[2] = {new_step(&memory, count, second.micro_batches),
-                             new_step(&memory, count, second.micro_batches)};
-            double *outs = allocate(&memory, 2 * first.stages, sizeof(double));
-            fits = !sides.truncated && sides.next == sides.end;
+            Grid transfer = read_grid(&packed);
+            Py_ssize_t micro_batches = sides[side_count - 1].micro_batches;
+            Step steps[2] = {new_step(&memory, count, micro_batches), new_step(&memory, count, micro_batches)};
+            double *outs = allocate(&memory, 2 * sides[0].stages, sizeof(double));
+            fits = !packed.truncated && packed.next == packed.end && stages == size_of(&views[BUSY]);
             if (fits && !memory.failed) {
                 Py_BEGIN_ALLOW_THREADS;
-                end = policy.name == WAA ? disaggregated(&policy, &l, &first, &second, &transfer, steps, outs, &watch)
-                                         : colocated(&policy, &l, &first, &steps[0], &watch);
-                l.finishes = 0;
-                if (end == DONE && broken(&watch, &l, INFINITY)) end = BROKEN;
+                end = follow_requests(&policy, &l, sides, &transfer, steps, outs, &watch);
                 Py_END_ALLOW_THREADS;
-                double *times = views[9].buf;
-                for (Py_ssize_t i = 0; i < count; i++) {
-                    times[3 * i] = l.requests[i].started;
-                    times[3 * i + 1] = l.requests[i].first;
-                    times[3 * i + 2] = l.requests[i].finish;
-                }
+                report(&l, views[TIMES].buf);
+                out_of_memory = l.out_of_memory;
+                for (int s = 0; s < side_count; s++)
+                    seconds = larger(seconds, done(&sides[s]));
             }
         }
     }
+    out_of_memory |= memory.failed;
     free_all(&memory);
-    release_arrays(views, 11);
-    if (memory.failed) return PyErr_NoMemory();
+    release_arrays(views, ARRAYS);
     if (!fits) return size_error();
+    if (out_of_memory) return PyErr_NoMemory();
     if (end == STUCK) {
         PyErr_SetString(PyExc_RuntimeError, "a waiting request can never be admitted");
         return NULL;
     }
-    return PyBool_FromLong(end == DONE);
+    if (end == BROKEN) Py_RETURN_NONE;
+    return PyFloat_FromDouble(seconds);
 }
 
 static PyMethodDef functions[] = {

@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+Places = NDArray[np.intp]
 
 def run(
     arrivals: Array,
@@ -15,14 +16,21 @@ def run(
     limits: Array,
     allowed: Array,
     missed: Array,
-    times: Array,
+    places: Places,
+    parents: Places,
+    shared: Places,
+    figures: Array,
     busy: Array,
-) -> bool:
-    """Run one replica's requests, in order of arrival, to their ends; False where a bound was broken before.
+) -> float | None:
+    """Run one replica's requests, in order of arrival, to their ends, and return the seconds until the last piece of
+    work was done; None where a bound was broken before.
 
     `arrivals` (seconds), `inputs`, `outputs` (tokens) and `flags` (1: counts, 2: counts for the latency too) are
     [requests]. `sides` are the packed stages, `settings` [policy, batch, its other variable, KV blocks, block size,
-    whether encoder-decoder]. `limits` [3] are seconds of the time to first token, per output token, and of the latency;
-    `missed` [3] of the requests that count have missed each already, `allowed` [3] may. Written: `missed`, `times`
-    [requests, 3] (began, first token, finished; NaN where it hasn't happened) and `busy` [stages], seconds of work.
+    whether encoder-decoder, admission grow, prefix caching, prefixes shared within a step, iterations ahead]. `limits`
+    [3] are seconds of the time to first token, per output token, and of the latency; `missed` [3] of the requests that
+    count have missed each already, `allowed` [3] may. `places` [requests], `parents` and `shared` [texts] are those of
+    a `Prefixes`, empty without prefix caching. Written: `missed`, `busy` [stages], seconds of work, and `figures`
+    [requests, 6]: began, first token, finished (NaN where it hasn't happened); tokens found in the cache when first
+    admitted, and in all; preemptions.
     """

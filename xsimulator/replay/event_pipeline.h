@@ -19,31 +19,50 @@ typedef struct {
     Grid *hop;           /* [stages]: seconds from the stage before by tokens */
     double *free_at, *busy, *token, *seconds, *hops, *outer;
     Part *parts;
-    Chunk *sorted;
+    Chunk *sorted;      /* a step's chunks in the order of their micro-batches */
+    Py_ssize_t *origin; /* and each one's place in the step */
+    const Chunk *chunks; /* of the step that runs: sorted, if there are several micro-batches */
     int takes_over;
+    int ahead; /* whether the next step is decided when one starts on the first stage, not when that is free */
 } Pipeline;
+
+/* When the last piece of work so far is done. */
+static double done(const Pipeline *p) {
+    double seconds = 0.0;
+    for (Py_ssize_t s = 0; s < p->stages; s++) seconds = larger(seconds, p->free_at[s]);
+    return seconds;
+}
 
 static inline Py_ssize_t micro_batch(const Pipeline *p, Py_ssize_t sequence) {
     return p->micro_batches == 1 ? 0 : sequence % p->micro_batches; /* a division is slow */
 }
 
 /* Chunks in the order of their micro-batches, whose counts are in the parts' `encodes`. */
-static void sort_chunks(Pipeline *p, Step *step) {
+static void sort_chunks(Pipeline *p, const Step *step) {
     Py_ssize_t begin = 0;
     for (Py_ssize_t m = 0; m < p->micro_batches; m++) {
         p->parts[m].begin = begin;
         for (Py_ssize_t i = 0; p->parts[m].encodes && i < step->encodes; i++)
-            if (micro_batch(p, step->chunks[i].sequence) == m) p->sorted[begin++] = step->chunks[i];
+            if (micro_batch(p, step->chunks[i].sequence) == m) p->origin[begin] = i, p->sorted[begin++] = step->chunks[i];
     }
-    memcpy(step->chunks, p->sorted, step->encodes * sizeof *step->chunks);
+}
+
+/* Count a decoding sequence in its part. Tokens that are computed again see those before them. */
+static inline void join_part(Part *part, const Request *r) {
+    part->decodes += 1.0, part->live += r->status != FINISHED, part->cached += (double)r->cached;
+    if (!r->generated) part->joining += (double)r->input;
+    if (!r->behind) return;
+    part->decodes += (double)r->behind;
+    part->cached += (double)r->behind * r->cached + (double)r->behind * (r->behind + 3) / 2.0;
 }
 
 /* Split a step by micro-batch; returns the number of parts. */
-static Py_ssize_t split(Pipeline *p, const Ledger *l, Step *step) {
+static Py_ssize_t split(Pipeline *p, const Ledger *l, const Step *step) {
     Py_ssize_t count = 0, all = p->micro_batches;
     for (Py_ssize_t m = 0; m < all; m++) p->parts[m] = (Part){.micro_batch = m};
     for (Py_ssize_t i = 0; i < step->encodes; i++) p->parts[micro_batch(p, step->chunks[i].sequence)].encodes++;
     if (step->encodes && all > 1) sort_chunks(p, step);
+    p->chunks = all > 1 ? p->sorted : step->chunks;
     if (p->encode_parts && !step->decodes) {
         Py_ssize_t parts = p->encode_parts < step->encodes ? p->encode_parts : step->encodes;
         for (Py_ssize_t i = 0; i < parts; i++) {
@@ -52,20 +71,23 @@ static Py_ssize_t split(Pipeline *p, const Ledger *l, Step *step) {
         }
         return parts;
     }
-    for (Py_ssize_t i = 0; i < step->decodes; i++) {
-        const Request *r = &l->requests[step->decode[i]];
-        Part *part = &p->parts[micro_batch(p, step->decode[i])];
-        part->decodes += 1.0, part->live += !r->finished, part->cached += (double)r->cached;
-        if (!r->generated) part->joining += (double)r->input;
+    if (all == 1) {
+        Part part = p->parts[0]; /* in registers: this loop is what searches wait for */
+        for (Py_ssize_t i = 0; i < step->decodes; i++) join_part(&part, &l->requests[step->decode[i]]);
+        p->parts[0] = part;
+    } else {
+        for (Py_ssize_t i = 0; i < step->decodes; i++)
+            join_part(&p->parts[micro_batch(p, step->decode[i])], &l->requests[step->decode[i]]);
     }
     for (Py_ssize_t m = 0; m < all; m++)
         if (p->parts[m].encodes || p->parts[m].decodes) p->parts[count++] = p->parts[m];
     return count;
 }
 
-/* Where a part goes next, from `p->seconds` [parts, kinds] and `p->hops` [parts, stages]; returns when the first stage
- * is free. */
+/* Where a part goes next, from `p->seconds` [parts, kinds] and `p->hops` [parts, stages]; returns when the next step is
+ * decided. */
 static double follow(Pipeline *p, Py_ssize_t parts, double now) {
+    double begun = larger(larger(now, p->parts->ready) + p->hops[0], p->free_at[0]);
     for (Py_ssize_t i = 0; i < parts; i++) {
         double at = larger(now, p->parts[i].ready);
         for (Py_ssize_t s = 0; s < p->stages; s++) {
@@ -76,36 +98,39 @@ static double follow(Pipeline *p, Py_ssize_t parts, double now) {
         }
         p->parts[i].ready = at;
     }
-    return larger(now, p->free_at[0]);
+    return p->ahead ? begun : larger(now, p->free_at[0]);
 }
 
-static void find_hops(Pipeline *p, const Step *step, Py_ssize_t parts) {
+static void find_hops(Pipeline *p, Py_ssize_t parts) {
     for (Py_ssize_t i = 0; i < parts; i++) {
         double tokens = p->parts[i].decodes;
-        for (Py_ssize_t c = 0; c < p->parts[i].encodes; c++) tokens += step->chunks[p->parts[i].begin + c].tokens;
+        for (Py_ssize_t c = 0; c < p->parts[i].encodes; c++) tokens += p->chunks[p->parts[i].begin + c].tokens;
         for (Py_ssize_t s = 0; s < p->stages; s++) p->hops[i * p->stages + s] = along(&p->hop[s], tokens);
     }
 }
 
 static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now) {
     Py_ssize_t parts = split(p, l, step);
-    find_hops(p, step, parts);
+    find_hops(p, parts);
     for (Py_ssize_t i = 0; i < parts; i++) {
         Part *part = &p->parts[i];
         double context = part->decodes ? (part->cached + part->live) / part->decodes : 0.0;
         for (Py_ssize_t k = 0; k < p->kinds; k++)
             p->seconds[i * p->kinds + k] =
-                step_seconds(&p->kind[k], step->chunks + part->begin, part->encodes, part->decodes, context);
+                step_seconds(&p->kind[k], p->chunks + part->begin, part->encodes, part->decodes, context);
         part->ready = part->decodes ? p->token[part->micro_batch] : 0.0;
+        for (Py_ssize_t c = part->begin; c < part->begin + part->encodes; c++)
+            part->ready = larger(part->ready, l->requests[p->chunks[c].sequence].ready);
     }
     double next = follow(p, parts, now);
     for (Py_ssize_t i = 0; i < parts; i++) {
         const Part *part = &p->parts[i];
         if (part->decodes) p->token[part->micro_batch] = part->ready;
         for (Py_ssize_t c = part->begin; c < part->begin + part->encodes; c++) {
-            Chunk *chunk = &step->chunks[c];
+            Chunk *chunk = &step->chunks[p->micro_batches > 1 ? p->origin[c] : c];
             chunk->out = part->ready;
-            if (chunk->completes && l->requests[chunk->sequence].output > 1)
+            const Request *r = &l->requests[chunk->sequence];
+            if (chunk->completes && r->output > r->recomputed + 1)
                 p->token[micro_batch(p, chunk->sequence)] = part->ready;
         }
     }
@@ -114,14 +139,15 @@ static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now)
 }
 
 /* Iterations of one part on one stage: within a cell of the attention's table each lasts longer than the one before by
- * the same time, so that a row of them is a sum. Returns how many ran, and from when on the next may. */
+ * the same time, so that a row of them is a sum. Returns how many ran, and when the next step is decided. */
 static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double *now, double until) {
     const Kind *k = p->kind;
     const Grid *g = &k->decoder.decode;
     double growth = part->live / part->decodes, at = larger(*now, part->ready) + p->hops[0], begun = at;
     at = begun = larger(at, p->free_at[0]);
+    double last = at; /* when the last iteration starts */
     Py_ssize_t ran = 0;
-    while (ran < most && (!ran || at < until)) {
+    while (ran < most && (!ran || (p->ahead ? last : at) < until)) {
         double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
         Cell column = cell(g->points[1], g->size[1], context);
         double edge = column.above + 1 < g->size[1] ? g->points[1][column.above] : INFINITY;
@@ -133,26 +159,28 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
         double wait = until - at;
         if (wait < count * first + longer * count * (count - 1.0) / 2.0) { /* until then fewer run */
             double b = first - longer / 2.0, root = longer > 0.0 ? sqrt(b * b + 2.0 * longer * larger(wait, 0.0)) : b;
-            double fewer = ceil(2.0 * larger(wait, 0.0) / (b + root) - 1e-9);
+            double fewer = ceil(2.0 * larger(wait, 0.0) / (b + root) - 1e-9) + p->ahead;
             count = larger(1.0, fewer < count ? fewer : count);
         }
         at += count * first + longer * count * (count - 1.0) / 2.0;
+        last = at - first - longer * (count - 1.0);
         if (!ran) p->seconds[0] = first;
         ran += (Py_ssize_t)count;
     }
     p->busy[0] += at - begun;
-    p->free_at[0] = *now = at;
+    p->free_at[0] = at;
+    *now = p->ahead ? last : at;
     return ran;
 }
 
-/* Decoding alone, up to `most` times, until a sequence finishes or the next step would be decided at `until` or later. */
+/* Decoding alone, until a sequence finishes or the next step would be decided at `until` or later. */
 static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
     Py_ssize_t parts = split(p, l, step), most = step->repeats, ran = 0;
     for (Py_ssize_t i = 0; i < step->decodes; i++) {
         const Request *r = &l->requests[step->decode[i]];
-        if (!r->finished && r->output - r->generated < most) most = r->output - r->generated;
+        if (r->status != FINISHED && r->output - r->generated < most) most = r->output - r->generated;
     }
-    find_hops(p, step, parts);
+    find_hops(p, parts);
     for (Py_ssize_t i = 0; i < parts; i++) {
         Part *part = &p->parts[i];
         part->ready = p->token[part->micro_batch];
@@ -165,7 +193,8 @@ static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double 
         double began = larger(larger(now, p->parts->ready) + p->hops[0], p->free_at[0]);
         ran = run_row(p, p->parts, most, &now, until);
         step->first[p->parts->micro_batch] = began + p->seconds[0];
-        p->token[p->parts->micro_batch] = *next = now;
+        p->token[p->parts->micro_batch] = p->free_at[0];
+        *next = now;
         return ran;
     }
     do {

@@ -1,4 +1,5 @@
-"""Lanes: a replica's pipelines, each of which takes a step from the policy when its first stage is free.
+"""Lanes: a replica's pipelines, each of which takes a step from the policy when its first stage is free, or with two
+iterations in flight, when its first stage starts the one before.
 
 Where encoding and decoding are disaggregated (WAA), each has its lane, and decides whatever the other does. An encoded
 batch goes to the decoding lane through host memory, and joins at the first iteration after (docs/theory.md).
@@ -82,6 +83,8 @@ class Lane:
         if self._running is None:
             ledger = self.ledger
             preemptions = ledger.preemptions
+            if ledger.leaving and now >= self.pipeline.seconds:
+                ledger.settle()
             ledger.observe(now)
             step = self.policy.next_step(ledger, now, self.phase)
             freed = ledger.preemptions > preemptions
@@ -95,7 +98,7 @@ class Lane:
                 return freed
             if step.arrivals:
                 until = min(until, self._next_arrival(now))
-            self.record.start(step, now)
+            self.record.start(step, self.pipeline.start_s(now))
             ran = self.pipeline.run(step, now, 1 if self.step_by_step else ledger.repeats(step), until)
             if ran.iterations > 1:
                 ledger.extend(step, ran.iterations)
@@ -118,6 +121,8 @@ class Lane:
             return min([s.ready_s for s in self.ledger.decoding if s.ready_s > now], default=inf)
         arrival = self.ledger.waiting.next_arrival(now)
         next_s = inf if arrival is None else arrival
+        if self.waits and self.ledger.leaving:
+            next_s = min(next_s, self.pipeline.seconds)
         if self.ledger.preemptions:
             first = self.ledger.waiting.peek(now)
             if first is not None and first.ready_s > now:

@@ -36,7 +36,7 @@ class Record:
         return self._started[index]
 
     def start(self, step: Step, now: float) -> None:
-        """A step is decided at `now`: prompts that it is the first to compute start."""
+        """A step may start at `now`: prompts that it is the first to compute do."""
         for sequence, _ in step.encode:
             if self._started[sequence.index] is None:
                 self._started[sequence.index] = now
@@ -56,4 +56,5 @@ class Record:
             assert started is not None and first is not None, "a finished request has begun"
             out = ran.encoded[index] if index in ran.encoded else float(ran.last[self._micro_batch(sequence)])
             times = (sequence.arrival_s, started, first + self._front_end_s, out + self._front_end_s)
-            self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times))
+            counts = (sequence.hit, sequence.preemptions)
+            self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times, *counts))

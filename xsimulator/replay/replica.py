@@ -5,7 +5,6 @@ from collections.abc import Sequence as Items
 from math import inf
 
 from exegpt.batching import MicroBatching, Order, Sequence
-from exegpt.batching.prefix_pool import extend_keys
 from exegpt.orders import fcfs
 from exegpt.policies import make_ledger, make_policy
 from exegpt.schedule import Schedule, StagePhase
@@ -40,7 +39,7 @@ class Replica:
         at once, for requests that are submitted in the midst of one.
         """
         self._schedule = schedule
-        self.ledger = make_ledger(schedule, order)
+        self.ledger = make_ledger(schedule, order, in_flight=replica_cost.cost_model.profile.in_flight)
         self.sides = _sides(replica_cost, micro_batching, keep_spans, number)
         policy, transfer = make_policy(schedule, adjustment), KVTransfer(replica_cost)
         self._lanes = [
@@ -64,33 +63,33 @@ class Replica:
             for other in others:
                 other.wake(now)
 
-    def submit(self, sequence: Sequence, prompt: Items[int] = ()) -> None:
-        """A request, which arrives no sooner than what has happened last; `prompt`: its tokens, where prefixes are
-        cached.
+    def submit(self, sequence: Sequence, keys: Items[Hashable] | None = None) -> None:
+        """A request, which arrives no sooner than what has happened last; `keys`: of the full blocks of its prompt and
+        output, where prefixes are cached; None: it has none in common with others.
         """
         if self._schedule.prefix_caching:
-            sequence.keys = _keys(sequence, self._schedule.block_size, prompt)
+            sequence.keys = _own_keys(sequence, self._schedule.block_size) if keys is None else keys
         self.ledger.submit([sequence])
         for lane in self._lanes:
             if lane.waits and lane.phase != "decode":
                 lane.at = min(lane.at, sequence.arrival_s)
 
 
-def _keys(sequence: Sequence, block_size: int, prompt: Items[int]) -> Items[Hashable]:
-    """A key for each full block that a sequence may come to: those of its prompt's tokens, then keys of its own."""
-    keys: list[bytes] = []
-    extend_keys(keys, prompt, block_size)
-    first, blocks = sequence.index << 32, (sequence.input_tokens + sequence.ends) // block_size
-    unique = range(first + len(keys), first + blocks)
-    return [*keys, *unique] if keys else unique
+def _own_keys(sequence: Sequence, block_size: int) -> Items[Hashable]:
+    """A key for each full block that a sequence may come to, which no other sequence has."""
+    first = sequence.index << 32
+    return range(first, first + (sequence.input_tokens + sequence.ends) // block_size)
 
 
 def _sides(
     replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, number: int
 ) -> dict[StagePhase, Pipeline]:
-    """The pipelines by their phases."""
-    decode = Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number)
+    """The pipelines by their phases. Iterations are in flight on one pipeline alone: no engine that disaggregates
+    decides ahead.
+    """
     if not replica_cost.disaggregated:
-        return {"both": decode}
+        ahead = replica_cost.cost_model.profile.in_flight > 1
+        return {"both": Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number, ahead)}
+    decode = Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number)
     encode = Pipeline(replica_cost, replica_cost.encode, MicroBatching(1), keep_spans, number)
     return {"encode": encode, "decode": decode}

@@ -109,7 +109,8 @@ def outcome(scenario: Scenario, found: Turns, residents: int, occupancy: Occupan
         means = float((encoded - begin).mean()) + need * between
         return Lifetime(means, np.full_like(need, latency.std()), np.full_like(need, after.std()))
 
-    times = Times.seen((encoded if shift else end(last + 1)) - begin)
+    taken = (encoded if shift else end(last + 1)) - begin
+    times = Times.seen(taken)
     alone = idle * float(found.ends[-1] - found.ends[-1 - count])
     return Outcome(
         throughput=residents / period,
@@ -119,6 +120,7 @@ def outcome(scenario: Scenario, found: Turns, residents: int, occupancy: Occupan
         decode_batch=residents,
         residents=float(latency.mean()) * residents / period,
         busy=np.ones(1),
+        seen=(Times.seen(latency), Times.seen((finish - begin - taken) / max(stay + shift - 1.0, 1.0))),
         binding="decoding" if alone > 0.5 * _MEASURED * period else "encoding",
     )
 

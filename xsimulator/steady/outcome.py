@@ -92,6 +92,9 @@ class Outcome:
     busy: Array
     """[stages]: busy fractions."""
     binding: Binding
+    seen: tuple[Times, Times] | None = None
+    """The latencies and the times per token after the first, where all requests are known one by one; without the
+    front end's time."""
     preemptions: float = 0.0
     """Per request."""
     encode_demand: Demand | None = None
@@ -137,6 +140,8 @@ def _sigmas(scenario: Scenario) -> float:
 
 def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     """The latencies of all requests."""
+    if outcome.seen:
+        return outcome.seen[0].later(scenario.front_end_s)
     lengths, p = scenario.load.outputs
     life = outcome.lifetime(lengths)
     if not scenario.variation:
@@ -160,6 +165,8 @@ def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     many = lengths > 1
     if not many.any():
         return None
+    if outcome.seen:
+        return outcome.seen[1]
     lengths, p = lengths[many], p[many] / p[many].sum()
     life = outcome.lifetime(lengths)
     gaps = lengths - 1

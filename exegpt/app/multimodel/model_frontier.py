@@ -12,6 +12,7 @@ from exegpt.app.processes import Processes
 from exegpt.app.search import on_cluster, search_schedule
 from exegpt.app.settings import Setting
 from exegpt.app.shortlist import MOST, best_by_replay
+from exegpt.bound import ALL_REQUESTS
 from exegpt.cluster import ClusterSpec
 from exegpt.estimate import Estimate
 from exegpt.plan import PlannedModel
@@ -215,7 +216,7 @@ def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple
     longest = setting.model.longest_request
     arrivals = Arrivals.poisson(setting.workload, longest, 0, setting.cluster.devices, REQUESTS)
     where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
-    return where, {"bound": "p99-queries", "policies": policies, "kv_dtype": setting.kv_dtype}
+    return where, {"bound": ALL_REQUESTS, "policies": policies, "kv_dtype": setting.kv_dtype}
 
 
 def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: float) -> Served | None:

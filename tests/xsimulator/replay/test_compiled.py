@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from exegpt.batching import deal
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
+from exegpt.prefixes import Prefixes
 from exegpt.profile import Table
+from exegpt.prompt_identity import PromptIdentity
 from exegpt.workload import RequestLengths
 from tests.exegpt.nouns import MODEL, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
@@ -48,11 +50,64 @@ def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
 
 
 @settings(max_examples=300)
-@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]))
-def test_every_request_has_the_replays_times(plan, requests, other):
+@given(plans(), REQUESTS, st.sampled_from([PROFILE, MIXED, BENT, FRONT_END]), st.sampled_from([1, 2]))
+def test_every_request_has_the_replays_times(plan, requests, other, in_flight):
     made, tables = plan
-    tables = other if tables is PROFILE else tables
+    tables = replace(other if tables is PROFILE else tables, in_flight=in_flight)
     check_times(made, tables, requests)
+
+
+IDENTITIES = st.one_of(
+    st.none(),
+    st.builds(
+        PromptIdentity,
+        prefix=st.sampled_from([None, "a", "b"]),
+        prefix_tokens=st.integers(1, 60),
+        conversation=st.sampled_from([None, "c", "d"]),
+        block_ids=st.lists(st.integers(0, 2), max_size=4).map(tuple),
+        block_tokens=st.sampled_from([7, 16, 40]),
+    ),
+)
+
+
+@st.composite
+def caches(draw):
+    """A schedule whose cache grows or is shared by prefixes, its profile, and requests that crowd it."""
+    made, tables = draw(plans(policies=("orca", "chunked", "static")))
+    caches_prefixes = made.policy != "static" and tables is PROFILE and draw(st.booleans())
+    made = replace(
+        made,
+        admission=draw(st.sampled_from(["grow", "grow", "reserve"])),
+        prefix_caching=caches_prefixes,
+        kv_blocks=draw(st.integers(9, 24)),
+        micro_batches=draw(st.sampled_from([None, 1, 3])),
+    )
+    tables = replace(tables, in_flight=draw(st.sampled_from([1, 2])))
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(1, 60), st.integers(1, 60), st.floats(0, 0.4), IDENTITIES), min_size=2, max_size=20
+        )
+    )
+    return made, tables, [RequestLengths(*row) for row in rows]
+
+
+@settings(max_examples=150, deadline=None)
+@given(caches())
+def test_blocks_that_grow_or_are_shared_are_the_replays(drawn):
+    """Preemptions, tokens found in the cache and all times of each request."""
+    made, tables, requests = drawn
+    requests = sorted(requests, key=lambda request: request.arrival_s)
+    lanes = replay(made, tables, requests, timeline=False, lanes=True)
+    compiled = replay(made, tables, requests, timeline=False)
+    assert compiled.reused == lanes.reused and compiled.preemptions == lanes.preemptions
+    expected = {s.index: s for s in lanes.served}
+    for found in compiled.served:
+        one = expected[found.index]
+        assert (found.cached_tokens, found.preemptions) == (one.cached_tokens, one.preemptions)
+        times = (one.start_s, one.first_token_s, one.finish_s)
+        assert (found.start_s, found.first_token_s, found.finish_s) == pytest.approx(times, rel=1e-9)
+    assert compiled.seconds == pytest.approx(lanes.seconds, rel=1e-9)
+    assert compiled.estimate.utilisation == pytest.approx(lanes.estimate.utilisation, rel=1e-9)
 
 
 @pytest.mark.parametrize("policy", ["orca", "rra", "static"])
@@ -67,7 +122,7 @@ def test_stages_that_are_alike_share_their_costs(policy):
 def check_times(made, tables, requests):
     """Each request's times beside those of `replay`."""
     requests = sorted(requests, key=lambda r: r.arrival_s)
-    expected = {s.index: s for s in replay(made, tables, requests, timeline=False).served}
+    expected = {s.index: s for s in replay(made, tables, requests, timeline=False, lanes=True).served}
     replicas = Replicas(tables)
     for own in deal([(r.input, r.output) for r in requests], made.replicas):
         if not own:
@@ -82,7 +137,7 @@ def check_times(made, tables, requests):
 def test_stages_are_as_busy_as_in_the_replay(plan, requests):
     made, tables = plan
     made, requests = replace(made, replicas=1), sorted(requests, key=lambda r: r.arrival_s)
-    run = replay(made, tables, requests, timeline=False)
+    run = replay(made, tables, requests, timeline=False, lanes=True)
     busy = Replicas(tables).serve(made, arrays(requests)).busy
     assert busy / run.seconds == pytest.approx(run.estimate.utilisation, rel=1e-9)  # one device a stage
 
@@ -139,22 +194,60 @@ def test_a_request_that_fills_the_cache_is_served():
     assert Replicas(PROFILE).serve(schedule("orca", kv_blocks=4), arrays([RequestLengths(49, 16)])) is not None
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"admission": "grow"}, "Admission 'grow' isn't compiled"),
-        ({"prefix_caching": True}, "Prefix caching isn't compiled"),
-    ],
-)
-def test_what_is_not_compiled_is_refused(changes, said):
-    with pytest.raises(InputError, match=said):
-        Replicas(PROFILE).serve(schedule("orca", **changes), arrays([RequestLengths(10, 4)]))
+def test_growth_that_is_not_compiled_is_refused():
+    with pytest.raises(InputError, match="Admission 'grow' of policy rra isn't compiled"):
+        Replicas(PROFILE).serve(schedule("rra", admission="grow"), arrays([RequestLengths(10, 4)]))
 
 
 def test_what_does_not_fit_together_is_refused():
-    two, three = np.ones(2), np.ones(3)
+    two, three, none = np.ones(2), np.ones(3), np.zeros(0, dtype=np.intp)
     with pytest.raises(ValueError, match="sizes"):
-        event_loop.run(two, two, two, two, three, np.ones(6), three, three, three, np.ones(6), np.ones(1))
+        event_loop.run(
+            two, two, two, two, three, np.ones(10), three, three, three, none, none, none, np.ones(12), np.ones(1)
+        )
+
+
+@pytest.mark.parametrize(("places", "parents"), [([0, 9], [-1, -1]), ([0, 1], [-1, 1]), ([0], [-1, -1])])
+def test_prefixes_of_requests_that_there_are_not_are_refused(places, parents):
+    parents = np.array(parents, dtype=np.intp)
+    prefixes = Prefixes(parents, np.zeros_like(parents), np.array(places, dtype=np.intp))
+    requests = replace(arrays([RequestLengths(10, 4)] * 2), prefixes=prefixes)
+    with pytest.raises(ValueError, match="sizes"):
+        Replicas(PROFILE).serve(schedule("orca", prefix_caching=True), requests)
+
+
+def test_a_request_waits_for_one_iteration_more_where_the_next_is_decided_ahead():
+    """The first decodes alone; the second arrives in the midst of an iteration."""
+    ahead, made = replace(PROFILE, in_flight=2), schedule("orca", stages=stages_of(MODEL, "both", 0, 1))
+    (alone,) = replay(made, PROFILE, [RequestLengths(50, 40)]).served
+    iterations = [s for s in replay(made, PROFILE, [RequestLengths(50, 40)]).timeline.spans if s.phase == "decode"]
+    arrival = (iterations[9].start_s + iterations[9].end_s) / 2
+    requests = [RequestLengths(50, 40), RequestLengths(20, 3, arrival)]
+    starts = []
+    for tables in (PROFILE, ahead):
+        for lanes in (False, True):
+            served = replay(made, tables, requests, timeline=False, lanes=lanes).served
+            starts.append(next(s.start_s for s in served if s.index == 1))
+    assert starts == pytest.approx([iterations[9].end_s] * 2 + [iterations[10].end_s] * 2, rel=1e-9)
+    assert alone.start_s == 0.0
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_a_slot_stays_empty_for_one_iteration_where_the_next_is_decided_ahead(policy):
+    """Of two slots; with one, nothing runs meanwhile, so that the next sequence starts when the first has ended."""
+    made = schedule(policy, stages=stages_of(MODEL, "both", 0, 1), max_num_seqs=2)
+    requests = [RequestLengths(20, 3), RequestLengths(20, 40), RequestLengths(20, 5)]
+    for lanes in (False, True):
+        at_once, later = (
+            {s.index: s for s in replay(made, tables, requests, timeline=False, lanes=lanes).served}
+            for tables in (PROFILE, replace(PROFILE, in_flight=2))
+        )
+        assert at_once[2].start_s == pytest.approx(at_once[0].finish_s, rel=1e-9)
+        longer = later[2].start_s - later[0].finish_s
+        assert 0 < longer < 1.5 * (later[0].finish_s - later[0].first_token_s) / 2
+        single = replace(made, max_num_seqs=1)
+        one, two, _ = replay(single, replace(PROFILE, in_flight=2), requests, timeline=False, lanes=lanes).served
+        assert two.start_s == pytest.approx(one.finish_s, rel=1e-9)
 
 
 def test_front_end_time_counts_for_bounds_on_first_tokens_and_latencies_alone():

@@ -54,7 +54,7 @@ def lengths(count: int, seed: int = 0) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_from_nothing_it_is_a_replay(policy):
     schedule, pairs = schedule_of(policy), lengths(60)
-    whole = replay(schedule, PROFILE, [RequestLengths(i, o, 0.0) for i, o in pairs], timeline=False)
+    whole = replay(schedule, PROFILE, [RequestLengths(i, o, 0.0) for i, o in pairs], timeline=False, lanes=True)
     standing = [Standing(i, o, o) for i, o in pairs]
     after = continue_from(schedule, ReplicaCost.of(schedule, PROFILE), standing, 1e9)
     for served in whole.served:
@@ -67,7 +67,7 @@ def test_from_nothing_it_is_a_replay(policy):
 def test_from_the_middle_it_is_the_rest_of_the_replay(policy, share):
     schedule, pairs = schedule_of(policy), lengths(80, seed=1)
     cost = ReplicaCost.of(schedule, PROFILE)
-    whole = replay(schedule, PROFILE, [RequestLengths(i, o, 0.0) for i, o in pairs], timeline=False)
+    whole = replay(schedule, PROFILE, [RequestLengths(i, o, 0.0) for i, o in pairs], timeline=False, lanes=True)
     finish = {served.index: served.finish_s for served in whole.served}
     at = share * whole.seconds
     standing, places = _stopped(schedule, cost, pairs, at)

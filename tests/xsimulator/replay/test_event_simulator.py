@@ -310,7 +310,7 @@ def test_cells_keep_the_recurrence(plan, requests):
 @settings(max_examples=200)
 @given(plans(), REQUESTS)
 def test_following_many_iterations_at_once_is_following_each(plan, requests):
-    quick, slow = replay(*plan, requests, timeline=False), replay(*plan, requests, step_by_step=True)
+    quick, slow = replay(*plan, requests, timeline=False, lanes=True), replay(*plan, requests, step_by_step=True)
     assert not quick.timeline.spans
     assert [s.index for s in quick.served] == [s.index for s in slow.served]
     for one, other in zip(quick.served, slow.served, strict=True):
@@ -320,17 +320,17 @@ def test_following_many_iterations_at_once_is_following_each(plan, requests):
 
 
 @settings(max_examples=50)
-@given(plans(), REQUESTS)
-def test_no_block_stays_behind(plan, requests):
+@given(plans(), REQUESTS, st.sampled_from([1, 2]))
+def test_no_block_stays_behind(plan, requests, in_flight):
     ledgers = []
 
-    def watched(*arguments):
-        ledgers.append(make_ledger(*arguments))
+    def watched(*arguments, **keywords):
+        ledgers.append(make_ledger(*arguments, **keywords))
         return ledgers[-1]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("xsimulator.replay.replica.make_ledger", watched)
-        replay(*plan, requests)
+        replay(plan[0], replace(plan[1], in_flight=in_flight), requests)
     assert len(ledgers) == plan[0].replicas
     for ledger in ledgers:
         ledger.check()
