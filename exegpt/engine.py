@@ -6,9 +6,10 @@ with the same kernels, is slower or faster by it.
 
 from dataclasses import dataclass
 
+from exegpt.engine_memory import DATA_SHEET, TENSORRT_LLM, VLLM, EngineMemory
 from exegpt.errors import InputError
 from exegpt.noun import Noun
-from exegpt.profile import Table
+from exegpt.profile import Profile, Table
 
 _MANY = 4096.0
 """Sequences up to which an engine's table goes; it is linear, so that its slope goes on."""
@@ -27,6 +28,8 @@ class EngineSpec(Noun):
     """Seconds of the engine's own time per iteration."""
     sequence_s: float = 0.0
     """The same per sequence of an iteration."""
+    memory: EngineMemory = DATA_SHEET
+    """What it takes of each device's memory."""
 
     def __post_init__(self) -> None:
         times = (self.wait_s, self.iteration_s, self.sequence_s)
@@ -48,10 +51,12 @@ ENGINES = {
     for engine in (
         # Wait, clock and time per sequence fitted by `python -m benchmarks.published --fit` to 81 of TensorRT-LLM's
         # published throughputs (every fifth by hash); those don't determine the time per iteration: as vLLM's.
-        EngineSpec("tensorrt-llm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6),
+        EngineSpec(
+            "tensorrt-llm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6, memory=TENSORRT_LLM
+        ),
         # Time per iteration calibrated on every tenth request of a vLLM 0.19 server's run (benchmarks/silicon.py,
         # table a); no published measurement distinguishes the others from TensorRT-LLM's.
-        EngineSpec("vllm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6),
+        EngineSpec("vllm", wait_s=23e-6, clock=0.88, iteration_s=1.03e-3, sequence_s=0.5e-6, memory=VLLM),
         # The ExeGPT paper's, made of FasterTransformer: with the kernels alone its Table 6 comes out 8 to 11 % slow.
         EngineSpec("paper"),
         EngineSpec("none"),
@@ -66,3 +71,16 @@ def find_engine(name: str) -> EngineSpec:
     if name not in ENGINES:
         raise InputError(f"There is no engine '{name}': use one of {', '.join(ENGINES)}.")
     return ENGINES[name]
+
+
+_KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "vllm"}
+"""Whose kernels imported tables have → the engine that is taken to run them, where none is named."""
+
+
+def engine_of(profile: Profile) -> EngineSpec:
+    """The engine whose time is in a profile; `none` where none is."""
+    facts = profile.provenance
+    named = facts.get("serving", facts.get("engine", "none"))
+    if profile.source == "operators" and named == "none":
+        named = _KERNELS.get(facts.get("engine", ""), "vllm")
+    return ENGINES.get(named, NO_ENGINE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
-from exegpt.model import ModelSpec
+from exegpt.model import ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text
 from exegpt.schedule import Bound, Schedule
@@ -162,7 +162,7 @@ def _question(
     kv_dtype: str | None,
     fixed: dict[str, int] | None,
 ) -> Question:
-    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
+    cost_model = CostModel(model, cluster, profile, kv_dtype or usual_kv_dtype(profile.dtype), watched=False)
     load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
     return Question(cost_model, load, limits, fixed or {}, bound, open_system=True)
 
@@ -274,6 +274,9 @@ def _alternative(
     estimate = replace(
         meter.served_at(best.schedule, rate),
         memory_bytes=steady.memory_bytes,
+        usable_bytes=steady.usable_bytes,
+        kv_blocks=steady.kv_blocks,
+        kv_tokens=steady.kv_tokens,
         binding="latency" if best.broken else steady.binding,
         extrapolated=steady.extrapolated,
         latency_tail_s=None,

@@ -89,4 +89,4 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         prefill_iterations=count,
         most_tokens=room,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy)
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, budget)

@@ -150,9 +150,9 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
 
 
 def from_iterations(
-    scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int, occupancy: Occupancy
+    scenario: Scenario, mixture: Mixture, rate: float, max_num_seqs: int, occupancy: Occupancy, most_tokens: float
 ) -> Outcome:
-    """The steady state in which `rate` queries enter an iteration."""
+    """The steady state in which `rate` queries enter an iteration, of at most so many tokens."""
     rounds = (one_stage if len(scenario.replica.stages) == 1 else pipelined)(scenario, mixture)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
     if len(scenario.replica.stages) == 1:
@@ -172,7 +172,7 @@ def from_iterations(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
         first_token=(first_token, rounds.first_deviation),
-        demand=Demand(occupancy.blocks, float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())),
+        demand=Demand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",

@@ -57,4 +57,5 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy)
+    longest = float(most * scenario.load.workload.input.max + max_num_seqs)
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, longest)

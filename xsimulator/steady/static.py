@@ -53,7 +53,11 @@ def outcome(
         throughput=batch / duration,
         lifetime=lifetime,
         first_token=(first, float(np.hypot(deviation, spread))),
-        demand=Demand(blocks(scenario, batch), batch * max(load.prompts.mean / encode_count, 1 / parts)),
+        demand=Demand(
+            blocks(scenario, batch),
+            batch * max(load.prompts.mean / encode_count, 1 / parts),
+            batch / min(encode_count, parts),
+        ),
         decode_batch=batch,
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",

@@ -45,7 +45,7 @@ def _degree(
     replica = CostModel(model, cluster, profile, profile.dtype).replica(
         (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
     )
-    kv_tokens = BLOCK_SIZE * replica.room(max(context, 2048))
+    kv_tokens = BLOCK_SIZE * replica.room((max(context, 2048), 1))
     if kv_tokens < context:
         return None
     (stage,) = replica.stage_costs
