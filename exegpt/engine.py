@@ -6,7 +6,7 @@ with the same kernels, is slower or faster by it.
 
 from dataclasses import dataclass
 
-from exegpt.engine_memory import DATA_SHEET, TENSORRT_LLM, VLLM, EngineMemory
+from exegpt.engine_memory import DATA_SHEET, OWN_ON_CPU, OWN_ON_GPU, TENSORRT_LLM, VLLM, EngineMemory
 from exegpt.errors import InputError
 from exegpt.noun import Noun
 from exegpt.profile import Profile, Table
@@ -78,8 +78,10 @@ _KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "vllm"}
 
 
 def engine_of(profile: Profile) -> EngineSpec:
-    """The engine whose time is in a profile; `none` where none is."""
+    """The engine whose time is in a profile; `none` where none is. A measured one has the times of our own."""
     facts = profile.provenance
+    if profile.source == "measured":
+        return EngineSpec("exegpt", memory=OWN_ON_CPU if profile.device == "cpu" else OWN_ON_GPU)
     named = facts.get("serving", facts.get("engine", "none"))
     if profile.source == "operators" and named == "none":
         named = _KERNELS.get(facts.get("engine", ""), "vllm")

@@ -91,6 +91,17 @@ TENSORRT_LLM = EngineMemory(of_rest=True, base_bytes=3.5 * _GIB, link_bytes=0.39
 for an engine and for NCCL.
 """
 
+OWN_ON_CPU = EngineMemory(base_bytes=0.65 * _GIB, logit_bytes=12.0)
+"""exegpt's own engine, measured by `python -m benchmarks.own_memory`: 0.2 to 0.65 GiB beside weights, cache and
+activations, and 0.17 GiB more for 256 × 64,000 logits. As they are loaded the weights are there twice for a moment.
+"""
+OWN_ON_GPU = EngineMemory(
+    base_bytes=0.76 * _GIB, multicast_bytes=1.82 * _GIB, logit_bytes=4.0, graph_layer_bytes=4 * 2.0**20
+)
+"""The same on a GPU, where it was never measured: summed from a context (0.51 GiB in vLLM's logs of an H100), the
+workspace of FlashInfer (256 MiB), a copy of the logits in 32 bits, NCCL as in vLLM, and 15 graphs instead of 86.
+"""
+
 
 def vllm_memory(version: str) -> EngineMemory:
     """The memory of a version of vLLM, like 0.19.0; a date instead of one is of a time before 0.17."""

@@ -9,6 +9,7 @@ from exegpt.app.profiles import find_profile
 from exegpt.app.rooflines import accuracy
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.engine import EngineSpec, engine_of
+from exegpt.engine_memory import OWN_ON_GPU
 from exegpt.errors import InputError
 from exegpt.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
@@ -164,6 +165,8 @@ def find_setting(
         serving = engine_of(chosen)
         where = replace(where, memory_fraction=serving.memory.fraction)
         assumptions.append(f"memory: {_memory_text(where, serving)}")
+    if engine_of(chosen).memory == OWN_ON_GPU:
+        assumptions.append("memory: what exegpt's engine takes of a GPU is summed from its allocations, not measured")
     return Setting(spec, where, load, chosen, kept, (*assumptions, *scaling, which, *accuracy(chosen)))
 
 

@@ -8,7 +8,7 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import KINDS, device_kind, parse_cluster
 from exegpt.document import from_dict, to_dict
 from exegpt.engine import ENGINES, engine_of
-from exegpt.engine_memory import DATA_SHEET, TENSORRT_LLM, VLLM, EngineMemory, vllm_memory
+from exegpt.engine_memory import DATA_SHEET, OWN_ON_CPU, OWN_ON_GPU, TENSORRT_LLM, VLLM, EngineMemory, vllm_memory
 from exegpt.errors import InputError
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
@@ -106,6 +106,8 @@ def test_a_profile_names_its_engine():
     ]:
         assert engine_of(replace(profile, source="operators", provenance=facts)).memory == memory
     assert engine_of(replace(profile, provenance={})).memory == DATA_SHEET
+    ours = [engine_of(replace(profile, source="measured", device=device)) for device in ("cpu", "H100-SXM")]
+    assert [engine.memory for engine in ours] == [OWN_ON_CPU, OWN_ON_GPU]
 
 
 @pytest.mark.parametrize("wrong", [{"fraction": 0.0}, {"fraction": 1.1}, {"base_bytes": -1.0}, {"logit_bytes": 1e99}])
