@@ -194,7 +194,7 @@ def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
         raise InputError(
             f"The weights of '{model.name}' in {setting.profile.dtype} take {gib['weights']} GiB of a device on "
             f"{cluster.name} and the engine itself {gib['held']} GiB, of {gib['usable']} GiB that may be used: take "
-            "more or larger devices, fewer replicas, or --dtype fp8."
+            f"more or larger devices{'' if setting.profile.dtype == 'fp8' else ', fewer replicas, or --dtype fp8'}."
         )
     if room < 1:
         raise InputError(
