@@ -186,7 +186,7 @@ def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
     whole = device.memory_bytes if memory.data_sheet else device.visible_bytes or device.memory_bytes
     share = f"{percent_text(cluster.memory_fraction)} of the {figure_text(whole / 2**30, 4)} GiB of {device.kind}"
     whose = "the default" if memory.data_sheet else f"{engine.name}'s default"
-    return f"{share}{', after the weights,' if memory.of_rest else ''}, {whose}"
+    return f"{share}{', after the weights' if memory.of_rest else ''}, {whose}"
 
 
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
