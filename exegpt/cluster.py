@@ -52,7 +52,7 @@ class DeviceSpec(Noun):
     def __post_init__(self) -> None:
         _check(f"memory_bytes of device '{self.kind}'", self.memory_bytes)
         if self.visible_bytes is not None:
-            _check(f"visible_bytes of device '{self.kind}'", self.visible_bytes, most=self.memory_bytes)
+            _check(f"visible_bytes of device '{self.kind}'", self.visible_bytes)
         for name, rate in {"bandwidth_bytes_s": self.bandwidth_bytes_s, **self.flops_s}.items():
             _check(f"{name} of device '{self.kind}'", rate, least=0.0)  # 0: not measured yet
         fractions = {f"flops_fractions of {dtype}": share for dtype, share in self.flops_fractions.items()}
@@ -61,6 +61,11 @@ class DeviceSpec(Noun):
         fractions |= {"attention_fraction": self.attention_fraction}
         for name, share in fractions.items():
             _check_share(f"{name} of device '{self.kind}'", share)
+
+    @property
+    def shown_bytes(self) -> float:
+        """What software finds of its memory."""
+        return min(self.visible_bytes or self.memory_bytes, self.memory_bytes)
 
     def reached_flops_s(self, dtype: str) -> float:
         """The rate that large matrix products in `dtype` reach; 0 for a dtype that it doesn't compute in."""

@@ -42,8 +42,7 @@ class EngineMemory(Noun):
 
     def usable_bytes(self, cluster: ClusterSpec) -> float:
         """The memory of one device that the engine may fill."""
-        device = cluster.device
-        memory = device.memory_bytes if self.data_sheet else device.visible_bytes or device.memory_bytes
+        memory = cluster.device.memory_bytes if self.data_sheet else cluster.device.shown_bytes
         return memory if self.of_rest else memory * cluster.memory_fraction
 
     def held_bytes(self, tp: int, layers: int, cluster: ClusterSpec) -> float:
@@ -86,9 +85,11 @@ _VLLM_0_20 = replace(VLLM, graph_layer_bytes=0.0)
 _VLLM_0_17 = replace(_VLLM_0_20, fraction=0.9)  # pull request 38284 of vLLM made the default 0.92
 _VLLM_EARLIER = replace(_VLLM_0_17, logit_bytes=36.0)
 
-TENSORRT_LLM = EngineMemory(of_rest=True, base_bytes=3.5 * _GIB, link_bytes=0.39 * _GIB, multicast_bytes=0.39 * _GIB)
+TENSORRT_LLM = EngineMemory(
+    of_rest=True, data_sheet=True, base_bytes=3.5 * _GIB, link_bytes=0.39 * _GIB, multicast_bytes=0.39 * _GIB
+)
 """Keys and values get `free_gpu_memory_fraction` of what is left, by default 0.9; the bytes are aiconfigurator 0.12.0's
-for an engine and for NCCL.
+for an engine and for NCCL, which it takes of the data sheet's memory.
 """
 
 OWN_ON_CPU = EngineMemory(base_bytes=0.65 * _GIB, logit_bytes=12.0)

@@ -27,7 +27,7 @@ def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
     if engine == "tensorrt-llm":  # trtllm-serve 1.2: max_num_tokens, max_batch_size, GUARANTEED_NO_EVICT, block reuse
         return EngineDefaults(engine, 8192, 2048, "reserve", prefix_caching=True)
     # vLLM 0.32, vllm/engine/arg_utils.py, for a server: by the memory that CUDA reports, and the device's name
-    memory = device.visible_bytes or device.memory_bytes
+    memory = device.shown_bytes
     if memory >= 160 * _GIB:
         sizes = 16_384, 1024
     elif memory >= 70 * _GIB and "A100" not in device.kind and not cluster.is_cpu:

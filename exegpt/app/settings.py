@@ -9,7 +9,7 @@ from exegpt.app.profiles import find_profile
 from exegpt.app.rooflines import accuracy
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.engine import EngineSpec, engine_of
-from exegpt.engine_memory import OWN_ON_GPU
+from exegpt.engine_memory import DATA_SHEET, OWN_ON_GPU
 from exegpt.errors import InputError
 from exegpt.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
@@ -183,9 +183,9 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
 def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
     """The share of a device's memory that an engine takes by default."""
     device, memory = cluster.device, engine.memory
-    whole = device.memory_bytes if memory.data_sheet else device.visible_bytes or device.memory_bytes
+    whole = device.memory_bytes if memory.data_sheet else device.shown_bytes
     share = f"{percent_text(cluster.memory_fraction)} of the {figure_text(whole / 2**30, 4)} GiB of {device.kind}"
-    whose = "the default" if memory.data_sheet else f"{engine.name}'s default"
+    whose = "the default" if memory == DATA_SHEET else f"{engine.name}'s default"
     return f"{share}{', after the weights' if memory.of_rest else ''}, {whose}"
 
 

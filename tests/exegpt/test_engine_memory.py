@@ -79,7 +79,7 @@ def test_what_does_not_start_has_no_block():
 def test_a_share_of_the_rest_goes_to_keys_and_values():
     (memory,) = stages_memory(parse_cluster("1xH100-SXM", 0.5), TENSORRT_LLM)
     rest = memory.usable - memory.weights - memory.workspace - memory.held
-    assert memory.usable == device_kind("H100-SXM").visible_bytes and memory.free == 0.5 * rest
+    assert memory.usable == device_kind("H100-SXM").memory_bytes and memory.free == 0.5 * rest
     assert memory.share(memory.blocks) <= 1 < memory.share(memory.blocks + 1)
 
 
