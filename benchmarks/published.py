@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from multiprocessing import get_context
 
 import numpy as np
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from benchmarks.silicon import DATA, chunked_engine
 from exegpt.builtin_models import builtin_model
-from exegpt.cluster import device_kind, parse_cluster
+from exegpt.cluster import parse_cluster
 from exegpt.compared import Compared
 from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
 from exegpt.profile import Profile
@@ -46,8 +46,6 @@ DEVICES = {"H100-SXM": "H100-SXM", "H200-SXM": "H200-SXM", "A100-80GB-SXM": "A10
 SYSTEMS = {"H100-SXM": "h100_sxm", "H200-SXM": "h200_sxm", "A100-80GB": "a100_sxm", "L40S": "l40s"}
 KV_SHARE = 0.95
 """Of what weights, activations and the engine leave, as most pages' commands say."""
-ENGINE_BYTES = 3.5 * 2**30
-"""That an engine takes of each device for itself (context, graphs, workspace): aiconfigurator 0.12.0's figure."""
 MOST_SEQUENCES, MOST_TOKENS = 2048, 8192
 """The engine's own defaults, of all versions; twice or half of either changes the median by less than 2 %."""
 REQUESTS = 3000
@@ -106,7 +104,12 @@ Source = Callable[[Row, EngineSpec], Profile]
 def roofline(row: Row, engine: EngineSpec) -> Profile:
     """The default profile of a named cluster."""
     return roofline_profile(
-        builtin_model(row.model), parse_cluster(f"{row.tp}x{row.device}"), row.dtype, (row.tp,), engine=engine
+        builtin_model(row.model),
+        parse_cluster(f"{row.tp}x{row.device}"),
+        row.dtype,
+        (row.tp,),
+        kv_dtype=row.dtype,  # as the pages' commands say
+        engine=engine,
     )
 
 
@@ -119,7 +122,7 @@ def operator_tables(row: Row, engine: EngineSpec) -> Profile:
 def _tables(model: str, system: str, dtype: str, engine: EngineSpec) -> Profile:
     from xprofiler.aiconfigurator import aiconfigurator_profile
 
-    return aiconfigurator_profile(builtin_model(model), system, "trtllm", dtype, serving=engine)
+    return aiconfigurator_profile(builtin_model(model), system, "trtllm", dtype, kv_dtype=dtype, serving=engine)
 
 
 def seconds(row: Row, profile: Profile) -> float:
@@ -127,11 +130,9 @@ def seconds(row: Row, profile: Profile) -> float:
     from xsimulator.replay.event_simulator import replay
 
     workload, cluster = Workload.fixed(row.input, row.output), f"{row.tp}x{row.device}"
-    usable = 1.0 - ENGINE_BYTES / device_kind(row.device).memory_bytes
-    free = chunked_engine(
-        *(row.model, cluster, workload, profile, row.dtype, row.tp, MOST_SEQUENCES, MOST_TOKENS), memory_fraction=usable
+    schedule = chunked_engine(
+        *(row.model, cluster, workload, profile, row.dtype, row.tp, MOST_SEQUENCES, MOST_TOKENS), KV_SHARE
     )
-    schedule = replace(free, kv_blocks=int(KV_SHARE * free.kv_blocks))
     requests = [RequestLengths(row.input, row.output)] * row.requests
     return replay(schedule, profile, requests, timeline=False).seconds
 
@@ -161,7 +162,7 @@ _SCALES = (50e-6, 0.1, 5e-6)
 
 def _engine(at: Array) -> EngineSpec:
     wait, slowness, sequence = (float(x * scale) for x, scale in zip(at, _SCALES, strict=True))
-    return EngineSpec("fitted", wait, 1.0 / (1.0 + slowness), _ITERATION_S, sequence)
+    return EngineSpec(ENGINE, wait, 1.0 / (1.0 + slowness), _ITERATION_S, sequence)
 
 
 def fit(rows: Sequence[Row], workers: int) -> EngineSpec:

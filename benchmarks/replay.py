@@ -40,7 +40,7 @@ POLICIES: dict[str, dict[str, int]] = {
 def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
     """A schedule of each policy with the blocks that memory holds, and their profile."""
     profile, stages = roofline_profile(MODEL, CLUSTER), uniform_stages(MODEL, CLUSTER, 1)
-    blocks = CostModel(MODEL, CLUSTER, profile, "fp16").replica(stages).room(2048)
+    blocks = CostModel(MODEL, CLUSTER, profile, "fp16").replica(stages).room((2048, 1))
     first = Schedule(
         version=Schedule.VERSION,
         policy="static",

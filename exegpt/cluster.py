@@ -46,9 +46,13 @@ class DeviceSpec(Noun):
     """Share of the 16-bit peak that attention over prompts reaches."""
     attention_fractions: dict[str, float] = field(default_factory=lambda: {"fp8": 0.75})
     """The same for those dtypes of queries, keys and values whose share differs: of the 16-bit peak too."""
+    visible_bytes: float | None = None
+    """The part of the memory that CUDA reports (cudaMemGetInfo), of which engines take a share; None: all of it."""
 
     def __post_init__(self) -> None:
         _check(f"memory_bytes of device '{self.kind}'", self.memory_bytes)
+        if self.visible_bytes is not None:
+            _check(f"visible_bytes of device '{self.kind}'", self.visible_bytes)
         for name, rate in {"bandwidth_bytes_s": self.bandwidth_bytes_s, **self.flops_s}.items():
             _check(f"{name} of device '{self.kind}'", rate, least=0.0)  # 0: not measured yet
         fractions = {f"flops_fractions of {dtype}": share for dtype, share in self.flops_fractions.items()}
@@ -57,6 +61,11 @@ class DeviceSpec(Noun):
         fractions |= {"attention_fraction": self.attention_fraction}
         for name, share in fractions.items():
             _check_share(f"{name} of device '{self.kind}'", share)
+
+    @property
+    def shown_bytes(self) -> float:
+        """What software finds of its memory."""
+        return min(self.visible_bytes or self.memory_bytes, self.memory_bytes)
 
     def reached_flops_s(self, dtype: str) -> float:
         """The rate that large matrix products in `dtype` reach; 0 for a dtype that it doesn't compute in."""
@@ -133,6 +142,22 @@ _IB400x8 = LinkSpec(350e9, 10e-6)
 _HOPPER, _ADA, _BLACKWELL, _PRO = (0.54, 0.75), (0.40, 0.75), (0.50, 0.63), (0.44, 0.85)
 
 
+# What PyTorch and vLLM print of these devices in public logs (A40 and L40S with error correction; drivers differ by 0.1
+# to 0.3 GiB). The A800 is taken to have the A100's.
+_VISIBLE_GIB = {
+    "A40": 44.4,
+    "A100-40GB": 39.5,
+    "A100-80GB": 79.15,
+    "A800-80GB": 79.15,
+    "H100-SXM": 79.19,
+    "H200-SXM": 139.8,
+    "L40S": 44.4,
+    "B200": 178.35,
+    "RTX4090": 23.5,
+    "RTXPRO6000": 94.97,
+}
+
+
 def _gpu(
     kind: str,
     gib: float,
@@ -150,9 +175,8 @@ def _gpu(
     fractions = {}
     if fp8:
         flops["fp8"], fractions = fp8 * _T, {"fp8": reached[2]}
-    return DeviceSpec(
-        kind, gib * 2**30, tb_s * 1e12, flops, *reached[:2], fractions, attention[0], {"fp8": attention[1]}
-    )
+    shares = (*reached[:2], fractions, attention[0], {"fp8": attention[1]})
+    return DeviceSpec(kind, gib * 2**30, tb_s * 1e12, flops, *shares, _VISIBLE_GIB[kind] * 2**30)
 
 
 # The makers' data sheets: memory, bandwidth, dense tensor-core rates with 32-bit sums, float32 outside tensor cores (no
@@ -324,6 +348,8 @@ def _from_yaml(path: Path) -> ClusterSpec:
     if like or problems:  # where the kind is at fault, any does to look at the rest
         for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
             section = data.get(key, {})
+            if key == "device" and isinstance(section, dict) and "memory_bytes" in section:
+                section = {"visible_bytes": None} | section  # the kind's is of another memory
             data[key] = to_dict(noun) | section if isinstance(section, dict) else section
     if data.get("nodes") == 1 and "intra" in data:  # nothing crosses the link that isn't named
         data.setdefault("inter", data["intra"])

@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exegpt.engine_memory import DATA_SHEET, OWN_ON_CPU, OWN_ON_GPU, TENSORRT_LLM, VLLM, EngineMemory, vllm_memory
 from exegpt.errors import InputError
 from exegpt.noun import Noun
-from exegpt.profile import Table
+from exegpt.profile import Profile, Table
 
 _MANY = 4096.0
 """Sequences up to which an engine's table goes; it is linear, so that its slope goes on."""
@@ -78,6 +79,8 @@ class EngineSpec(Noun):
     """Seconds per iteration of sorting logits, where the checkpoint's sampling defaults have top-p or top-k."""
     sort_sequence_s: float = 0.0
     """The same per sequence, for `SORT_VOCABULARY` logits at `SORT_BYTES_S`."""
+    memory: EngineMemory = DATA_SHEET
+    """What it takes of each device's memory."""
 
     def __post_init__(self) -> None:
         waits = [seconds for wait in self.waits for _, seconds in wait.by_degree]
@@ -148,6 +151,7 @@ _VLLM = EngineSpec(
     # The same runs; H100.
     sort_s=0.3e-3,
     sort_sequence_s=8.8e-6,
+    memory=VLLM,
 )
 ENGINES = {
     engine.name: engine
@@ -161,6 +165,7 @@ ENGINES = {
             iteration_s=1.03e-3,
             sequence_s=0.5e-6,
             front_end_s=FRONT_END_S,
+            memory=TENSORRT_LLM,
         ),
         _VLLM,
         # Synchronous scheduling. Time per iteration calibrated on every tenth request of a vLLM server's run
@@ -173,6 +178,7 @@ ENGINES = {
             in_flight=1,
             sort_s=0.0,
             sort_sequence_s=0.0,
+            memory=vllm_memory("0.11"),
         ),
         # The ExeGPT paper's, made of FasterTransformer: with the kernels alone its Table 6 comes out 8 to 11 % slow.
         EngineSpec("paper"),
@@ -188,3 +194,18 @@ def find_engine(name: str) -> EngineSpec:
     if name not in ENGINES:
         raise InputError(f"There is no engine '{name}': use one of {', '.join(ENGINES)}.")
     return ENGINES[name]
+
+
+_KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "vllm"}
+"""Whose kernels imported tables have → the engine that is taken to run them, where none is named."""
+
+
+def engine_of(profile: Profile) -> EngineSpec:
+    """The engine whose time is in a profile; `none` where none is. A measured one has the times of our own."""
+    facts = profile.provenance
+    if profile.source == "measured":
+        return EngineSpec("exegpt", memory=OWN_ON_CPU if profile.device == "cpu" else OWN_ON_GPU)
+    named = facts.get("serving", facts.get("engine", "none"))
+    if profile.source == "operators" and named == "none":
+        named = _KERNELS.get(facts.get("engine", ""), "vllm")
+    return ENGINES.get(named, NO_ENGINE)

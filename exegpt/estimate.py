@@ -28,6 +28,12 @@ class Estimate(Noun):
     """Latencies count from the start of the request's encoding batch, or from its arrival."""
     memory_bytes: tuple[float, ...] = ()
     """Peak per rank."""
+    usable_bytes: float | None = None
+    """What an engine may fill of one device; None: not known."""
+    kv_blocks: int | None = None
+    """Of one replica's cache, on each stage; None: not known."""
+    kv_tokens: int | None = None
+    """What these hold."""
     utilisation: tuple[float, ...] = ()
     """Busy fraction per rank."""
     binding: Binding | None = None

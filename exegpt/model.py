@@ -26,6 +26,11 @@ def activation_bytes(dtype: str) -> int:
     return max(BYTES[dtype], 2)
 
 
+def usual_kv_dtype(dtype: str) -> str:
+    """The dtype in which keys and values are kept where none is asked for: like vLLM's, never less than 16 bits."""
+    return "bf16" if BYTES[dtype] < 2 else dtype
+
+
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 """A larger model is taken for a mistake."""

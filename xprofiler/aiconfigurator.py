@@ -16,7 +16,7 @@ import numpy as np
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
-from exegpt.model import BYTES, ModelSpec
+from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile, Table
 from exegpt.rows import reading_parquet
 from xprofiler.gaps import Array, bridge, gridded, table
@@ -70,7 +70,7 @@ def aiconfigurator_profile(
     if dtype not in _GEMM_DTYPES:
         raise InputError(f"The tables hold no products in {dtype}: choose {', '.join(_GEMM_DTYPES)}.")
     cluster = parse_cluster(f"1x8x{SYSTEMS[system]}")
-    kv_dtype = kv_dtype or dtype
+    kv_dtype = kv_dtype or usual_kv_dtype(dtype)
     tables = _Tables(_find(folder) / "data" / system, engine)
     return compose(
         model,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
-from exegpt.model import BYTES, ModelSpec, activation_bytes
+from exegpt.model import BYTES, ModelSpec, activation_bytes, usual_kv_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
 
 _TOKENS = tuple(sorted(float(base << i) for base, most in ((1, 18), (3, 16)) for i in range(most)))
@@ -212,12 +212,12 @@ def roofline_profile(
     engine: EngineSpec = NO_ENGINE,
 ) -> Profile:
     """The roofline's Profile of a model on a cluster's devices, for the given tensor-parallel degrees (by default all
-    that divide the model within a node). Keys and values have `dtype` unless another is named; `overhead_s` is more
-    time per iteration than the engine's.
+    that divide the model within a node). Keys and values have `usual_kv_dtype` unless another is named; `overhead_s` is
+    more time per iteration than the engine's.
 
     Raises InputError where the device doesn't compute in `dtype`.
     """
-    spec, kv_dtype = cluster.device, kv_dtype or dtype
+    spec, kv_dtype = cluster.device, kv_dtype or usual_kv_dtype(dtype)
     if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:
         known = ", ".join(spec.flops_s) or "none"
         raise InputError(

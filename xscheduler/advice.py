@@ -1,5 +1,6 @@
 """Why an answer is what it is, and what would better it: sentences made of the answers' own figures."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -39,8 +40,8 @@ def idle(estimate: Estimate) -> float | None:
 
 def memory_share(answer: Answer) -> float:
     """The fullest device's use over what may be used."""
-    schedule, estimate = answer
-    return max(estimate.memory_bytes) / (schedule.cluster.device.memory_bytes * schedule.cluster.memory_fraction)
+    _, estimate = answer
+    return max(estimate.memory_bytes) / (estimate.usable_bytes or math.inf)
 
 
 def why_behind(best: Answer, other: Answer) -> list[str]:

@@ -62,7 +62,7 @@ class EncodeReach:
 
 def encode_reach(replica: ReplicaCost, prompts: Prompts) -> EncodeReach:
     """Of a replica's encoding side alone."""
-    fits, side = replica.room(1.0) >= 1, replica.encode
+    fits, side = replica.room((1.0, 1.0)) >= 1, replica.encode
     single_prompt = side.each(lambda group: prompts.encode(group, 1.0))
     rate = fits / encode_seconds(side, prompts)
     return EncodeReach(rate, float(single_prompt.sum()), 1.0 / float(single_prompt.max()))
@@ -103,12 +103,12 @@ def residents_that_fit(replica: ReplicaCost, load: Load, admission: Admission = 
     """Sequences for which the memory of all stages has room, were all of mean length; less than 1 where the weights
     alone are too large.
     """
-    return replica.room(1.0) / load.resident_blocks(admission).mean
+    return replica.room((1.0, 1.0)) / load.resident_blocks(admission).mean
 
 
 def batch_that_fits(scenario: Scenario) -> int:
     """The largest batch whose sequences' blocks fit on average: no larger one fits with its 99.9th percentile."""
-    return max(1, int(scenario.replica.room(1.0) / scenario.load.reservation(None).mean) + 1)
+    return max(1, int(scenario.replica.room((1.0, 1.0)) / scenario.load.reservation(None).mean) + 1)
 
 
 def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None, encode: float = 0.0) -> float:

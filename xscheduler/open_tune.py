@@ -9,7 +9,7 @@ from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
-from exegpt.model import ModelSpec
+from exegpt.model import ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import BLOCK_SIZE, Schedule
@@ -166,7 +166,7 @@ def _question(
     fixed: dict[str, int] | None,
     admission: tuple[Admission, ...] = ("reserve",),
 ) -> Question:
-    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
+    cost_model = CostModel(model, cluster, profile, kv_dtype or usual_kv_dtype(profile.dtype), watched=False)
     load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
     return Question(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
@@ -281,6 +281,9 @@ def _alternative(
     estimate = replace(
         meter.served_at(best.schedule, rate),
         memory_bytes=steady.memory_bytes,
+        usable_bytes=steady.usable_bytes,
+        kv_blocks=steady.kv_blocks,
+        kv_tokens=steady.kv_tokens,
         binding="latency" if best.broken else steady.binding,
         extrapolated=steady.extrapolated,
     )

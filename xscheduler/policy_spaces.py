@@ -176,7 +176,9 @@ def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...], a
     """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
     need = scenario.load.resident_blocks(admission).mean
     asked = _enumerated(question, "max_num_batched_tokens", budgets)
-    return tuple(budget for budget in asked if budget == asked[0] or scenario.replica.room(float(budget)) >= need)
+    return tuple(
+        budget for budget in asked if budget == asked[0] or scenario.replica.room((float(budget), 1.0)) >= need
+    )
 
 
 def _waa(by_memory: bool, policy: str, question: Question) -> Iterator[CandidateFamily]:
@@ -198,7 +200,7 @@ def _gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
     cost_model, near = question.cost_model, max(1, devices // 8)
     if by_memory:
         model, cluster = cost_model.model, cost_model.cluster
-        usable = cluster.device.memory_bytes * cluster.memory_fraction
+        usable = cost_model.engine_memory.usable_bytes(cluster)
         layers = model.encoder_layers or model.layers
         weights = layers * model.layer_bytes(1, cost_model.profile.dtype, encoder=model.encoder_layers > 0)
         share = weights / usable

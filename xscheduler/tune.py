@@ -13,7 +13,7 @@ from exegpt.cluster import ClusterSpec
 from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
-from exegpt.model import BYTES, ModelSpec
+from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
 from exegpt.policies import TRAITS
 from exegpt.profile import Profile
 from exegpt.quantity import counted, figure_text, percent_text
@@ -80,7 +80,7 @@ def tune(
     """
     check_asked(policies, fixed or {}, admission)
     limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident, kv_blocks)
-    cost_model = CostModel(model, cluster, profile, kv_dtype or profile.dtype, watched=False)
+    cost_model = CostModel(model, cluster, profile, kv_dtype or usual_kv_dtype(profile.dtype), watched=False)
     load = Load(workload, model.encoder_layers > 0, steady_state)
     question = Question(
         cost_model, load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission
@@ -333,7 +333,7 @@ def _too_large(policy: str, question: Question) -> str:
     """The weights beside the memory, in GiB."""
     model, cluster, dtype = question.cost_model.model, question.cost_model.cluster, question.cost_model.profile.dtype
     weights = model.parameters * BYTES[dtype] / 2**30
-    memory = cluster.devices * cluster.device.memory_bytes * cluster.memory_fraction / 2**30
+    memory = cluster.devices * question.cost_model.engine_memory.usable_bytes(cluster) / 2**30
     twice = ", here held twice," if TRAITS[policy].disaggregated and not model.encoder_layers else ""
     return (
         f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "

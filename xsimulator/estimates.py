@@ -39,7 +39,9 @@ def estimate(
     `steady_state="paper"` counts as the paper does; `variation` allows for the varying time of encoding in latencies.
     """
     scenario = Scenario.of(checked(schedule), profile, workload, steady_state, variation)
-    return estimate_of(scenario, outcome(scenario, schedule.policy, vars(schedule)))
+    steady_estimate = estimate_of(scenario, outcome(scenario, schedule.policy, vars(schedule)))
+    blocks = schedule.kv_blocks
+    return replace(steady_estimate, kv_blocks=blocks, kv_tokens=blocks * schedule.block_size)
 
 
 def _waa(scenario: Scenario) -> Steady:

@@ -67,13 +67,14 @@ def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | Non
     tokens = float(value.get("tokens") or prompts + (value.get("residents") or 0))
     longest = most_cached(workload.input.max, workload.output.max, scenario.replica.encoder_decoder)
     longest = min(model.longest_request or longest, longest)
-    need, room = -(-longest // BLOCK_SIZE), scenario.replica.room(tokens)
+    sequences = value.get("residents") or 1
+    need, room = -(-longest // BLOCK_SIZE), scenario.replica.room((tokens, sequences))
     if room < need:
-        return Demand(need, tokens), False
+        return Demand(need, tokens, sequences), False
     residents = value.get("residents")
     if blocks:
-        return Demand(blocks, tokens), blocks >= need
-    return Demand(min(room, residents * need) if residents else room, tokens), True
+        return Demand(blocks, tokens, sequences), blocks >= need
+    return Demand(min(room, residents * need) if residents else room, tokens, sequences), True
 
 
 def _schedule(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Schedule:

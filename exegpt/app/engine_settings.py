@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from exegpt.app.choices import admission_rule, check_choice, check_prefix_caching
+from exegpt.app.engine_defaults import EngineDefaults, engine_defaults
 from exegpt.app.settings import Setting
-from exegpt.batching.admission import most_cached
+from exegpt.batching.admission import Admission, most_cached
+from exegpt.engine import engine_of
 from exegpt.errors import InputError
 from exegpt.policies import TRAITS, checked
 from exegpt.quantity import figure_text
@@ -14,12 +16,12 @@ from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from exegpt.cluster import ClusterSpec
     from exegpt.profile import Profile
-
-
-_USUAL = {"max_num_batched_tokens": 2048, "prefills_per_step": 1}
-"""What an engine's variables are where its settings don't say."""
+    from exegpt.workload import Workload
+    from xsimulator.cost.replica import Step
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,12 @@ class EngineSettings:
     kv_blocks: int | None = None
     block_size: int | None = None
     admission: str | None = None
-    prefix_caching: bool = False
+    prefix_caching: bool | None = None
 
 
-def follow(setting: Setting, settings: EngineSettings) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule that a running engine follows with these settings, and what was assumed.
+def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule that a running engine follows with these settings, and what was assumed. `engine` is the one that
+    was asked for, whose defaults then hold for admission and prefix caching too.
 
     InputError for a setting that its policy doesn't have.
     """
@@ -52,36 +55,62 @@ def follow(setting: Setting, settings: EngineSettings) -> tuple[Schedule, tuple[
         raise InputError(
             f"--policy '{policy}' isn't an engine's: use {' or '.join(engines)}, or pass a schedule with --schedule."
         )
-    admission = admission_rule(settings.admission, policy)
-    variables = {}
-    for name, usual in _USUAL.items():
+    defaults = engine_defaults(engine or engine_of(setting.profile).name, setting.cluster)
+    whose = f"the default of {defaults.engine} on {setting.cluster.device.kind}"
+    variables, assumed = _variables(policy, settings, defaults, whose)
+    admission, caching, rules = _cache_rules(policy, setting, settings, defaults, engine is not None)
+    replicas = settings.replicas or 1
+    tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
+    block_size = settings.block_size or BLOCK_SIZE
+    schedule = engine_schedule(setting, policy, tp_degree, settings.kv_blocks, block_size, replicas, **variables)
+    schedule = replace(schedule, admission=admission, prefix_caching=caching)
+    if not settings.tp_degree and setting.cluster.devices > replicas:
+        widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
+        rules.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
+    return schedule, (*assumed, *rules)
+
+
+def _variables(
+    policy: str, settings: EngineSettings, defaults: EngineDefaults, whose: str
+) -> tuple[dict[str, int], list[str]]:
+    """The policy's variables, and which of them are defaults; InputError for one that it doesn't have."""
+    usual = {"max_num_batched_tokens": defaults.max_num_batched_tokens, "prefills_per_step": 1}
+    variables, assumed = {}, []
+    for name, default in usual.items():
         value = getattr(settings, name)
         if name in TRAITS[policy].variables:
-            variables[name] = value or usual
+            variables[name] = value or default
+            if value is None:
+                why = whose if name == "max_num_batched_tokens" else "as in the Orca paper"
+                assumed.append(f"{name}: {default:,}, {why}")
         elif value is not None:
             option = f"--{name.replace('_', '-')}"
             raise InputError(f"Policy {policy} has no {option}: leave {option} {value} out.")
-    replicas = settings.replicas or 1
-    tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
-    most, assumed = settings.max_num_seqs, []
+    most = settings.max_num_seqs
     if most is None:
-        wide = _usual_residents(setting.cluster)
-        most = min(wide, variables.get("max_num_batched_tokens", wide))
-        why = f"vLLM's default on {setting.cluster.device.kind}" if most == wide else "one per token of the budget"
+        most = min(defaults.max_num_seqs, variables.get("max_num_batched_tokens", defaults.max_num_seqs))
+        why = whose if most == defaults.max_num_seqs else "one per token of the budget"
         assumed.append(f"max_num_seqs: {most:,}, {why}")
-    block_size = settings.block_size or BLOCK_SIZE
-    variables["max_num_seqs"] = most
-    schedule = engine_schedule(setting, policy, tp_degree, settings.kv_blocks, block_size, replicas, **variables)
-    schedule = replace(schedule, admission=admission, prefix_caching=settings.prefix_caching)
-    if not settings.tp_degree and setting.cluster.devices > replicas:
-        widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
-        assumed.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
-    return schedule, tuple(assumed)
+    return {**variables, "max_num_seqs": most}, assumed
 
 
-def _usual_residents(cluster: "ClusterSpec") -> int:
-    """What `vllm serve` 0.33 takes for --max-num-seqs by itself: more from 70 GiB on, but for the A100."""
-    return 1024 if cluster.device.memory_bytes >= 70 * 2**30 and "A100" not in cluster.device.kind else 256
+def _cache_rules(
+    policy: str, setting: Setting, settings: EngineSettings, defaults: EngineDefaults, typed: bool
+) -> tuple[Admission, bool, list[str]]:
+    """Admission and prefix caching: as they were asked for, else the defaults of the engine where one was `typed`; and
+    what was assumed.
+    """
+    assumed = []
+    admission = admission_rule(settings.admission, policy)
+    if settings.admission is None and typed and TRAITS[policy].grows:
+        admission = defaults.admission
+        assumed.append(f"admission: {admission}, the default of {defaults.engine}")
+    caching = bool(settings.prefix_caching)
+    able = TRAITS[policy].caches_prefixes and not setting.model.encoder_layers
+    if settings.prefix_caching is None and typed and able:
+        caching = defaults.prefix_caching
+        assumed.append(f"prefix caching: {'on' if caching else 'off'}, the default of {defaults.engine}")
+    return admission, caching, assumed
 
 
 def _usual_degree(setting: Setting, replicas: int) -> int:
@@ -115,8 +144,7 @@ def engine_schedule(
     stages = uniform_stages(model, _part(setting.cluster, replicas), tp_degree)
     fits = kv_blocks is None
     if kv_blocks is None:
-        most = variables.get("max_num_batched_tokens") or variables["prefills_per_step"] * setting.workload.input.max
-        kv_blocks = _room(setting, stages, most) * BLOCK_SIZE // block_size
+        kv_blocks = _room(setting, stages, _step(variables, setting.workload)) * BLOCK_SIZE // block_size
     lengths = setting.workload
     longest = most_cached(lengths.input.max, lengths.output.max, bool(model.encoder_layers))
     if kv_blocks * block_size < longest:
@@ -147,25 +175,34 @@ def engine_schedule(
     return checked(schedule)
 
 
-def _room(setting: Setting, stages: tuple[Stage, ...], tokens: int) -> int:
-    """Blocks of BLOCK_SIZE tokens that memory holds beside iterations of so many tokens; InputError for none."""
+def _step(variables: "Mapping[str, int | None]", workload: "Workload") -> "Step":
+    """The most that an iteration of these settings computes."""
+    residents = variables["max_num_seqs"] or 1
+    prompts = (variables.get("prefills_per_step") or 1) * workload.input.max
+    return float(variables.get("max_num_batched_tokens") or prompts + residents), float(residents)
+
+
+def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
+    """Blocks of BLOCK_SIZE tokens that memory holds beside such iterations; InputError for none."""
     from xsimulator.cost.replica import CostModel
 
     model, cluster = setting.model, setting.cluster
     replica = CostModel(model, cluster, setting.profile, setting.kv_dtype).replica(stages)
-    room = replica.room(tokens)
-    if replica.room(1) < 1:
-        weights = max(stage.weights for stage in replica.memory(1))
-        usable = cluster.device.memory_bytes * cluster.memory_fraction
+    room = replica.room(step)
+    fullest = min(replica.memory(step), key=lambda memory: memory.free)
+    gib = {name: figure_text(getattr(fullest, name) / 2**30, 4) for name in ("weights", "usable", "held", "workspace")}
+    if replica.room((1.0, 1.0)) < 1:
         raise InputError(
-            f"The weights of '{model.name}' in {setting.profile.dtype} take {figure_text(weights / 2**30, 4)} GiB of a "
-            f"device on {cluster.name}, of which {figure_text(usable / 2**30, 4)} GiB may be used: take more or larger "
-            "devices, fewer replicas, or --dtype fp8."
+            f"The weights of '{model.name}' in {setting.profile.dtype} take {gib['weights']} GiB of a device on "
+            f"{cluster.name} and the engine itself {gib['held']} GiB, of {gib['usable']} GiB that may be used: take "
+            f"more or larger devices{'' if setting.profile.dtype == 'fp8' else ', fewer replicas, or --dtype fp8'}."
         )
     if room < 1:
         raise InputError(
-            f"The weights of '{model.name}' and iterations of {tokens:,} tokens leave no memory for keys and values on "
-            f"{cluster.name}: lower the tokens per iteration, or take a larger cluster."
+            f"'{model.name}' doesn't start on {cluster.name}: of the {gib['usable']} GiB of a device that may be used "
+            f"weights take {gib['weights']} GiB, the engine itself {gib['held']} GiB, and iterations of {step[0]:,.0f} "
+            f"tokens and {step[1]:,.0f} sequences {gib['workspace']} GiB, which leaves no room for keys and values; "
+            "lower --max-num-batched-tokens or --max-num-seqs, or take larger devices."
         )
     return room
 
@@ -223,7 +260,8 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
             lack = f"the steady state fills {needed():,} KV blocks and the schedule has {blocks:,}"
             notes.append(f"{lack}: requests will wait for them, which --replay shows")
         return schedule, tuple(notes)
-    room = scenario.replica.room(_tokens(schedule)) * BLOCK_SIZE // schedule.block_size
+    step = _step(vars(schedule), schedule.workload)
+    room = scenario.replica.room(step) * BLOCK_SIZE // schedule.block_size
     if blocks > room:
         notes.append(f"{blocks:,} KV blocks are more than the {room:,} that memory holds by this estimate")
     if needed() <= blocks:
@@ -234,8 +272,3 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
         f"{schedule.max_num_seqs:,}: the others wait in the queue, and the figures are for {most:,}"
     )
     return replace(schedule, max_num_seqs=max(1, most)), tuple(notes)
-
-
-def _tokens(schedule: Schedule) -> int:
-    """The most tokens of an iteration."""
-    return schedule.max_num_batched_tokens or (schedule.prefills_per_step or 1) * schedule.workload.input.max

@@ -3,16 +3,13 @@
 from dataclasses import dataclass
 
 from exegpt.builtin_models import HUB_IDS, stands_for
+from exegpt.engine_memory import VLLM
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.policies import TRAITS, traits_of
 from exegpt.schedule import BLOCK_SIZE, Schedule
 
 ENGINES = ("vllm",)
-ENGINE_BYTES = 2 * 2**30
-"""What an engine takes of a device beside weights, cache and the activations of an iteration: captured graphs, the
-workspaces of its kernels and of collectives (0.5 to 2 GiB in the logs that vLLM writes as it starts).
-"""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -67,7 +64,7 @@ def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple
         "block-size": schedule.block_size,
         "gpu-memory-utilization": schedule.cluster.memory_fraction,
     }
-    lost += _crowded(schedule, budget)
+    lost += _crowded(schedule, budget, near.residents)
     name = weights or _hub_name(schedule.model.spec.name)
     switches = f"--{'' if near.chunked else 'no-'}enable-chunked-prefill"
     switches += f" --{'' if schedule.prefix_caching else 'no-'}enable-prefix-caching"
@@ -107,25 +104,21 @@ def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
     return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], [where]
 
 
-def _crowded(schedule: Schedule, tokens: int) -> list[str]:
-    """A sentence where the schedule leaves less memory than the engine takes for itself."""
-    from xsimulator.cost.memory import stage_memory
+def _crowded(schedule: Schedule, tokens: int, sequences: int) -> list[str]:
+    """A sentence where the engine's cache, with these flags, is smaller than the schedule's."""
+    from xsimulator.cost.memory import device_memory
 
     model, cluster, last = schedule.model.spec, schedule.cluster, len(schedule.stages) - 1
-    memory = [
-        stage_memory(model, cluster, stage, schedule.dtype, schedule.kv_dtype, tokens, (i == 0, i == last))
+    dtypes = (schedule.dtype, schedule.kv_dtype)
+    blocks = min(
+        device_memory(model, cluster, stage, *dtypes, (i == 0, i == last), VLLM).at(tokens, sequences).blocks
         for i, stage in enumerate(schedule.stages)
-    ]
-    blocks = schedule.kv_blocks * schedule.block_size // BLOCK_SIZE
-    free = min(stage.usable - stage.bytes(blocks) for stage in memory)
-    if free >= ENGINE_BYTES:
+    )
+    held, asked = max(0, blocks) * BLOCK_SIZE, schedule.kv_blocks * schedule.block_size
+    if held >= asked:
         return []
-    fraction = cluster.memory_fraction - (ENGINE_BYTES - free) / cluster.device.memory_bytes
-    return [
-        f"the schedule leaves {max(free, 0.0) / 2**30:.1f} GiB of a device free, and the engine takes for graphs "
-        f"and buffers up to {ENGINE_BYTES / 2**30:.0f} GiB: it will preempt some sequences, or plan with "
-        f"--gpu-memory-fraction {fraction:.2f}"
-    ]
+    short = f"the engine's cache holds {held:,} tokens with these flags, and the schedule's {asked:,}"
+    return [f"{short}: it preempts sequences" if held else f"{short}: it doesn't start"]
 
 
 def _longest(schedule: Schedule) -> int:

@@ -8,8 +8,10 @@ from exegpt.app.choices import check_choice
 from exegpt.app.profiles import find_profile
 from exegpt.app.rooflines import accuracy
 from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.engine import EngineSpec, engine_of
+from exegpt.engine_memory import DATA_SHEET, OWN_ON_GPU
 from exegpt.errors import InputError
-from exegpt.model import BYTES, DTYPES, ModelSpec
+from exegpt.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Schedule
@@ -134,6 +136,7 @@ def find_setting(
     if device and cluster != "local":
         raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
+    described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
     if where.name == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(
         16, 1 << 20, 8
     ):
@@ -155,11 +158,36 @@ def find_setting(
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
     how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
     chosen, which = find_profile(profile, spec, where, dtype or usual, **how, attention=attention)
+    kept = kv_dtype or chosen.provenance.get("kv_dtype") or usual_kv_dtype(chosen.dtype)
+    assumptions += _kv_text(kv_dtype, kept, chosen)
     if dtype is None:
         assumptions.append(f"dtype: {chosen.dtype}, {why}")
-    return Setting(
-        spec, where, load, chosen, kv_dtype or chosen.dtype, (*assumptions, *scaling, which, *accuracy(chosen, where))
-    )
+    if memory_fraction is None and not described:
+        serving = engine_of(chosen)
+        where = replace(where, memory_fraction=serving.memory.fraction)
+        assumptions.append(f"memory: {_memory_text(where, serving)}")
+    if engine_of(chosen).memory == OWN_ON_GPU:
+        assumptions.append("memory: what exegpt's engine takes of a GPU is summed from its allocations, not measured")
+    return Setting(spec, where, load, chosen, kept, (*assumptions, *scaling, which, *accuracy(chosen, where)))
+
+
+def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
+    """What wasn't said about the dtype of keys and values."""
+    timed = profile.provenance.get("kv_dtype", kept)
+    if timed != kept:
+        return [f"warning: keys and values are in {kept}, and the profile was made for {timed}: make another"]
+    if asked or kept == profile.dtype:
+        return []
+    return [f"keys and values: {kept}, the default beside weights in {profile.dtype}; --kv-dtype takes another"]
+
+
+def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
+    """The share of a device's memory that an engine takes by default."""
+    device, memory = cluster.device, engine.memory
+    whole = device.memory_bytes if memory.data_sheet else device.shown_bytes
+    share = f"{percent_text(cluster.memory_fraction)} of the {figure_text(whole / 2**30, 4)} GiB of {device.kind}"
+    whose = "the default" if memory == DATA_SHEET else f"{engine.name}'s default"
+    return f"{share}{', after the weights' if memory.of_rest else ''}, {whose}"
 
 
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:

@@ -20,7 +20,14 @@ from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
-from exegpt.report.figures import ESTIMATE_COLUMNS, PERCENTILES, estimate_rows, percentile_rows, steady_notes
+from exegpt.report.figures import (
+    ESTIMATE_COLUMNS,
+    PERCENTILES,
+    cache_text,
+    estimate_rows,
+    percentile_rows,
+    steady_notes,
+)
 from exegpt.schedule import Schedule
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
@@ -44,6 +51,8 @@ class SimulateOptions:
     cluster: str | None
     workload: str | None
     dtype: str | None
+    kv_dtype: str | None
+    memory_fraction: float | None
     engine: str | None
     front_end: str | None
     columns: str | None
@@ -104,21 +113,24 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         options.workload or options.replay,
         options.profile,
         dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        memory_fraction=options.memory_fraction,
         columns=options.columns,
         scale_to_context=options.scale_to_context,
         engine=options.engine,
         front_end=options.front_end,
         one_by_one=bool(options.replay),
     )
-    schedule, assumed = follow(setting, options.engine_settings)
+    schedule, assumed = follow(setting, options.engine_settings, options.engine)
     return schedule, setting.profile, (*setting.assumptions, *assumed)
 
 
 def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:
     """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
-    others = {name: getattr(options, name) for name in ("model", "cluster", "workload", "dtype")}
+    names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
+    others = {name: getattr(options, name) for name in names}
     for name, value in (vars(options.engine_settings) | others).items():
-        option = f"--{name.replace('_', '-')}"
+        option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
         if value not in (None, False):
             typed = option if value is True else f"{option} {value}"
             raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
@@ -198,6 +210,7 @@ def _replay(
     requests_s, tokens_s = map(figure_text, rates.values())
     facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
     facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
+    facts |= {"kv_blocks": schedule.kv_blocks, "kv_tokens": schedule.kv_blocks * schedule.block_size}
     text = (
         f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
         f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
@@ -210,7 +223,7 @@ def _replay(
         ("since arrival", *PERCENTILES),
         percentile_rows(times),
         lambda: run.timeline,
-        (text,),
+        (text, f"KV cache: {cache_text(schedule)}."),
     )
 
 

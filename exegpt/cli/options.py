@@ -119,9 +119,16 @@ STARVATION_GUARD = Annotated[
 RANKER = Annotated[
     Path | None, typer.Option("--ranker", help="The ranker for --order learned, a file written by `exegpt rank train`.")
 ]
-KV_DTYPE = Annotated[str | None, typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype.")]
+KV_DTYPE = Annotated[
+    str | None,
+    typer.Option("--kv-dtype", help="The dtype of keys and values. Default: --dtype, and bf16 for weights in fp8."),
+]
 MEMORY_FRACTION = Annotated[
-    float | None, typer.Option("--gpu-memory-fraction", help="Usable share of a device's memory.")
+    float | None,
+    typer.Option(
+        "--gpu-memory-fraction",
+        help="Usable share of a device's memory. Default: the engine's, 0.92 for vllm.",
+    ),
 ]
 COLUMNS = Annotated[
     str | None,

@@ -69,8 +69,17 @@ def print_offers(offers: list[Offer], options: TuneOptions) -> None:
         _print_clusters(offers)
     setting, rated = best.setting, best.rated
     title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}, "
-    columns = ["policy", "goodput/s", "steady/s", "latency", f"TTFT p{options.search.bound.percentile:g}", "schedule"]
-    output.table(columns, _policy_rows(rated), title + f"{figure_text(rated.rate_seq_s, 6)} requests/s")
+    per_token, which = options.search.tpot_s is not None, f"p{options.search.bound.percentile:g}"
+    columns = [
+        "policy",
+        "goodput/s",
+        "steady/s",
+        "latency",
+        f"TTFT {which}",
+        *[f"TPOT {which}"][:per_token],
+        "schedule",
+    ]
+    output.table(columns, _policy_rows(rated, per_token), title + f"{figure_text(rated.rate_seq_s, 6)} requests/s")
     schedule = rated.tuned.schedule
     if schedule is None:
         output.note(infeasible_rate_text(offers, bound_s))
@@ -119,16 +128,17 @@ def _reached(rated: "Rated") -> Callable[["Alternative"], tuple[float, bool]]:
     return lambda alternative: (-reached.get(alternative.policy, -1.0), alternative.policy != best)
 
 
-def _policy_rows(rated: "Rated") -> list[list[str]]:
+def _policy_rows(rated: "Rated", per_token: bool) -> list[list[str]]:
     rows = []
     for other in sorted(rated.tuned.alternatives, key=_reached(rated)):
         sustained, e = rated.sustained.get(other.policy), other.estimate
         if sustained is None:
-            rows.append([other.policy, "–", "–", "–", "–", other.reason])
+            rows.append([other.policy, *["–"] * (4 + per_token), other.reason])
             continue
         rates = [_goodput_text(sustained.goodput), output.number(sustained.steady.throughput_seq_s)]
-        times = [output.seconds(e.latency_s), output.seconds(e.ttft_bounded_s)] if e else ["–", "–"]
-        rows.append([other.policy, *rates, *times, variables_text(sustained.schedule)])
+        times = (e.latency_s, e.ttft_bounded_s, e.tpot_bounded_s) if e else (None, None, None)
+        texts = [output.seconds(seconds) for seconds in times[: 2 + per_token]]
+        rows.append([other.policy, *rates, *texts, variables_text(sustained.schedule)])
     return rows
 
 

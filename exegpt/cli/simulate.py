@@ -32,10 +32,11 @@ def simulate(
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of running sequences. Default: vLLM's.")
+        int | None,
+        typer.Option(min=1, help="Maximum number of running sequences. Default: the engine's."),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per iteration (chunked). Default: 2048.")
+        int | None, typer.Option(min=1, help="Tokens per iteration (chunked). Default: the engine's on the device.")
     ] = None,
     prefills_per_step: Annotated[
         int | None, typer.Option(min=1, help="Prompts per iteration (orca). Default: 1.")
@@ -55,7 +56,14 @@ def simulate(
     ] = None,
     block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
     admission: options.ADMISSION = None,
-    prefix_caching: options.PREFIX_CACHING = False,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked)."
+            " Default: off, or that of --engine.",
+        ),
+    ] = None,
     order: options.ORDER = None,
     starvation_guard: options.STARVATION_GUARD = False,
     ranker_tau: Annotated[
@@ -63,6 +71,8 @@ def simulate(
         typer.Option(help="Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."),
     ] = None,
     dtype: options.DTYPE = None,
+    kv_dtype: options.KV_DTYPE = None,
+    memory_fraction: options.MEMORY_FRACTION = None,
     engine: options.ENGINE = None,
     front_end: options.FRONT_END = None,
     columns: options.COLUMNS = None,
@@ -120,9 +130,8 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns", "scale_to_context"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
-        raise InputError(
-            f"--{others[0].replace('_', '-')} is for simulations without --plan: leave one of the two out."
-        )
+        name = "gpu_memory_fraction" if others[0] == "memory_fraction" else others[0]
+        raise InputError(f"--{name.replace('_', '-')} is for simulations without --plan: leave one of the two out.")
     replay = Path(asked["replay"]) if asked["replay"] else None
     typed = asked["profile"].split(",") if asked["profile"] else ()
     profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}

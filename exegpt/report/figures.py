@@ -25,6 +25,7 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str
         TIMES["ttft"]: _pair(("mean", e.ttft_s), ("p99", e.ttft_p99_s)),
         TIMES["tpot"]: _pair(("mean", e.tpot_s), ("p99", e.tpot_p99_s)),
         "memory": _memory(e, schedule),
+        "KV cache": cache_text(schedule),
         "preemptions": f"{figure_text(e.preemptions_per_request)} per request" if schedule.admission == "grow" else "",
         "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
         # which phase takes the time; `memory` and `latency` come from a search alone: it evaluates neighbours
@@ -55,11 +56,17 @@ def _bounded(estimate: Estimate, schedule: Schedule) -> str:
 
 
 def _memory(estimate: Estimate, schedule: Schedule) -> str:
-    if not estimate.memory_bytes:
+    if not estimate.memory_bytes or not estimate.usable_bytes:
         return ""
-    usable = schedule.cluster.device.memory_bytes * schedule.cluster.memory_fraction / 2**30
     used = _span([f"{amount / 2**30:.1f}" for amount in sorted(estimate.memory_bytes)])
-    return f"{used} GiB at the peak, of {usable:.1f} usable GiB per device"
+    return f"{used} GiB at the peak, of {estimate.usable_bytes / 2**30:.1f} usable GiB per device"
+
+
+def cache_text(schedule: Schedule) -> str:
+    """The capacity of one replica's cache."""
+    blocks, size = schedule.kv_blocks, schedule.block_size
+    each = "" if schedule.replicas == 1 else ", each replica"
+    return f"{blocks * size:,} tokens, {blocks:,} blocks of {size}{each}"
 
 
 def _span(texts: list[str]) -> str:

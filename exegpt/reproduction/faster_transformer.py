@@ -44,7 +44,7 @@ def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
     while True:
         batch = STEP * (len(batches) + 1)
         outcome = static.outcome(scenario, batch)
-        if scenario.replica.room(outcome.demand.tokens) < batch * blocks:
+        if scenario.replica.room(outcome.demand.step) < batch * blocks:
             break
         latency = float(outcome.lifetime(np.array([float(workload.output.max)])).seconds[0])
         batches.append(StaticBatch(batch, latency, outcome.throughput))

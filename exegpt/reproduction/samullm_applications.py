@@ -13,6 +13,7 @@ from exegpt.builtin_models import builtin_config
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import parse_cluster
 from exegpt.cost_table import CostTable, ModelCosts
+from exegpt.engine_memory import DATA_SHEET
 from exegpt.model import ModelSpec
 from exegpt.reproduction.public_data import public_data
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
@@ -76,7 +77,7 @@ def cost_table(folder: Path) -> CostTable:
         spec, cluster = ModelSpec.from_config(config, name), parse_cluster("8xA100-80GB", _MEMORY_FRACTION)
         profile = roofline_profile(spec, cluster, engine=VLLM_OF_2024)
         known = {tp: seconds for (model, tp), seconds in load_s.items() if model == name and tp <= HOST.linked}
-        models.append(profiled_model(name, spec, cluster, profile, known, outputs[name], context))
+        models.append(profiled_model(name, spec, cluster, profile, known, outputs[name], context, DATA_SHEET))
     return CostTable(CostTable.VERSION, "samullm and rooflines", timed.machine, tuple(models))
 
 

@@ -30,7 +30,6 @@ from exegpt.reproduction.seallm_workload import (
 from exegpt.schedule import BLOCK_SIZE
 from xscheduler.multimodel.placement import Mesh, Placer, Popular
 from xscheduler.multimodel.two_stage import Group, Outcome, Placed, Service, place_in_stages
-from xsimulator.cost.memory import RESERVE_BYTES
 from xsimulator.multimodel.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
 from xsimulator.multimodel.iteration_cost import sharing_overhead
 from xsimulator.multimodel.replay import Load
@@ -80,7 +79,7 @@ def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
     memories = [on.memory for service in services if (on := on_devices(service.llm, size))]
     if len(memories) < len(services):
         return -1.0
-    taken = sum(memory.weights for memory in memories) + max(memory.workspace for memory in memories) + RESERVE_BYTES
+    taken = sum(memory.weights for memory in memories) + max(memory.workspace + memory.held for memory in memories)
     return size * (memories[0].usable - taken)
 
 
@@ -209,7 +208,8 @@ def two_stage(history: History, rule: Rule) -> Placed | None:
 def mux_engines(history: History) -> list[Engine] | None:
     """MuxServe's placement: meshes with shares of the multiprocessors, and caches with quotas; None without one."""
     cluster = cluster_of(history.nodes)
-    other = max(on.memory.workspace for s in history.services if (on := on_devices(s.llm, s.least))) + RESERVE_BYTES
+    memories = [on.memory for s in history.services if (on := on_devices(s.llm, s.least))]
+    other = max(memory.workspace + memory.held for memory in memories)
     placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other)
     popular = [_popular(service, history.rate_seq_s * service.popularity) for service in history.services]
     placement = placer.place(popular, history.nodes, NODE, lambda done, of: None)

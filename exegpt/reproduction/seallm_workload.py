@@ -16,13 +16,14 @@ from exegpt.batching import Hints
 from exegpt.batching.shared_pool import block_of
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.engine_memory import DATA_SHEET
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
 from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
-from xsimulator.cost.memory import RESERVE_BYTES, StageMemory
+from xsimulator.cost.memory import StageMemory
 from xsimulator.cost.replica import CostModel, ReplicaCost
 from xsimulator.cost.solo import solo_times
 from xsimulator.multimodel.cluster import ServiceRequests
@@ -85,10 +86,9 @@ def on_devices(llm: str, tp: int) -> OnDevices | None:
     """The LLM on `tp` devices; None if its weights and a sequence that fills its context don't fit."""
     model = builtin_model(llm)
     stages = (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
-    replica = CostModel(model, cluster_of(NODES), profile_of(llm), "fp16").replica(stages)
-    (memory,) = replica.memory(PREFILL_TOKENS)
-    free = tp * (memory.usable - memory.weights - memory.workspace - RESERVE_BYTES)
-    if free < longest(model) * kv_block(model)[0]:
+    replica = CostModel(model, cluster_of(NODES), profile_of(llm), "fp16", memory=DATA_SHEET).replica(stages)
+    (memory,) = replica.memory((PREFILL_TOKENS, 1))
+    if tp * memory.free < longest(model) * kv_block(model)[0]:
         return None
     return OnDevices(ProfileCost(replica), replica, memory)
 

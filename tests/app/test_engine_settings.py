@@ -12,7 +12,9 @@ from xsimulator.replay.event_simulator import replay
 @pytest.mark.parametrize("workload", ["2048/256", "T"])
 def test_what_waits_is_what_a_replay_finds(workload):
     """An oracle: a long list through the event simulator, with far more slots than blocks."""
-    setting = find_setting("opt-13b" if workload == "T" else "llama-3.1-8b", "1xA40", workload, "roofline")
+    setting = find_setting(
+        "opt-13b" if workload == "T" else "llama-3.1-8b", "1xA40", workload, "roofline", memory_fraction=1.0
+    )
     schedule = engine_schedule(setting, "chunked", 1, None, 16, max_num_seqs=2000, max_num_batched_tokens=2048)
     runs, notes = resident(schedule, setting.profile)
     assert 1 < runs.max_num_seqs < 2000 and "wait in the queue" in notes[-1]

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from exegpt.app.request_lists import read_for_model
-from exegpt.app.settings import fit_context, set_threads, threads_of_device
+from exegpt.app.settings import find_setting, fit_context, set_threads, threads_of_device
 from exegpt.builtin_models import builtin_model
 from exegpt.errors import InputError
 from exegpt.workload import RequestLengths, Workload
@@ -115,3 +115,36 @@ def test_runs_of_a_trace_leave_out_or_scale_rows_beyond_the_context(tmp_path):
 def test_scaling_without_a_trace_is_refused(command):
     done = run_command(*command.split())
     assert done.code == 2 and "--scale-to-context scales a trace's lengths, and there is no trace" in done.err
+
+
+def test_weights_in_8_bits_leave_keys_and_values_in_16():
+    """As in vLLM, whose --kv-cache-dtype auto is the checkpoint's own dtype."""
+    asked = ("llama-3.1-70b", "2xH100-SXM", "2048/256")
+    default = find_setting(*asked, dtype="fp8")
+    assert default.kv_dtype == default.profile.provenance["kv_dtype"] == "bf16"
+    assert any(text.startswith("keys and values: bf16, the default") for text in default.assumptions)
+    typed = find_setting(*asked, dtype="fp8", kv_dtype="fp8")
+    assert typed.kv_dtype == typed.profile.provenance["kv_dtype"] == "fp8"
+    assert not any(text.startswith("keys and values") for text in typed.assumptions)
+    assert find_setting(*asked, dtype="fp16").kv_dtype == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("engine", "share", "text"),
+    [
+        (None, 0.92, "memory: 92% of the 79.19 GiB of H100-SXM, vllm's default"),
+        ("tensorrt-llm", 0.9, "memory: 90% of the 80 GiB of H100-SXM, after the weights, tensorrt-llm's default"),
+        ("paper", 0.9, "memory: 90% of the 80 GiB of H100-SXM, the default"),
+    ],
+)
+def test_the_share_of_the_memory_is_the_engines_unless_it_is_typed(engine, share, text):
+    asked = ("llama-3.1-8b", "1xH100-SXM", "2048/256")
+    default = find_setting(*asked, engine=engine)
+    assert default.cluster.memory_fraction == share and text in default.assumptions
+    typed = find_setting(*asked, engine=engine, memory_fraction=0.8)
+    assert typed.cluster.memory_fraction == 0.8 and not any(t.startswith("memory") for t in typed.assumptions)
+
+
+def test_a_cluster_file_keeps_its_own_share(tmp_path):
+    (tmp_path / "c.yaml").write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 1\nmemory_fraction: 0.7\n")
+    assert find_setting("llama-3.1-8b", str(tmp_path / "c.yaml"), "2048/256").cluster.memory_fraction == 0.7

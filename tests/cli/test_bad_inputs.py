@@ -79,7 +79,7 @@ def check_refused(done, message):
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
         (
             "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
-            "9,999,999 tokens leave no memory",
+            "doesn't start.*9,999,999 tokens and 4 sequences",
         ),
         ("simulate --model opt-13b --max-num-seqs 4000", "4,000 sequences"),
         ("simulate --model t5-11b --max-num-seqs 4", "--policy orca"),

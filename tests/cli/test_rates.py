@@ -85,7 +85,7 @@ def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_pat
 
 def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
     command = ("tune", "-l", "4s", "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--model", "opt-13b")
-    check_refused(exegpt(*command, "--search", "exhaustive"), "more than 20,000")
+    check_refused(exegpt(*command, "--search", "exhaustive", "--gpu-memory-fraction", 1), "more than 20,000")
     check_refused(exegpt(*command, "--search", "optuna"), "supports no arrival rate")
     every = exegpt(*command, "--search", "exhaustive", "--policy", "static", "--json").json
     quick = exegpt(*command, "--policy", "static", "--json").json

@@ -36,7 +36,7 @@ def test_settings_that_follow_from_others_are_not_called_defaults(exegpt):
     assumptions = exegpt(*ENGINE, "--max-num-batched-tokens", 8, "--json").json["assumptions"]
     assert "max_num_seqs: 8, one per token of the budget" in assumptions
     assumptions = exegpt(*ENGINE, "--json").json["assumptions"]
-    assert "max_num_seqs: 256, vLLM's default on A40" in assumptions
+    assert "max_num_seqs: 256, the default of vllm on A40" in assumptions
 
 
 def test_blocks_too_large_for_memory_are_not_answered_with_more_blocks(exegpt):

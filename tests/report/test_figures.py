@@ -17,15 +17,18 @@ def test_an_estimates_rows_leave_out_missing_figures():
         "latency, all requests": "p50 3.54 s, p99 4.73 s, since start",
         "time to first token": "mean 2.49 s, p99 2.9 s",
         "time per output token": "mean 33.6 ms, p99 35.6 ms",
+        "KV cache": "16,000 tokens, 1,000 blocks of 16",
     }
+    several = dict(estimate_rows(ESTIMATE, schedule("rra", replicas=2)))
+    assert several["KV cache"] == "16,000 tokens, 1,000 blocks of 16, each replica"
 
 
 def test_memory_stands_beside_what_may_be_used():
     rra = schedule("rra")
-    usable = rra.cluster.device.memory_bytes * rra.cluster.memory_fraction / 2**30
-    full = replace(ESTIMATE, memory_bytes=(3.0 * 2**30, 1.0 * 2**30), utilisation=(0.5, 0.25), binding="memory")
+    memory = {"memory_bytes": (3.0 * 2**30, 1.0 * 2**30), "usable_bytes": 3.5 * 2**30}
+    full = replace(ESTIMATE, **memory, utilisation=(0.5, 0.25), binding="memory")
     rows = dict(estimate_rows(full, rra))
-    assert rows["memory"] == f"1.0–3.0 GiB at the peak, of {usable:.1f} usable GiB per device"
+    assert rows["memory"] == "1.0–3.0 GiB at the peak, of 3.5 usable GiB per device"
     assert rows["devices busy"] == "25%–50%" and rows["limited by"] == "memory"
     alone = dict(estimate_rows(replace(full, binding="encoding"), rra))  # no search has looked at its neighbours
     assert alone["bottleneck"] == "encoding" and "limited by" not in alone

@@ -91,7 +91,12 @@ def test_8_bit_products_reach_the_share_of_static_scales():
 
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype", "share", "kv_bytes", "head_s"),
-    [("bf16", None, 0.54, 2, 31e-9), ("fp8", None, 0.75, 1, 7e-9), ("bf16", "fp8", 0.54, 1, 7e-9)],
+    [
+        ("bf16", None, 0.54, 2, 31e-9),
+        ("fp8", None, 0.54, 2, 31e-9),  # keys and values keep 16 bits unless they are asked for in 8
+        ("fp8", "fp8", 0.75, 1, 7e-9),
+        ("bf16", "fp8", 0.54, 1, 7e-9),
+    ],
 )
 def test_attention_by_the_dtype_of_keys_and_values(dtype, kv_dtype, share, kv_bytes, head_s):
     layer = roofline_profile(LLAMA_8B, H100, dtype, kv_dtype=kv_dtype).degree(1).decoder

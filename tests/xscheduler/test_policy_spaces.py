@@ -195,7 +195,7 @@ def test_token_budgets_leave_room_for_a_sequence_and_batches_stay_below_them(ope
     assert 5 < len(budgets) < len(known) and budgets == list(known[: len(budgets)])
     where, (most,) = found[0].where, {len(space.variables[0].values) for space in spaces("orca", question("1xA40"))}
     need = where.load.resident_blocks("reserve").mean
-    assert where.replica.room(float(budgets[-1])) >= need > where.replica.room(float(known[len(budgets)]))
+    assert where.replica.room((float(budgets[-1]), 1)) >= need > where.replica.room((float(known[len(budgets)]), 1))
     for space in found:
         budget = max(budgets) if open_system else space.constants["max_num_batched_tokens"]
         assert space.variables[0].values == range(1, min(most, budget) + 1)

@@ -7,14 +7,19 @@ import functools
 from dataclasses import dataclass, replace
 
 from exegpt.cluster import ClusterSpec
+from exegpt.engine import engine_of
+from exegpt.engine_memory import EngineMemory
 from exegpt.model import ModelSpec, activation_bytes
 from exegpt.profile import Profile, Table
 from exegpt.schedule import Schedule, Stage
 from xsimulator.cost.group import Group
 from xsimulator.cost.memo import memoized
-from xsimulator.cost.memory import StageMemory, stage_memory
+from xsimulator.cost.memory import DeviceMemory, StageMemory, device_memory
 from xsimulator.cost.side import Links, Side
 from xsimulator.cost.stage import StageCost, stage_costs
+
+Step = tuple[float, float]
+"""The most that a step computes: tokens, and sequences of which it samples a token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +32,13 @@ class CostModel:
     kv_dtype: str
     watched: bool = True
     """Whether it is noted which tables are asked outside their grid."""
+    memory: EngineMemory | None = None
+    """What the engine takes of the memory; None: what the profile's engine does."""
+
+    @functools.cached_property
+    def engine_memory(self) -> EngineMemory:
+        """What the engine takes of the memory."""
+        return self.memory or engine_of(self.profile).memory
 
     @memoized
     def group(self, tp: int) -> Group:
@@ -103,39 +115,37 @@ class ReplicaCost:
     # ---- memory ----
 
     @functools.cached_property
-    def _memory_kinds(self) -> tuple[tuple[tuple[str, StageMemory], ...], tuple[int, ...]]:
-        """The phases and memories of a device that computes one token at a time, as far as they differ, and which of
-        them each stage has.
-        """
-        model, cluster, profile = self.cost_model.model, self.cost_model.cluster, self.cost_model.profile
-        kinds: dict[tuple[str, StageCost], tuple[str, StageMemory]] = {}
+    def _memory_kinds(self) -> tuple[tuple[tuple[str, DeviceMemory], ...], tuple[int, ...]]:
+        """The phases and memories of devices, as far as they differ, and which of them each stage has."""
+        cost_model = self.cost_model
+        model, cluster, dtypes = cost_model.model, cost_model.cluster, (cost_model.profile.dtype, cost_model.kv_dtype)
+        kinds: dict[tuple[str, StageCost], tuple[str, DeviceMemory]] = {}
         for stage, cost in zip(self.stages, self.stage_costs, strict=True):
             if (stage.phase, cost) not in kinds:
                 ends = (cost.first, cost.last and not (self.encoder_decoder and stage.phase == "encode"))
-                memory = stage_memory(model, cluster, stage, profile.dtype, self.cost_model.kv_dtype, 1, ends)
+                memory = device_memory(model, cluster, stage, *dtypes, ends, cost_model.engine_memory)
                 kinds[stage.phase, cost] = (stage.phase, memory)
         places = {key: place for place, key in enumerate(kinds)}
         of_stages = (places[s.phase, c] for s, c in zip(self.stages, self.stage_costs, strict=True))
         return tuple(kinds.values()), tuple(of_stages)
 
-    def memory_kinds(self, tokens: float, encoding: float | None = None) -> tuple[tuple[str, StageMemory], ...]:
-        """Phase and memory of a device where up to `tokens` tokens are computed at once, and up to `encoding` on stages
-        that only encode: one of every kind of stage that there is.
+    def memory_kinds(self, step: Step, encoding: Step | None = None) -> tuple[tuple[str, StageMemory], ...]:
+        """Phase and memory of a device where steps compute so much at most, and `encoding` on stages that only encode:
+        one of every kind of stage that there is.
         """
         kinds, _ = self._memory_kinds
-        computed = {"encode": tokens if encoding is None else encoding, "both": tokens, "decode": tokens}
-        return tuple((phase, memory.at_once(computed[phase])) for phase, memory in kinds)
+        return tuple(
+            (phase, memory.at(*(encoding if encoding and phase == "encode" else step))) for phase, memory in kinds
+        )
 
-    def memory(self, tokens: float, encoding: float | None = None) -> tuple[StageMemory, ...]:
+    def memory(self, step: Step, encoding: Step | None = None) -> tuple[StageMemory, ...]:
         """Memory of each stage's devices, as `memory_kinds`."""
-        kinds = self.memory_kinds(tokens, encoding)
+        kinds = self.memory_kinds(step, encoding)
         return tuple(kinds[place][1] for place in self._memory_kinds[1])
 
-    def room(self, tokens: float, phase: str | None = None) -> int:
-        """KV blocks that fit on every stage (None), or every stage of one phase, where so many tokens are computed at
-        once.
-        """
-        kinds = self.memory_kinds(tokens)
+    def room(self, step: Step, phase: str | None = None) -> int:
+        """KV blocks that fit on every stage (None), or every stage of one phase, beside steps that compute so much."""
+        kinds = self.memory_kinds(step)
         return min(memory.blocks for own, memory in kinds if phase is None or own == phase)
 
     # ---- disaggregated: from the encoding to the decoding side (paper section 3) ----

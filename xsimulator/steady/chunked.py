@@ -77,7 +77,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
     if lockstep.equal(scenario) and not occupancy.preemptions:
         turns = lockstep.turns(max_num_seqs, lengths.mean, budget, 1.0, iterations, scenario.idle_iterations)
         if turns:
-            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, 1.0)
+            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, budget, 1.0)
     for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
         chunks = chunks_of(lengths, room, rate * occupancy.prefills * lengths.mean / room)
@@ -102,4 +102,4 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         others = prompts * (1.0 - 1.0 / max(occupancy.residents, 1.0))
         return chunk_times(Found(scenario, room, prompts, others, decoding))
 
-    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, encoded)
+    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, budget, encoded)

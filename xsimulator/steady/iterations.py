@@ -229,9 +229,10 @@ def from_iterations(
     rate: float,
     max_num_seqs: int,
     occupancy: Occupancy,
+    most_tokens: float,
     encoded: Callable[[], Encoded],
 ) -> Outcome:
-    """The steady state in which `rate` queries enter an iteration."""
+    """The steady state in which `rate` queries enter an iteration, of at most so many tokens."""
     one = len(scenario.replica.stages) == 1
     rounds = one_stage(scenario, mixture) if one else pipelined(scenario, mixture, occupancy.residents)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
@@ -257,7 +258,7 @@ def from_iterations(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
         first_token=times if shift else times.later(between),  # an encoder-decoder's comes from its first iteration
-        demand=Demand(occupancy.blocks, float((mixture.prompts * mixture.chunk.mean + mixture.decoding).max())),
+        demand=Demand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
         residents=rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
         busy=rounds.busy,

@@ -84,12 +84,14 @@ def turns(residents: int, length: float, budget: float, share: float, stay: floa
     return found.since(starts[-residents * (_MEASURED + 1) - 1])
 
 
-def outcome(scenario: Scenario, found: Turns, residents: int, occupancy: Occupancy, unit: float) -> Outcome:
-    """The last rounds of these turns, whose prompts are cut in units of so many tokens."""
+def outcome(
+    scenario: Scenario, found: Turns, residents: int, occupancy: Occupancy, most_tokens: float, unit: float
+) -> Outcome:
+    """The last rounds of these turns, in iterations of at most so many tokens; prompts are cut in units of `unit`."""
     load, count = scenario.load, residents * _MEASURED
     stay, shift = load.mean_iterations, 1.0 if load.first_by_encoding else 0.0
     idle = float(scenario.replica.decode.decode(np.array([float(residents)]), load.resident_context)[0, 0])
-    seconds, tokens = _seconds(scenario, found, unit)
+    seconds = _seconds(scenario, found, unit)
     longer = np.concatenate([[0.0], np.cumsum(seconds - idle)])
 
     def end(iteration: Array) -> Array:
@@ -116,7 +118,7 @@ def outcome(scenario: Scenario, found: Turns, residents: int, occupancy: Occupan
         throughput=residents / period,
         lifetime=lifetime,
         first_token=Times.normal(times.mean) if not scenario.variation else times,
-        demand=Demand(occupancy.blocks, float(max((tokens + found.decoding).max(), residents))),
+        demand=Demand(occupancy.blocks, most_tokens, residents),
         decode_batch=residents,
         residents=float(latency.mean()) * residents / period,
         busy=np.ones(1),
@@ -125,8 +127,8 @@ def outcome(scenario: Scenario, found: Turns, residents: int, occupancy: Occupan
     )
 
 
-def _seconds(scenario: Scenario, found: Turns, unit: float) -> tuple[Array, Array]:
-    """Seconds of the iterations with prompts, and the tokens that they encode."""
+def _seconds(scenario: Scenario, found: Turns, unit: float) -> Array:
+    """Seconds of the iterations that are told of."""
     rows, count = found.rows, len(found.iterations)
     parts, past = (found.untils - found.froms) * unit, found.froms * unit
     fresh = found.froms == 0
@@ -141,4 +143,4 @@ def _seconds(scenario: Scenario, found: Turns, unit: float) -> tuple[Array, Arra
         return group.mixed(tokens, chunks, found.decoding, scenario.load.resident_context, attention)
 
     seconds = scenario.replica.decode.each(of)[:, 0]
-    return np.where((tokens > 0) | (found.decoding > 0), seconds, 0.0), np.asarray(tokens, dtype=np.float64)
+    return np.where((tokens > 0) | (found.decoding > 0), seconds, 0.0)

@@ -53,7 +53,9 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     if lockstep.equal(scenario) and not occupancy.preemptions:
         turns = lockstep.turns(max_num_seqs, 1.0, float(prefills_per_step), 0.0, runs - 1.0, idle)
         if turns:
-            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, scenario.load.prompts.mean)
+            length = scenario.load.prompts.mean
+            longest = min(prefills_per_step, max_num_seqs) * length + max_num_seqs
+            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, longest, length)
     most_entering = occupancy.entering(runs, idle, occupancy.prefills / prefills_per_step)
     rate = min(prefills_per_step / occupancy.prefills, most_entering)
     most = min(prefills_per_step, max_num_seqs)
@@ -66,7 +68,10 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )
-    return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, lambda: _encoded(scenario, mixture))
+    longest = float(most * scenario.load.workload.input.max + max_num_seqs)
+    return from_iterations(
+        scenario, mixture, rate, max_num_seqs, occupancy, longest, lambda: _encoded(scenario, mixture)
+    )
 
 
 def _encoded(scenario: Scenario, mixture: Mixture) -> Encoded:

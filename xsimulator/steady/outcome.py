@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.estimate import Binding, Estimate
+from exegpt.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
@@ -68,10 +69,18 @@ class Lifetime:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a stage must hold: KV blocks, and the tokens that are computed at once."""
+    """What a stage must hold: KV blocks, and the activations of the largest step."""
 
     blocks: int
     tokens: float
+    """The most that a step computes."""
+    sequences: float
+    """The most of which a step samples a token."""
+
+    @property
+    def step(self) -> tuple[float, float]:
+        """The largest step."""
+        return self.tokens, self.sequences
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class Outcome:
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:
     """Every stage's memory and the blocks that it must hold."""
     encoding = outcome.encode_demand
-    stages = scenario.replica.memory(outcome.demand.tokens, encoding.tokens if encoding else None)
+    stages = scenario.replica.memory(outcome.demand.step, encoding.step if encoding else None)
     blocks = [
         encoding.blocks if encoding and stage.phase == "encode" else outcome.demand.blocks
         for stage in scenario.replica.stages
@@ -119,9 +128,9 @@ def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int
 def memory_share(scenario: Scenario, outcome: Outcome) -> float:
     """The fullest device's use over what may be used."""
     demand, encoding = outcome.demand, outcome.encode_demand
-    kinds = scenario.replica.memory_kinds(demand.tokens, encoding.tokens if encoding else None)
+    kinds = scenario.replica.memory_kinds(demand.step, encoding.step if encoding else None)
     encode_blocks = {"encode": encoding.blocks} if encoding else {}
-    return max(stage.bytes(encode_blocks.get(phase, demand.blocks)) / stage.usable for phase, stage in kinds)
+    return max(stage.share(encode_blocks.get(phase, demand.blocks)) for phase, stage in kinds)
 
 
 def latency(scenario: Scenario, outcome: Outcome) -> float:
@@ -226,6 +235,9 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         tpot_bounded_s=tpot.quantile(share) if tpot else None,
         residents=outcome.residents * scenario.replicas,
         memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks),
+        usable_bytes=held[0][0].usable,
+        kv_blocks=outcome.demand.blocks,
+        kv_tokens=outcome.demand.blocks * BLOCK_SIZE,
         utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks),
         binding=outcome.binding,
         preemptions_per_request=outcome.preemptions,

@@ -101,6 +101,7 @@ def outcome(
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),
+            encode_batch * max(1 / encode_count, steady.batch_ratio / parts),
         ),
         decode_batch=decode_batch(scenario, encode_batch, decode_iterations),
         residents=encode_batch * _stay(load, steady.active, times) / times.period,

@@ -55,7 +55,11 @@ def outcome(
         throughput=batch / duration,
         lifetime=lifetime,
         first_token=Times.normal(first, float(np.hypot(deviation, spread))),
-        demand=Demand(blocks(scenario, batch), batch * max(load.prompts.mean / encode_count, 1 / parts)),
+        demand=Demand(
+            blocks(scenario, batch),
+            batch * max(load.prompts.mean / encode_count, 1 / parts),
+            batch / min(encode_count, parts),
+        ),
         decode_batch=batch,
         residents=_residents(load, batch, times, duration),
         busy=(encoding + decoding) / duration,

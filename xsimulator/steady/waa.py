@@ -104,12 +104,12 @@ class WAA:
             throughput=flow.throughput,
             lifetime=lifetime,
             first_token=Times.normal(first, encoder.deviation),
-            demand=Demand(flow.blocks, flow.resident / self.micro_batches),
+            demand=Demand(flow.blocks, *[flow.resident / self.micro_batches] * 2),
             decode_batch=max(1, round(flow.resident)),
             residents=flow.throughput * merged + decoder.residents / max(encoder.period, decoder.period),
             busy=flow.busy,
             binding="decoding" if flow.waits else "encoding",
-            encode_demand=Demand(encoding_blocks, encode_batch * load.prompts.mean),
+            encode_demand=Demand(encoding_blocks, encode_batch * load.prompts.mean, encode_batch),
             crest=flow.crest,
             falls=flow.falls,
         )
@@ -187,12 +187,12 @@ class WAA:
         load = self.scenario.load
         most = self._room / (load.reservation(1).mean / max(load.mean_iterations, 1.0))
         tokens = min(resident, max(most, 1.0)) / self.micro_batches
-        return self.scenario.replica.room(tokens, "decode")
+        return self.scenario.replica.room((tokens, tokens), "decode")
 
     @functools.cached_property
     def _room(self) -> int:
         """KV blocks on every decoding stage beside a single token."""
-        return self.scenario.replica.room(1.0, "decode")
+        return self.scenario.replica.room((1.0, 1.0), "decode")
 
     # ---- saturated ----
 

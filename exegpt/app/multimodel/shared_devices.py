@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from exegpt.app.multimodel.demands import Demand
 from exegpt.cluster import ClusterSpec
+from exegpt.engine import engine_of
 from exegpt.errors import Infeasible, InputError
 from exegpt.plan import PlannedModel, Share
 from exegpt.quantity import counted, figure_text
@@ -34,7 +35,7 @@ def place_together(
     from xscheduler.multimodel.placement import Placer
 
     popular = [popular_of(demand, cluster) for demand in demands]
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
     placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
     if placement is None:
         raise no_room_together(demands, cluster)
@@ -51,8 +52,7 @@ def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasi
     """That no placement has room for all models."""
     weights = figure_text(sum(popular_of(demand, cluster).weight_bytes for demand in demands) / 1e9)
     usable, other = (
-        figure_text(size / 1e9)
-        for size in (cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+        figure_text(size / 1e9) for size in (usable_bytes(demands, cluster), other_bytes(demands, cluster))
     )
     return Infeasible(
         f"The models don't fit {cluster.name} together: their weights have {weights} GB, KV blocks come on top, and "
@@ -70,7 +70,7 @@ def share_unit(
     """
     from xscheduler.multimodel.placement import MOST_SHARES, Placer
 
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
     popular = [popular_of(demand, cluster) for demand in demands]
     raised = [replace(model, rate_seq_s=factor * model.rate_seq_s) for model in popular]
     mesh = placer.unit(raised, tuple(range(devices)), math.inf if by == "time" else MOST_SHARES)
@@ -85,7 +85,7 @@ def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) 
     from xscheduler.multimodel.fluid_bound import highest_factor
     from xscheduler.multimodel.placement import Mesh, Occupant, Placer
 
-    placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+    placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
     popular = [popular_of(demand, cluster) for demand in demands]
     costs = [model.cost(devices) for model in popular]
     occupants = tuple(Occupant(m, devices, 1.0, cost) for m, cost in zip(popular, costs, strict=True) if cost)
@@ -98,6 +98,11 @@ def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) 
 def can_share(demand: Demand) -> bool:
     """Whether a model can share devices."""
     return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
+
+
+def usable_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+    """What models' engines may fill of one device."""
+    return min(engine_of(demand.setting.profile).memory.usable_bytes(cluster) for demand in demands)
 
 
 def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
@@ -137,10 +142,8 @@ def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
 
 def _replica(demand: Demand, cluster: ClusterSpec, tp: int) -> tuple[float, float]:
     """Bytes of a model's weights, and what it needs of a device beside them and its cache."""
-    from xsimulator.cost.memory import RESERVE_BYTES
-
-    (memory,) = _replica_cost(demand, cluster, tp).memory(PREFILL_TOKENS)
-    return memory.weights, memory.workspace + RESERVE_BYTES
+    (memory,) = _replica_cost(demand, cluster, tp).memory((PREFILL_TOKENS, MAX_NUM_SEQS))
+    return memory.weights, memory.workspace + memory.held
 
 
 def _stages(demand: Demand, tp: int) -> tuple[Stage, ...]:

@@ -24,7 +24,7 @@ def solo_seconds(setting: Setting, requests: Sequence[RequestLengths]) -> float 
         if tp not in degrees:
             continue
         replica = cost_model.replica((Stage(tuple(range(tp)), tp, "both", encoder, (0, model.layers)),))
-        (memory,) = replica.memory(max(inputs))
+        (memory,) = replica.memory((max(inputs), 1))
         if memory.blocks * BLOCK_SIZE >= longest:
             return float(solo_times(replica, inputs, outputs).total.mean())
     return None

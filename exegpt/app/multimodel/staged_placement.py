@@ -13,7 +13,7 @@ import numpy as np
 
 from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.plan_evaluation import Trial, drawn
-from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of
+from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of, usable_bytes
 from exegpt.batching.shared_pool import block_of, least_memory
 from exegpt.cluster import ClusterSpec
 from exegpt.errors import Infeasible
@@ -65,7 +65,7 @@ class Groups:
 
         self.demands, self._cluster, self._by = {demand.name: demand for demand in demands}, cluster, by
         self.popular = {demand.name: popular_of(demand, cluster) for demand in demands}
-        self._placer = Placer(cluster.device.memory_bytes * cluster.memory_fraction, other_bytes(demands, cluster))
+        self._placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
         self._requests = drawn(self.demands)
         self._replayed = functools.cache(self._replay)
         self._cost = functools.cache(lambda name, devices: self.popular[name].cost(devices))

@@ -32,7 +32,7 @@ from exegpt.quantity import figure_text
 from tests.exegpt import nouns
 from xscheduler.multimodel.replacement import BETA, FIRST_S, LONGEST_S, next_interval
 
-CLUSTER = parse_cluster("4xA40")
+CLUSTER = parse_cluster("4xA40", 0.92)
 RATES = {"chat": 9.0, "code": 3.0}
 BOUND_S = 6.0
 

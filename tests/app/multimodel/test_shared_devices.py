@@ -11,7 +11,7 @@ from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_one_time, in_time
 from exegpt.app.multimodel.planning import METHODS, make_plan, propose
-from exegpt.app.multimodel.shared_devices import PREFILL_TOKENS, share_unit
+from exegpt.app.multimodel.shared_devices import MAX_NUM_SEQS, PREFILL_TOKENS, share_unit
 from exegpt.app.multimodel.staged_placement import Groups
 from exegpt.batching.shared_pool import block_of, merged_bytes, shared_pools
 from exegpt.cli import main
@@ -89,7 +89,7 @@ def test_every_device_of_a_unit_has_room_for_what_all_its_models_need(devices, d
     bytes_of_a_device = 0.0
     for model in unit:
         costs = ReplicaCost.of(model.schedule, by_name[model.name].setting.profile)
-        (memory,) = costs.memory(PREFILL_TOKENS)
+        (memory,) = costs.memory((PREFILL_TOKENS, MAX_NUM_SEQS))
         bytes_of_a_device += memory.bytes(model.schedule.kv_blocks)
     assert bytes_of_a_device <= CLUSTER.device.memory_bytes * CLUSTER.memory_fraction
 

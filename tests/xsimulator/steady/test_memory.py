@@ -7,6 +7,7 @@ import pytest
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.engine_memory import DATA_SHEET
 from exegpt.model import BYTES
 from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import LengthDistribution, Workload, task
@@ -14,7 +15,7 @@ from tests.exegpt.nouns import schedule
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate
-from xsimulator.cost.memory import RESERVE_BYTES, StageMemory, stage_memory
+from xsimulator.cost.memory import StageMemory, device_memory
 from xsimulator.steady import static
 from xsimulator.steady.blocks import BlockDistribution
 from xsimulator.steady.residents import decode_iterations_of
@@ -86,7 +87,7 @@ def test_stages_hold_the_models_weights_together(name):
         stages = uniform_stages(model, cluster, tp)
         ends = [(i == 0, i == len(stages) - 1) for i in range(len(stages))]
         total = sum(
-            stage_memory(model, cluster, s, "fp16", "fp16", 0, end).weights * tp
+            device_memory(model, cluster, s, "fp16", "fp16", end).idle.weights * tp
             for s, end in zip(stages, ends, strict=True)
         )
         twice = model.vocab * model.hidden if model.tied_embeddings and len(stages) > 1 else 0
@@ -95,7 +96,8 @@ def test_stages_hold_the_models_weights_together(name):
 
 def test_blocks_fill_what_is_left():
     model, cluster = builtin_model("opt-13b"), parse_cluster("4xA40")
-    memory = stage_memory(model, cluster, uniform_stages(model, cluster, 4)[0], "fp16", "fp16", 4096, (True, True))
+    (stage,) = uniform_stages(model, cluster, 4)
+    memory = device_memory(model, cluster, stage, "fp16", "fp16", (True, True)).at(4096, 64)
     assert memory.bytes(memory.blocks) <= memory.usable < memory.bytes(memory.blocks + 1)
     assert memory.block == BLOCK_SIZE * model.layers * model.kv_bytes(4)
 
@@ -169,6 +171,6 @@ def test_the_moments_of_a_querys_blocks_are_those_of_whole_blocks(outputs, resid
 
 def test_a_stage_without_a_cache_has_room_for_any_as_long_as_its_weights_fit():
     """An encoder's, which may fill its device to the last byte."""
-    full = StageMemory(5.0, 1.0, 0.0, 6.0 + RESERVE_BYTES)
+    full = StageMemory(5.0, 1.0, 0.0, 6.0 + DATA_SHEET.base_bytes)
     assert full.blocks > 2**50
     assert replace(full, usable=full.usable - 1).blocks < 0

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from exegpt.cluster import ClusterSpec
 from exegpt.cost_table import DegreeCosts, ModelCosts, PhaseLines
+from exegpt.engine_memory import EngineMemory
 from exegpt.errors import InputError
-from exegpt.model import ModelSpec
+from exegpt.model import ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
 from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import LengthDistribution
@@ -25,27 +26,27 @@ def profiled_model(
     load_s: Mapping[int, float],
     outputs: LengthDistribution | None = None,
     context: int | None = None,
+    memory: EngineMemory | None = None,
 ) -> ModelCosts:
     """A model's lines at the tensor-parallel degrees of `load_s` at which it fits; InputError if it fits at none.
+    `memory`: what the engine takes of it, where that isn't the profile's.
 
     The lines of computing contain all of an iteration: a profile doesn't separate preparing and sampling.
     """
     context = min(model.context, context or model.context)
-    degrees = [_degree(model, cluster, profile, tp, seconds, context) for tp, seconds in sorted(load_s.items())]
+    cost_model = CostModel(model, cluster, profile, usual_kv_dtype(profile.dtype), memory=memory)
+    degrees = [_degree(cost_model, tp, seconds, context) for tp, seconds in sorted(load_s.items())]
     known = tuple(degree for degree in degrees if degree)
     if not known:
         raise InputError(f"Model '{name}' fits on no {', '.join(map(str, sorted(load_s)))} devices of {cluster.name}.")
     return ModelCosts(name, context, known, outputs)
 
 
-def _degree(
-    model: ModelSpec, cluster: ClusterSpec, profile: Profile, tp: int, load_s: float, context: int
-) -> DegreeCosts | None:
+def _degree(cost_model: CostModel, tp: int, load_s: float, context: int) -> DegreeCosts | None:
     """The lines of one degree; None where not even one sequence fits."""
-    replica = CostModel(model, cluster, profile, profile.dtype).replica(
-        (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
-    )
-    kv_tokens = BLOCK_SIZE * replica.room(max(context, 2048))
+    model = cost_model.model
+    replica = cost_model.replica((Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),))
+    kv_tokens = BLOCK_SIZE * replica.room((max(context, 2048), 1))
     if kv_tokens < context:
         return None
     (stage,) = replica.stage_costs
