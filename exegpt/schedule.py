@@ -120,6 +120,11 @@ class Schedule(Noun):
         """What its bounds are about."""
         return BoundMeaning(self.bound, self.percentile)
 
+    @property
+    def idle(self) -> int:
+        """Devices of the cluster that no replica has."""
+        return max(0, self.cluster.devices - self.replicas * sum(stage.tp for stage in self.stages))
+
     def variable(self, name: str) -> int:
         """A control variable that the policy requires; InputError where the schedule lacks it."""
         value: int | None = getattr(self, name)

@@ -43,19 +43,28 @@ def tp_degrees(model: ModelSpec, cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def uniform_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequence[int]) -> tuple[Layout, ...]:
-    """Layouts of `devices` devices in groups of one degree, each stage with a layer at least."""
+    """Layouts of `devices` devices in groups of one degree, each stage with a layer at least; `per_node` as in
+    `_stands`.
+    """
     return tuple(
         Layout(devices, tp, devices if tp > 1 else 0)
         for tp in degrees
-        if devices % tp == 0 and per_node % tp == 0 and devices // tp <= most_stages(model)
+        if devices % tp == 0 and _stands(tp, devices, per_node) and devices // tp <= most_stages(model)
     )
 
 
+def _stands(tp: int, devices: int, per_node: int) -> bool:
+    """Whether groups of `tp` devices, one after the other, all stay within a node of `per_node`."""
+    return tp <= per_node if devices <= per_node else per_node % tp == 0
+
+
 def partial_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequence[int]) -> tuple[Layout, ...]:
-    """All layouts of `devices` devices: every degree on every multiple of it, each stage with a layer at least."""
+    """All layouts of `devices` devices: every degree on every multiple of it, each stage with a layer at least;
+    `per_node` as in `_stands`.
+    """
     layouts = [Layout(devices)] if 1 in degrees and devices <= most_stages(model) else []
     for tp in degrees:
-        if tp == 1 or per_node % tp:
+        if tp == 1 or not _stands(tp, devices, per_node):
             continue
         for gpus in range(tp, devices + 1, tp):
             alone = devices - gpus
@@ -71,12 +80,12 @@ def most_stages(model: ModelSpec) -> int:
 
 
 def replica_sizes(cluster: ClusterSpec) -> tuple[int, ...]:
-    """Devices that one replica may have, rising: parts of a node that divide it, or whole nodes, that divide the
-    cluster.
+    """Devices that one replica may have, rising: parts of a node, or whole nodes. What is left over stays idle; within
+    each of several nodes, nothing does, so that replicas lie one after the other.
     """
-    within = [n for n in range(1, cluster.devices_per_node + 1) if cluster.devices_per_node % n == 0]
-    across = [n * cluster.devices_per_node for n in range(2, cluster.nodes + 1) if cluster.nodes % n == 0]
-    return (*within, *across)
+    node = cluster.devices_per_node
+    within = [n for n in range(1, node + 1) if cluster.nodes == 1 or node % n == 0]
+    return (*within, *(n * node for n in range(2, cluster.nodes + 1)))
 
 
 def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Sequence[float]) -> tuple[int, ...]:

@@ -242,4 +242,4 @@ def _utilisation(schedule: Schedule, times: list[Times]) -> tuple[float, ...]:
     busy = np.mean([replica.busy / replica.finished.max() for replica in times], axis=0)
     stages = sorted(range(len(schedule.stages)), key=lambda s: schedule.stages[s].devices[0])
     shares = [float(busy[s]) for s in stages for _ in schedule.stages[s].devices]
-    return tuple(shares * schedule.replicas)
+    return tuple(shares * schedule.replicas) + (0.0,) * schedule.idle

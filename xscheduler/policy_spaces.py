@@ -172,6 +172,17 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
             yield _line(policy, question, layout, _within(batches, budget), bounds, **constants)
 
 
+def at_budget(question: Question, like: Candidates, budget: int) -> Candidates | None:
+    """A space of chunked prefill at another token budget; None where its activations leave no room for a sequence."""
+    scenario, rule = like.where, like.constants["admission"]
+    if scenario.replica.room((float(budget), 1.0)) < scenario.load.resident_blocks(rule).mean:
+        return None
+    batches = _within(_residents(question, scenario, rule), budget)
+    bounds = Bounds(like.ceiling, like.quickest_s)
+    constants = like.constants | {"max_num_batched_tokens": budget}
+    return candidates(like.policy, question, lambda: scenario, (batches,), bounds, **constants)
+
+
 def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...], admission: Admission) -> tuple[int, ...]:
     """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
     need = scenario.load.resident_blocks(admission).mean

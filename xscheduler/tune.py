@@ -1,5 +1,6 @@
 """Tuning: the schedule with the highest throughput under the bounds, over all policies and allocations."""
 
+import functools
 import gc
 import math
 from collections.abc import Callable, Iterator
@@ -20,8 +21,9 @@ from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
-from xscheduler.policy_spaces import POLICIES, SPACES, spaces
+from xscheduler.policy_spaces import POLICIES, SPACES, at_budget, spaces
 from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question
+from xscheduler.refine import refined
 from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
@@ -103,8 +105,7 @@ def _answer(
     with uncollected():
         for policy in policies:
             progress(len(tried), len(policies))
-            members = spaces(policy, question)
-            tried.append((policy, members, search(list(members), method, tolerance)))
+            tried.append((policy, *_searched(policy, question, method, tolerance)))
         alternatives = tuple(_alternative(policy, members, result, question) for policy, members, result in tried)
         won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy, TIE, runnable)
         if won:
@@ -126,6 +127,17 @@ def _answer(
         lowest if math.isfinite(lowest) else None,
         _assumptions(question, policies, winner),
     )
+
+
+def _searched(policy: str, question: Question, method: Method, tolerance: float) -> tuple[Members, SearchResult]:
+    """A policy's spaces and the best point of them."""
+    members = spaces(policy, question)
+    result = search(list(members), method, tolerance)
+    lines = [space for space in members if isinstance(space, Candidates)]
+    budgets = TRAITS[policy].splits_prompts and policy in SPACES and "max_num_batched_tokens" not in question.fixed
+    if not budgets or method == "optuna" or len(lines) < len(members):
+        return members, result
+    return refined(lines, result, functools.partial(at_budget, question), method, tolerance)
 
 
 @contextmanager

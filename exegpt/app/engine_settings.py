@@ -11,7 +11,7 @@ from exegpt.batching.admission import Admission, most_cached
 from exegpt.engine import engine_of
 from exegpt.errors import InputError
 from exegpt.policies import TRAITS, checked
-from exegpt.quantity import figure_text
+from exegpt.quantity import counted, figure_text
 from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 
@@ -141,7 +141,7 @@ def engine_schedule(
 
     model, profile = setting.model, setting.profile
     _check_engine(setting, policy, **variables)
-    stages = uniform_stages(model, _part(setting.cluster, replicas), tp_degree)
+    stages = uniform_stages(model, _part(setting.cluster, replicas, tp_degree), tp_degree)
     fits = kv_blocks is None
     if kv_blocks is None:
         kv_blocks = _room(setting, stages, _step(variables, setting.workload)) * BLOCK_SIZE // block_size
@@ -222,18 +222,22 @@ def _check_engine(setting: Setting, policy: str, **variables: int) -> None:
         )
 
 
-def _part(cluster: "ClusterSpec", replicas: int) -> "ClusterSpec":
-    """The part of a cluster that one of its replicas has: a node's share, or whole nodes."""
+def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1) -> "ClusterSpec":
+    """The part of a cluster that one of its replicas has: of a node, what groups of `tp_degree` fill, or whole nodes.
+    What is left over stays idle.
+    """
     from xscheduler.allocation import replica_sizes
 
-    sizes = replica_sizes(cluster)
-    if cluster.devices % replicas or cluster.devices // replicas not in sizes:
-        fit = ", ".join(str(cluster.devices // size) for size in reversed(sizes))
-        raise InputError(f"{replicas} replicas can't share the devices of {cluster.name} equally: {fit} can.")
-    devices, per_node = cluster.devices // replicas, cluster.devices_per_node
-    if replicas == 1:
+    sizes = [n for n in replica_sizes(cluster) if cluster.devices // n >= replicas]
+    if not sizes:
+        most = f"it has {counted(cluster.devices, 'device')}"
+        raise InputError(f"{replicas:,} replicas are too many for {cluster.name}: {most}, and each replica needs one.")
+    devices, per_node = sizes[-1], cluster.devices_per_node
+    if cluster.nodes == 1 and tp_degree <= devices:
+        devices -= devices % tp_degree
+    if devices == cluster.devices:
         return cluster
-    name = f"the {devices} devices of a replica on {cluster.name}"
+    name = f"the {counted(devices, 'device')} of a replica on {cluster.name}"
     if devices <= per_node:
         return replace(cluster, name=name, nodes=1, devices_per_node=devices)
     return replace(cluster, name=name, nodes=devices // per_node)

@@ -58,7 +58,7 @@ def _bounded(estimate: Estimate, schedule: Schedule) -> str:
 def _memory(estimate: Estimate, schedule: Schedule) -> str:
     if not estimate.memory_bytes or not estimate.usable_bytes:
         return ""
-    used = _span([f"{amount / 2**30:.1f}" for amount in sorted(estimate.memory_bytes)])
+    used = _span([f"{amount / 2**30:.1f}" for amount in sorted(estimate.memory_bytes) if amount])
     return f"{used} GiB at the peak, of {estimate.usable_bytes / 2**30:.1f} usable GiB per device"
 
 

@@ -1,6 +1,7 @@
 """A schedule in one line."""
 
 from exegpt.duration import duration_text
+from exegpt.quantity import counted
 from exegpt.schedule import VARIABLES, Schedule
 
 
@@ -29,7 +30,8 @@ def stages_text(schedule: Schedule) -> str:
         if degrees:
             parts.append(("" if phase == "both" else f"{phase} ") + _pipeline_text(degrees))
     text = " + ".join(parts)
-    return f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
+    text = f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
+    return f"{text}, {counted(schedule.idle, 'device')} idle" if schedule.idle else text
 
 
 def _pipeline_text(degrees: list[int]) -> str:

@@ -219,6 +219,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
     bounded, share = latency(scenario, outcome), scenario.bound.share
     times, tpot = latency_times(scenario, outcome), per_token(scenario, outcome)
     ranks = [i for i, stage in enumerate(scenario.replica.stages) for _ in stage.devices] * scenario.replicas
+    idle = (0.0,) * (scenario.replica.cost_model.cluster.devices - len(ranks))
     throughput = outcome.throughput * scenario.replicas
     return Estimate(
         throughput_seq_s=throughput,
@@ -234,11 +235,11 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         tpot_p99_s=tpot.quantile(0.99) if tpot else None,
         tpot_bounded_s=tpot.quantile(share) if tpot else None,
         residents=outcome.residents * scenario.replicas,
-        memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks),
+        memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks) + idle,
         usable_bytes=held[0][0].usable,
         kv_blocks=outcome.demand.blocks,
         kv_tokens=outcome.demand.blocks * BLOCK_SIZE,
-        utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks),
+        utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks) + idle,
         binding=outcome.binding,
         preemptions_per_request=outcome.preemptions,
         feasible=not violations,

@@ -70,8 +70,9 @@ def outcome(
 def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> float:
     """Whose last token isn't out, averaged over a batch's time."""
     need, p = load.iterations
-    at_least = [float(p[need >= iteration].sum()) for iteration in range(1, len(times.decoded) + 1)]
-    return batch * (times.encoded + float(np.diff(times.decoded, prepend=times.encoded) @ at_least)) / duration
+    ended = np.concatenate([[0.0], np.cumsum(p)])[np.searchsorted(need, np.arange(1, len(times.decoded) + 1))]
+    iterations = np.diff(times.decoded, prepend=times.encoded)
+    return batch * (times.encoded + float(iterations @ (1.0 - ended))) / duration
 
 
 def blocks(scenario: Scenario, batch: int) -> int:
