@@ -5,6 +5,7 @@ import json
 import pytest
 
 from exegpt.report.comparison import KEYS
+from xscheduler.ties import TIE
 from xscheduler.tune import POLICIES
 
 SCHEDULE_KEYS = set(
@@ -42,7 +43,7 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     page = (tmp_path / "r.html").read_text()
     assert page.startswith("<!doctype html>") and "20 s for 99% of all requests" in page and "roofline" in page
     best = max(a["estimate"]["throughput_tok_s"] for a in answer["alternatives"] if a["schedule"])
-    assert answer["estimate"]["throughput_tok_s"] == pytest.approx(best)
+    assert best * (1 - TIE) <= answer["estimate"]["throughput_tok_s"] <= best
 
 
 def test_one_reason_is_printed_unless_explain_is_given(exegpt):
