@@ -65,7 +65,9 @@ class EngineSpec(Noun):
     kv8_rate: float = 1.0
     """Share of the bandwidth of decoding attention that its kernel reaches on keys and values in 8 bits."""
     waits: tuple[LinkWait, ...] = ()
-    """Waits by link and degree: the entry of the fastest links that a link belongs to."""
+    """Waits by link and degree: the entry of the fastest links that a link belongs to. They were fitted beside data
+    sheets, so they contain what a data sheet's all-reduce lacks.
+    """
     in_flight: int = 1
     """Iterations between the decision of one and its end. 1: an iteration is decided when the one before it has ended.
     2: when the one before it starts, so that a new request waits for one whole iteration more (asynchronous).
@@ -98,6 +100,13 @@ class EngineSpec(Noun):
             return 0.0
         by_speed = sorted(self.waits, key=lambda wait: -wait.least_bytes_s)
         return next((wait.seconds(tp) for wait in by_speed if link_bytes_s >= wait.least_bytes_s), self.wait_s)
+
+    @property
+    def wait_beside_measured_s(self) -> float:
+        """Return the seconds that ranks wait at an all-reduce whose own time was measured: none where waits were fitted
+        by link and degree, since such a measurement contains them (`python -m benchmarks.vllm_terms --tables`).
+        """
+        return 0.0 if self.waits else self.wait_s
 
     def sampling_text(self, sorts_logits: bool | None) -> str:
         """Return what is assumed of sampling, by whether the checkpoint's defaults sort logits; empty without cost."""

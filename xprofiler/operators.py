@@ -98,7 +98,7 @@ def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec
     encode = operators.encode_attention(heads, kv_heads)
     decode = operators.decode_attention(heads, kv_heads)
     reduce = operators.all_reduce(hidden, tp)
-    waited = reduce + serving.wait(cluster.intra.bandwidth_bytes_s, tp)
+    waited = reduce + (serving.wait_beside_measured_s if tp > 1 else 0.0)
     products = sum(operators.product(n, k) for n, k in model.layer_matrices(tp))
     vocab = model.vocab // tp
     logits = operators.head_product(vocab, model.hidden) + operators.moved(4 * hidden)  # the final norm

@@ -1,6 +1,8 @@
 """Engines by name, and the time that they add."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exegpt.document import from_dict, to_dict
 from exegpt.engine import ENGINES, EngineSpec, LinkWait, find_engine
@@ -73,6 +75,21 @@ def test_vllms_presets_differ_in_what_asynchronous_scheduling_changes():
 def test_a_wait_of_no_degree_is_refused(degrees):
     with pytest.raises(InputError, match="degrees of 2 or more"):
         LinkWait(0.0, degrees)
+
+
+def test_ranks_do_not_wait_twice_beside_a_measured_all_reduce():
+    assert EngineSpec("e", wait_s=7e-6, waits=(LinkWait(1e11, ((2, 4e-6),)),)).wait_beside_measured_s == 0.0
+    assert EngineSpec("e", wait_s=7e-6).wait_beside_measured_s == 7e-6
+
+
+@given(st.dictionaries(st.integers(2, 64), st.floats(0, 1e-4), min_size=1), st.integers(2, 128))
+def test_a_wait_between_two_degrees_lies_between_theirs(by_degree, tp):
+    seconds = LinkWait(0.0, tuple(by_degree.items())).seconds(tp)
+    around = {max((n for n in by_degree if n <= tp), default=min(by_degree))}
+    around.add(min((n for n in by_degree if n >= tp), default=max(by_degree)))
+    least, most = (bound(by_degree[n] for n in around) for bound in (min, max))
+    assert least * (1 - 1e-9) <= seconds <= most * (1 + 1e-9)
+    assert seconds == by_degree.get(tp, seconds)
 
 
 def test_sorting_takes_time_by_rows_vocabulary_and_bandwidth():
