@@ -1,11 +1,14 @@
 """How fast the event simulator goes: `python -m benchmarks.replay`.
 
 The requests of a public conversation trace at their own arrival times, Llama-2-7B on one A100 from the roofline, one
-core, the fastest of several runs after a small one that loads the compiled loops.
+core, the fastest of several runs after a small one that loads the compiled loops. Then prompts of 2,048 tokens of which
+nine tenths are one of ten prefixes, known by their tokens or by the prefix's name, in blocks of 16.
 """
 
 import argparse
+import functools
 import os
+import random
 import sys
 import time
 from collections.abc import Callable
@@ -15,9 +18,10 @@ from typing import Any
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.prompt_identity import PromptIdentity
 from exegpt.schedule import ModelReference, ProfileReference, Schedule
 from exegpt.trace import read_trace
-from exegpt.workload import Workload
+from exegpt.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator.cost.replica import CostModel
@@ -75,8 +79,32 @@ def timed(owner: Any, name: str, spent: list[float]) -> Callable[[], None]:
     return lambda: setattr(owner, name, method)
 
 
+def fastest(repeats: int, run: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds of the fastest of several runs, and what the last gave."""
+    walls, done = [], None
+    for _ in range(repeats):
+        began = time.perf_counter()
+        done = run()
+        walls.append(time.perf_counter() - began)
+    return min(walls), done
+
+
+def alike(count: int) -> tuple[list[RequestLengths], list[list[int]]]:
+    """Draw requests of 2,048 tokens that share 1,856 with a tenth of the others, and their tokens."""
+    rng = random.Random(0)
+    prefixes = [[rng.randrange(100_000) for _ in range(1856)] for _ in range(10)]
+    drawn = [rng.randrange(10) for _ in range(count)]
+    requests = [
+        RequestLengths(2048, rng.randrange(1, 256), i / 8, PromptIdentity(prefix=str(k), prefix_tokens=1856))
+        for i, k in enumerate(drawn)
+    ]
+    return requests, [[*prefixes[k], *(rng.randrange(100_000) for _ in range(192))] for k in drawn]
+
+
 def main() -> None:
-    """Print requests per second by policy, and the share of the time that goes into asking tables."""
+    """Print requests per second by policy, in the Python lanes with the share of the time that goes into asking tables,
+    and compiled; then of prompts that begin alike.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3, help="the fastest of so many runs")
     repeats = parser.parse_args().repeats
@@ -85,23 +113,35 @@ def main() -> None:
     requests = read_trace(str(TRACE))
     compared, profile = schedules(Workload.from_requests("conversation", requests))
     print(f"{len(requests)} requests, {MODEL.name}, {CLUSTER.name}, {compared[0].kv_blocks} KV blocks")
-    print(f"{'policy':8} {'seconds':>8} {'requests/s':>11} {'simulated s':>12} {'in lookups':>11}")
+    print(f"{'policy':8} {'compiled/s':>11} {'lanes/s':>11} {'simulated s':>12} {'in lookups':>11}")
     for schedule in compared:
-        replay(schedule, profile, requests[:50], timeline=False)
-        walls = []
-        for _ in range(repeats):
-            began = time.perf_counter()
-            done = replay(schedule, profile, requests, timeline=False)
-            walls.append(time.perf_counter() - began)
+        run = functools.partial(replay, schedule, profile, timeline=False)
+        run(requests[:50], lanes=True)
+        wall, done = fastest(repeats, functools.partial(run, requests, lanes=True))
+        compiled, _ = fastest(repeats, functools.partial(run, requests))
         spent = [0.0]
         undo = [timed(DecodeSeconds, "__call__", spent), timed(StageCost, "step", spent)]
-        began = time.perf_counter()
-        replay(schedule, profile, requests, timeline=False)
-        share = spent[0] / (time.perf_counter() - began)
+        share, _ = fastest(1, functools.partial(run, requests, lanes=True))
         for restore in undo:
             restore()
-        wall = min(walls)
-        print(f"{schedule.policy:8} {wall:8.2f} {len(requests) / wall:11,.0f} {done.seconds:12,.0f} {share:11.0%}")
+        rates = f"{len(requests) / compiled:11,.0f} {len(requests) / wall:11,.0f}"
+        print(f"{schedule.policy:8} {rates} {done.seconds:12,.0f} {spent[0] / share:11.0%}")
+    _print_prefixes(next(made for made in compared if made.policy == "chunked"), profile, repeats)
+
+
+def _print_prefixes(chunked: Schedule, profile: Any, repeats: int) -> None:
+    """Print requests per second of prompts that begin alike."""
+    schedule = replace(chunked, admission="grow", prefix_caching=True)
+    requests, prompts = alike(4000)
+    few = 400
+    for name, known, own in (("names", requests, None), ("tokens", requests, prompts)):
+        run = functools.partial(replay, schedule, profile, timeline=False)
+        compiled, done = fastest(repeats, functools.partial(run, known, prompts=own))
+        some = own and own[:few]
+        lanes, _ = fastest(1, functools.partial(run, known[:few], prompts=some, lanes=True))
+        found = done.reused / sum(request.input for request in requests)
+        rates = f"{len(requests) / compiled:,.0f} compiled, {few / lanes:,.0f} in the lanes"
+        print(f"prompts known by their {name}, {found:.0%} found in the cache: {rates}, requests/s")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Prefixes:
         """Return what prompts have in common, given their tokens, behind which those of their outputs may follow."""
         texts = _Texts(block_size)
         for ids in token_ids:
-            texts.append(*texts.like_blocks(_cut(ids, block_size), block_size, len(ids)))
+            texts.append(*texts.like_tokens(ids))
         return texts.prefixes(np.arange(len(texts.parents), dtype=np.intp))
 
     def take(self, requests: Sequence[int] | Places) -> "Prefixes":
@@ -87,6 +87,10 @@ class Prefixes:
         return [key for run in reversed(runs) for key in run]
 
 
+_RUN = 8
+"""Blocks of a run that is looked up at once."""
+
+
 @dataclass
 class _Texts:
     """Texts in order of arrival, each compared with those before it."""
@@ -95,7 +99,9 @@ class _Texts:
     parents: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)
     _nodes: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
-    """By block, under the node of the block before it: its own node, and the first text that has it."""
+    """By block, or run of blocks, under the node of the block before it: the node of its last block, and the first text
+    that has that.
+    """
     _prefixes: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By the name of a prefix: the text that has most of it, and how many tokens."""
     _turns: dict[Hashable, tuple[int, RequestLengths]] = field(default_factory=dict)
@@ -117,8 +123,7 @@ class _Texts:
         identity, alike = request.identity, [(-1, 0)]
         if identity is not None:
             if identity.token_ids:
-                blocks = _cut(identity.token_ids, self.block_size)
-                alike.append(self.like_blocks(blocks, self.block_size, request.input))
+                alike.append(self.like_tokens(identity.token_ids))
             if identity.block_ids:
                 named = [("named", name) for name in identity.block_ids]
                 alike.append(self.like_blocks(named, identity.block_tokens, request.input))
@@ -147,6 +152,34 @@ class _Texts:
                 self._nodes[place] = node, own
         return text, alike
 
+    def like_tokens(self, token_ids: Sequence[int]) -> tuple[int, int]:
+        """Return the text that has most of these tokens in full blocks, and how many.
+
+        Runs of blocks that are all known are followed at once: most of a long prompt mostly is.
+        """
+        ids = array("q", token_ids)
+        width, text = self.block_size * ids.itemsize, ids.tobytes()
+        end, long = len(text) // width * width, _RUN * width
+        at, node, like, own = 0, -1, -1, len(self.parents)
+        while at + long <= end and (known := self._nodes.get((node, text[at : at + long]))):
+            node, like = known
+            at += long
+        alike, run, new = at, node, False
+        while at < end:
+            place = node, text[at : at + width]
+            at += width
+            if place in self._nodes:
+                node, like = self._nodes[place]
+                alike = at
+            else:
+                node = len(self._nodes)
+                self._nodes[place] = node, own
+                new = True
+            if at % long == 0:
+                self._nodes.setdefault((run, text[at - long : at]), (node, own if new else like))
+                run = node
+        return like, alike // ids.itemsize
+
     def _like_prefix(self, name: str, tokens: int) -> tuple[int, int]:
         text, most = self._prefixes.get(name, (-1, 0))
         if tokens > most:
@@ -159,10 +192,3 @@ class _Texts:
             return -1, 0
         text, before = self._turns[turn]
         return text, min(before.input + before.output, request.input) if request.input >= before.input else 0
-
-
-def _cut(token_ids: Sequence[int], size: int) -> list[bytes]:
-    """The full blocks of a text, as bytes, which are hashed sooner than tuples."""
-    ids = array("q", token_ids)
-    width, text = size * ids.itemsize, ids.tobytes()
-    return [text[end - width : end] for end in range(width, len(text) + 1, width)]

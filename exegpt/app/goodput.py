@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from exegpt.app.search import infeasible_text
 from exegpt.app.settings import Setting
 from exegpt.app.tuning import arrivals_of
+from exegpt.batching.admission import Admission
 from exegpt.errors import Infeasible
 from exegpt.report import output
 
@@ -21,14 +22,21 @@ LOOSER = 1.1
 
 
 def highest_goodput(
-    setting: Setting, bound_s: float, policies: tuple[str, ...], fixed: dict[str, int] | None = None
+    setting: Setting,
+    bound_s: float,
+    policies: tuple[str, ...],
+    fixed: dict[str, int] | None = None,
+    grows: bool = False,
 ) -> "Sustained":
     """The schedule whose 99th percentile of latency, counted from arrival, stays within the bound less a margin at the
-    highest rate. Infeasible where there is none.
+    highest rate. Infeasible where there is none. `grows`: with admission *grow* if all of the policies are searched
+    with it; of others the best that reserves then grows.
     """
     from xscheduler.goodput import Bounds
     from xscheduler.open_tune import tune_at
+    from xsimulator.estimates import GROWING
 
+    admission: tuple[Admission, ...] = ("grow",) if grows and GROWING.issuperset(policies) else ("reserve",)
     arrivals = arrivals_of(setting, "poisson", 0)
     where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals)
     with output.progress("searching the highest goodput") as progress:
@@ -39,6 +47,7 @@ def highest_goodput(
             policies=policies,
             kv_dtype=setting.kv_dtype,
             fixed=fixed,
+            admission=admission,
             progress=progress,
         )
     if not rated.sustained:
@@ -48,13 +57,15 @@ def highest_goodput(
     return max(rated.sustained.values(), key=lambda sustained: sustained.goodput_seq_s)
 
 
-def nearest_goodput(setting: Setting, bound_s: float, policies: tuple[str, ...]) -> tuple["Sustained", float]:
+def nearest_goodput(
+    setting: Setting, bound_s: float, policies: tuple[str, ...], grows: bool = False
+) -> tuple["Sustained", float]:
     """The schedule with the highest goodput within the lowest bound that one keeps, and that bound in seconds. Under a
     rate the lowest reachable latency isn't reached, so bounds are tried. Infeasible where nothing fits at all.
     """
     while True:
         try:
-            return highest_goodput(setting, bound_s, policies), bound_s
+            return highest_goodput(setting, bound_s, policies, grows=grows), bound_s
         except Infeasible as error:
             if error.lowest_latency_s is None:
                 raise

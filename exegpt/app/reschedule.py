@@ -150,7 +150,9 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
     assert held.latency_bound_s is not None
     alone = ranks_needed(held) == 1
     policies = tuple(n for n in POLICIES if _keeps_cache_of(held, TRAITS[n])) if alone else (held.policy,)
-    found = highest_goodput(setting, held.latency_bound_s, policies, {"replicas": held.replicas})
+    found = highest_goodput(
+        setting, held.latency_bound_s, policies, {"replicas": held.replicas}, held.admission == "grow"
+    )
     schedule = replace(_with_cache_of(held, found.schedule), latency_bound_s=held.latency_bound_s)
     if ranks_needed(schedule) != ranks_needed(held):
         need, have = ranks_needed(schedule), ranks_needed(held)

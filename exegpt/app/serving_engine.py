@@ -255,17 +255,18 @@ def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float
     bound, that with the highest throughput. Infeasible where there is none.
     """
     policies, bound_s = options.policies or policy_names(None), options.latency_bound_s
+    grows = options.admission == "grow"
     if bound_s is None or bound_s == float("inf"):
         answer = search_schedule(setting, None, policies=policies)
         if answer.schedule is None:
             raise Infeasible(infeasible_text(answer, None), answer.lowest_latency_s)
         return answer.schedule, None
     try:
-        best = highest_goodput(setting, bound_s, policies)
+        best = highest_goodput(setting, bound_s, policies, grows=grows)
     except Infeasible as error:
         if not options.best_effort:
             raise
-        best, kept_s = nearest_goodput(setting, bound_s, policies)
+        best, kept_s = nearest_goodput(setting, bound_s, policies, grows)
         output.note(f"{error} Those that can be in time are served, by a schedule for {duration_text(kept_s)}")
         return replace(best.schedule, latency_bound_s=bound_s), None
     output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")

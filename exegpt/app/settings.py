@@ -153,6 +153,11 @@ def find_setting(
     load, scaling = fit_context(workload, spec, scale_to_context)
     if load.correlation is not None and not one_by_one:
         scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
+    if not one_by_one and any(request.identity for request in load.requests or ()):
+        scaling.append(
+            f"prompts: {workload.name} says which begin alike, which a steady state ignores; searches at a rate use it "
+            "with --prefix-caching, replays too"
+        )
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")
     usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)

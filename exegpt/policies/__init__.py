@@ -135,9 +135,9 @@ def shares_in_step(schedule: Schedule) -> bool:
     return (schedule.micro_batches or len(schedule.stages)) == 1
 
 
-def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, in_flight: int = 1) -> Ledger:
-    """An empty ledger over a pool, by default the schedule's KV blocks. With two iterations `in_flight`, a slot of an
-    iteration-level policy stays empty for one. InputError for a policy without growth or prefixes.
+def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
+    """An empty ledger over a pool, by default the schedule's KV blocks; `lingering` as of `Ledger`. InputError for a
+    policy without growth or prefixes.
     """
     traits, encoder_decoder = traits_of(schedule), schedule.model.spec.encoder_layers > 0
     _check_cache(schedule, traits)
@@ -147,6 +147,6 @@ def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, in
         "early_termination": traits.early_termination,
         "disaggregated": traits.disaggregated,
         "shares_in_step": shares_in_step(schedule),
-        "lingering": in_flight > 1 and traits.mixed,
+        "lingering": lingering,
     }
     return Ledger(pool, order, **kind, encoder_decoder=encoder_decoder, admission=schedule.admission)

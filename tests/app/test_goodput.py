@@ -23,6 +23,24 @@ def lowest_s():
     return refused.value.lowest_latency_s
 
 
+@pytest.mark.parametrize(
+    ("policies", "grows", "admission"),
+    [(ORCA, False, "reserve"), (ORCA, True, "grow"), (("rra", "orca"), True, "reserve")],
+)
+def test_a_server_that_grows_is_searched_with_it_where_all_its_policies_are(monkeypatch, policies, grows, admission):
+    asked = []
+
+    def tune_at(*_, **how):
+        asked.append(how["admission"])
+        raise Infeasible("nothing is searched", None)
+
+    monkeypatch.setattr("xscheduler.open_tune.tune_at", tune_at)
+    for search in (highest_goodput, nearest_goodput):
+        with pytest.raises(Infeasible):
+            search(SETTING, 5.0, policies, grows=grows)
+    assert asked == [(admission,)] * 2
+
+
 def test_the_lowest_bound_that_is_named_has_room_for_the_margin(lowest_s):
     assert highest_goodput(SETTING, 1.05 * lowest_s, ORCA).goodput_seq_s > 0
     for share in (1 - MARGIN / 2, 1 - 2 * MARGIN):

@@ -25,7 +25,14 @@ def in_common(prefixes, requests, a, b):
     return alike
 
 
-@given(st.lists(st.lists(st.integers(0, 1), max_size=22), min_size=1, max_size=9))
+TEXTS = st.lists(st.lists(st.integers(0, 1), max_size=22), min_size=1, max_size=9)
+LONG = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 2), st.integers(0, 90)), min_size=1, max_size=9).map(
+    lambda rows: [[*([0] * first), *([token] * rest)] for first, token, rest in rows]
+)
+"""Texts of few tokens, and of several runs of blocks."""
+
+
+@given(TEXTS | LONG)
 def test_keys_are_alike_where_all_tokens_are(texts):
     prefixes = Prefixes.of_texts(texts, BLOCK)
     keys = [prefixes.keys(i, len(text), BLOCK) for i, text in enumerate(texts)]

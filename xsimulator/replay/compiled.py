@@ -19,6 +19,7 @@ from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay import event_loop
+from xsimulator.replay.replica import decides_ahead
 
 Array = NDArray[np.float64]
 
@@ -182,7 +183,7 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
     batch = schedule.max_num_seqs or schedule.encode_batch or 0
     other = schedule.max_num_batched_tokens or schedule.prefills_per_step or schedule.decode_iterations or 0
     cache = schedule.admission == "grow", schedule.prefix_caching, shares_in_step(schedule)
-    ahead = replica_cost.cost_model.profile.in_flight > 1 and not replica_cost.disaggregated
+    ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
     numbers = (policy, batch, other, *sizes, replica_cost.encoder_decoder, *cache, ahead)
     return np.array(numbers, dtype=np.float64)

@@ -259,7 +259,7 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     l.preempted = allocate(m, count, sizeof(Py_ssize_t));
     l.victims = allocate(m, count, sizeof(Py_ssize_t));
     l.leaving = allocate(m, count, sizeof(Py_ssize_t));
-    l.lingering = settings[AHEAD] != 0.0 && ((int)settings[POLICY] == ORCA || (int)settings[POLICY] == CHUNKED);
+    l.lingering = settings[AHEAD] != 0.0;
     l.pool = (Pool){.size = (Py_ssize_t)settings[BLOCK_SIZE]};
     for (Py_ssize_t i = 0; !m->failed && i < count; i++) {
         int32_t in = (int32_t)input[i], out = (int32_t)output[i];

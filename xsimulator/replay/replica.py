@@ -6,7 +6,7 @@ from math import inf
 
 from exegpt.batching import MicroBatching, Order, Sequence
 from exegpt.orders import fcfs
-from exegpt.policies import make_ledger, make_policy
+from exegpt.policies import make_ledger, make_policy, traits_of
 from exegpt.schedule import Schedule, StagePhase
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline
@@ -18,6 +18,13 @@ def micro_batching_of(schedule: Schedule) -> MicroBatching:
     """How steps are split on the stages that decode: into as many micro-batches, unless the schedule says otherwise."""
     decoding = sum(stage.phase != "encode" for stage in schedule.stages)
     return MicroBatching(schedule.micro_batches or decoding, schedule.encode_micro_batches, schedule.replicas)
+
+
+def decides_ahead(schedule: Schedule, replica_cost: ReplicaCost) -> bool:
+    """Return whether an iteration is decided before the one before it has ended: where the engine has two in flight.
+    The policies that only this project's own engine runs decide synchronously.
+    """
+    return traits_of(schedule).mixed and replica_cost.cost_model.profile.in_flight > 1
 
 
 class Replica:
@@ -39,8 +46,9 @@ class Replica:
         at once, for requests that are submitted in the midst of one.
         """
         self._schedule = schedule
-        self.ledger = make_ledger(schedule, order, in_flight=replica_cost.cost_model.profile.in_flight)
-        self.sides = _sides(replica_cost, micro_batching, keep_spans, number)
+        ahead = decides_ahead(schedule, replica_cost)
+        self.ledger = make_ledger(schedule, order, lingering=ahead)
+        self.sides = _sides(replica_cost, micro_batching, keep_spans, number, ahead)
         policy, transfer = make_policy(schedule, adjustment), KVTransfer(replica_cost)
         self._lanes = [
             Lane(policy, self.ledger, record, side, phase, transfer, step_by_step) for phase, side in self.sides.items()
@@ -82,13 +90,10 @@ def _own_keys(sequence: Sequence, block_size: int) -> Items[Hashable]:
 
 
 def _sides(
-    replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, number: int
+    replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, number: int, ahead: bool
 ) -> dict[StagePhase, Pipeline]:
-    """The pipelines by their phases. Iterations are in flight on one pipeline alone: no engine that disaggregates
-    decides ahead.
-    """
+    """The pipelines by their phases."""
     if not replica_cost.disaggregated:
-        ahead = replica_cost.cost_model.profile.in_flight > 1
         return {"both": Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number, ahead)}
     decode = Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number)
     encode = Pipeline(replica_cost, replica_cost.encode, MicroBatching(1), keep_spans, number)
