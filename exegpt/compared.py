@@ -24,7 +24,7 @@ COMPARED = (
     Compared("A100-80GB", 2, 7, 0.11, 0.0),
     Compared("A100-80GB", 4, 8, 0.104, 0.125),
     Compared("A100-80GB", 8, 9, 0.107, 0.222),
-    Compared("H100-SXM", 1, 51, 0.047, 0.098),
+    Compared("H100-SXM", 1, 51, 0.047, 0.059),
     Compared("H100-SXM", 2, 26, 0.047, 0.0),
     Compared("H100-SXM", 4, 21, 0.065, 0.095),
     Compared("H100-SXM", 8, 29, 0.089, 0.103),
@@ -33,6 +33,6 @@ COMPARED = (
     Compared("H200-SXM", 4, 17, 0.061, 0.059),
     Compared("H200-SXM", 8, 36, 0.058, 0.028),
     Compared("L40S", 1, 19, 0.074, 0.0),
-    Compared("L40S", 4, 11, 0.028, 0.0),
+    Compared("L40S", 4, 11, 0.029, 0.0),
     Compared("L40S", 8, 7, 0.136, 0.286),
 )
