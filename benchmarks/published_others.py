@@ -56,7 +56,7 @@ def run(
     from xsimulator.replay.event_simulator import replay
 
     spec = builtin_model(model)
-    profile = roofline_profile(spec, cluster, dtype, engine=find_engine(engine))
+    profile = roofline_profile(spec, cluster, dtype, kv_dtype=dtype, engine=find_engine(engine))
     setting = Setting(spec, cluster, Workload.from_requests("row", requests), profile, dtype, ())
     controls = {"max_num_seqs": seqs, "max_num_batched_tokens": MOST_TOKENS}
     schedule = engine_schedule(setting, "chunked", cluster.devices, None, 16, **controls)

@@ -94,10 +94,11 @@ def _cluster(file: Path) -> "Shown":
     cluster = parse_cluster(str(file))
     device, links = cluster.device, {"link in a node": cluster.intra, "link between nodes": cluster.inter}
     rates = {dtype: f"{figure_text(rate / 1e12)} TFLOP/s" for dtype, rate in device.flops_s.items()}
+    memory, shown = (figure_text(size / 2**30, 4) for size in (device.memory_bytes, device.shown_bytes))
+    share = percent_text(cluster.memory_fraction)
     rows = {
         "nodes": f"{cluster.nodes:,} of {cluster.devices_per_node:,} {device.kind}",
-        "memory": f"{figure_text(device.memory_bytes / 2**30)} GiB per device, of which "
-        f"{percent_text(cluster.memory_fraction)} may be used",
+        "memory": f"{memory} GiB per device, of which software finds {shown}; usable: {share}, or the engine's share",
         "memory bandwidth": f"{figure_text(device.bandwidth_bytes_s / 1e9)} GB/s",
         **{f"dense {dtype}": text for dtype, text in rates.items()},
         **{

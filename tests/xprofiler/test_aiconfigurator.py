@@ -153,7 +153,9 @@ def test_a_width_that_was_left_out_is_predicted_within_7_percent(axis):
 @installed
 def test_eight_bits_are_faster_but_for_the_head():
     llama = builtin_model("llama-3.1-70b")
-    half, eight = (aiconfigurator_profile(llama, "h200_sxm", "vllm", dtype).degree(2) for dtype in ("bf16", "fp8"))
+    dtypes = (("bf16", None), ("fp8", "fp8"), ("fp8", None))
+    half, eight, mixed = (aiconfigurator_profile(llama, "h200_sxm", "vllm", *of).degree(2) for of in dtypes)
+    assert mixed.decoder.decode_attention == half.decoder.decode_attention  # 16 bits unless 8 are asked for
     assert eight.decoder.rest(8192) < 0.7 * half.decoder.rest(8192)
     assert eight.decoder.decode_attention(64, 4096) < half.decoder.decode_attention(64, 4096)
     assert eight.head(64) == pytest.approx(half.head(64))

@@ -7,7 +7,7 @@ import pytest
 
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
-from exegpt.engine_memory import DATA_SHEET
+from exegpt.engine_memory import DATA_SHEET, VLLM
 from exegpt.model import BYTES
 from exegpt.schedule import BLOCK_SIZE, Stage
 from exegpt.workload import LengthDistribution, Workload, task
@@ -16,8 +16,11 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate
 from xsimulator.cost.memory import StageMemory, device_memory
-from xsimulator.steady import static
+from xsimulator.cost.replica import CostModel
+from xsimulator.steady import chunked, orca, static
 from xsimulator.steady.blocks import BlockDistribution
+from xsimulator.steady.load import Load
+from xsimulator.steady.outcome import memory_share
 from xsimulator.steady.residents import decode_iterations_of
 from xsimulator.steady.scenario import Scenario
 
@@ -174,3 +177,16 @@ def test_a_stage_without_a_cache_has_room_for_any_as_long_as_its_weights_fit():
     full = StageMemory(5.0, 1.0, 0.0, 6.0 + DATA_SHEET.base_bytes)
     assert full.blocks > 2**50
     assert replace(full, usable=full.usable - 1).blocks < 0
+
+
+def test_memory_holds_the_largest_step_that_an_engine_may_make():
+    """What vLLM reserves as it starts: its budget and its sequences, whatever iterations compute on average."""
+    model, cluster, workload = builtin_model("opt-13b"), parse_cluster("1xA40"), task("S")
+    profile = roofline_profile(model, cluster)
+    stages = uniform_stages(model, cluster, 1)
+    scenario = Scenario(CostModel(model, cluster, profile, "fp16").replica(stages), Load(workload, False))
+    assert chunked.outcome(scenario, 32, 2048).demand.step == (2048.0, 32)
+    assert orca.outcome(scenario, 32, 2).demand.step == (2 * workload.input.max + 32, 32)
+    engine = Scenario(CostModel(model, cluster, profile, "fp16", memory=VLLM).replica(stages), Load(workload, False))
+    shares = [memory_share(engine, chunked.outcome(engine, 8, budget)) for budget in (64, 2048, 262_144)]
+    assert shares == sorted(shares) and shares[0] < 1 < shares[2]
