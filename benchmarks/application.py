@@ -20,8 +20,8 @@ from typing import Any
 from benchmarks.servers import orca
 from exegpt import document
 from exegpt.app.multimodel.plan_run import PlanRun, PlanRunOptions, run_plan
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.models.create import create_model
-from exegpt.plan import Plan, PlannedModel
 from exegpt.reproduction.samullm_applications import chunks
 from exegpt.served import summarise
 

@@ -26,9 +26,9 @@ from typing import Any
 from benchmarks.servers import orca, ready, started
 from exegpt import document
 from exegpt.app.profiles import measured_profile
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.models.create import create_model
 from exegpt.models.device import CPU
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.profile import Profile
 from exegpt.served import summarise
 from xrunner.comm.ranks import Ranks

@@ -23,9 +23,9 @@ from benchmarks.servers import orca
 from exegpt.app.load.arrivals import random_arrivals
 from exegpt.app.multimodel.serving_unit import options_of
 from exegpt.app.profiles import measured_profile
+from exegpt.cluster_plan import PlannedModel, Share
 from exegpt.models.create import create_model
 from exegpt.models.device import CPU
-from exegpt.plan import PlannedModel, Share
 from exegpt.profile import Profile
 from exegpt.request import Request, Result
 from exegpt.served import summarise

@@ -183,6 +183,15 @@ class Workload(Noun):
         if self.arrival_rate is not None and not 0 < self.arrival_rate < math.inf:
             raise InputError(f"Workload '{self.name}' has the arrival rate {self.arrival_rate}: it must be above 0.")
 
+    @staticmethod
+    def parse(text: str) -> "Workload":
+        """A workload as it is typed: a task of the ExeGPT paper, fixed lengths (`2048/256`) or a trace file; InputError
+        for what is none of these.
+        """
+        from exegpt.trace import parse_workload
+
+        return parse_workload(text)
+
     @property
     def without_requests(self) -> "Workload":
         """This workload without its request list: what a schedule file carries."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from benchmarks.servers import orca
+from exegpt.cluster_plan import PlannedModel, Share
 from exegpt.models.create import create_model
-from exegpt.plan import PlannedModel, Share
 from exegpt.request import Request, Result
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths

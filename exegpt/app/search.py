@@ -1,7 +1,7 @@
 """Searches for the schedules of a setting, and what they answer beside the best one: the frontier, reasons, advice."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from exegpt.app.rooflines import like
@@ -30,6 +30,8 @@ class SearchOptions:
     tolerance: float
     admission: tuple[Admission, ...] = ("reserve",)
     runnable: tuple[str, ...] = ()
+    fixed: dict[str, int] = field(default_factory=dict)
+    """Control variables that are set by hand."""
 
 
 def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":

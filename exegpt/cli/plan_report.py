@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from exegpt.app.multimodel.planning import Proposal
     from exegpt.app.multimodel.stage_planning import StageProposal
-    from exegpt.plan import Plan
+    from exegpt.cluster_plan import Plan
     from exegpt.price import Prices
     from exegpt.report.sections import Section
     from exegpt.stage_plan import StagePlan

@@ -7,7 +7,7 @@ from exegpt.quantity import counted
 if TYPE_CHECKING:
     from exegpt.app.multimodel.planning import Proposal
     from exegpt.app.multimodel.stage_planning import StageProposal
-    from exegpt.plan import Plan, PlannedModel
+    from exegpt.cluster_plan import Plan, PlannedModel
     from exegpt.price import Prices
     from exegpt.report.gantt import Gantt
     from exegpt.stage_plan import StagedNode, StagePlan

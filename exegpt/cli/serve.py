@@ -14,7 +14,7 @@ from exegpt.report.output import LOG_FORMAT
 if TYPE_CHECKING:
     from exegpt.app.engines.unit_options import UnitOptions
     from exegpt.app.serving_engine import EngineOptions
-    from exegpt.plan import Plan
+    from exegpt.cluster_plan import Plan
     from exegpt.server.replanning import ReplanOptions
 
 _ENGINES = (

@@ -112,7 +112,7 @@ def _cluster(file: Path) -> "Shown":
 def _plan(file: Path) -> "Shown":
     from exegpt import document
     from exegpt.cli.plan_tables import print_plan
-    from exegpt.plan import Plan
+    from exegpt.cluster_plan import Plan
 
     plan = document.read(Plan, file)
     return document.to_dict(plan), lambda: print_plan(plan)

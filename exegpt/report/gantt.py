@@ -5,8 +5,8 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.duration import duration_text
-from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import percent_text
 from exegpt.report import svg
 from exegpt.stage_plan import StagePlan

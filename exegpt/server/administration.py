@@ -7,8 +7,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from exegpt import document
+from exegpt.cluster_plan import Plan
 from exegpt.errors import InputError
-from exegpt.plan import Plan
 from exegpt.policies import checked
 from exegpt.schedule import Schedule
 from exegpt.server.body import read_json

@@ -7,7 +7,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
-from exegpt.plan import Plan
+from exegpt.cluster_plan import Plan
 from exegpt.server.errors import ApiError, invalid
 from exegpt.server.frontend import Frontend
 from exegpt.server.journal import Entry

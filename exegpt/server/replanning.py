@@ -9,9 +9,9 @@ from typing import Any, Literal, get_args
 from prometheus_client import CollectorRegistry, Counter
 
 from exegpt.app.multimodel.replan import ReplanInput, Replanned, Watched, in_a_process, next_interval_s, why_not_watched
+from exegpt.cluster_plan import Plan
 from exegpt.document import to_dict
 from exegpt.errors import InputError
-from exegpt.plan import Plan
 from exegpt.quantity import figure_text
 from exegpt.report import output
 from exegpt.server.frontend import Frontend

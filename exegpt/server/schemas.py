@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, model_validator
 
-from exegpt.plan import Plan
+from exegpt.cluster_plan import Plan
 from exegpt.schedule import Schedule
 from exegpt.server.errors import ApiError, invalid
 

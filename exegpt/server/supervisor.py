@@ -15,8 +15,8 @@ import uvicorn
 
 from exegpt.app.engines.engine_link import EngineLink
 from exegpt.app.engines.unit_options import UnitOptions
+from exegpt.cluster_plan import Plan
 from exegpt.errors import InputError
-from exegpt.plan import Plan
 from exegpt.report import output
 from exegpt.schedule import Schedule
 from exegpt.server.api import KINDS, make_api, resume_entries

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exegpt.cluster import parse_cluster
-from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.report import gantt
 from exegpt.report.gantt import IDLE, MOST_ROWS, ON, Bar, Gantt
 from exegpt.served import summarise

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from exegpt import document
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.document import to_dict
 from exegpt.estimate import Estimate
 from exegpt.models.create import create_model
-from exegpt.plan import Plan, PlannedModel, Share
 from tests.server.conftest import schedule_for, started
 from tests.server.test_completions import expected
 from tests.server.test_faults import LONG, prompts, until_accepted

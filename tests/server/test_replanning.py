@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry
 
 from exegpt import document
 from exegpt.app.multimodel.replan import Replanned
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.models.create import create_model
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.server import replanning
 from exegpt.server.answered import Answered
 from exegpt.server.answering import _admit

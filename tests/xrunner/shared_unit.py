@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from exegpt import document
-from exegpt.plan import Plan
+from exegpt.cluster_plan import Plan
 from exegpt.request import Result
 from tests.xrunner.cells import requests
 from xrunner.comm.ranks import Ranks, job

@@ -14,8 +14,8 @@ import torch
 from exegpt.batching import Ledger
 from exegpt.batching import Sequence as LedgerSequence
 from exegpt.batching.shared_pool import least_quota
+from exegpt.cluster_plan import PlannedModel, Share
 from exegpt.models.device import CPU
-from exegpt.plan import PlannedModel, Share
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.quota_adaptation import QuotaAdaptation

@@ -10,8 +10,8 @@ from functools import partial
 from itertools import cycle
 
 from exegpt.batching import UNKNOWN, Sequence
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.dependent_calls import Chain, DependentCalls
-from exegpt.plan import Plan, PlannedModel
 from exegpt.profile import Profile
 from exegpt.schedule import Schedule
 from exegpt.served import Served

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from exegpt.batching import Hints, Order, deal
 from exegpt.batching.kv_pool import KVPool
 from exegpt.batching.shared_pool import block_of, least_quota, shared_pools
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
 from exegpt.model import BYTES
 from exegpt.orders import fcfs
 from exegpt.orders.doubling_budget import DoublingBudget
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import Sharing, SpatialSharing, TimeSharing

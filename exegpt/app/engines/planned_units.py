@@ -8,10 +8,10 @@ from pathlib import Path
 from exegpt import document
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.noun import Noun
-from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import checked
 from exegpt.quantity import counted
 from exegpt.report.output import NOTES_OF

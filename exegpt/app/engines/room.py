@@ -6,8 +6,8 @@ from dataclasses import replace
 from exegpt.app.engines.engine_link import EngineLink
 from exegpt.batching.room import with_room
 from exegpt.batching.shared_pool import merged_pools
+from exegpt.cluster_plan import Plan
 from exegpt.noun import Noun
-from exegpt.plan import Plan
 from exegpt.schedule import Schedule
 
 

@@ -10,8 +10,8 @@ from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.planning import Proposal
 from exegpt.app.multimodel.stage_planning import propose_stages
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import Plan
 from exegpt.errors import Infeasible, InputError
-from exegpt.plan import Plan
 from exegpt.schedule import Schedule
 
 

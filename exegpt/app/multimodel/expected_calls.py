@@ -17,10 +17,10 @@ from exegpt.app.multimodel.made_up import (
 from exegpt.app.multimodel.models_file import ModelEntry, ModelsFile, workload_beside
 from exegpt.app.settings import find_model
 from exegpt.call_graph import CallGraph, GraphNode
+from exegpt.cluster_plan import Plan
 from exegpt.dependent_calls import Chain, DependentCalls
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
-from exegpt.plan import Plan
 from exegpt.profile import Profile
 from exegpt.trace import parse_workload
 from exegpt.workload import RequestLengths, Workload

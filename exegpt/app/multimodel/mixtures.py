@@ -16,7 +16,7 @@ from exegpt.app.multimodel.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Tr
 from exegpt.app.multimodel.shared_devices import can_share, most_of_unit, share_unit
 from exegpt.app.processes import Processes
 from exegpt.cluster import ClusterSpec
-from exegpt.plan import Plan, PlannedModel
+from exegpt.cluster_plan import Plan, PlannedModel
 
 if TYPE_CHECKING:
     from xscheduler.multimodel.groups import Group, Grouping, Part

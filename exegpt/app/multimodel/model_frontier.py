@@ -14,8 +14,8 @@ from exegpt.app.settings import Setting
 from exegpt.app.shortlist import MOST, best_by_replay
 from exegpt.bound import ALL_REQUESTS
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import PlannedModel
 from exegpt.estimate import Estimate
-from exegpt.plan import PlannedModel
 from exegpt.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import lowest_latency_s, served_on
 from exegpt.app.multimodel.shared_devices import can_share
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.duration import duration_text
-from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import counted, figure_text
 
 LOOSER, TRIES = 1.1, 20

@@ -9,9 +9,9 @@ from exegpt.app.multimodel.model_frontier import Frontiers
 from exegpt.app.multimodel.planning import Proposal, propose
 from exegpt.app.search import on_cluster
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
-from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import figure_text
 
 LOOSER = 1.5

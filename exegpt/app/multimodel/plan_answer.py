@@ -11,7 +11,7 @@ from exegpt.app.multimodel.model_frontier import Frontiers
 from exegpt.app.multimodel.models_file import read_models
 from exegpt.app.multimodel.plan_advice import Gain, advice_about, gains
 from exegpt.app.multimodel.planning import METHODS, Proposal, propose
-from exegpt.plan import Plan
+from exegpt.cluster_plan import Plan
 from exegpt.price import Prices, price_per_hour
 from exegpt.stage_plan import StagePlan
 from xsimulator.multimodel.call_replay import CallReplay

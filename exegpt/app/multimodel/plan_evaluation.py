@@ -11,7 +11,7 @@ from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.models_file import MOST_MODELS
 from exegpt.app.multimodel.shared_devices import most_of_unit
 from exegpt.app.multimodel.solo import solo_seconds
-from exegpt.plan import PlannedModel
+from exegpt.cluster_plan import PlannedModel
 from exegpt.served import Served, ServedColumns, summarise_columns
 from exegpt.workload import RequestLengths
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from exegpt.app.request_lists import fitted_to_context, grammar_check
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.errors import InputError
-from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
 from exegpt.tokenizer import encode, load_tokenizer
 from exegpt.trace import Note, read_model_trace, silent

@@ -14,10 +14,10 @@ from exegpt.app.multimodel.application_calls import ApplicationCalls
 from exegpt.app.multimodel.asking import Asking, together
 from exegpt.app.multimodel.plan_requests import read_plan_requests
 from exegpt.app.multimodel.planned_application import plan_application
+from exegpt.cluster_plan import Plan
 from exegpt.columns import parse_columns
 from exegpt.document import fingerprint, to_dict
 from exegpt.errors import InputError
-from exegpt.plan import Plan
 from exegpt.profile import Profile
 from exegpt.report import output
 from exegpt.request import Request, Result

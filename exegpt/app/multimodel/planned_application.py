@@ -24,9 +24,9 @@ from exegpt.app.multimodel.made_up import (
 )
 from exegpt.app.multimodel.models_file import workload_beside
 from exegpt.call_graph import CallGraph, GraphNode
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.dependent_calls import Chain, DependentCalls
 from exegpt.errors import InputError
-from exegpt.plan import Plan, PlannedModel
 from exegpt.request import Request
 from exegpt.tokenizer import TOKENIZER, encode, load_tokenizer
 from exegpt.trace import parse_workload

@@ -10,8 +10,8 @@ from exegpt.app.multimodel.nearest import no_room, nothing_fits, rates_missed
 from exegpt.app.multimodel.plan_evaluation import Drawn
 from exegpt.app.processes import Processes
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.errors import Infeasible, InputError
-from exegpt.plan import Plan, PlannedModel
 from exegpt.policies import TRAITS
 from exegpt.quantity import figure_text
 from exegpt.report import output

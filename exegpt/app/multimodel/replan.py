@@ -15,8 +15,8 @@ from exegpt.app.engines.engine_process import signal_session
 from exegpt.app.multimodel.demands import Demand
 from exegpt.app.searching import process_text, read_question, write_answer
 from exegpt.app.settings import Setting
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.errors import Infeasible, InputError
-from exegpt.plan import Plan, PlannedModel
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text
 from exegpt.workload import Workload

@@ -11,12 +11,12 @@ from exegpt.app.files import model_directory
 from exegpt.app.profiles import measured_profile, profile_text
 from exegpt.app.serving_engine import speed_now
 from exegpt.app.settings import set_threads
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.engine_protocol import Opened
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import planning
 from exegpt.models.device import find_device
-from exegpt.plan import Plan, PlannedModel
 from exegpt.profile import Profile
 from exegpt.report import output
 from xrunner.comm.ranks import Ranks

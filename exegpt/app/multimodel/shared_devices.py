@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Literal
 
 from exegpt.app.multimodel.demands import Demand
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import PlannedModel, Share
 from exegpt.engine import engine_of
 from exegpt.errors import Infeasible, InputError
-from exegpt.plan import PlannedModel, Share
 from exegpt.quantity import counted, figure_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from exegpt.served import summarise

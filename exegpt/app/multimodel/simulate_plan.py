@@ -15,10 +15,10 @@ from exegpt.app.multimodel.models_file import check_requests
 from exegpt.app.multimodel.plan_evaluation import in_one_time, in_time
 from exegpt.app.profiles import find_profile
 from exegpt.app.settings import fit_context
+from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.duration import duration_text
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
-from exegpt.plan import Plan, PlannedModel
 from exegpt.quantity import NOTHING, figure_text, percent_text
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace

@@ -7,8 +7,8 @@ from pathlib import Path
 from exegpt import document
 from exegpt.app.engines.planned_units import check_names, placed_model
 from exegpt.call_graph import CallGraph
+from exegpt.cluster_plan import PlannedModel
 from exegpt.errors import InputError
-from exegpt.plan import PlannedModel
 from exegpt.served import summarise
 from exegpt.stage_plan import StagedNode, StagePlan
 

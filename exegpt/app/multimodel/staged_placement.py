@@ -16,8 +16,8 @@ from exegpt.app.multimodel.plan_evaluation import Trial, drawn
 from exegpt.app.multimodel.shared_devices import no_room_together, other_bytes, planned_on, popular_of, usable_bytes
 from exegpt.batching.shared_pool import block_of, least_memory
 from exegpt.cluster import ClusterSpec
+from exegpt.cluster_plan import PlannedModel, Share
 from exegpt.errors import Infeasible
-from exegpt.plan import PlannedModel, Share
 from exegpt.quantity import counted
 from exegpt.schedule import BLOCK_SIZE
 

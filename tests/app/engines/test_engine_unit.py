@@ -12,7 +12,7 @@ from exegpt.app.engines.engine_unit import EngineUnit
 from exegpt.app.engines.started import StartedUnit
 from exegpt.app.engines.unit_options import UnitModel, UnitOptions
 from exegpt.batching.shared_pool import merged_pools
-from exegpt.plan import Plan, Share
+from exegpt.cluster_plan import Plan, Share
 from exegpt.request import Request
 from exegpt.schedule import Schedule
 from tests.exegpt import nouns

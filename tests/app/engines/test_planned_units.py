@@ -8,9 +8,9 @@ import pytest
 from exegpt import document
 from exegpt.app.engines.planned_units import planned_units, read_plan
 from exegpt.app.multimodel.plan_answer import simulated_alone
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.report import output
 from exegpt.report.output import NOTES_OF
 from exegpt.schedule import Stage

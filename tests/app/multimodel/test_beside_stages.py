@@ -10,7 +10,7 @@ from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.beside_stages import beside_stages, loading_of
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.planning import Proposal, propose
-from exegpt.plan import Plan
+from exegpt.cluster_plan import Plan
 from exegpt.stage_plan import StagePlan
 from tests.cli.conftest import run_command
 

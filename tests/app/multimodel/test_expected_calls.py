@@ -10,7 +10,7 @@ from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.expected_calls import expected_calls
 from exegpt.app.multimodel.models_file import read_models
 from exegpt.app.multimodel.planned_application import plan_application
-from exegpt.plan import Plan
+from exegpt.cluster_plan import Plan
 from exegpt.workload import RequestLengths
 from tests.cli.conftest import run_command
 from xsimulator.multimodel.call_replay import replay_calls

@@ -17,9 +17,9 @@ from exegpt import document
 from exegpt.app.multimodel.plan_requests import read_plan_requests
 from exegpt.app.multimodel.plan_run import Calls, PlanRunOptions, run_plan
 from exegpt.app.multimodel.planned_application import plan_application
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.errors import InputError
 from exegpt.models.create import create_model
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.request import Request
 from exegpt.served import summarise
 from tests.cli.conftest import run_command

@@ -13,8 +13,8 @@ from exegpt.app.multimodel.model_frontier import ModelFrontier
 from exegpt.app.multimodel.planning import make_plan, propose
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
+from exegpt.cluster_plan import Plan
 from exegpt.errors import Infeasible, InputError
-from exegpt.plan import Plan
 
 CLUSTER = parse_cluster("4xA100-80GB")
 CHAT = {"name": "chat", "model": "opt-1.3b", "workload": "128/64", "rate": "20/s", "latency_bound": "4s"}

@@ -27,7 +27,7 @@ from exegpt.app.multimodel.replan import (
 from exegpt.app.multimodel.solo import solo_seconds
 from exegpt.app.settings import find_setting
 from exegpt.cluster import parse_cluster
-from exegpt.plan import Plan, PlannedModel, Share
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.quantity import figure_text
 from tests.exegpt import nouns
 from xscheduler.multimodel.replacement import BETA, FIRST_S, LONGEST_S, next_interval

@@ -16,8 +16,8 @@ from exegpt.app.multimodel.staged_placement import Groups
 from exegpt.batching.shared_pool import block_of, merged_bytes, shared_pools
 from exegpt.cli import main
 from exegpt.cluster import parse_cluster
+from exegpt.cluster_plan import Plan, Share
 from exegpt.errors import Infeasible, InputError
-from exegpt.plan import Plan, Share
 from xscheduler.multimodel.two_stage import Group
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.multimodel.plan_replay import replay_models, replay_plan

@@ -5,11 +5,11 @@ import math
 
 import pytest
 
+from exegpt.cluster_plan import Share
 from exegpt.kernels import device
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.models.create import create_model
-from exegpt.plan import Share
 from exegpt.request import Request
 from tests.kernels.gpu import DEVICE, needs_triton
 from tests.xrunner.cells import POLICIES, disaggregated, requests, schedule

@@ -4,8 +4,8 @@ import select
 import socket
 from types import SimpleNamespace
 
+from exegpt.cluster_plan import Share
 from exegpt.engine_protocol import BEGIN, DRAIN, FROM_ENGINE, Frames, Stepped, framed
-from exegpt.plan import Share
 from tests.xrunner.cells import requests
 from tests.xrunner.multimodel.test_shared_unit import planned
 from xrunner.core.inbox import Inbox

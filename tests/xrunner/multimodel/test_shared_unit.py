@@ -8,11 +8,11 @@ import pytest
 from exegpt import document
 from exegpt.batching import Hints
 from exegpt.cluster import parse_cluster
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
 from exegpt.orders.doubling_budget import DoublingBudget
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.policies import quota_adaptation
 from exegpt.policies.one_phase import OnePhasePolicy
 from exegpt.policies.sharing import SpatialSharing

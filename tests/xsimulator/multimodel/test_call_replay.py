@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import parse_cluster
+from exegpt.cluster_plan import Plan, PlannedModel, Share
 from exegpt.dependent_calls import DependentCalls
-from exegpt.plan import Plan, PlannedModel, Share
 from exegpt.served import summarise
 from exegpt.workload import RequestLengths
 from tests.xsimulator.replay.test_event_simulator import MODEL, PROFILE, plans, schedule, stages_of

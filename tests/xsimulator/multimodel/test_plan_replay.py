@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from exegpt.batching.shared_pool import least_quota
 from exegpt.cluster import parse_cluster
+from exegpt.cluster_plan import PlannedModel, Share
 from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
 from exegpt.model import BYTES
-from exegpt.plan import PlannedModel, Share
 from exegpt.policies.priority_sharing import PrioritySharing
 from exegpt.policies.sharing import SpatialSharing, TimeSharing
 from exegpt.profile import Table

@@ -1,0 +1,207 @@
+"""What `import exegpt` offers: the commands as functions, with the same defaults, and frozen dataclasses as results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exegpt.app.choices import bound_meaning, check_choice, policy_names
+from exegpt.app.engine_settings import EngineSettings
+from exegpt.app.multimodel.plan_answer import answer as plan_answer
+from exegpt.app.multimodel.planning import METHODS
+from exegpt.app.ordering import OrderChoice
+from exegpt.app.search import SearchOptions
+from exegpt.app.settings import find_setting
+from exegpt.app.simulate import SimulateOptions
+from exegpt.app.simulate import simulate as predict
+from exegpt.app.tuning import PATTERNS, TuneOptions, tune_bounds, tune_rate
+from exegpt.cluster_plan import Plan
+from exegpt.document import from_dict, to_dict
+from exegpt.duration import parse_duration
+from exegpt.errors import InputError
+from exegpt.estimate import Estimate
+from exegpt.schedule import Schedule
+from exegpt.stage_plan import StagePlan
+from exegpt.trace import parse_rate
+from exegpt.workload import Workload
+from xscheduler.search import Search
+from xscheduler.tuned import Alternative
+
+Duration = float | str | None
+"""Seconds, or a text like 250ms; None: no bound."""
+_SETTING = ("dtype", "kv_dtype", "memory_fraction", "columns", "scale_to_context", "device", "engine", "front_end")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The answer of a search."""
+
+    schedule: Schedule | None
+    """None where nothing keeps the bounds."""
+    estimate: Estimate | None
+    alternatives: tuple[Alternative, ...]
+    """Every policy's best."""
+    search: Search
+    assumptions: tuple[str, ...]
+    lowest_latency_s: float | None = None
+    """The lowest that any schedule reaches, where none keeps the bounds."""
+    rate_seq_s: float | None = None
+    goodput_seq_s: float | None = None
+    """The highest rate that the schedule sustains; None without a rate."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        return to_dict(self)
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A prediction of one schedule's performance."""
+
+    schedule: Schedule
+    estimate: Estimate | None
+    """Of the steady state; None for a replay."""
+    facts: dict[str, Any]
+    """What `exegpt simulate --json` prints."""
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        return to_dict(self)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Budgets of devices for several models."""
+
+    plan: Plan | StagePlan | None
+    """None where no method sustains all rates."""
+    why_not: str
+    """Then why."""
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        return to_dict(self)
+
+
+def tune(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    latency_bound: Duration = None,
+    *,
+    ttft: Duration = None,
+    tpot: Duration = None,
+    rate: float | str | None = None,
+    arrivals: str = "poisson",
+    bound: str = "requests",
+    percentile: float = 99.0,
+    policy: str | None = None,
+    search: str = "bnb",
+    tolerance: float = 0.0,
+    admission: str = "reserve",
+    fixed: Mapping[str, int] | None = None,
+    profile: str | None = None,
+    seed: int = 0,
+    **setting: Any,
+) -> Tuned:
+    """Find the schedule with the highest throughput under the bounds, or at a `rate` in requests/s that with the
+    highest goodput, as `exegpt tune` does. `fixed` are control variables set by hand; `setting` takes dtype, kv_dtype, memory_fraction, columns, scale_to_context,
+    device, engine and front_end.
+
+    Example: `exegpt.tune("llama-3.1-8b", "1xH100-SXM", "2048/256", latency_bound=5.0).schedule`
+
+    Raises InputError for what the command refuses.
+    """
+    _check_names(setting, _SETTING, "tune")
+    check_choice(search, ("bnb", "exhaustive", "optuna"), "search")
+    check_choice(admission, ("reserve", "grow", "auto"), "admission")
+    check_choice(arrivals, PATTERNS, "arrivals")
+    per_second = _rate(rate)
+    arriving = None if per_second is None else f"{per_second}/s"
+    where = find_setting(model, cluster, workload, profile, rate=arriving, **setting)
+    rules = ("reserve", "grow") if admission == "auto" else (admission,)
+    asked = SearchOptions(
+        bound_meaning(bound, percentile),
+        _seconds(ttft),
+        _seconds(tpot),
+        policy_names(policy),
+        search,  # type: ignore[arg-type]
+        tolerance,
+        rules,  # type: ignore[arg-type]
+        fixed=dict(fixed or {}),
+    )
+    options = TuneOptions((where,), (_seconds(latency_bound),), asked, per_second, arrivals, seed, advice=False)
+    if options.open_system:
+        (offer,) = tune_rate(options)
+        tuned, rated = offer.rated.tuned, offer.rated
+        best = rated.sustained[tuned.schedule.policy].goodput.low if tuned.schedule else None
+        at: tuple[float | None, float | None] = (rated.rate_seq_s, best)
+    else:
+        tuned, at = tune_bounds(options)[0].tuned, (None, None)
+    said = (*where.assumptions, *tuned.assumptions)
+    figures = (tuned.schedule, tuned.estimate, tuned.alternatives, tuned.search, said, tuned.lowest_latency_s)
+    return Tuned(*figures, *at)
+
+
+def simulate(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    *,
+    schedule: str | Path | None = None,
+    replay: str | None = None,
+    timeline: str | Path | None = None,
+    profile: str | None = None,
+    **settings: Any,
+) -> Simulated:
+    """Predict what a schedule's file, or a running engine's settings, give, as `exegpt simulate` does: `settings` takes
+    the command's options by their names.
+
+    Example: `exegpt.simulate("llama-3.1-8b", "1xH100-SXM", "2048/256", max_num_seqs=64).estimate`
+
+    Raises InputError for what the command refuses.
+    """
+    engine = {name: settings.pop(name) for name in EngineSettings.__dataclass_fields__ if name in settings}
+    known = dict.fromkeys(SimulateOptions.__dataclass_fields__)
+    _check_names(settings, (*known, *EngineSettings.__dataclass_fields__), "simulate")
+    files = {"schedule": schedule and Path(schedule), "timeline": timeline and Path(timeline), "replay": replay}
+    typed = {"model": model, "cluster": cluster, "workload": workload, "profile": profile, "scale_to_context": False}
+    order = OrderChoice.of(None, False)
+    own = {"engine_settings": EngineSettings(**engine), "order": order}
+    found = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
+    estimate = None if replay else from_dict(Estimate, found.facts, "the estimate")
+    return Simulated(found.schedule, estimate, found.facts, tuple(found.assumptions))
+
+
+def plan(models: str | Path, cluster: str, *, method: str = "exegpt", **setting: Any) -> Planned:
+    """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does; `setting` takes dtype,
+    kv_dtype, memory_fraction, engine, front_end and scale_to_context.
+
+    Example: `exegpt.plan("models.yaml", "4xA100-80GB").plan`
+
+    Raises InputError for what the command refuses.
+    """
+    _check_names(setting, _SETTING, "plan")
+    check_choice(method, (*METHODS, "best"), "method")
+    found = plan_answer(Path(models), cluster, method, False, None, **setting)
+    return Planned(found.best, "" if found.best else found.proposals[0].why_not, tuple(found.assumptions))
+
+
+def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"exegpt.{function} has no argument '{name}': it takes {', '.join(known)}.")
+
+
+def _seconds(duration: Duration) -> float | None:
+    """A bound in seconds; InputError for one that isn't above 0."""
+    if duration is None:
+        return None
+    return parse_duration(duration if isinstance(duration, str) else f"{duration}s")
+
+
+def _rate(rate: float | str | None) -> float | None:
+    """A rate in requests/s."""
+    return None if rate is None else parse_rate(rate if isinstance(rate, str) else f"{rate}/s")
