@@ -18,7 +18,7 @@ from exegpt.errors import InputError
 from exegpt.prompt_identity import PromptIdentity
 from exegpt.quantity import figure_text
 from exegpt.rows import Moment, Table, csv_table, jsonl_table, parquet_table
-from exegpt.trace_identity import identity_of
+from exegpt.trace_identity import blocks_note, identity_of
 from exegpt.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
 
 MAX_ROWS = 5_000_000
@@ -196,6 +196,8 @@ def _read(
         RequestLengths(input, output, at, identity)
         for (input, output, identity), at in zip(lengths, seconds, strict=True)
     ]
+    if odd := blocks_note(requests):
+        note(f"'{path}': {odd}")
     return list(zip(taken, requests, strict=True))
 
 

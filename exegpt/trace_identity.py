@@ -2,12 +2,13 @@
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exegpt.document import parse_json
 from exegpt.errors import InputError
 from exegpt.prompt_identity import PromptIdentity
+from exegpt.workload import RequestLengths
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
 """Tokens of a block in traces with `hash_ids`: Qwen-Bailian's have a `chat_id` too."""
@@ -27,7 +28,7 @@ def identity_of(row: Mapping[str, Any], columns: Mapping[str, str], input: int, 
         return None
     names = {key: _name(row.get(columns.get(key, ""))) for key in _NAMES}
     block = BAILIAN_BLOCK if "chat_id" in columns else MOONCAKE_BLOCK
-    blocks = _block_ids(*_value(row, columns, "hash_ids", where), input, block)
+    blocks = _block_ids(*_value(row, columns, "hash_ids", where))
     prefix, parent = names["prefix_id"], names["parent_chat_id"]
     identity = PromptIdentity(
         token_ids=_token_ids(*_value(row, columns, "prompt_ids", where), input),
@@ -88,16 +89,25 @@ def _token_ids(value: Any, where: str, input: int) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _block_ids(value: Any, where: str, input: int, size: int) -> tuple[int | str, ...]:
+def _block_ids(value: Any, where: str) -> tuple[int | str, ...]:
     ids = _ids(value, where)
     if any(type(block) not in (int, str) for block in ids):
         raise InputError(
             f"{where}: {reprlib.repr(value)} are not names of blocks: they must be whole numbers or texts."
         )
-    if ids and abs(len(ids) - -(-input // size)) > 1:  # with or without the partial block, or a start token
-        like = "Qwen-Bailian's traces, which have a chat_id" if size == BAILIAN_BLOCK else "Mooncake's traces"
-        raise InputError(
-            f"{where}: it has {len(ids):,} blocks of {size} tokens, as in {like}, and the row's input is {input:,} "
-            "tokens: name each block of the prompt."
-        )
     return tuple(ids)
+
+
+def blocks_note(requests: Sequence[RequestLengths]) -> str | None:
+    """Return a sentence about prompts with more or fewer names than blocks; None where there is none."""
+    known = [(r.input, r.identity) for r in requests if r.identity and r.identity.block_ids]
+    size = known[0][1].block_tokens if known else 1
+    # With or without the partial block, or a start token.
+    odd = sum(abs(len(identity.block_ids) - -(-tokens // size)) > 1 for tokens, identity in known)
+    if not odd:
+        return None
+    like = "Qwen-Bailian's traces, which have a chat_id" if size == BAILIAN_BLOCK else "Mooncake's traces"
+    return (
+        f"hash_ids of {odd:,} of {len(known):,} rows are more or fewer than their prompts' blocks of {size} tokens, as "
+        f"in {like}: tokens without a name are each prompt's own"
+    )
