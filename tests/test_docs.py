@@ -118,6 +118,15 @@ def test_the_guides_program_runs():
     assert re.search(r"^prefill-first \d+", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_the_programs_for_python_run(number, tmp_path):
+    programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(programs) == 3
+    how = {"capture_output": True, "text": True, "timeout": 120, "cwd": tmp_path}
+    done = subprocess.run([sys.executable, "-c", programs[number]], **how)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+
+
 def test_the_costs_of_a_stage_are_found_as_the_architecture_says(tmp_path):
     """Its program, on a schedule of four stages."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")

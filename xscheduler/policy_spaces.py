@@ -15,7 +15,7 @@ from xscheduler import ceilings
 from xscheduler.allocation import Layout
 from xscheduler.candidates import CandidateFamily, Candidates, candidates
 from xscheduler.ceilings import Bounds
-from xscheduler.question import Question
+from xscheduler.question import Question, variables_of
 from xscheduler.space import Variable
 from xsimulator.steady.scenario import Scenario
 
@@ -43,7 +43,8 @@ def iteration_counts(output: LengthDistribution, longest: int) -> tuple[int, ...
 
 def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
     """The spaces of a policy, in whose scenarios the weights fit into memory."""
-    members = list(SPACES.get(policy, _declared)(policy, question)) if question.admissions(policy) else []
+    possible = question.admissions(policy) and set(question.fixed) <= set(variables_of(policy))
+    members = list(SPACES.get(policy, _declared)(policy, question)) if possible else []
     for number, space in enumerate(members):
         space.name = f"{policy}-{number}"
     return members
@@ -209,6 +210,8 @@ def _gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
     theirs. On many devices neighbouring splits hardly differ: then some are left out.
     """
     cost_model, near = question.cost_model, max(1, devices // 8)
+    if asked := question.fixed.get("encode_devices"):
+        return range(asked, asked + 1) if asked < devices else range(0)
     if by_memory:
         model, cluster = cost_model.model, cost_model.cluster
         usable = cost_model.engine_memory.usable_bytes(cluster)

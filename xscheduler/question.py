@@ -29,8 +29,15 @@ from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
 """Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
-VARIABLES = {"tp_degree", "tp_gpus", "replicas"}.union(*(traits.searched for traits in TRAITS.values()))
+_ALLOCATION, _ENCODERS = ("tp_degree", "tp_gpus", "replicas"), ("encode_devices", "encode_tp_degree")
+VARIABLES = {*_ALLOCATION, *_ENCODERS}.union(*(traits.searched for traits in TRAITS.values()))
 """What can be fixed by hand."""
+
+
+def variables_of(policy: str) -> tuple[str, ...]:
+    """What a policy has of them; of the encoding side only those whose encoding has devices of its own."""
+    traits = TRAITS[policy]
+    return (*traits.searched, *_ALLOCATION, *(_ENCODERS if traits.disaggregated else ()))
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,8 @@ class Question:
         make = uniform_layouts if uniform or not self.partial else partial_layouts
         layouts = make(model, devices, cluster.devices_per_node, sorted(self.speeds))
         if side == "encode":
-            return layouts
+            asked = self.fixed.get("encode_tp_degree")
+            return tuple(layout for layout in layouts if asked in (None, layout.degree))
         degree, gpus = self.fixed.get("tp_degree"), self.fixed.get("tp_gpus")
         return tuple(
             layout

@@ -22,7 +22,7 @@ from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, SPACES, at_budget, spaces
-from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question
+from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of
 from xscheduler.refine import refined
 from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
@@ -172,6 +172,9 @@ def check_asked(
     for name, value in fixed.items():
         if name not in VARIABLES:
             raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
+        able = [policy for policy in SPACES if name in variables_of(policy)]
+        if not set(able) & set(policies):
+            raise InputError(f"None of {', '.join(policies)} has a {name} to fix to {value}: {', '.join(able)} have.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
 
@@ -310,6 +313,9 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
     """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
     closest.
     """
+    without = [name for name in question.fixed if name not in variables_of(policy)]
+    if without:
+        return f"it has no {', '.join(without)}, which {'is' if len(without) == 1 else 'are'} fixed"
     if not members and question.load.encoder_decoder and TRAITS[policy].splits_prompts:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
     if not members and not question.admissions(policy):

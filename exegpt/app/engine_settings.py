@@ -38,6 +38,15 @@ class EngineSettings:
     block_size: int | None = None
     admission: str | None = None
     prefix_caching: bool | None = None
+    encode_batch: int | None = None
+    decode_iterations: int | None = None
+    micro_batches: int | None = None
+    encode_micro_batches: int | None = None
+    tp_gpus: int | None = None
+    encode_devices: int | None = None
+    encode_tp_degree: int | None = None
+    stages: int | None = None
+    """Pipeline stages of a replica; None: as many as its devices make."""
 
 
 def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
@@ -50,11 +59,9 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     check_choice(policy, tuple(TRAITS), "--policy")
     if settings.prefix_caching:
         check_prefix_caching(policy, setting.model)
-    engines = [name for name, traits in TRAITS.items() if traits.engines]
-    if policy not in engines:
-        raise InputError(
-            f"--policy '{policy}' isn't an engine's: use {' or '.join(engines)}, or pass a schedule with --schedule."
-        )
+    if "max_num_seqs" not in TRAITS[policy].variables:
+        return _point(setting, settings, policy)
+    _check_variables(settings, policy)
     defaults = engine_defaults(engine or engine_of(setting.profile).name, setting.cluster)
     whose = f"the default of {defaults.engine} on {setting.cluster.device.kind}"
     variables, assumed = _variables(policy, settings, defaults, whose)
@@ -62,12 +69,60 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     replicas = settings.replicas or 1
     tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
     block_size = settings.block_size or BLOCK_SIZE
-    schedule = engine_schedule(setting, policy, tp_degree, settings.kv_blocks, block_size, replicas, **variables)
+    cache = (settings.kv_blocks, block_size)
+    schedule = engine_schedule(setting, policy, tp_degree, *cache, replicas, settings.stages, **variables)
     schedule = replace(schedule, admission=admission, prefix_caching=caching)
     if not settings.tp_degree and setting.cluster.devices > replicas:
         widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
         rules.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
     return schedule, (*assumed, *rules)
+
+
+_OF_POLICIES = (
+    *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_gpus", "tp_degree", "replicas"),
+    *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step"),
+)
+"""Settings that are control variables."""
+
+
+def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
+    """The control variables that were given; InputError for one that the policy doesn't have."""
+    from xscheduler.question import variables_of
+
+    given = {name: getattr(settings, name) for name in _OF_POLICIES if getattr(settings, name) is not None}
+    for name, value in given.items():
+        if name not in variables_of(policy):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"Policy {policy} has no {option}: leave {option} {value} out.")
+    return given
+
+
+def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Schedule, tuple[str, ...]]:
+    """A point of a policy's space: what wasn't given is the best, and said. InputError where what decides the batch
+    wasn't given, or memory holds no such point.
+    """
+    from exegpt.app.search import search_schedule
+
+    fixed = _check_variables(settings, policy)
+    needed = [name for name, kind in TRAITS[policy].variables.items() if kind in ("prompts", "period", "residents")]
+    missing = [f"--{name.replace('_', '-')}" for name in needed if name not in fixed]
+    if missing:
+        raise InputError(f"A schedule of policy {policy} needs {' and '.join(missing)}: pass {missing[0]} 8, say.")
+    for name in ("kv_blocks", "block_size", "prefix_caching"):
+        if getattr(settings, name):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is for policies that engines have, not for {policy}: leave it out.")
+    rule = admission_rule(settings.admission, policy)
+    answer = search_schedule(setting, None, policies=(policy,), fixed=fixed)
+    if answer.schedule is None:
+        raise InputError(f"No schedule of policy {policy} has these settings: {answer.alternatives[0].reason}.")
+    free = {
+        name: getattr(answer.schedule, name, None)
+        for name in ("encode_micro_batches", "micro_batches", "tp_degree", "tp_gpus", "encode_tp_degree", "replicas")
+    }
+    chosen = [f"{name}={value}" for name, value in free.items() if name not in fixed and value]
+    said = f"not given, and the best of all: {', '.join(chosen)}, on {stages_text(answer.schedule)}"
+    return replace(answer.schedule, admission=rule), (said,) if chosen else ()
 
 
 def _variables(
@@ -83,9 +138,6 @@ def _variables(
             if value is None:
                 why = whose if name == "max_num_batched_tokens" else "as in the Orca paper"
                 assumed.append(f"{name}: {default:,}, {why}")
-        elif value is not None:
-            option = f"--{name.replace('_', '-')}"
-            raise InputError(f"Policy {policy} has no {option}: leave {option} {value} out.")
     most = settings.max_num_seqs
     if most is None:
         most = min(defaults.max_num_seqs, variables.get("max_num_batched_tokens", defaults.max_num_seqs))
@@ -131,6 +183,7 @@ def engine_schedule(
     kv_blocks: int | None,
     block_size: int,
     replicas: int = 1,
+    stages: int | None = None,
     **variables: int,
 ) -> Schedule:
     """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds.
@@ -141,10 +194,11 @@ def engine_schedule(
 
     model, profile = setting.model, setting.profile
     _check_engine(setting, policy, **variables)
-    stages = uniform_stages(model, _part(setting.cluster, replicas, tp_degree), tp_degree)
+    part = _part(setting.cluster, replicas, tp_degree, stages)
+    line = uniform_stages(model, part, tp_degree)
     fits = kv_blocks is None
     if kv_blocks is None:
-        kv_blocks = _room(setting, stages, _step(variables, setting.workload)) * BLOCK_SIZE // block_size
+        kv_blocks = _room(setting, line, _step(variables, setting.workload)) * BLOCK_SIZE // block_size
     lengths = setting.workload
     longest = most_cached(lengths.input.max, lengths.output.max, bool(model.encoder_layers))
     if kv_blocks * block_size < longest:
@@ -162,7 +216,7 @@ def engine_schedule(
         cluster=setting.cluster,
         workload=setting.workload.without_requests,
         profile=ProfileReference(profile.source, profile.fingerprint),
-        stages=stages,
+        stages=line,
         kv_blocks=kv_blocks,
         block_size=block_size,
         dtype=profile.dtype,
@@ -222,9 +276,9 @@ def _check_engine(setting: Setting, policy: str, **variables: int) -> None:
         )
 
 
-def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1) -> "ClusterSpec":
+def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int | None = None) -> "ClusterSpec":
     """The part of a cluster that one of its replicas has: of a node, what groups of `tp_degree` fill, or whole nodes.
-    What is left over stays idle.
+    What is left over stays idle, and all beyond so many `stages`.
     """
     from xscheduler.allocation import replica_sizes
 
@@ -233,6 +287,12 @@ def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1) -> "Cluster
         most = f"it has {counted(cluster.devices, 'device')}"
         raise InputError(f"{replicas:,} replicas are too many for {cluster.name}: {most}, and each replica needs one.")
     devices, per_node = sizes[-1], cluster.devices_per_node
+    if stages is not None:
+        asked = stages * tp_degree
+        if asked not in sizes:
+            each = f"{counted(stages, 'stage')} of {counted(tp_degree, 'device')}"
+            raise InputError(f"{counted(replicas, 'replica')} of {each} don't fit on {cluster.name}: take fewer.")
+        devices = asked
     if cluster.nodes == 1 and tp_degree <= devices:
         devices -= devices % tp_degree
     if devices == cluster.devices:

@@ -60,7 +60,7 @@ class Simulated:
 
     schedule: Schedule
     estimate: Estimate | None
-    """Of the steady state; None for a replay."""
+    """Of the steady state; None where requests were followed one by one."""
     facts: dict[str, Any]
     """What `exegpt simulate --json` prints."""
     assumptions: tuple[str, ...]
@@ -107,8 +107,8 @@ def tune(
     **setting: Any,
 ) -> Tuned:
     """Find the schedule with the highest throughput under the bounds, or at a `rate` in requests/s that with the
-    highest goodput, as `exegpt tune` does. `fixed` are control variables set by hand; `setting` takes dtype, kv_dtype, memory_fraction, columns, scale_to_context,
-    device, engine and front_end.
+    highest goodput, as `exegpt tune` does. `fixed` are control variables set by hand; `setting` takes dtype, kv_dtype,
+    memory_fraction, columns, scale_to_context, device, engine and front_end.
 
     Example: `exegpt.tune("llama-3.1-8b", "1xH100-SXM", "2048/256", latency_bound=5.0).schedule`
 
@@ -171,7 +171,8 @@ def simulate(
     order = OrderChoice.of(None, False)
     own = {"engine_settings": EngineSettings(**engine), "order": order}
     found = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
-    estimate = None if replay else from_dict(Estimate, found.facts, "the estimate")
+    one_by_one = "requests" in found.facts
+    estimate = None if one_by_one else from_dict(Estimate, found.facts, "the estimate")
     return Simulated(found.schedule, estimate, found.facts, tuple(found.assumptions))
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from exegpt.report.figures import (
 from exegpt.schedule import Schedule
 from exegpt.served import latencies, percentiles
 from exegpt.timeline import Timeline, chrome_trace
-from exegpt.trace import labels_of, read_labels, read_trace
+from exegpt.trace import form_of, labels_of, parse_rate, read_labels, read_trace, with_poisson_arrivals
 from exegpt.workload import RequestLengths, Workload
 
 if TYPE_CHECKING:
@@ -62,6 +62,17 @@ class SimulateOptions:
     """Who waits in front, in a replay."""
     out: Path | None = None
     """Each request's times, in a replay."""
+    rate: str | None = None
+    """Of Poisson arrivals, instead of a trace's own or of waiting requests alone."""
+    seed: int = 0
+    """Of what is drawn."""
+    longest: int | None = None
+    """Tokens of the longest request that the server accepts, where it was said."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether requests are followed, not a steady state."""
+        return self.replay is not None or self.rate is not None
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,11 @@ class Prediction:
 
 def simulate(options: SimulateOptions) -> Prediction:
     """The prediction that was asked for; writes its timeline."""
-    if not options.order.plain and not options.replay:
+    if options.rate and not options.replay and form_of(options.workload or ""):
+        options = replace(options, replay=options.workload)
+    if not options.order.plain and not options.one_by_one:
         raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
-    if options.out and not options.replay:
+    if options.out and not options.one_by_one:
         raise InputError(f"--out '{options.out}' is for the requests of a --replay: name a trace, or leave it out.")
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule)
@@ -95,8 +108,9 @@ def simulate(options: SimulateOptions) -> Prediction:
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
         )
-    if options.replay:
-        prediction = _replay(schedule, profile, assumptions, options.replay, options)
+    _check_longest(schedule, options.longest)
+    if options.one_by_one:
+        prediction = _replay(schedule, profile, assumptions, options)
     else:
         prediction = _steady(schedule, profile, assumptions)
     if options.timeline:
@@ -119,7 +133,7 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         scale_to_context=options.scale_to_context,
         engine=options.engine,
         front_end=options.front_end,
-        one_by_one=bool(options.replay),
+        one_by_one=options.one_by_one,
     )
     schedule, assumed = follow(setting, options.engine_settings, options.engine)
     return schedule, setting.profile, (*setting.assumptions, *assumed)
@@ -174,20 +188,47 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
     )
 
 
-def _replay(
-    schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], source: str, options: SimulateOptions
-) -> Prediction:
-    """A trace's requests one by one, as far as the model's context holds them."""
+def _check_longest(schedule: Schedule, longest: int | None) -> None:
+    """InputError where the workload has requests that the server refuses."""
+    lengths = schedule.workload
+    if longest is not None and lengths.input.max + lengths.output.max > longest:
+        raise InputError(
+            f"Workload {lengths.name} has requests of up to {lengths.input.max + lengths.output.max:,} tokens, and the "
+            f"server accepts {longest:,}: raise its longest request, or take a shorter workload."
+        )
+
+
+_AT_RATE = 20_000
+"""Requests that are followed at a rate, where a workload has no list of them."""
+
+
+def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str], None]) -> Workload:
+    """The requests that are followed: a trace's, or of the workload's lengths; at the rate where one is given."""
+    if options.replay:
+        named = parse_columns(options.columns) if options.columns else None
+        rows, name = tuple(read_trace(options.replay, named, note)), Path(options.replay).name
+    else:
+        rows, name = schedule.workload.draw(_AT_RATE, options.seed), schedule.workload.name
+    if options.rate:
+        rate = parse_rate(options.rate)
+        rows = with_poisson_arrivals(rows, rate, options.seed)
+        note(f"arrivals: {figure_text(rate, 6)}/s at random, {len(rows):,} requests")
+    return Workload.from_requests(name, rows)
+
+
+def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
+    """Requests one by one, as far as the model's context holds them."""
     from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []
-    named = parse_columns(options.columns) if options.columns else None
-    trace = Workload.from_requests(Path(source).name, read_trace(source, named, notes.append))
+    source, named = options.replay, parse_columns(options.columns) if options.columns else None
+    trace = _requests(schedule, options, notes.append)
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
     requests, choice, hints = workload.requests or (), options.order, None
     if not choice.plain:
         longest = schedule.model.spec.longest_request
-        held = labels_of(read_labels(source, named), trace.requests or (), requests, longest)
+        labels = read_labels(source, named) if source else ()
+        held = labels_of(labels, trace.requests or (), requests, longest)
         hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
             notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")

@@ -188,6 +188,7 @@ def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: f
             policies=search.policies,
             method=search.method,
             kv_dtype=setting.kv_dtype,
+            fixed=search.fixed,
             runnable=search.runnable,
             admission=search.admission,
             prefix_caching=options.prefix_caching,

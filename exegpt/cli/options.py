@@ -161,6 +161,32 @@ BOUND = Annotated[
 PERCENTILE = Annotated[
     float, typer.Option("--percentile", help="Of the requests, the share in % that keeps each bound: 50 to 99.9.")
 ]
+ENCODE_BATCH = Annotated[int | None, typer.Option(min=1, help="Fix B_E, the prompts of a batch (RRA, WAA, static).")]
+DECODE_ITERATIONS = Annotated[int | None, typer.Option(min=1, help="Fix N_D, iterations between prefills (RRA).")]
+MICRO_BATCHES = Annotated[int | None, typer.Option(min=1, help="Fix B_m, micro-batches of decoding (WAA, hybrid).")]
+ENCODE_MICRO_BATCHES = Annotated[int | None, typer.Option(min=1, help="Fix encoding micro-batches (RRA, hybrid).")]
+TP_DEGREE = Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree (WAA: of decoding).")]
+TP_GPUS = Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")]
+ENCODE_DEVICES = Annotated[int | None, typer.Option(min=1, help="Fix a replica's devices that encode (WAA).")]
+ENCODE_TP_DEGREE = Annotated[int | None, typer.Option(min=1, help="Fix their tensor-parallel degree (WAA).")]
+MAX_NUM_SEQS = Annotated[int | None, typer.Option(min=1, help="Fix the most running sequences (chunked, orca).")]
+MAX_NUM_BATCHED_TOKENS = Annotated[
+    int | None, typer.Option(min=1, max=10_000_000, help="Fix the tokens of an iteration (chunked).")
+]
+PREFILLS_PER_STEP = Annotated[int | None, typer.Option(min=1, help="Fix the prompts of an iteration (orca).")]
+REPLICAS = Annotated[int | None, typer.Option(min=1, help="Fix the copies of the model.")]
+FIXED = (
+    *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_degree", "tp_gpus"),
+    *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step", "replicas"),
+)
+"""Control variables that commands take by these names."""
+
+
+def fixed(typed: Mapping[str, Any]) -> dict[str, int]:
+    """Those that were given."""
+    return {name: typed[name] for name in FIXED if typed.get(name) is not None}
+
+
 POLICY = Annotated[str | None, typer.Option("--policy", help="Only these policies, separated by commas.")]
 SCHEDULE_HELP = "A schedule file, written by `exegpt tune --out`."
 SCHEDULE = Annotated[Path | None, typer.Option("--schedule", "-s", help=SCHEDULE_HELP)]

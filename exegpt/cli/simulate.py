@@ -26,8 +26,16 @@ def simulate(
         Path | None,
         typer.Option("--out", "-o", help="Write each replayed request's times to this file, JSON lines."),
     ] = None,
+    command: Annotated[
+        str | None,
+        typer.Option(help="A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."),
+    ] = None,
+    rate: options.RATE = None,
+    seed: options.SEED = 0,
     profile: options.PROFILE = None,
-    policy: Annotated[str | None, typer.Option(help="The engine's policy: orca or chunked. Default: chunked.")] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="The policy, with its control variables. Default: chunked, as in vLLM.")
+    ] = None,
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
@@ -51,6 +59,13 @@ def simulate(
     replicas: Annotated[
         int | None, typer.Option(min=1, help="Copies of the model on equal parts of the cluster. Default: 1.")
     ] = None,
+    encode_batch: options.ENCODE_BATCH = None,
+    decode_iterations: options.DECODE_ITERATIONS = None,
+    micro_batches: options.MICRO_BATCHES = None,
+    encode_micro_batches: options.ENCODE_MICRO_BATCHES = None,
+    tp_gpus: options.TP_GPUS = None,
+    encode_devices: options.ENCODE_DEVICES = None,
+    encode_tp_degree: options.ENCODE_TP_DEGREE = None,
     kv_blocks: Annotated[
         int | None, typer.Option(min=1, help="KV blocks on each stage. Default: as many as fit into memory.")
     ] = None,
@@ -84,6 +99,11 @@ def simulate(
 
     Example: exegpt simulate --schedule schedule.json --timeline trace.json
 
+    Example: exegpt simulate --command "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 128" --cluster 1xH100-SXM
+    --workload 2048/256 --rate 5/s
+
+    Example: exegpt simulate --model opt-13b --cluster 4xA40 --policy rra --encode-batch 40 --decode-iterations 16
+
     Example: exegpt simulate --model llama-3.1-8b --cluster 1xH100-SXM --replay trace.jsonl --prefix-caching --out
     requests.jsonl
     """
@@ -105,10 +125,12 @@ def simulate(
         return _simulate_plan(asked)
     set_threads(threads)
     check_columns(columns, workload, replay, scale=scale_to_context)
-    engine_settings = options.build(EngineSettings, locals())
+    said, notes = _launched(command, asked) if command else (asked, ())
+    engine_settings = options.build(EngineSettings, {"stages": None} | said)
     choice = OrderChoice.of(order, starvation_guard, tau=ranker_tau)
-    prediction = predict(options.build(SimulateOptions, {**locals(), "order": choice}))
-    assumptions = list(dict.fromkeys(prediction.assumptions))
+    own = {"engine_settings": engine_settings, "order": choice}
+    prediction = predict(options.build(SimulateOptions, {"longest": None} | said | own))
+    assumptions = list(dict.fromkeys((*notes, *prediction.assumptions)))
     if json:
         provenance = output.provenance(prediction.profile)
         return output.emit({**prediction.facts, "assumptions": assumptions, "provenance": provenance})
@@ -116,6 +138,26 @@ def simulate(
     output.table(prediction.columns, prediction.rows, schedule_text(prediction.schedule))
     for text in prediction.texts:
         print(text)
+
+
+def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The options with what a launch command says, and what it says that changes nothing; InputError for an option that
+    the command says, too.
+    """
+    from exegpt.app.launch_command import read_launch
+    from exegpt.errors import InputError
+
+    launch = read_launch(command)
+    if asked["schedule"]:
+        raise InputError("--command and --schedule both say what is simulated: leave one of them out.")
+    said = {"model": launch.model, **launch.settings}
+    for name in said:
+        if asked.get(name) not in (None, False):
+            option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
+            raise InputError(f"--command says what {option} says: leave {option} {asked[name]} out.")
+    engine = asked["engine"] or launch.engine
+    notes = [f"flags that change nothing here: {', '.join(launch.unmodelled)}"] if launch.unmodelled else []
+    return asked | said | {"engine": engine, "longest": launch.longest}, tuple(notes)
 
 
 def _simulate_plan(asked: dict[str, Any]) -> None:

@@ -36,6 +36,18 @@ def tune(
         str | None, typer.Option(help="Bound on the time per output token, for --percentile of the requests.")
     ] = None,
     policy: options.POLICY = None,
+    encode_batch: options.ENCODE_BATCH = None,
+    decode_iterations: options.DECODE_ITERATIONS = None,
+    micro_batches: options.MICRO_BATCHES = None,
+    encode_micro_batches: options.ENCODE_MICRO_BATCHES = None,
+    max_num_seqs: options.MAX_NUM_SEQS = None,
+    max_num_batched_tokens: options.MAX_NUM_BATCHED_TOKENS = None,
+    prefills_per_step: options.PREFILLS_PER_STEP = None,
+    tp_degree: options.TP_DEGREE = None,
+    tp_gpus: options.TP_GPUS = None,
+    encode_devices: options.ENCODE_DEVICES = None,
+    encode_tp_degree: options.ENCODE_TP_DEGREE = None,
+    replicas: options.REPLICAS = None,
     search: Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")] = "bnb",
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share by which monotonicity may be violated.")
@@ -103,10 +115,15 @@ def tune(
     With --rate, requests arrive over time and latency counts from arrival. With several clusters, separated by commas,
     and --price, the answer is the cheapest cluster that sustains the rate.
 
+    Control variables that are given are fixed, and policies without one are left out.
+
+    Example: exegpt tune --ttft 1s --model llama-3.1-8b --cluster 1xH100-SXM --max-num-seqs 64
+
     Example: exegpt tune --latency-bound 5s --rate 20/s --cluster 2xA40,4xA40,1xH100-SXM --price prices.yaml
 
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
     """
+    typed = dict(locals())
     from exegpt.app.choices import bound_meaning, check_choice, check_columns, policy_names, with_prefixes
     from exegpt.app.files import check_distinct, check_output
     from exegpt.app.search import SearchOptions
@@ -145,7 +162,8 @@ def tune(
     target = _target(export, settings[0], model)
     runnable = target.policies if target else ()
     rules = ("reserve", "grow") if admission == "auto" else (admission,)
-    search_options = SearchOptions(meaning, *token_bounds_s, policies, search, tolerance, rules, runnable)
+    fixed = options.fixed(typed)
+    search_options = SearchOptions(meaning, *token_bounds_s, policies, search, tolerance, rules, runnable, fixed)
     rate_seq_s = parse_rate(rate) if rate else None
     tune_options = options.build(TuneOptions, locals() | {"search": search_options})
     return (rated if tune_options.open_system else bounded).answer(tune_options, json)
