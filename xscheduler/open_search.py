@@ -234,7 +234,7 @@ class OpenSearch:
 
     def _room(self, space: Candidates, point: Point) -> int:
         """KV blocks that memory holds: with prefixes cached, none is left over."""
-        return space.where.replica.room(space.outcome(space.values(point)).demand.tokens)
+        return space.where.replica.room(space.outcome(space.values(point)).demand.step)
 
     def _steady(self, space: Candidates, point: Point) -> float:
         """The steady throughput, or what no smaller batch exceeds where that is more; sequences/s."""

@@ -42,7 +42,7 @@ def test_what_is_as_good_in_place_stays(setting, pipeline):
 def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
     there = replace(setting, workload=task("C1"))
     held = replace(pipeline, kv_blocks=blocks)
-    options = {"policies": ("rra",), "fixed": {"replicas": 1}, "bound": held.bound}
+    options = {"policies": ("rra",), "fixed": {"replicas": 1}, "bound": held.meaning}
     free = search_schedule(there, 30.0, **options).schedule
     schedule, _ = best(there, held)
     within = search_schedule(there, 30.0, **options | {"fixed": {"replicas": 1, "tp_degree": 1}}, kv_blocks=blocks)

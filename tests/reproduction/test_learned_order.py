@@ -12,7 +12,8 @@ def sweep():
 
 def test_the_learned_order_lies_between_first_come_and_the_oracle(sweep):
     calm, busy = sweep.rates
-    assert {own.mean_s for own in calm.latencies.values()} == {calm.latencies["FCFS"].mean_s}, "nobody waits"
+    means = [own.mean_s for own in calm.latencies.values()]
+    assert means == pytest.approx([calm.latencies["FCFS"].mean_s] * len(means)), "nobody waits"
     per_token = {way: busy.latencies[way].per_token_s for way in WAYS}
     assert per_token["SJF oracle"] < per_token[LEARNED[1]] < per_token[LEARNED[0]] < per_token["classifier"]
     assert per_token["classifier"] < per_token["FCFS"]

@@ -226,7 +226,9 @@ def test_a_search_replays_growth_with_its_preemptions():
     assert best.admission == "grow" and "rra" not in rated.sustained
     run = replay(best, ROOFLINE, arrivals.requests(rated.rate_seq_s), timeline=False, lanes=True)
     kept = [s for s in run.served if s.index >= round(WARM_UP * 3000)]
-    assert rated.tuned.estimate.latency_p99_s == pytest.approx(summarise(kept, 1.0, best.bound).latency_p99_s, rel=1e-6)
+    assert rated.tuned.estimate.latency_p99_s == pytest.approx(
+        summarise(kept, 1.0, best.meaning).latency_p99_s, rel=1e-6
+    )
 
 
 EASY = Bounds(2.0, 0.5)

@@ -120,10 +120,10 @@ class Late:
     ],
 )
 def test_what_breaks_is_seen_a_little_above_the_goodput(reached, late_from, limit, rates, broken):
-    space = SimpleNamespace(values=lambda point: (8, 1), estimate=lambda values: ("steady", values))
-    lead = SimpleNamespace(space=space, point=(7, 0), schedule=MADE, steady=50.0)
+    lead = SimpleNamespace(schedule=MADE, steady=50.0)
     meter = Late(late_from, limit)
-    found = _sustained(lead, Goodput(*reached), meter)
+    search = SimpleNamespace(meter=meter, steady=lambda lead: ("steady", (8, 1)))
+    found = _sustained(lead, Goodput(*reached), search)
     assert found.broken == broken and found.goodput_seq_s == reached[0]
     assert rates == meter.seen
     assert found.schedule == replace(MADE, latency_bound_s=2.0, tpot_bound_s=0.1) and found.steady == ("steady", (8, 1))

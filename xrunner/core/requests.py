@@ -88,6 +88,8 @@ def read_requests(
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source, columns):
         rows = read_trace(source, columns, note)
+        if any(row.identity for row in rows):
+            note(f"which prompts of '{source}' begin alike is not used: prompts are drawn at random")
         fitted = fit(rows)
         labels = labels_of(read_labels(source, columns), rows, fitted, model.longest_request)
         drawn = random_requests(fitted, model.vocab, seed)

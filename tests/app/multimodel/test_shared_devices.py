@@ -226,7 +226,7 @@ def test_sharing_merged_blocks_has_its_price_and_quotas_none(planned, demands):
     unit = shared_unit(planned("seallm"))
     by_name = {demand.name: demand for demand in demands}
     requests = {m.name: by_name[m.name].setting.workload.draw(1) for m in unit}
-    profiles = {m.name: by_name[m.name].setting.profile for m in unit}
+    profiles = {m.name: replace(by_name[m.name].setting.profile, front_end_s=0.0) for m in unit}
     quotas = [replace(m, share=replace(m.share, pool="quotas")) for m in unit]
     merged, plain = (
         max(s.finish_s for of_model in replay_models(each, profiles, requests).values() for s in of_model.served)

@@ -190,7 +190,10 @@ def test_a_trace_becomes_requests_of_its_lengths(tmp_path):
 def test_a_traces_unread_columns_are_named(tmp_path):
     source, notes = write(tmp_path / "t.jsonl", {"input": 3, "output": 4, "arrival": 2, "session": 1}), []
     assert read_requests(source, GPT2, None, note=notes.append)[0][0].arrival_s == 0.0
-    assert len(notes) == 1 and "'session' is not read" in notes[0]
+    assert len(notes) == 1 and "begin alike is not used: prompts are drawn at random" in notes[0]
+    lone = write(tmp_path / "u.jsonl", {"input": 3, "output": 4, "prefix_id": 1})
+    read_requests(lone, GPT2, None, note=notes.append)
+    assert len(notes) == 2 and "'prefix_id' is not read without" in notes[1]
 
 
 def test_a_trace_longer_than_the_context_is_refused_by_id(tmp_path):

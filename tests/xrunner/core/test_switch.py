@@ -137,7 +137,8 @@ def test_after_a_switch_the_engine_has_the_new_schedules_settings(model, undistu
 
 def test_every_field_is_a_setting_or_known_to_decide_nothing(model):
     """A field that is added must be compared by `same`, or listed here."""
-    neutral = {"version", "model", "cluster", "workload", "profile", "latency_bound_s", "bound", "decode_batch"}
+    neutral = {"version", "model", "cluster", "workload", "profile", "bound", "percentile", "decode_batch"}
+    neutral |= {"latency_bound_s", "ttft_bound_s", "tpot_bound_s"}
     layout = {"tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus"}  # the stages say what these mean
     compared = {*adaptation._OF_ONE_ENGINE, "kv_blocks"}.union(*(traits.variables for traits in TRAITS.values()))
     assert {field.name for field in fields(Schedule)} == neutral | layout | compared
