@@ -10,9 +10,9 @@ from xscheduler.tune import POLICIES
 
 SCHEDULE_KEYS = set(
     "version policy encode_batch decode_batch decode_iterations micro_batches encode_micro_batches tp_degree "
-    "tp_gpus encode_tp_degree encode_tp_gpus max_num_seqs max_num_batched_tokens prefills_per_step kv_blocks block_size "
-    "replicas admission prefix_caching stages dtype kv_dtype latency_bound_s ttft_bound_s tpot_bound_s bound percentile "
-    "model cluster workload profile".split()
+    "tp_gpus encode_tp_degree encode_tp_gpus max_num_seqs max_num_batched_tokens prefills_per_step kv_blocks "
+    "block_size replicas admission prefix_caching stages dtype kv_dtype latency_bound_s ttft_bound_s tpot_bound_s "
+    "bound percentile model cluster workload profile".split()
 )
 ESTIMATE_KEYS = {*KEYS} | set("latency_from memory_bytes utilisation binding feasible violations".split())
 PROVENANCE_KEYS = {"exegpt", "torch", "transformers", "triton", "profile", "seed", "command_line"}
