@@ -28,7 +28,7 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None = Non
         "alternatives": [
             {
                 "policy": other.policy,
-                "schedule": to_dict(other.schedule) if other.schedule else None,
+                "schedule": _brief(other.schedule) if other.schedule else None,
                 "estimate": to_dict(other.estimate) if other.estimate else None,
                 "reason": other.reason,
             }
@@ -43,6 +43,15 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None = Non
     if target:
         document["export"], document["export_loses"] = target.nearest(answer.schedule)
     return document
+
+
+_SHARED = ("model", "cluster", "workload", "profile")
+"""Keys of a schedule that are the same for all policies, and long."""
+
+
+def _brief(schedule: Schedule) -> dict[str, Any]:
+    """A schedule without what the answer's own says for all of them."""
+    return {key: value for key, value in to_dict(schedule).items() if key not in _SHARED}
 
 
 def print_export(schedule: Schedule, target: Target) -> None:

@@ -36,6 +36,8 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["estimate"]["latency_s"] <= 20 and answer["schedule"]["latency_bound_s"] == 20
     assert {"method", "evaluations", "space", "seconds"} <= answer["search"].keys()
     assert {a["policy"] for a in answer["alternatives"]} == set(POLICIES)
+    own = {"model", "cluster", "workload", "profile"}
+    assert all(a["schedule"].keys() == SCHEDULE_KEYS - own for a in answer["alternatives"] if a["schedule"])
     assert all(a["reason"] for a in answer["alternatives"])
     assert answer["provenance"].keys() >= PROVENANCE_KEYS
     assert answer["provenance"]["profile"]["source"] == "roofline"
