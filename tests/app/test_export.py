@@ -45,7 +45,7 @@ def check(plan):
     assert number["pipeline-parallel-size"] <= plan.model.spec.layers
     devices = number["tensor-parallel-size"] * number["pipeline-parallel-size"] * number["data-parallel-size"]
     nodes = int(options.get("--nnodes", 1))
-    assert plan.cluster.devices % devices == 0 and devices <= nodes * plan.cluster.devices_per_node
+    assert devices <= plan.cluster.devices and devices <= nodes * plan.cluster.devices_per_node
     assert options["--dtype"] in ("auto", "half", "float16", "bfloat16", "float", "float32")
     assert options["--kv-cache-dtype"] in ("auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2")
     assert options.get("--quantization", "fp8") == "fp8"
