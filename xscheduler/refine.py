@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from xscheduler.candidates import Candidates
+from xscheduler.exhaustive import exhaustive
 from xscheduler.search import Method, SearchResult, search
 from xscheduler.space import Incumbent, Space
 
@@ -38,6 +39,8 @@ def refined(
         added += _around(local, [budget_of(space) for space in group], at_budget)
         if local.throughput > best.throughput:
             best = local
+    if method == "exhaustive":
+        exhaustive(added, best)
     everything, cost = [*members, *added], result.search
     looked_at = replace(
         cost,

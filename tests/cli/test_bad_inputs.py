@@ -75,7 +75,7 @@ def check_refused(done, message):
         ("simulate", "--schedule"),
         ("simulate --schedule gone.json", r"'gone\.json'"),
         ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
-        ("simulate --model opt-13b --max-num-seqs 4 --replicas 3", "3 replicas can't share .*: 1, 2, 4 can"),
+        ("simulate --model opt-13b --max-num-seqs 4 --replicas 9", "9 replicas.*too many"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
         (
             "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
@@ -85,7 +85,7 @@ def check_refused(done, message):
         ("simulate --model t5-11b --max-num-seqs 4", "--policy orca"),
         ("simulate --model opt-13b --max-num-seqs 4 --kv-blocks 2", "longest request of 591 tokens.*--kv-blocks 37"),
         ("simulate --model opt-13b --max-num-seqs 4 --prefills-per-step 2", "Policy chunked has no"),
-        ("simulate --model opt-13b --max-num-seqs 4 --policy rra", "--policy 'rra'"),
+        ("simulate --model opt-13b --max-num-seqs 4 --policy rra", "rra has no --max-num-seqs"),
         ("simulate --schedule s.json --replicas 2", "leave --replicas 2 or --schedule out"),
         ("simulate --schedule s.json --cluster 2xA40", "leave --cluster 2xA40 or --schedule out"),
         ("tune -l 5s --model t5-11b --export vllm", "encoder-decoders"),

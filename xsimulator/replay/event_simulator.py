@@ -152,9 +152,9 @@ def _replay_of(
     preemptions: int,
     reused: int,
 ) -> Replay:
-    """What `served` requests experienced, with the `busy` seconds of each device."""
+    """What `served` requests experienced, with the `busy` seconds of each device that a replica has."""
     served = tuple(sorted(served, key=lambda s: (s.finish_s, s.index)))
-    share = tuple(b / seconds if seconds else 0.0 for b in busy)
+    share = tuple(b / seconds if seconds else 0.0 for b in busy) + (0.0,) * schedule.idle
     estimate = summarise(served, seconds, schedule.meaning, utilisation=share)
     return Replay(served, Timeline("predicted", spans), seconds, estimate, preemptions, reused)
 
