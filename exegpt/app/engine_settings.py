@@ -57,6 +57,9 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     """
     policy = settings.policy or "chunked"
     check_choice(policy, tuple(TRAITS), "--policy")
+    running = setting.on(policy)
+    if running.profile is not setting.profile:  # its engine doesn't run the policy
+        setting, engine = running, None
     if settings.prefix_caching:
         check_prefix_caching(policy, setting.model)
     if "max_num_seqs" not in TRAITS[policy].variables:

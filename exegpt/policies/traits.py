@@ -9,6 +9,8 @@ from exegpt.batching import Ledger, Step
 from exegpt.policies.adjustment import Adjustment
 from exegpt.schedule import Schedule, StagePhase
 
+OWN_ENGINE = "exegpt"
+"""The preset of this project's engine, which runs every policy."""
 Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
 """What a control variable sets: the most prompts encoded in one iteration, resident sequences, or tokens computed in
 one iteration; the decoding iterations between two encoding phases; the micro-batches of decoding, and of encoding, that
@@ -26,18 +28,6 @@ class Policy(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """What a token-budget engine is told, and what it doesn't do."""
-
-    residents: int
-    budget: int
-    """Tokens per iteration."""
-    lost: tuple[str, ...] = ()
-    chunked: bool = True
-    """Whether prompts may be cut."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """One policy's."""
@@ -49,10 +39,8 @@ class Traits:
     """Its control variables by their names in a Schedule."""
     make: Callable[[Schedule, Adjustment | None], Policy]
     """The policy with a schedule's variables, and with an adjustment where it has a target."""
-    nearest: Callable[[Schedule], Nearest] | None = None
-    """A schedule as a token-budget engine comes nearest to it; None: it can't be exported."""
-    engines: tuple[str, ...] = ()
-    """Other engines that do just this: what is predicted for it is what they give."""
+    engines: tuple[str, ...] = (OWN_ENGINE,)
+    """The presets (`exegpt/engine.py`) of the engines that run it: its predictions are of one of them."""
     compiled: int | None = None
     """Its number in xsimulator/replay/event_loop.c; None: it isn't compiled, and can't be searched at a rate."""
     disaggregated: bool = False
