@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from exegpt.app.launch_command import LAYER_PARTITION
 from exegpt.app.settings import Setting
 from exegpt.builtin_models import HUB_IDS, stands_for
 from exegpt.engine import engine_of
@@ -93,7 +94,14 @@ class Target:
         }
         values = " ".join(f"--{key} {value}" for key, value in flags.items())
         name = self.weights or _hub_name(model.name)
-        return f"{self.engine} serve {name} --enable-chunked-prefill --enable-prefix-caching {values}"
+        switches = "--enable-chunked-prefill --enable-prefix-caching"
+        return f"{_partition(schedule)}{self.engine} serve {name} {switches} {values}"
+
+
+def _partition(schedule: Schedule) -> str:
+    """The variable that tells the engine the layers of each pipeline stage; empty where it makes them all alike."""
+    counts = [stop - start for start, stop in (stage.decoder_layers or (0, 0) for stage in schedule.stages)]
+    return f"{LAYER_PARTITION}={','.join(map(str, counts))} " if len(set(counts)) > 1 else ""
 
 
 def _hub_name(name: str) -> str:

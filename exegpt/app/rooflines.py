@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from exegpt.cluster import ClusterSpec, is_stock
 from exegpt.duration import duration_text
+from exegpt.engine import OWN_ENGINE
 from exegpt.errors import InputError
-from exegpt.policies import OWN_ENGINE, TRAITS, runs
+from exegpt.policies import TRAITS, runs
 
 if TYPE_CHECKING:
     from exegpt.compared import Compared
@@ -75,12 +76,13 @@ def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
 
     if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
         return ()
-    texts = ["memory: what exegpt's engine takes of a GPU is summed from its allocations, not measured"]
+    summed = "what it takes of a GPU's memory is summed from its allocations"
+    texts = [f"engine exegpt: {summed}, not measured"]
     if own.source != "measured":
-        texts.append(
-            "engine exegpt: its time per iteration was measured on a CPU, and nothing of it on a GPU; kernels, links "
-            "and sampling are taken as vLLM's"
-        )
+        texts = [
+            f"engine exegpt: nothing was measured on a GPU; {summed}, its own time is a CPU's, and kernels, links and "
+            "sampling are taken as vLLM's"
+        ]
     if own is not chosen:
         theirs = engine_of(chosen).name
         names = ", ".join(policy for policy in TRAITS if not runs(theirs, policy))

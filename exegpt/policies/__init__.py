@@ -7,13 +7,12 @@ from exegpt.batching.kv_pool import KVPool
 from exegpt.errors import InputError
 from exegpt.policies import chunked, hybrid, orca, rra, static, waa
 from exegpt.policies.adjustment import Adjustment
-from exegpt.policies.traits import OWN_ENGINE, Policy, Traits
+from exegpt.policies.traits import Policy, Traits
 from exegpt.schedule import PIPELINE_VARIABLES, VARIABLES, Schedule
 from exegpt.workload import MAX_TOKENS
 
 __all__ = [
     "NOT_DEPLOYED",
-    "OWN_ENGINE",
     "TRAITS",
     "Policy",
     "Traits",

@@ -1,7 +1,8 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
-from exegpt.policies.traits import OWN_ENGINE, Traits
+from exegpt.engine import OWN_ENGINE
+from exegpt.policies.traits import Traits
 from exegpt.schedule import StagePhase
 
 

@@ -6,11 +6,10 @@ from math import inf
 from typing import Any, Literal, Protocol
 
 from exegpt.batching import Ledger, Step
+from exegpt.engine import OWN_ENGINE
 from exegpt.policies.adjustment import Adjustment
 from exegpt.schedule import Schedule, StagePhase
 
-OWN_ENGINE = "exegpt"
-"""The preset of this project's engine, which runs every policy."""
 Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
 """What a control variable sets: the most prompts encoded in one iteration, resident sequences, or tokens computed in
 one iteration; the decoding iterations between two encoding phases; the micro-batches of decoding, and of encoding, that
