@@ -8,7 +8,16 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exegpt.engine_memory import DATA_SHEET, OWN_ON_CPU, OWN_ON_GPU, TENSORRT_LLM, VLLM, EngineMemory, vllm_memory
+from exegpt.engine_memory import (
+    DATA_SHEET,
+    OWN_ON_CPU,
+    OWN_ON_GPU,
+    SGLANG,
+    TENSORRT_LLM,
+    VLLM,
+    EngineMemory,
+    vllm_memory,
+)
 from exegpt.errors import InputError
 from exegpt.noun import Noun
 from exegpt.profile import Profile, Table
@@ -133,9 +142,16 @@ class EngineSpec(Noun):
         return Table(("batch",), ((0.0, _MANY),), (each, each + _MANY * self.sequence_s))
 
 
+OWN_ENGINE = "exegpt"
+"""The preset of this project's engine, which runs every policy."""
 FRONT_END_S = 7e-3
 """HTTP, tokenising, process messages and the first flush of a request: 6.75 ms in 51 published runs of vLLM 0.15 on
 H100, A100 and L40S, whatever the model and the load; 12.1 to 14.5 ms in a run of vLLM 0.11 that reports both sides."""
+OWN_FRONT_END_S = 3.6e-3
+"""The same of our server: what HTTP adds to a first token (`python -m benchmarks.serving_overhead`, on a CPU)."""
+OWN_ITERATION_S, OWN_SEQUENCE_S = 0.13e-3, 1.5e-6
+"""The host's time of a decoding iteration of our engine, without a device: 0.23 ms with 64 sequences (`python -m
+benchmarks.host_step`). What a sequence adds is the difference between 1 and 256 sequences of a model of one layer."""
 _VLLM_WAITS = (
     # Fitted by `python -m benchmarks.vllm_terms --fit` to every fifth, by hash, of vLLM's fp8 rows of Llama-3.1-70B on
     # H100, H200 (NVLink 4) and B200 (NVLink 5).
@@ -189,6 +205,20 @@ ENGINES = {
             sort_sequence_s=0.0,
             memory=vllm_memory("0.11"),
         ),
+        # Its scheduler overlaps iterations as vLLM's does, and runs the same kernels: taken as vLLM's, compared with
+        # nothing.
+        replace(_VLLM, name="sglang", memory=SGLANG),
+        # Ours. On a GPU nothing was measured: kernels, links and sampler are taken as vLLM's. It decides synchronously;
+        # that a replica of one GPU plans its next iteration ahead (`xrunner/core/ahead.py`) is left out.
+        replace(
+            _VLLM,
+            name=OWN_ENGINE,
+            iteration_s=OWN_ITERATION_S,
+            sequence_s=OWN_SEQUENCE_S,
+            in_flight=1,
+            front_end_s=OWN_FRONT_END_S,
+            memory=OWN_ON_GPU,
+        ),
         # The ExeGPT paper's, made of FasterTransformer: with the kernels alone its Table 6 comes out 8 to 11 % slow.
         EngineSpec("paper"),
         EngineSpec("none"),
@@ -205,7 +235,7 @@ def find_engine(name: str) -> EngineSpec:
     return ENGINES[name]
 
 
-_KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "vllm"}
+_KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 """Whose kernels imported tables have → the engine that is taken to run them, where none is named."""
 
 
@@ -213,8 +243,9 @@ def engine_of(profile: Profile) -> EngineSpec:
     """The engine whose time is in a profile; `none` where none is. A measured one has the times of our own."""
     facts = profile.provenance
     if profile.source == "measured":
-        return EngineSpec("exegpt", memory=OWN_ON_CPU if profile.device == "cpu" else OWN_ON_GPU)
+        return EngineSpec(OWN_ENGINE, memory=OWN_ON_CPU if profile.device == "cpu" else OWN_ON_GPU)
     named = facts.get("serving", facts.get("engine", "none"))
     if profile.source == "operators" and named == "none":
         named = _KERNELS.get(facts.get("engine", ""), "vllm")
-    return ENGINES.get(named, NO_ENGINE)
+    engine = ENGINES.get(named, NO_ENGINE)
+    return replace(engine, memory=OWN_ON_CPU) if engine.name == OWN_ENGINE and profile.device == "cpu" else engine

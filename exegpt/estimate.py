@@ -49,5 +49,7 @@ class Estimate(Noun):
     """The same."""
     residents: float | None = None
     """Sequences between the start of their prefill and their last token, averaged over time; None: not counted."""
+    engine: str | None = None
+    """The preset whose time and memory are in it; None: measured."""
     extrapolated: tuple[str, ...] = ()
     """Tables of the profile that were queried outside their grid."""

@@ -6,13 +6,13 @@ provenance names.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from exegpt.cluster import ClusterSpec
-from exegpt.engine import NO_ENGINE, EngineSpec
+from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
@@ -90,6 +90,35 @@ def compose(
             "overhead_s": f"{serving.iteration_s + overhead_s:.4g}",
         },
     )
+
+
+def with_engine(profile: Profile, model: ModelSpec, cluster: ClusterSpec, serving: EngineSpec) -> Profile:
+    """Return imported operators' profile with the time of another engine in place of what was in it: `serving`."""
+    facts = profile.provenance
+    before = find_engine(facts.get("serving", "none"))
+    waited = 2 * (serving.wait_beside_measured_s - before.wait_beside_measured_s)
+    sorts = model.sorts_logits and "sampling" in facts.get("not_in_source", "")
+
+    def changed(degree: DegreeTables) -> DegreeTables:
+        rows = np.array(degree.head.points[0])
+        rate = cluster.device.bandwidth_bytes_s
+        sorting = serving.sorting(rows, model.vocab, rate) - before.sorting(rows, model.vocab, rate)
+        layer = replace(degree.decoder, rest=_later(degree.decoder.rest, waited)) if degree.tp > 1 else degree.decoder
+        return replace(degree, decoder=layer, head=_later(degree.head, sorting) if sorts else degree.head)
+
+    return replace(
+        profile,
+        degrees=tuple(map(changed, profile.degrees)),
+        overhead=serving.overhead(),
+        in_flight=serving.in_flight,
+        front_end_s=serving.front_end_s,
+        provenance={**facts, "serving": serving.name, "overhead_s": f"{serving.iteration_s:.4g}"},
+    )
+
+
+def _later(table: Table, seconds: "Array | float") -> Table:
+    """A table whose times are longer."""
+    return replace(table, values=tuple((np.array(table.values) + seconds).tolist()))
 
 
 def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec, cluster: ClusterSpec) -> DegreeTables:

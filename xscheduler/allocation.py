@@ -197,18 +197,29 @@ def _splits(
     return None, minimax_split(model.layers, layer, outer)
 
 
-def uniform_stages(model: ModelSpec, cluster: ClusterSpec, tp: int) -> tuple[Stage, ...]:
-    """Pipeline stages of `tp` devices each over the whole cluster, their contiguous layers as even as can be."""
+def uniform_stages(
+    model: ModelSpec, cluster: ClusterSpec, tp: int, layers: tuple[int, ...] | None = None
+) -> tuple[Stage, ...]:
+    """Pipeline stages of `tp` devices each over the whole cluster, with so many contiguous layers of a decoder-only
+    model each; None: as even as can be.
+    """
     if tp not in tp_degrees(model, cluster):
         fit = ", ".join(map(str, tp_degrees(model, cluster)))
         raise InputError(
             f"A tensor-parallel degree of {tp} doesn't fit model '{model.name}' on {cluster.name}: use one of {fit}."
         )
     count = cluster.devices // tp
+    if layers and (len(layers), sum(layers)) != (count, model.layers):
+        raise InputError(
+            f"Stages of {', '.join(map(str, layers))} layers aren't {count} stages of the {model.layers} layers of "
+            f"'{model.name}': name the layers of each stage."
+        )
 
-    def cuts(layers: int) -> list[tuple[int, int] | None]:
-        edges = [round(i * layers / count) for i in range(count + 1)]
-        return [(a, b) if layers else None for a, b in itertools.pairwise(edges)]
+    def cuts(whole: int) -> list[tuple[int, int] | None]:
+        edges = [round(i * whole / count) for i in range(count + 1)]
+        if layers and whole == model.layers:
+            edges = [0, *itertools.accumulate(layers)]
+        return [(a, b) if whole else None for a, b in itertools.pairwise(edges)]
 
     pairs = zip(cuts(model.encoder_layers), cuts(model.layers), strict=True)
     return tuple(

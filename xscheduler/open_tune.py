@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from exegpt.batching.admission import Admission
 from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
 from exegpt.cluster import ClusterSpec
+from exegpt.deployment import Deployment
 from exegpt.errors import InputError
 from exegpt.estimate import Estimate
 from exegpt.model import ModelSpec, usual_kv_dtype
@@ -21,7 +22,7 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import Method, Search
 from xscheduler.ties import preferred
-from xscheduler.tune import Members, check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tune import Members, by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
@@ -63,6 +64,11 @@ class Rated:
     sustained: dict[str, Sustained]
     """Every policy's best, as far as one was found under the bound."""
 
+    def goodput(self, alternative: Alternative) -> float:
+        """What a policy's best schedule sustains; -1 where it has none."""
+        best = self.sustained.get(alternative.policy)
+        return best.goodput_seq_s if best else -1.0
+
     @property
     def highest_rate_seq_s(self) -> float:
         """The highest rate that any schedule sustains."""
@@ -83,7 +89,7 @@ def tune_at(
     method: Method = "bnb",
     kv_dtype: str | None = None,
     fixed: dict[str, int] | None = None,
-    runnable: tuple[str, ...] = (),
+    own: Deployment | None = None,
     admission: tuple[Admission, ...] = ("reserve",),
     prefix_caching: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -91,42 +97,52 @@ def tune_at(
     """The schedule with the highest goodput within the bounds, and what it serves at `rate` requests/s; None: at
     `USUAL_LOAD` of that goodput.
 
-    `runnable` are the policies that are preferred where several are as good. `admission` are the rules that are
-    searched, and with `prefix_caching` prompts begin alike as the arrivals say. InputError for a method that an open
-    system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
+    `own` is this project's engine, for the policies that the profile's engine doesn't run. `admission` are the rules
+    that are searched, and with `prefix_caching` prompts begin alike as the arrivals say. InputError for a method that
+    an open system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
     """
     check_asked(policies, fixed or {}, admission)
-    started, meter = time.perf_counter(), Meter(profile, arrivals, bounds)
+    started = time.perf_counter()
     computed = arrivals.computed(workload) if prefix_caching else workload
-    question = _question(model, cluster, computed, profile, bounds, bound, kv_dtype, fixed, admission)
     caching = workload if prefix_caching else None
+
+    def asked(on: Deployment) -> tuple[Question, Meter]:
+        question = _question(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
+        return question, Meter(on.profile, arrivals, bounds)
+
+    on_engines = by_policy(policies, Deployment(cluster, profile), own, asked)
+    question = on_engines[policies[0]][0]
+    meters = list({id(meter): meter for _, meter in on_engines.values()}.values())
     with uncollected():
-        spaces_of = {policy: spaces(policy, question) for policy in policies}
+        spaces_of = {policy: spaces(policy, asked) for policy, (asked, _) in on_engines.items()}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
-        searches = {policy: OpenSearch(question, spaces_of[policy], meter, caching) for policy in policies}
+        searches = {
+            policy: OpenSearch(asked, spaces_of[policy], meter, caching)
+            for policy, (asked, meter) in on_engines.items()
+        }
         if method == "bnb":
-            sustained = _raced(searches, progress)
+            sustained = _raced(searches, progress, profile=profile)
         else:
             sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
         lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], question.limits)
     if rate is None:
         rate = USUAL_LOAD * max((best.goodput_seq_s for best in sustained.values()), default=0.0)
     alternatives = tuple(
-        _alternative(policy, spaces_of[policy], question, sustained.get(policy), meter, rate) for policy in policies
+        _alternative(policy, spaces_of[policy], asked, sustained.get(policy), meter, rate)
+        for policy, (asked, meter) in on_engines.items()
     )
     winner = preferred(
         (a for a in alternatives if a.estimate),
         lambda a: sustained[a.policy].goodput_seq_s,
         lambda a: a.policy,
-        runnable=runnable,
     )
     tuned = Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        _cost(searches.values(), method, time.perf_counter() - started, meter),
+        _cost(searches.values(), method, time.perf_counter() - started, meters),
         lowest if lowest < float("inf") else None,
-        (*_assumptions(bounds, bound, arrivals, meter, rate, winner), *_cache_assumptions(question, caching, arrivals)),
+        (*_assumptions(bounds, bound, arrivals, rate, winner), *_cache_assumptions(question, caching, arrivals)),
     )
     return Rated(tuned, rate, sustained)
 
@@ -171,9 +187,11 @@ def _question(
     return Question(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
 
-def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter: Meter) -> Search:
+def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meters: Iterable[Meter]) -> Search:
     points, size = (sum(counts) for counts in zip(*((each.points, each.size) for each in searches), strict=True))
-    return Search("racing" if method == "bnb" else method, points, size, seconds, meter.replays)
+    return Search(
+        "racing" if method == "bnb" else method, points, size, seconds, sum(meter.replays for meter in meters)
+    )
 
 
 def _check_method(method: Method, size: int) -> None:
@@ -194,11 +212,24 @@ def _slowest(bounds: Bounds, workload: Workload) -> float | None:
 
 
 def _raced(
-    searches: dict[str, OpenSearch], progress: Callable[[int, int], None], floor: float = 0.0
+    searches: dict[str, OpenSearch],
+    progress: Callable[[int, int], None],
+    floor: float = 0.0,
+    profile: Profile | None = None,
 ) -> dict[str, Sustained]:
     """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely, and
-    left out if it is a floor that it is behind.
+    left out if it is a floor that it is behind. Policies on the engine of `profile` are only compared with one another:
+    the best of that engine is an answer too.
     """
+
+    def rivals(policy: str) -> list[float]:
+        of_engine = profile and searches[policy].meter.profile is profile
+        return [
+            best.goodput_seq_s
+            for rival, best in sustained.items()
+            if not of_engine or searches[rival].meter.profile is profile
+        ]
+
     grids = {}
     for number, (policy, search) in enumerate(searches.items()):
         progress(number, 2 * len(searches))
@@ -207,7 +238,7 @@ def _raced(
     sustained: dict[str, Sustained] = {}
     for number, policy in enumerate(ahead):
         progress(len(searches) + number, 2 * len(searches))
-        highest = max([floor, *(rival.goodput_seq_s for rival in sustained.values())])
+        highest = max([floor, *rivals(policy)])
         leads = grids[policy][:1]
         if leads[0].goodput >= CLOSE * highest:
             leads = searches[policy].refined(grids[policy])
@@ -284,6 +315,7 @@ def _alternative(
         usable_bytes=steady.usable_bytes,
         kv_blocks=steady.kv_blocks,
         kv_tokens=steady.kv_tokens,
+        engine=steady.engine,
         binding="latency" if best.broken else steady.binding,
         extrapolated=steady.extrapolated,
     )
@@ -297,7 +329,7 @@ def _who(bound: BoundMeaning) -> str:
 
 
 def _assumptions(
-    bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, meter: Meter, rate: float, winner: Alternative | None
+    bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
     few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""

@@ -16,15 +16,12 @@ def preferred(
     value: Callable[[One], float],
     policy: Callable[[One], str],
     tolerance: float = TIE,
-    runnable: tuple[str, ...] = (),
 ) -> One | None:
-    """Of the candidates whose value is within `tolerance` of the best one's, that of the simplest policy, of those that
-    the target engine can run (`runnable`) where one is among them; None for no candidate.
+    """Of the candidates whose value is within `tolerance` of the best one's, that of the simplest policy; None for
+    no candidate.
     """
     ranked = sorted(candidates, key=value, reverse=True)
     if not ranked:
         return None
     as_good = [alternative for alternative in ranked if value(alternative) >= value(ranked[0]) * (1 - tolerance)]
-    return min(
-        as_good, key=lambda alternative: (policy(alternative) not in runnable, TRAITS[policy(alternative)].complexity)
-    )
+    return min(as_good, key=lambda alternative: TRAITS[policy(alternative)].complexity)

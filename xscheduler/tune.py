@@ -6,16 +6,17 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from exegpt.batching.admission import Admission
 from exegpt.bound import ALL_REQUESTS, BoundMeaning
 from exegpt.cluster import ClusterSpec
+from exegpt.deployment import Deployment
 from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
-from exegpt.policies import TRAITS
+from exegpt.policies import TRAITS, runs
 from exegpt.profile import Profile
 from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.workload import Workload
@@ -64,7 +65,7 @@ def tune(
     partial: bool = True,
     admission: tuple[Admission, ...] = ("reserve",),
     lowest_latency: bool = False,
-    runnable: tuple[str, ...] = (),
+    own: Deployment | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
@@ -74,40 +75,52 @@ def tune(
     control variables by hand; `most_resident` caps the sequences that one replica decodes at once, `kv_blocks` the
     blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried, `admission`
     the rules of admission, where policy and model have them and their steady state is known. `steady_state` and
-    `variation` as in `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `runnable`
-    are the policies that are preferred where several are as good (`ties.py`). `progress` is called with the number of
-    searched policies and of all.
+    `variation` as in `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `own` is
+    this project's engine, for the policies that the profile's engine doesn't run (None: one engine for all). `progress`
+    is called with the number of searched policies and of all.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
     check_asked(policies, fixed or {}, admission)
     limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident, kv_blocks)
-    cost_model = CostModel(model, cluster, profile, kv_dtype or usual_kv_dtype(profile.dtype), watched=False)
     load = Load(workload, model.encoder_layers > 0, steady_state)
-    question = Question(
-        cost_model, load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission
-    )
-    return _answer(question, policies, method, tolerance, lowest_latency, runnable, progress)
+    rest = (load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission)
+
+    def question(on: Deployment) -> Question:
+        kept = kv_dtype or usual_kv_dtype(on.profile.dtype)
+        return Question(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
+
+    questions = by_policy(policies, Deployment(cluster, profile), own, question)
+    return _answer(questions, method, tolerance, lowest_latency, progress)
+
+
+Made = TypeVar("Made")
+
+
+def by_policy(
+    policies: tuple[str, ...], on: Deployment, own: Deployment | None, make: Callable[[Deployment], Made]
+) -> dict[str, Made]:
+    """Return what is made, once for each, of the deployments that run the policies."""
+    made = functools.cache(lambda ours: make(own if ours and own else on))
+    return {policy: made(own is not None and not runs(on.engine, policy)) for policy in policies}
 
 
 def _answer(
-    question: Question,
-    policies: tuple[str, ...],
+    questions: dict[str, Question],
     method: Method,
     tolerance: float,
     lowest_latency: bool,
-    runnable: tuple[str, ...],
     progress: Callable[[int, int], None],
 ) -> Tuned:
     """The searches of all policies and what comes of them."""
     tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
-        for policy in policies:
-            progress(len(tried), len(policies))
+        for policy, question in questions.items():
+            progress(len(tried), len(questions))
             tried.append((policy, *_searched(policy, question, method, tolerance)))
-        alternatives = tuple(_alternative(policy, members, result, question) for policy, members, result in tried)
-        won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy, TIE, runnable)
+        alternatives = tuple(_alternative(policy, *found, questions[policy]) for policy, *found in tried)
+        won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy)
         if won:
             alternatives = _compared(alternatives, won)
         winner = next((a for a in alternatives if won and a.policy == won.policy), None)
@@ -125,7 +138,7 @@ def _answer(
             sum(cost.seconds for cost in searches),
         ),
         lowest if math.isfinite(lowest) else None,
-        _assumptions(question, policies, winner),
+        _assumptions(question, tuple(questions), winner),
     )
 
 

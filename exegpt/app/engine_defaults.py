@@ -34,6 +34,9 @@ def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
         sizes = 8192, 1024
     else:
         sizes = 2048, 256
+    if engine == "sglang":  # sglang/srt/server_args.py of 0.5: chunks by memory; as many requests as 2,048 at least
+        chunk = next((size for gib, size in ((160, 16_384), (60, 8192), (35, 4096)) if memory >= gib * _GIB), 2048)
+        return EngineDefaults(engine, chunk, 2048, "grow", prefix_caching=True)
     if engine.startswith("vllm"):
         return EngineDefaults(engine, *sizes, "grow", prefix_caching=True)
     return EngineDefaults("vllm", *sizes)

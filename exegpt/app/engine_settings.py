@@ -47,6 +47,8 @@ class EngineSettings:
     encode_tp_degree: int | None = None
     stages: int | None = None
     """Pipeline stages of a replica; None: as many as its devices make."""
+    layers: tuple[int, ...] | None = None
+    """Of each stage; None: as even as can be."""
 
 
 def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
@@ -57,6 +59,9 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     """
     policy = settings.policy or "chunked"
     check_choice(policy, tuple(TRAITS), "--policy")
+    running = setting.on(policy)
+    if running.profile is not setting.profile:  # its engine doesn't run the policy
+        setting, engine = running, None
     if settings.prefix_caching:
         check_prefix_caching(policy, setting.model)
     if "max_num_seqs" not in TRAITS[policy].variables:
@@ -69,8 +74,8 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     replicas = settings.replicas or 1
     tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
     block_size = settings.block_size or BLOCK_SIZE
-    cache = (settings.kv_blocks, block_size)
-    schedule = engine_schedule(setting, policy, tp_degree, *cache, replicas, settings.stages, **variables)
+    cache, stages = (settings.kv_blocks, block_size), settings.layers or settings.stages
+    schedule = engine_schedule(setting, policy, tp_degree, *cache, replicas, stages, **variables)
     schedule = replace(schedule, admission=admission, prefix_caching=caching)
     if not settings.tp_degree and setting.cluster.devices > replicas:
         widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
@@ -183,10 +188,11 @@ def engine_schedule(
     kv_blocks: int | None,
     block_size: int,
     replicas: int = 1,
-    stages: int | None = None,
+    stages: int | tuple[int, ...] | None = None,
     **variables: int,
 ) -> Schedule:
-    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds.
+    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds. `stages`
+    are so many, or the layers of each.
 
     Raises InputError for settings that don't go together.
     """
@@ -194,8 +200,9 @@ def engine_schedule(
 
     model, profile = setting.model, setting.profile
     _check_engine(setting, policy, **variables)
-    part = _part(setting.cluster, replicas, tp_degree, stages)
-    line = uniform_stages(model, part, tp_degree)
+    layers = stages if isinstance(stages, tuple) else None
+    part = _part(setting.cluster, replicas, tp_degree, len(stages) if isinstance(stages, tuple) else stages)
+    line = uniform_stages(model, part, tp_degree, layers)
     fits = kv_blocks is None
     if kv_blocks is None:
         kv_blocks = _room(setting, line, _step(variables, setting.workload)) * BLOCK_SIZE // block_size

@@ -1,22 +1,38 @@
-"""A schedule as the nearest command line of another engine: flags that vLLM 0.33 accepts."""
+"""Schedules as launch commands of another engine, and what it does with exactly these: flags of vLLM 0.33."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from exegpt.app.launch_command import LAYER_PARTITION
+from exegpt.app.settings import Setting
 from exegpt.builtin_models import HUB_IDS, stands_for
-from exegpt.engine_memory import VLLM
+from exegpt.engine import engine_of
 from exegpt.errors import InputError
+from exegpt.estimate import Estimate
 from exegpt.model import ModelSpec
-from exegpt.policies import TRAITS, traits_of
+from exegpt.policies import TRAITS, runs
+from exegpt.profile import Profile
 from exegpt.schedule import BLOCK_SIZE, Schedule
 
 ENGINES = ("vllm",)
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def check_exportable(model: ModelSpec, engine: str) -> None:
-    """InputError for a model that `engine` doesn't run."""
-    if model.architecture == "t5":
-        raise InputError(f"{engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
+@dataclass(frozen=True)
+class Export:
+    """An engine's launch commands, and what it does with them."""
+
+    commands: tuple[str, ...]
+    """One a node of a replica."""
+    schedule: Schedule
+    """That the engine follows: in all its memory, with its own rule of admission."""
+    estimate: Estimate
+    """Of that schedule."""
+    notes: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The commands as lines."""
+        return "\n".join(self.commands)
 
 
 @dataclass(frozen=True)
@@ -26,51 +42,66 @@ class Target:
     engine: str
     weights: str | None = None
 
-    @property
-    def policies(self) -> tuple[str, ...]:
-        """Those that the engine has: what is predicted for them is what it does."""
-        return tuple(traits.name for traits in TRAITS.values() if self.engine in traits.engines)
+    def check(self, setting: Setting, policies: tuple[str, ...]) -> None:
+        """InputError for a setting that the engine doesn't run, or is not predicted with, or for policies of others."""
+        model, predicted = setting.model, engine_of(setting.profile).name
+        if model.architecture == "t5":
+            raise InputError(f"{self.engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
+        if not predicted.startswith(self.engine):
+            raise InputError(
+                f"--export {self.engine} prints flags with their performance under {self.engine}, and predictions are "
+                f"those of engine {predicted}: pass --engine {self.engine}, or leave --export out."
+            )
+        if not any(runs(self.engine, policy) for policy in policies):
+            known = ", ".join(policy for policy in TRAITS if runs(self.engine, policy))
+            raise InputError(
+                f"--export {self.engine} needs a policy that {self.engine} runs ({known}), and --policy names "
+                f"{', '.join(policies)}: add one, or leave --policy out."
+            )
+        _dtypes(model, setting.profile.dtype, setting.kv_dtype)
 
-    def nearest(self, schedule: Schedule) -> tuple[str, str]:
-        """The command lines that come nearest to a schedule, and what is lost."""
-        return export(schedule, self.engine, self.weights)
+    def follows(self, schedule: Schedule, profile: Profile) -> Schedule:
+        """Return the schedule that the engine follows with a schedule's flags."""
+        from xsimulator.cost.replica import ReplicaCost
+
+        step = float(schedule.variable("max_num_batched_tokens")), float(schedule.variable("max_num_seqs"))
+        blocks = ReplicaCost.of(schedule, profile).room(step) * BLOCK_SIZE // schedule.block_size
+        return replace(schedule, kv_blocks=blocks, admission="grow", prefix_caching=True)
+
+    def export(self, followed: Schedule, estimate: Estimate, alike: bool = False) -> Export:
+        """The commands that make the engine follow a schedule (of `follows`), which has this estimate; with `alike` its
+        prompts begin as the workload says.
+        """
+        longest, length = _longest(followed)
+        cached = "prompts begin alike as the workload says" if alike else "no prompts begin alike, and reuse is extra"
+        commands, where = _placed(self._command(followed, longest), followed)
+        caching = f"prefix caching: on, {self.engine}'s default; the prediction assumes that {cached}"
+        return Export(tuple(commands), followed, estimate, (*where, length, caching))
+
+    def _command(self, schedule: Schedule, longest: int) -> str:
+        """The command of a node's replicas."""
+        model = schedule.model.spec
+        flags: dict[str, object] = {
+            "tensor-parallel-size": schedule.stages[0].tp,
+            "pipeline-parallel-size": len(schedule.stages),
+            "data-parallel-size": replicas_together(schedule),
+            **_dtypes(model, schedule.dtype, schedule.kv_dtype),
+            "max-model-len": longest,
+            "max-num-seqs": schedule.max_num_seqs,
+            "max-num-batched-tokens": schedule.max_num_batched_tokens,
+            "block-size": schedule.block_size,
+            "gpu-memory-utilization": schedule.cluster.memory_fraction,
+        }
+        values = " ".join(f"--{key} {value}" for key, value in flags.items())
+        name = self.weights or _hub_name(model.name)
+        switches = "--enable-chunked-prefill --enable-prefix-caching"
+        return f"{_partition(schedule)}{self.engine} serve {name} {switches} {values}"
 
 
-def export(schedule: Schedule, engine: str, weights: str | None = None) -> tuple[str, str]:
-    """The command lines, one a node, that come nearest to `schedule` in `engine` (one of ENGINES), and what is lost.
-
-    `weights` is the model's directory where it has one. Raises InputError for a model that the engine doesn't run.
-    """
-    check_exportable(schedule.model.spec, engine)
-    nearest = traits_of(schedule).nearest
-    if nearest is None:
-        raise InputError(
-            f"Policy '{schedule.policy}' doesn't say what comes nearest to it in {engine}: leave --export out."
-        )
-    near, (tp, pp), longest = nearest(schedule), _parallel(schedule), _longest(schedule)
-    lost = [*near.lost]
-    # a budget below a whole prompt is refused where prompts aren't cut
-    budget = max(near.budget, near.residents, 1 if near.chunked else longest)
-    if (tp, pp) != _stage_sizes(schedule):
-        lost.append("stages of unequal tensor parallelism become equal ones")
-    flags: dict[str, object] = {
-        "tensor-parallel-size": tp,
-        "pipeline-parallel-size": pp,
-        "data-parallel-size": _replicas_together(schedule),
-        **_dtypes(schedule, lost),
-        "max-model-len": longest,
-        "max-num-seqs": near.residents,
-        "max-num-batched-tokens": budget,
-        "block-size": schedule.block_size,
-        "gpu-memory-utilization": schedule.cluster.memory_fraction,
-    }
-    lost += _crowded(schedule, budget, near.residents)
-    name = weights or _hub_name(schedule.model.spec.name)
-    switches = f"--{'' if near.chunked else 'no-'}enable-chunked-prefill"
-    switches += f" --{'' if schedule.prefix_caching else 'no-'}enable-prefix-caching"
-    command = f"vllm serve {name} {switches} " + " ".join(f"--{key} {value}" for key, value in flags.items())
-    commands, where = _placed(command, schedule)
-    return "\n".join(commands), "; ".join([*where, *lost]) or "nothing is lost"
+def _partition(schedule: Schedule) -> str:
+    """The variable that tells the engine the layers of each pipeline stage; empty where it makes them all alike."""
+    counts = [stop - start for start, stop in (stage.decoder_layers or (0, 0) for stage in schedule.stages)]
+    return f"{LAYER_PARTITION}={','.join(map(str, counts))} " if len(set(counts)) > 1 else ""
 
 
 def _hub_name(name: str) -> str:
@@ -87,7 +118,7 @@ def _replica_devices(schedule: Schedule) -> int:
     return sum(stage.tp for stage in schedule.stages)
 
 
-def _replicas_together(schedule: Schedule) -> int:
+def replicas_together(schedule: Schedule) -> int:
     """Replicas that one command starts: those of a node."""
     return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
 
@@ -95,71 +126,39 @@ def _replicas_together(schedule: Schedule) -> int:
 def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
     """The command of each node that a replica spans, and where they are to be run."""
     nodes = -(-_replica_devices(schedule) // schedule.cluster.devices_per_node)
-    copies = schedule.replicas // _replicas_together(schedule)
-    each = f"for each of the {copies} " if copies > 1 else ""
+    copies, rest = divmod(schedule.replicas, replicas_together(schedule))
+    where = []
     if nodes == 1:
-        return [command], [f"run it on each of {copies} nodes behind a load balancer"] if copies > 1 else []
+        if copies > 1 or rest:
+            each = f"each of {copies} nodes" if copies > 1 else "one node"
+            other = f", and with --data-parallel-size {rest} on another," if rest else ""
+            where.append(f"run it on {each}{other} behind a load balancer")
+        return [command], where
+    each = f"for each of the {copies} replicas " if copies > 1 else ""
     spread = f"{command} --nnodes {nodes} --master-addr $NODE0 --node-rank "
-    where = f"{each and each + 'replicas '}run one command on each of {nodes} nodes, $NODE0 the first one's address"
-    return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], [where]
+    where = [f"{each}run one command on each of {nodes} nodes, $NODE0 the first one's address"]
+    return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], where
 
 
-def _crowded(schedule: Schedule, tokens: int, sequences: int) -> list[str]:
-    """A sentence where the engine's cache, with these flags, is smaller than the schedule's."""
-    from xsimulator.cost.memory import device_memory
-
-    model, cluster, last = schedule.model.spec, schedule.cluster, len(schedule.stages) - 1
-    dtypes = (schedule.dtype, schedule.kv_dtype)
-    blocks = min(
-        device_memory(model, cluster, stage, *dtypes, (i == 0, i == last), VLLM).at(tokens, sequences).blocks
-        for i, stage in enumerate(schedule.stages)
-    )
-    held, asked = max(0, blocks) * BLOCK_SIZE, schedule.kv_blocks * schedule.block_size
-    if held >= asked:
-        return []
-    short = f"the engine's cache holds {held:,} tokens with these flags, and the schedule's {asked:,}"
-    return [f"{short}: it preempts sequences" if held else f"{short}: it doesn't start"]
+def _longest(schedule: Schedule) -> tuple[int, str]:
+    """Tokens of the longest request that is accepted, and why: the engine starts where its cache holds one."""
+    context, held = schedule.model.spec.context, schedule.kv_blocks * schedule.block_size
+    if held >= context:
+        return context, f"--max-model-len {context} is the model's context"
+    return held, f"--max-model-len {held} is what the KV cache holds of the model's context of {context:,} tokens"
 
 
-def _longest(schedule: Schedule) -> int:
-    """Tokens of the longest request, which the cache must hold: with the model's whole context it often couldn't."""
-    workload, context = schedule.workload, schedule.model.spec.context
-    held = schedule.kv_blocks * schedule.block_size
-    return min(workload.input.max + workload.output.max, context, held)
-
-
-def _stage_sizes(schedule: Schedule) -> tuple[int, int] | None:
-    """Tensor-parallel degree and number of stages; None where degrees differ or each side has its own stages."""
-    degrees = {stage.tp for stage in schedule.stages}
-    if len(degrees) > 1 or {stage.phase for stage in schedule.stages} != {"both"}:
-        return None
-    return degrees.pop(), len(schedule.stages)
-
-
-def _parallel(schedule: Schedule) -> tuple[int, int]:
-    """Equal stages over a replica's devices, of the largest degree that any stage has and that divides them."""
-    devices = sum(stage.tp for stage in schedule.stages)
-    model = schedule.model.spec
-    fit = [
-        tp
-        for tp in range(1, devices + 1)
-        if devices % tp == 0
-        and tp <= max(stage.tp for stage in schedule.stages)
-        and model.heads % tp == 0
-        and devices // tp <= model.layers
-    ]
-    sizes = _stage_sizes(schedule)
-    return sizes if sizes else (max(fit), devices // max(fit))
-
-
-def _dtypes(schedule: Schedule, lost: list[str]) -> dict[str, str]:
-    """Of weights, and of keys and values, as the engine names them."""
-    flags = {"dtype": "auto", "quantization": "fp8"} if schedule.dtype == "fp8" else {"dtype": _DTYPES[schedule.dtype]}
-    held = "auto"
-    if schedule.kv_dtype == "fp8":
-        held = "fp8"
-    elif schedule.kv_dtype == "bf16" != schedule.dtype:
-        held = "bfloat16"
-    elif schedule.kv_dtype != schedule.dtype:
-        lost.append(f"keys and values are kept in the model's own dtype, not in {schedule.kv_dtype}")
+def _dtypes(model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
+    """Of weights, and of keys and values, as the engine names them; InputError for those that it can't keep."""
+    flags = {"dtype": "auto", "quantization": "fp8"} if dtype == "fp8" else {"dtype": _DTYPES[dtype]}
+    computed = (model.dtype or "bf16") if dtype == "fp8" else dtype
+    if kv_dtype == computed:
+        held = "auto"
+    elif kv_dtype in ("fp8", "bf16", "fp16"):
+        held = _DTYPES.get(kv_dtype, kv_dtype)
+    else:
+        raise InputError(
+            f"vllm keeps keys and values in the model's dtype, bf16, fp16 or fp8, not in {kv_dtype}: leave --kv-dtype "
+            f"{kv_dtype} or --export out."
+        )
     return {**flags, "kv-cache-dtype": held}

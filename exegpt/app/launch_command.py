@@ -34,6 +34,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    if not all(part.isdigit() and int(part) for part in text.split(",")):
+        raise ValueError("whole numbers above 0, between commas")
+    return tuple(map(int, text.split(",")))
+
+
 def _share(text: str) -> float:
     share = float(text)
     if not 0 < share <= 1:
@@ -41,8 +47,10 @@ def _share(text: str) -> float:
     return share
 
 
+LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
+"""The variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
 _DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
-_KV_DTYPES = {"auto": None, "bfloat16": "bf16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+_KV_DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
 
 def _one_of(known: Mapping[str, str | None]) -> Read:
@@ -122,8 +130,7 @@ def read_launch(command: str) -> Launch:
         words = shlex.split(command.replace("\\\n", " "))
     except ValueError as error:
         raise InputError(f"--command can't be read ({error}): close its quotes.") from None
-    engine, rest = _engine(words)
-    found: dict[str, Any] = {}
+    engine, rest, found = _engine(words)
     named: list[str] = []
     for flag, value in _flags(engine, rest):
         if flag is None:
@@ -146,20 +153,26 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
     if quantized := settings.pop("quantization", None):
         settings["dtype"] = quantized  # that of the weights; beside it --dtype is that of activations
     model, longest, stages = settings.pop("model"), settings.pop("longest", None), settings.pop("stages", 1)
+    if len(settings.get("layers", (0,) * stages)) != stages:
+        given = ",".join(map(str, settings["layers"]))
+        raise InputError(f"--command has {LAYER_PARTITION}={given} for {stages} pipeline stages: name one number each.")
     settings.setdefault("tp_degree", 1)
     settings.setdefault("replicas", 1)
     return Launch(engine, model, settings | {"stages": stages}, tuple(named), longest)
 
 
-def _engine(words: list[str]) -> tuple[str, list[str]]:
-    """Whose command it is, and what follows."""
+def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
+    """Whose command it is, what follows, and what the environment before it says."""
+    said: dict[str, Any] = {}
     while words and ("=" in words[0] and not words[0].startswith("-")):
-        words = words[1:]  # variables of the environment
+        variable, _, value = words.pop(0).partition("=")
+        if variable == LAYER_PARTITION:
+            _take(said, "layers", _read(variable, value, _counts), variable)
     if words[:2] == ["vllm", "serve"]:
-        return "vllm", words[2:]
+        return "vllm", words[2:], said
     for module, engine in (("vllm.entrypoints.openai.api_server", "vllm"), ("sglang.launch_server", "sglang")):
         if len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] == module:
-            return engine, words[3:]
+            return engine, words[3:], said
     raise InputError(
         f"--command '{' '.join(words[:3])} …' is neither vLLM's nor SGLang's: begin it with `vllm serve` or `python -m "
         "sglang.launch_server`."

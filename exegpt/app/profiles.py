@@ -56,13 +56,18 @@ def _find_profile(
     front_end_s: float | None,
 ) -> tuple[Profile, str]:
     """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
-    dtype it is a file's, in its own. An `engine` is named for a roofline, and refused beside what was measured. A
-    stored one was measured with the same `attention`; the text names a file's where it is another.
+    dtype it is a file's, in its own. An `engine` is named for a roofline or imported kernels, and refused beside what
+    was measured with another. A stored one was measured with the same `attention`; the text names a file's where it is
+    another.
     """
-    rooflines.check_engine(engine, text)
+    rooflines.check_engine(engine)
     if text is not None and text != "roofline":
         read = _profile_from_file(text, model, dtype)
-        return read, f"profile: '{text}'{_device_note(read, cluster)}{_attention_note(read, attention)}"
+        rooflines.check_engine(engine, read, text)
+        notes = f"{_device_note(read, cluster)}{_attention_note(read, attention)}"
+        if engine is None or read.source != "operators":
+            return read, f"profile: '{text}'{notes}"
+        return _under(engine, read, model, cluster), f"profile: '{text}'{notes}, with the time of engine {engine}"
     assert dtype, "only files know their own"
     from xprofiler import machine, store
 
@@ -70,12 +75,19 @@ def _find_profile(
     if here and text is None:
         stored = store.find_here(model, dtype, here, attention)
         if stored:
-            rooflines.check_engine(engine, stored.fingerprint)
+            rooflines.check_engine(engine, stored, stored.fingerprint)
             return stored, profile_text(stored)
     roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine, front_end_s)
     why = "" if text else ", none that was measured fits this model, cluster and dtype"
     whose = _ROOFLINE_HERE if here and engine is None else rooflines.engine_text(roofline, engine is not None)
     return roofline, f"profile: roofline{why}; {whose}"
+
+
+def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec) -> Profile:
+    from exegpt.engine import find_engine
+    from xprofiler.operators import with_engine
+
+    return with_engine(profile, model, cluster, find_engine(engine))
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:

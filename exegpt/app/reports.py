@@ -38,7 +38,7 @@ def write_search_report(
         setting.workload,
         frontier([a for a in (*answers, *more) if a.estimate and a.estimate.latency_from == "start"]),
         bounds_s[-1],
-        policies=_policies(best),
+        policies=_policies(best, setting),
         stages=stages,
         advice=tuple(advice),
     )
@@ -71,14 +71,15 @@ def _schedule_facts(best: "Tuned") -> tuple[tuple[str, str], ...]:
     return (*facts, *estimate_rows(estimate, schedule))
 
 
-def _policies(answer: "Tuned") -> tuple[tuple[str, ...], ...]:
+def _policies(answer: "Tuned", setting: Setting) -> tuple[tuple[str, ...], ...]:
     """The report's row of every policy."""
     rows = []
     for alternative in ranked(answer):
         e = alternative.estimate
         times = (e.latency_s, e.ttft_p99_s, e.tpot_p99_s) if e else (None,) * 3
         rate = output.number(e.throughput_tok_s if e else None)
-        rows.append((alternative.policy, rate, *map(output.seconds, times), alternative.reason))
+        name = f"{alternative.policy} ({e.engine})" if e and setting.own else alternative.policy
+        rows.append((name, rate, *map(output.seconds, times), alternative.reason))
     return tuple(rows)
 
 

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from exegpt.cluster import ClusterSpec, is_stock
 from exegpt.duration import duration_text
+from exegpt.engine import OWN_ENGINE
 from exegpt.errors import InputError
+from exegpt.policies import TRAITS, runs
 
 if TYPE_CHECKING:
     from exegpt.compared import Compared
@@ -51,6 +53,43 @@ def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profi
     return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"], profile.front_end_s)
 
 
+def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
+    """The profile of this project's engine in place of that of another server; None where there is no other."""
+    from exegpt.engine import ENGINES, find_engine
+    from xprofiler.operators import with_engine
+
+    name = profile.provenance.get("serving" if profile.source == "operators" else "engine", "none")
+    if cluster.is_cpu or name not in ENGINES or all(runs(name, policy) for policy in TRAITS):
+        return None
+    own = find_engine(OWN_ENGINE)
+    if profile.front_end_s != find_engine(name).front_end_s:  # one that was asked for
+        own = replace(own, front_end_s=profile.front_end_s)
+    if profile.source == "operators":
+        return with_engine(profile, model, cluster, own)
+    facts = profile.provenance
+    return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], OWN_ENGINE, own.front_end_s)
+
+
+def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
+    """Sentences on what stands for this project's engine, where any policy is predicted with it."""
+    from exegpt.engine import engine_of
+
+    if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
+        return ()
+    summed = "what it takes of a GPU's memory is summed from its allocations"
+    texts = [f"engine exegpt: {summed}, not measured"]
+    if own.source != "measured":
+        texts = [
+            f"engine exegpt: nothing was measured on a GPU; {summed}, its own time is a CPU's, and kernels, links and "
+            "sampling are taken as vLLM's"
+        ]
+    if own is not chosen:
+        theirs = engine_of(chosen).name
+        names = ", ".join(policy for policy in TRAITS if not runs(theirs, policy))
+        texts.insert(0, f"engines: {theirs} doesn't run {names}, which are predicted with engine exegpt")
+    return tuple(texts)
+
+
 def found_on(schedule: "Schedule") -> "Profile | None":
     """The roofline that a schedule was found on; None where it is none of a known engine's."""
     return next((p for p in _candidates(schedule) if p.fingerprint == schedule.profile.fingerprint), None)
@@ -65,17 +104,17 @@ def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
         yield stock_profile(schedule.model.spec, schedule.cluster, schedule.dtype, schedule.kv_dtype, name)
 
 
-def check_engine(engine: str | None, profile: str | None) -> None:
-    """InputError for an engine that is unknown, or beside a profile that has its own engine's time."""
-    from exegpt.engine import find_engine
+def check_engine(engine: str | None, profile: "Profile | None" = None, which: str = "") -> None:
+    """InputError for an engine that is unknown, or beside a profile (by `which` name) of another engine's time."""
+    from exegpt.engine import engine_of, find_engine
 
     if engine is None:
         return
     find_engine(engine)
-    if profile not in (None, "roofline"):
+    if profile is not None and profile.source != "operators" and engine_of(profile).name != engine:
         raise InputError(
-            f"--engine {engine} is for rooflines, and the times of the profile '{profile}' are its own engine's: leave "
-            "one of them out."
+            f"--engine {engine} is for rooflines and imported kernels, and the times of the profile '{which}' are its "
+            f"own engine's ({engine_of(profile).name}): leave one of them out."
         )
 
 

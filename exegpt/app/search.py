@@ -1,6 +1,6 @@
 """Searches for the schedules of a setting, and what they answer beside the best one: the frontier, reasons, advice."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +9,10 @@ from exegpt.app.settings import Setting
 from exegpt.batching.admission import Admission
 from exegpt.bound import BoundMeaning
 from exegpt.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
+from exegpt.deployment import Deployment
 from exegpt.duration import duration_text, format_duration
-from exegpt.policies import TRAITS
+from exegpt.engine import engine_of
+from exegpt.policies import TRAITS, runs
 from exegpt.report.series import Series
 
 if TYPE_CHECKING:
@@ -29,7 +31,6 @@ class SearchOptions:
     method: "Method"
     tolerance: float
     admission: tuple[Admission, ...] = ("reserve",)
-    runnable: tuple[str, ...] = ()
     fixed: dict[str, int] = field(default_factory=dict)
     """Control variables that are set by hand."""
 
@@ -39,17 +40,21 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
     from xscheduler.tune import tune
 
     where = (setting.model, setting.cluster, setting.workload, setting.profile)
-    return tune(*where, latency_bound_s=latency_bound_s, kv_dtype=setting.kv_dtype, **options)
+    return tune(*where, latency_bound_s=latency_bound_s, kv_dtype=setting.kv_dtype, own=setting.own, **options)
 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
     """How full and busy the answer's devices are, and what a looser bound, twice the devices and the next device kind
-    would give, each searched anew.
+    would give, each searched anew for the engine of the answer.
     """
     from xscheduler import advice
 
+    engine = answer.estimate.engine if answer.estimate else None
+    alike = tuple(p for p in options.policies if engine in (None, engine_of(setting.on(p).profile).name))
+
     def again(bound_s: float | None, cluster: ClusterSpec) -> "Tuned":
-        return search_schedule(on_cluster(setting, cluster), bound_s, **vars(options))
+        asked = vars(options) | {"policies": alike}
+        return search_schedule(on_cluster(setting, cluster), bound_s, **asked)
 
     texts = []
     if answer.schedule and answer.estimate:
@@ -73,7 +78,11 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
         return setting
     rooflined = setting.profile.source == "roofline"
     profile = like(setting.profile, setting.model, cluster) if rooflined else setting.profile
-    return replace(setting, cluster=cluster, profile=profile)
+    own = setting.own
+    if own:
+        there = replace(cluster, memory_fraction=own.cluster.memory_fraction)
+        own = Deployment(there, like(own.profile, setting.model, there) if rooflined else own.profile)
+    return replace(setting, cluster=cluster, profile=profile, own=own)
 
 
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
@@ -114,12 +123,17 @@ def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[fl
     return [*np.geomspace(low, high, count).tolist(), None] if low < high else [None]
 
 
+def throughput(alternative: "Alternative") -> float:
+    """The output tokens per second of a policy's best schedule; -1 where it has none."""
+    return alternative.estimate.throughput_tok_s if alternative.estimate else -1.0
+
+
 def ranked(answer: "Tuned") -> "list[Alternative]":
     """Every policy's best schedule, the answer first, then by falling throughput."""
     best = answer.schedule.policy if answer.schedule else None
     return sorted(
         answer.alternatives,
-        key=lambda a: (a.policy != best, -(a.estimate.throughput_tok_s if a.estimate else -1.0)),
+        key=lambda a: (a.policy != best, -throughput(a)),
     )
 
 
@@ -130,6 +144,14 @@ def reasons(alternatives: Iterable["Alternative"], explain: bool = True) -> list
         reason = other.reason if explain else other.clause or other.reason
         names.setdefault(reason, []).append(other.policy)
     return [f"{', '.join(policies)}: {reason}" for reason, policies in names.items()]
+
+
+def best_on(answer: "Tuned", engine: str, value: "Callable[[Alternative], float]" = throughput) -> "Alternative | None":
+    """The best of the answer's schedules that an engine runs, by its preset's name; None where it runs none of them."""
+    from xscheduler.ties import preferred
+
+    feasible = (other for other in answer.alternatives if other.estimate and runs(engine, other.policy))
+    return preferred(feasible, value, lambda other: other.policy)
 
 
 def infeasible_text(answer: "Tuned", bound_s: float | None) -> str:

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from exegpt.app.choices import check_choice
 from exegpt.app.profiles import find_profile
-from exegpt.app.rooflines import accuracy
+from exegpt.app.rooflines import accuracy, engine_notes, own_profile
 from exegpt.cluster import ClusterSpec, parse_cluster
+from exegpt.deployment import Deployment
 from exegpt.engine import EngineSpec, engine_of
-from exegpt.engine_memory import DATA_SHEET, OWN_ON_GPU
+from exegpt.engine_memory import DATA_SHEET
 from exegpt.errors import InputError
 from exegpt.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
+from exegpt.policies import runs
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import Schedule
@@ -29,6 +31,14 @@ class Setting:
     profile: Profile
     kv_dtype: str
     assumptions: tuple[str, ...]
+    own: Deployment | None = None
+    """This project's engine, for the policies that the profile's engine doesn't run; None: one engine for all."""
+
+    def on(self, policy: str) -> "Setting":
+        """Return the same, with the engine that runs a policy."""
+        if self.own is None or runs(engine_of(self.profile).name, policy):
+            return replace(self, own=None)
+        return replace(self, cluster=self.own.cluster, profile=self.own.profile, own=None)
 
 
 def find_model(text: str) -> ModelSpec:
@@ -113,10 +123,12 @@ def find_setting(
     one_by_one: bool = False,
     attention: str = "triton",
     front_end: str | None = None,
+    one_engine: bool = False,
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
-    request is simulated with its own pair of lengths, not with the two distributions. `attention` as in `find_profile`.
+    request is simulated with its own pair of lengths, not with the two distributions; `one_engine`: all policies are
+    predicted with one. `attention` as in `find_profile`.
     """
     from exegpt.builtin_models import stands_for
     from exegpt.columns import parse_columns
@@ -171,9 +183,13 @@ def find_setting(
         serving = engine_of(chosen)
         where = replace(where, memory_fraction=serving.memory.fraction)
         assumptions.append(f"memory: {_memory_text(where, serving)}")
-    if engine_of(chosen).memory == OWN_ON_GPU:
-        assumptions.append("memory: what exegpt's engine takes of a GPU is summed from its allocations, not measured")
-    return Setting(spec, where, load, chosen, kept, (*assumptions, *scaling, which, *accuracy(chosen, where)))
+    own = None if one_engine else own_profile(chosen, spec, where)
+    deployed = where
+    if own and memory_fraction is None and not described:
+        deployed = replace(where, memory_fraction=engine_of(own).memory.fraction)
+    whose = (*engine_notes(own or chosen, chosen), *accuracy(chosen, where))
+    said = (*assumptions, *scaling, which, *whose)
+    return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None)
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:

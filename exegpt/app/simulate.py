@@ -136,7 +136,7 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         one_by_one=options.one_by_one,
     )
     schedule, assumed = follow(setting, options.engine_settings, options.engine)
-    return schedule, setting.profile, (*setting.assumptions, *assumed)
+    return schedule, setting.on(schedule.policy).profile, (*setting.assumptions, *assumed)
 
 
 def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:

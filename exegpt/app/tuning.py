@@ -1,15 +1,17 @@
 """`tune`: searches under each latency bound, or at a rate of arrival on each cluster, and the files that it writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt import document
 from exegpt.app.choices import check_prefix_caching
-from exegpt.app.export import Target
+from exegpt.app.engine_settings import resident
+from exegpt.app.export import Export, Target
 from exegpt.app.reports import write_search_report
-from exegpt.app.search import SearchOptions, advise, search_schedule
+from exegpt.app.search import SearchOptions, advise, best_on, search_schedule
 from exegpt.app.settings import Setting
+from exegpt.engine import engine_of
 from exegpt.errors import InputError
 from exegpt.price import Prices, price_per_hour
 from exegpt.quantity import figure_text
@@ -20,7 +22,7 @@ from exegpt.workload import Workload
 if TYPE_CHECKING:
     from xscheduler.arrivals import Arrivals
     from xscheduler.open_tune import Rated
-    from xscheduler.tuned import Tuned
+    from xscheduler.tuned import Alternative, Tuned
 
 PATTERNS = ("poisson", "trace")
 """How requests arrive."""
@@ -47,7 +49,9 @@ class TuneOptions:
     explain: bool = False
     """All reasons for each policy's place, not the first alone."""
     target: Target | None = None
-    """The engine whose nearest flags are printed too."""
+    """The engine whose launch command is printed too."""
+    engine: str | None = None
+    """The preset that was asked for: the schedule's file is then of its best."""
     out: Path | None = None
     """The schedule's file."""
     report: Path | None = None
@@ -65,6 +69,9 @@ class BoundedAnswer:
     bound_s: float | None
     tuned: "Tuned"
     advice: tuple[str, ...]
+    on_engine: "Alternative | None" = None
+    """The best that the setting's engine runs."""
+    export: Export | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +81,9 @@ class Offer:
     setting: Setting
     rated: "Rated"
     price_hour: float | None
+    on_engine: "Alternative | None" = None
+    """The best that the setting's engine runs."""
+    export: Export | None = None
 
     @property
     def feasible(self) -> bool:
@@ -101,13 +111,31 @@ def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
     with output.progress("searching policies") as progress:
         tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
     advice = options.advice if options.advice is not None else len(bounds_s) == 1 and setting.cluster.devices <= 8
-    answers = tuple(
-        BoundedAnswer(bound_s, answer, tuple(advise(setting, answer, bound_s, search)) if advice else ())
-        for answer, bound_s in zip(tuned, bounds_s, strict=True)
-    )
-    best_schedule = next((answer.schedule for answer in reversed(tuned) if answer.schedule), None)
-    _write(options, setting, best_schedule, tuned, answers[-1].advice)
+    answers = tuple(_bounded(options, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
+    found = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned, answer.on_engine))]
+    _write(options, setting, found[0] if found else None, tuned, answers[-1].advice)
     return answers
+
+
+def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
+    """The answer under one bound, with what the engine makes of it."""
+    import xsimulator
+
+    setting, search = options.settings[0], options.search
+    on_engine, export = best_on(tuned, engine_of(setting.profile).name), None
+    best = on_engine if options.engine and on_engine else None
+    advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
+    if options.target and on_engine and on_engine.schedule:
+        followed = options.target.follows(on_engine.schedule, setting.profile)
+        running, _ = resident(followed, setting.profile)
+        export = options.target.export(followed, xsimulator.estimate(running, setting.profile))
+    texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
+    return BoundedAnswer(bound_s, tuned, texts, on_engine, export)
+
+
+def written(options: TuneOptions, tuned: "Tuned", on_engine: "Alternative | None") -> Schedule | None:
+    """Return the schedule for the file: the best of all, but of an engine that was asked for the best that it runs."""
+    return on_engine.schedule if options.engine and on_engine else tuned.schedule
 
 
 def tune_rate(options: TuneOptions) -> list[Offer]:
@@ -128,11 +156,39 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
     for setting in options.settings:
         arrivals = arrivals_of(setting, options.arrivals, options.seed)
         price = None if prices is None else price_per_hour(prices, setting.cluster)
-        offers.append(Offer(setting, _tuned_at(setting, arrivals, bounds, rate_seq_s, options), price))
+        rated = _tuned_at(setting, arrivals, bounds, rate_seq_s, options)
+        on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
+        export = _exported_at(options, setting, on_engine, arrivals, bounds, rate_seq_s)
+        offers.append(Offer(setting, rated, price, on_engine, export))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
-    _write(options, offers[0].setting, best.schedule, [best])
+    _write(options, offers[0].setting, written(options, best, offers[0].on_engine), [best])
     return offers
+
+
+def _exported_at(
+    options: TuneOptions,
+    setting: Setting,
+    on_engine: "Alternative | None",
+    arrivals: "Arrivals",
+    bounds: Any,
+    rate_seq_s: float,
+) -> Export | None:
+    """The target's command, replayed at the rate as the target follows it."""
+    from xscheduler.goodput import Meter
+
+    if options.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
+        return None
+    followed = options.target.follows(on_engine.schedule, setting.profile)
+    replayed = replace(followed, prefix_caching=options.prefix_caching)  # without, no prompts begin alike
+    served = Meter(setting.profile, arrivals, bounds).served_at(replayed, rate_seq_s)
+    estimate = replace(
+        on_engine.estimate,
+        **{name: value for name, value in vars(served).items() if value not in (None, ())},
+        kv_blocks=followed.kv_blocks,
+        kv_tokens=followed.kv_blocks * followed.block_size,
+    )
+    return options.target.export(followed, estimate, alike=options.prefix_caching and bool(arrivals.prefixes))
 
 
 def _write(
@@ -189,7 +245,7 @@ def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: f
             method=search.method,
             kv_dtype=setting.kv_dtype,
             fixed=search.fixed,
-            runnable=search.runnable,
+            own=setting.own,
             admission=search.admission,
             prefix_caching=options.prefix_caching,
             progress=progress,

@@ -1,34 +1,45 @@
 """The answers of searches, as tables and as documents."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from exegpt.app.export import Target
+from exegpt.app.export import Export, Target
 from exegpt.app.search import SearchOptions, frontier, infeasible_text, ranked
 from exegpt.app.settings import Setting
+from exegpt.app.tuning import TuneOptions
 from exegpt.document import to_dict
+from exegpt.engine import engine_of
 from exegpt.estimate import Estimate
+from exegpt.policies import NOT_DEPLOYED
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text, variables_text
 from exegpt.report.terminal import plot
 from exegpt.schedule import Schedule
-from xscheduler.tuned import Tuned
+from xscheduler.tuned import Alternative, Tuned
 
 POLICY_COLUMNS = ("policy", "req/s", "tok/s", "latency", "schedule")
 """The columns of `policy_rows` without times of tokens."""
+Times = Mapping[str, str]
+"""Keys of an Estimate's times that are bounded, and their columns."""
 
 
-def answer_document(answer: Tuned, setting: Setting, target: Target | None = None) -> dict[str, Any]:
-    """The object that `tune --json` prints for one bound; `target` adds another engine's flags under `export`."""
+def answer_document(
+    answer: Tuned, setting: Setting, on_engine: Alternative | None, target: Target | None, export: Export | None
+) -> dict[str, Any]:
+    """The object that `tune --json` prints for one bound: with the best that the setting's engine runs where several
+    engines are compared, and with a `target` its launch command.
+    """
+    brief = functools.partial(_brief, answer.schedule)
     document: dict[str, Any] = {
         "schedule": to_dict(answer.schedule) if answer.schedule else None,
         "estimate": to_dict(answer.estimate) if answer.estimate else None,
         "alternatives": [
             {
                 "policy": other.policy,
-                "schedule": _brief(other.schedule) if other.schedule else None,
+                "schedule": brief(other.schedule) if other.schedule else None,
                 "estimate": to_dict(other.estimate) if other.estimate else None,
                 "reason": other.reason,
             }
@@ -38,10 +49,18 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None = Non
         "assumptions": [*setting.assumptions, *answer.assumptions],
         "provenance": output.provenance(setting.profile),
     }
+    if not setting.cluster.is_cpu:
+        document["best_on_engine"] = {
+            "engine": engine_of(setting.profile).name,
+            "schedule": to_dict(on_engine.schedule) if on_engine and on_engine.schedule else None,
+            "estimate": to_dict(on_engine.estimate) if on_engine and on_engine.estimate else None,
+        }
+    if target:
+        document["export"] = export.command if export else None
+        document["export_estimate"] = to_dict(export.estimate) if export else None
+        document["assumptions"] += export.notes if export else ()
     if answer.schedule is None:
         return document | {"lowest_latency_s": answer.lowest_latency_s}
-    if target:
-        document["export"], document["export_loses"] = target.nearest(answer.schedule)
     return document
 
 
@@ -49,26 +68,60 @@ _SHARED = ("model", "cluster", "workload", "profile")
 """Keys of a schedule that are the same for all policies, and long."""
 
 
-def _brief(schedule: Schedule) -> dict[str, Any]:
-    """A schedule without what the answer's own says for all of them."""
-    return {key: value for key, value in to_dict(schedule).items() if key not in _SHARED}
+def _brief(best: Schedule | None, schedule: Schedule) -> dict[str, Any]:
+    """A schedule without what the answer's own says for it too: another engine has another profile."""
+    same = [key for key in _SHARED if best and getattr(best, key) == getattr(schedule, key)]
+    return {key: value for key, value in to_dict(schedule).items() if key not in same}
 
 
-def print_export(schedule: Schedule, target: Target) -> None:
-    """Print the nearest command line of another engine, and the differences."""
-    command, lost = target.nearest(schedule)
-    print(f"Nearest in {target.engine} ({lost}):")
-    for line in command.splitlines():
+def print_export(target: Target, export: Export | None, times: Times) -> None:
+    """Print another engine's launch command, and what is predicted for it."""
+    if export is None:
+        return output.note(f"No schedule that {target.engine} runs meets the bounds: there is nothing to export.")
+    columns = policy_columns(times)[1:-1]
+    figures = ", ".join(f"{name} {text}" for name, text in zip(columns, _figures(export.estimate, times), strict=True))
+    print(f"Launch command for {target.engine}, with which it is predicted to reach {figures}:")
+    for line in export.commands:
         print(f"  {line}")
-    if schedule.policy not in target.policies:
-        print(
-            f"  {target.engine} itself schedules like {' and '.join(target.policies)}: --policy "
-            f"{','.join(target.policies)} searches for flags that hold the bound there."
-        )
+    for note in export.notes:
+        print(f"  {note}")
 
 
-Times = Mapping[str, str]
-"""Keys of an Estimate's times that are bounded, and their columns."""
+def print_best(answer: Tuned, setting: Setting, on_engine: Alternative | None) -> None:
+    """Print the best schedule of all, and the best that the setting's engine runs, where engines are compared."""
+    engine = engine_of(setting.profile).name
+    if setting.cluster.is_cpu or engine in NOT_DEPLOYED or not answer.estimate or not answer.schedule:
+        return
+    print(f"Best of all: {_rates(answer.estimate)} with {schedule_text(answer.schedule)}, {_runs_on(answer.estimate)}.")
+    if on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
+        return print(f"Best on {engine}: none of the schedules that it runs meets the bounds.")
+    same = on_engine.schedule == answer.schedule
+    print(
+        f"Best on {engine}: "
+        + ("the same." if same else f"{_rates(on_engine.estimate)} with {schedule_text(on_engine.schedule)}.")
+    )
+
+
+def whose(options: TuneOptions, on_engine: Alternative | None) -> str:
+    """Say which engine a written schedule is for, where that isn't the one that was asked for or none was."""
+    if options.settings[0].own is None or options.engine is None:
+        return ""
+    return f", the best on {options.engine}" if on_engine else f": {options.engine} runs none that meets the bounds"
+
+
+def _rates(estimate: Estimate) -> str:
+    return f"{output.number(estimate.throughput_seq_s)} requests/s, {output.number(estimate.throughput_tok_s)} tokens/s"
+
+
+def _runs_on(estimate: Estimate) -> str:
+    return f"runs on {estimate.engine}"
+
+
+def policy_name(alternative: Alternative, setting: Setting) -> str:
+    """A policy in a table, with the engine that its figures are of where engines are compared."""
+    if setting.own is None or alternative.estimate is None:
+        return alternative.policy
+    return f"{alternative.policy} ({alternative.estimate.engine})"
 
 
 def bounded_times(options: SearchOptions) -> Times:
@@ -83,22 +136,23 @@ def policy_columns(times: Times = MappingProxyType({})) -> tuple[str, ...]:
     return (*POLICY_COLUMNS[:-1], *times.values(), POLICY_COLUMNS[-1])
 
 
-def policy_rows(answer: Tuned, times: Times = MappingProxyType({})) -> list[list[str]]:
+def policy_rows(answer: Tuned, setting: Setting, times: Times = MappingProxyType({})) -> list[list[str]]:
     """A table's rows: every policy's best schedule, the winner first."""
     rows = []
     for other in ranked(answer):
         if other.schedule is None or other.estimate is None:
             rows.append([other.policy, *("–",) * (3 + len(times)), other.reason])
             continue
-        rows.append([other.policy, *_figures(other.estimate, times), variables_text(other.schedule)])
+        rows.append([policy_name(other, setting), *_figures(other.estimate, times), variables_text(other.schedule)])
     return rows
 
 
-def best_row(answer: Tuned, bound_s: float | None, times: Times = MappingProxyType({})) -> list[str]:
+def best_row(answer: Tuned, setting: Setting, bound_s: float | None, times: Times = MappingProxyType({})) -> list[str]:
     """The best schedule in a table's row, without a policy's column of its own."""
     if answer.schedule is None or answer.estimate is None:
         return [*("–",) * (3 + len(times)), infeasible_text(answer, bound_s).rstrip(".")]
-    return [*_figures(answer.estimate, times), schedule_text(answer.schedule)]
+    where = f", {_runs_on(answer.estimate)}" if setting.own else ""
+    return [*_figures(answer.estimate, times), schedule_text(answer.schedule) + where]
 
 
 def _figures(estimate: Estimate, times: Times) -> list[str]:

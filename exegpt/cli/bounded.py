@@ -12,9 +12,11 @@ from exegpt.cli.answer import (
     bounded_times,
     policy_columns,
     policy_rows,
+    print_best,
     print_export,
     print_plot,
     print_search,
+    whose,
 )
 from exegpt.duration import format_duration
 from exegpt.report import output
@@ -35,7 +37,9 @@ def answer(options: TuneOptions, json: bool) -> int:
 def _emit(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     setting = options.settings[0]
     documents = [
-        answer_document(answer.tuned, setting, options.target) | {"advice": answer.advice} for answer in answers
+        answer_document(answer.tuned, setting, answer.on_engine, options.target, answer.export)
+        | {"advice": answer.advice}
+        for answer in answers
     ]
     if len(documents) == 1:
         return output.emit(documents[0])
@@ -59,16 +63,24 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     if len(answers) > 1:
         print()
         print_plot(tuned, None)
-    met = [answer.bound_s for answer in answers if answer.tuned.schedule]
+    met = [answer for answer in answers if answer.tuned.schedule]
     if options.out and met:
-        under = f" under {format_duration(met[-1])}" if len(answers) > 1 else ""
-        print(f"Schedule{under} written to {options.out}.")
+        under = f" under {format_duration(met[-1].bound_s)}" if len(answers) > 1 else ""
+        print(f"Schedule{under} written to {options.out}{whose(options, met[-1].on_engine)}.")
+    for answer in answers:
+        if len(answers) > 1 and answer.tuned.schedule and options.settings[0].own:
+            print(f"Under {format_duration(answer.bound_s)}:")
+        print_best(answer.tuned, options.settings[0], answer.on_engine)
 
 
 def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
     """Every policy's best schedule, and the reasons for its rank."""
     times, tuned = bounded_times(options.search), answer.tuned
-    output.table(policy_columns(times), policy_rows(tuned, times), _title(options, format_duration(answer.bound_s)))
+    output.table(
+        policy_columns(times),
+        policy_rows(tuned, options.settings[0], times),
+        _title(options, format_duration(answer.bound_s)),
+    )
     if tuned.schedule is None:
         return output.note(infeasible_text(tuned, answer.bound_s))
     feasible = [alternative for alternative in ranked(tuned) if alternative.schedule]
@@ -76,18 +88,18 @@ def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
     if len(feasible) > 1 and not options.explain:
         print("All reasons for each policy's rank: --explain.")
     if options.target:
-        print_export(tuned.schedule, options.target)
+        print_export(options.target, answer.export, times)
 
 
 def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     """The best schedule under each bound; the reasons for other policies' ranks are printed for a single bound only."""
     times = bounded_times(options.search)
-    rows = [[format_duration(a.bound_s), *best_row(a.tuned, a.bound_s, times)] for a in answers]
+    rows = [[format_duration(a.bound_s), *best_row(a.tuned, options.settings[0], a.bound_s, times)] for a in answers]
     output.table(("bound", *policy_columns(times)[1:]), rows, _title(options, "the best schedule under each bound"))
     for answer in answers:
         if answer.tuned.schedule and options.target:
             print(f"Under {format_duration(answer.bound_s)}:")
-            print_export(answer.tuned.schedule, options.target)
+            print_export(options.target, answer.export, times)
 
 
 def _title(options: TuneOptions, what: str) -> str:

@@ -60,8 +60,9 @@ ENGINE = Annotated[
     str | None,
     typer.Option(
         "--engine",
-        help="Engine overhead in a roofline: vllm (0.14 and later; default), vllm-0.11, tensorrt-llm, paper, or none "
-        "(default for this machine).",
+        help="The engine whose time and memory are in predictions: vllm (0.14 and later; default), vllm-0.11, sglang, "
+        "tensorrt-llm or exegpt; paper (the ExeGPT paper's), or none (default for this machine). Policies that it "
+        "doesn't run are predicted with exegpt.",
     ),
 ]
 FRONT_END = Annotated[

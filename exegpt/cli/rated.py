@@ -7,13 +7,14 @@ from exegpt.app.export import Target
 from exegpt.app.search import infeasible_text, reasons
 from exegpt.app.tuning import Offer, TuneOptions, headroom, tune_rate
 from exegpt.cli import INFEASIBLE
-from exegpt.cli.answer import answer_document, print_export, print_search
+from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
 from exegpt.duration import format_duration
 from exegpt.quantity import figure_text
 from exegpt.report import output
 from exegpt.report.schedule_text import schedule_text, variables_text
 
 if TYPE_CHECKING:
+    from exegpt.app.settings import Setting
     from xscheduler.goodput import Goodput
     from xscheduler.open_tune import Rated
     from xscheduler.tuned import Alternative
@@ -33,7 +34,7 @@ def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, 
     """The object that `tune --rate --json` prints for a cluster."""
     rated = offer.rated
     best = rated.sustained[rated.tuned.schedule.policy].goodput if rated.tuned.schedule else None
-    document = answer_document(rated.tuned, offer.setting, target)
+    document = answer_document(rated.tuned, offer.setting, offer.on_engine, target, offer.export)
     document["provenance"]["seed"] = seed
     for alternative in document["alternatives"]:
         sustained = rated.sustained.get(alternative["policy"])
@@ -79,7 +80,9 @@ def print_offers(offers: list[Offer], options: TuneOptions) -> None:
         *[f"TPOT {which}"][:per_token],
         "schedule",
     ]
-    output.table(columns, _policy_rows(rated, per_token), title + f"{figure_text(rated.rate_seq_s, 6)} requests/s")
+    output.table(
+        columns, _policy_rows(rated, setting, per_token), title + f"{figure_text(rated.rate_seq_s, 6)} requests/s"
+    )
     schedule = rated.tuned.schedule
     if schedule is None:
         output.note(infeasible_rate_text(offers, bound_s))
@@ -93,10 +96,11 @@ def print_offers(offers: list[Offer], options: TuneOptions) -> None:
         output.listed(f"Best{at}: {schedule_text(schedule)}", reasons(sustained))
         output.listed("Advice:", headroom(rated))
         if options.target:
-            print_export(schedule, options.target)
+            print_export(options.target, best.export, bounded_times(options.search))
     print_search(rated.tuned)
     if options.out and schedule:
-        print(f"Schedule written to {options.out}.")
+        print(f"Schedule written to {options.out}{whose(options, best.on_engine)}.")
+    print_best(rated.tuned, setting, best.on_engine)
 
 
 def _print_clusters(offers: list[Offer]) -> None:
@@ -128,7 +132,7 @@ def _reached(rated: "Rated") -> Callable[["Alternative"], tuple[float, bool]]:
     return lambda alternative: (-reached.get(alternative.policy, -1.0), alternative.policy != best)
 
 
-def _policy_rows(rated: "Rated", per_token: bool) -> list[list[str]]:
+def _policy_rows(rated: "Rated", setting: "Setting", per_token: bool) -> list[list[str]]:
     rows = []
     for other in sorted(rated.tuned.alternatives, key=_reached(rated)):
         sustained, e = rated.sustained.get(other.policy), other.estimate
@@ -138,7 +142,7 @@ def _policy_rows(rated: "Rated", per_token: bool) -> list[list[str]]:
         rates = [_goodput_text(sustained.goodput), output.number(sustained.steady.throughput_seq_s)]
         times = (e.latency_s, e.ttft_bounded_s, e.tpot_bounded_s) if e else (None, None, None)
         texts = [output.seconds(seconds) for seconds in times[: 2 + per_token]]
-        rows.append([other.policy, *rates, *texts, variables_text(sustained.schedule)])
+        rows.append([policy_name(other, setting), *rates, *texts, variables_text(sustained.schedule)])
     return rows
 
 

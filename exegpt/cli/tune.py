@@ -104,7 +104,9 @@ def tune(
             "--out", "-o", help="Write the schedule to this file; with several bounds, that of the last feasible one."
         ),
     ] = None,
-    export: Annotated[str | None, typer.Option(help="Print the nearest settings of another engine: vllm.")] = None,
+    export: Annotated[
+        str | None, typer.Option(help="Print the launch command of the best schedule that an engine runs: vllm.")
+    ] = None,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> int:
@@ -159,27 +161,27 @@ def tune(
     how |= {"columns": columns, "scale_to_context": scale_to_context, "rate": rate, "engine": engine}
     how["front_end"] = front_end
     settings = tuple(find_setting(model, where, workload, profile, **how) for where in clusters)
-    target = _target(export, settings[0], model)
-    runnable = target.policies if target else ()
+    target = _target(export, settings[0], model, policies)
     rules = ("reserve", "grow") if admission == "auto" else (admission,)
     fixed = options.fixed(typed)
-    search_options = SearchOptions(meaning, *token_bounds_s, policies, search, tolerance, rules, runnable, fixed)
+    search_options = SearchOptions(meaning, *token_bounds_s, policies, search, tolerance, rules, fixed)
     rate_seq_s = parse_rate(rate) if rate else None
     tune_options = options.build(TuneOptions, locals() | {"search": search_options})
     return (rated if tune_options.open_system else bounded).answer(tune_options, json)
 
 
-def _target(engine: str | None, setting: "Setting", typed: str | None) -> "Target | None":
+def _target(engine: str | None, setting: "Setting", typed: str | None, policies: tuple[str, ...]) -> "Target | None":
     """The engine whose flags are asked for; InputError where it is unknown or can't run the model."""
     from exegpt.app.choices import check_choice
-    from exegpt.app.export import ENGINES, Target, check_exportable
+    from exegpt.app.export import ENGINES, Target
 
     if engine is None:
         return None
     engine = engine.lower()
     check_choice(engine, ENGINES, "--export")
-    check_exportable(setting.model, engine)
-    return Target(engine, typed if typed and Path(typed).is_dir() else None)
+    target = Target(engine, typed if typed and Path(typed).is_dir() else None)
+    target.check(setting, policies)
+    return target
 
 
 def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:

@@ -12,6 +12,7 @@ from exegpt.schedule import PIPELINE_VARIABLES, VARIABLES, Schedule
 from exegpt.workload import MAX_TOKENS
 
 __all__ = [
+    "NOT_DEPLOYED",
     "TRAITS",
     "Policy",
     "Traits",
@@ -19,6 +20,7 @@ __all__ = [
     "make_ledger",
     "make_policy",
     "register",
+    "runs",
     "shares_in_step",
     "traits_of",
 ]
@@ -39,6 +41,15 @@ def register(traits: Traits) -> None:
 
 for _traits in (static.TRAITS, hybrid.TRAITS, orca.TRAITS, chunked.TRAITS, rra.TRAITS, waa.WAA_C, waa.WAA_M):
     register(_traits)
+
+
+NOT_DEPLOYED = ("paper", "none")
+"""Presets of no engine that can be deployed: all policies are predicted with the same."""
+
+
+def runs(engine: str, policy: str) -> bool:
+    """Return whether an engine, by its preset's name, runs a policy."""
+    return engine in NOT_DEPLOYED or engine in TRAITS[policy].engines
 
 
 def traits_of(schedule: Schedule) -> Traits:

@@ -1,7 +1,8 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
-from exegpt.policies.traits import Nearest, Traits
+from exegpt.engine import OWN_ENGINE
+from exegpt.policies.traits import Traits
 from exegpt.schedule import StagePhase
 
 
@@ -41,8 +42,8 @@ TRAITS = Traits(
     make=lambda schedule, _: ChunkedPolicy(
         schedule.variable("max_num_seqs"), schedule.variable("max_num_batched_tokens")
     ),
-    nearest=lambda schedule: Nearest(schedule.variable("max_num_seqs"), schedule.variable("max_num_batched_tokens")),
-    engines=("vllm",),
+    # SGLang with --enable-mixed-chunk and TensorRT-LLM with enable_chunked_prefill; vLLM by default.
+    engines=("vllm", "vllm-0.11", "sglang", "tensorrt-llm", OWN_ENGINE),
     compiled=2,
     mixed=True,
     splits_prompts=True,

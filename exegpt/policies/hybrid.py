@@ -22,7 +22,6 @@ TRAITS = Traits(
         "micro_batches": "micro-batches",
     },
     make=lambda schedule, _: HybridPolicy(schedule.variable("encode_batch")),
-    nearest=static.nearest,
     compiled=0,
     early_termination=False,
     grows=True,

@@ -1,8 +1,8 @@
-"""Iteration-level scheduling (Orca; vLLM before chunked prefill): requests join and leave at every iteration."""
+"""Iteration-level scheduling (Orca): requests join and leave at every iteration."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
-from exegpt.policies.traits import Nearest, Traits
-from exegpt.schedule import Schedule, StagePhase
+from exegpt.policies.traits import Traits
+from exegpt.schedule import StagePhase
 
 
 class OrcaPolicy:
@@ -24,20 +24,12 @@ class OrcaPolicy:
         return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
 
 
-def _nearest(schedule: Schedule) -> Nearest:
-    residents, prompts = schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")
-    lost = "prompts of an iteration are bounded by their tokens, not by their number"
-    longest = schedule.workload.input.quantile(0.99)
-    return Nearest(residents, residents + prompts * longest, (lost,), chunked=False)
-
-
 TRAITS = Traits(
     name="orca",
-    what="requests join and leave at every iteration (Orca, vLLM)",
+    what="requests join and leave at every iteration (Orca)",
     variables={"max_num_seqs": "residents", "prefills_per_step": "prompts"},
     make=lambda schedule, _: OrcaPolicy(schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")),
-    nearest=_nearest,
-    engines=("vllm",),
+    # Other engines bound the tokens of whole prompts in an iteration, not their number (vLLM without chunked prefill).
     compiled=1,
     mixed=True,
     grows=True,

@@ -1,11 +1,9 @@
 """RRA, round-robin allocation (paper section 4.1): encode B_E sequences, decode N_D iterations, again."""
 
-import math
-
 from exegpt.batching import Ledger, Sequence, Step
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.joining import Joining
-from exegpt.policies.traits import Nearest, Traits
+from exegpt.policies.traits import Traits
 from exegpt.schedule import Schedule, StagePhase
 
 
@@ -37,17 +35,6 @@ class RRAPolicy:
         return self.joining.admit(ledger, now, count)
 
 
-def _nearest(schedule: Schedule) -> Nearest:
-    """B_E prompts every N_D iterations, or as many as there is something to decode in, spread evenly over them."""
-    residents, lengths = schedule.variable("decode_batch"), schedule.workload
-    longest = lengths.output.quantile(0.5 ** (1 / residents))  # the median of the residents' longest output
-    share = (
-        schedule.variable("encode_batch") * lengths.input.mean / min(schedule.variable("decode_iterations"), longest)
-    )
-    lost = "prompts are spread over iterations instead of sharing one"
-    return Nearest(residents, residents + math.ceil(share), (lost,))
-
-
 def _make(schedule: Schedule, adjustment: Adjustment | None) -> RRAPolicy:
     iterations = schedule.variable("decode_iterations")
     return RRAPolicy(schedule.variable("encode_batch"), iterations, Joining.of(schedule, adjustment, iterations))
@@ -63,7 +50,6 @@ TRAITS = Traits(
         "encode_micro_batches": "encode-micro-batches",
     },
     make=_make,
-    nearest=_nearest,
     compiled=3,
     grows=True,
     complexity=2,

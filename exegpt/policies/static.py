@@ -1,8 +1,8 @@
 """Static batches (FasterTransformer): encode a batch, decode until its last sequence ends, then take the next."""
 
 from exegpt.batching import ENDLESS, Ledger, Step
-from exegpt.policies.traits import Nearest, Traits
-from exegpt.schedule import Schedule, StagePhase
+from exegpt.policies.traits import Traits
+from exegpt.schedule import StagePhase
 
 
 class StaticPolicy:
@@ -21,19 +21,11 @@ class StaticPolicy:
         return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
 
 
-def nearest(schedule: Schedule) -> Nearest:
-    """Whole batches encoded in one iteration."""
-    batch = schedule.variable("encode_batch")
-    lost = "finished sequences leave at once instead of with their batch"
-    return Nearest(batch, batch * schedule.workload.input.max, (lost,))
-
-
 TRAITS = Traits(
     name="static",
     what="a batch runs to its longest output (FasterTransformer)",
     variables={"encode_batch": "prompts"},
     make=lambda schedule, _: StaticPolicy(schedule.variable("encode_batch")),
-    nearest=nearest,
     compiled=0,
     early_termination=False,
     grows=True,

@@ -6,6 +6,7 @@ from math import inf
 from typing import Any, Literal, Protocol
 
 from exegpt.batching import Ledger, Step
+from exegpt.engine import OWN_ENGINE
 from exegpt.policies.adjustment import Adjustment
 from exegpt.schedule import Schedule, StagePhase
 
@@ -26,18 +27,6 @@ class Policy(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """What a token-budget engine is told, and what it doesn't do."""
-
-    residents: int
-    budget: int
-    """Tokens per iteration."""
-    lost: tuple[str, ...] = ()
-    chunked: bool = True
-    """Whether prompts may be cut."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Traits:
     """One policy's."""
@@ -49,10 +38,8 @@ class Traits:
     """Its control variables by their names in a Schedule."""
     make: Callable[[Schedule, Adjustment | None], Policy]
     """The policy with a schedule's variables, and with an adjustment where it has a target."""
-    nearest: Callable[[Schedule], Nearest] | None = None
-    """A schedule as a token-budget engine comes nearest to it; None: it can't be exported."""
-    engines: tuple[str, ...] = ()
-    """Other engines that do just this: what is predicted for it is what they give."""
+    engines: tuple[str, ...] = (OWN_ENGINE,)
+    """The presets (`exegpt/engine.py`) of the engines that run it: its predictions are of one of them."""
     compiled: int | None = None
     """Its number in xsimulator/replay/event_loop.c; None: it isn't compiled, and can't be searched at a rate."""
     disaggregated: bool = False

@@ -5,7 +5,7 @@ from dataclasses import replace
 from exegpt.batching import ENDLESS, Ledger, Step
 from exegpt.policies.adjustment import Adjustment
 from exegpt.policies.joining import Joining
-from exegpt.policies.traits import Nearest, Traits
+from exegpt.policies.traits import Traits
 from exegpt.schedule import Schedule, StagePhase
 
 
@@ -52,12 +52,6 @@ class WAAPolicy:
         return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
 
 
-def _nearest(schedule: Schedule) -> Nearest:
-    residents = schedule.variable("decode_batch")
-    budget = residents + schedule.variable("encode_batch") * schedule.workload.input.quantile(0.99)
-    return Nearest(residents, budget, ("prompts are encoded beside decoding instead of on devices of their own",))
-
-
 def _make(schedule: Schedule, adjustment: Adjustment | None) -> WAAPolicy:
     """Batches join one after the other, about one at each iteration: as far ahead as the last of those under way."""
     ahead = most_in_transfer(sum(stage.phase == "encode" for stage in schedule.stages))
@@ -69,7 +63,6 @@ WAA_C = Traits(
     what="devices split between the phases by computing time (ExeGPT)",
     variables={"encode_batch": "prompts", "decode_batch": "target", "micro_batches": "micro-batches"},
     make=_make,
-    nearest=_nearest,
     compiled=4,
     grows=True,
     disaggregated=True,

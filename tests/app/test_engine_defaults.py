@@ -68,4 +68,24 @@ def test_another_engine_has_other_defaults():
 def test_a_setting_that_the_policy_lacks_has_no_default():
     schedule, assumed = followed("vllm", policy="orca")
     assert schedule.max_num_batched_tokens is None and schedule.prefills_per_step == 1
-    assert "prefills_per_step: 1, as in the Orca paper" in assumed and schedule.admission == "grow"
+    assert "prefills_per_step: 1, as in the Orca paper" in assumed and schedule.admission == "reserve"
+
+
+@pytest.mark.parametrize(("cluster", "tokens"), [("1xB200", 16384), ("1xH100-SXM", 8192), ("1xL40S", 4096)])
+def test_sglangs_chunks_go_by_memory(cluster, tokens):
+    defaults = engine_defaults("sglang", parse_cluster(cluster))
+    assert (defaults.engine, defaults.max_num_batched_tokens) == ("sglang", tokens)
+    assert (defaults.admission, defaults.prefix_caching) == ("grow", True)
+
+
+def test_sglangs_share_is_of_weights_keys_and_values():
+    """84 % of 79.19 GiB less 14.96 GiB of weights, whatever an iteration computes."""
+    for tokens in (512, 8192):
+        schedule, _ = followed("sglang", max_num_batched_tokens=tokens, max_num_seqs=256)
+        held = schedule.kv_blocks * 16 * schedule.model.spec.kv_bytes(1, "bf16") * 32 / 2**30
+        assert held == pytest.approx(0.84 * 79.19 - 14.96, abs=0.02)
+
+
+def test_a_policy_that_the_engine_lacks_has_no_defaults_of_it():
+    schedule, _ = followed("vllm", policy="orca")
+    assert (schedule.admission, schedule.cluster.memory_fraction) == ("reserve", 0.9)

@@ -40,6 +40,11 @@ def test_sglangs_words():
     assert launch.settings["memory_fraction"] == 0.85 and launch.settings["prefix_caching"] is False
 
 
+def test_the_layers_of_pipeline_stages_are_a_variable_of_vllm():
+    launch = read_launch("VLLM_PP_LAYER_PARTITION=17,15 vllm serve m -pp 2")
+    assert (launch.settings["layers"], launch.settings["stages"]) == ((17, 15), 2)
+
+
 def test_what_isnt_said_is_one_device():
     assert read_launch("vllm serve m").settings == {"tp_degree": 1, "replicas": 1, "stages": 1}
     assert read_launch("vllm serve --model m --dtype auto").settings == {"tp_degree": 1, "replicas": 1, "stages": 1}
@@ -60,6 +65,8 @@ def test_what_isnt_said_is_one_device():
         ("vllm serve m --quantization awq", "isn't one of fp8"),
         ("vllm serve m --max-num-seqs", "ends with --max-num-seqs, which takes a value"),
         ("vllm serve m -tp 2 --tensor-parallel-size 4", "says --tensor-parallel-size twice, as 2 and as 4"),
+        ("VLLM_PP_LAYER_PARTITION=9,9,14 vllm serve m -pp 2", "PARTITION=9,9,14 for 2 pipeline stages"),
+        ("VLLM_PP_LAYER_PARTITION=9,x vllm serve m -pp 2", "9,x, which isn't whole numbers above 0, between commas"),
         ("vllm serve m -tp 2 n", "says the model twice, as m and as n"),
     ],
 )

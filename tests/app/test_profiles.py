@@ -2,15 +2,21 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from exegpt import document
 from exegpt.app.profiles import find_profile
-from exegpt.cluster import local_cluster
+from exegpt.app.settings import find_setting
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import local_cluster, parse_cluster
+from exegpt.engine import engine_of
+from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import planning
 from exegpt.profile import Profile
 from xprofiler import store
+from xprofiler.roofline import roofline_profile
 
 GPU = torch.device("cuda", 0)
 
@@ -64,3 +70,47 @@ def test_a_profile_that_was_stored_by_all_sizes_is_found(monkeypatch, tmp_path, 
     document.write(tmp_path / "profiles" / f"{spec.architecture}-{key}.json", measured)
     assert store.find(spec, measured.dtype, {"machine": "this"}) == measured
     assert store.find(replace(spec, context=9), measured.dtype, {"machine": "this"}) is None
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """A file of kernels without an engine's time."""
+    spec = builtin_model("llama-3.1-8b")
+    facts = {"origin": "a table", "engine": "vllm", "kv_dtype": "bf16", "not_in_source": "sampling"}
+    profile = roofline_profile(spec, parse_cluster("2xH100-SXM"), "bf16")
+    document.write(tmp_path / "kernels.json", replace(profile, source="operators", provenance=facts))
+    return tmp_path / "kernels.json"
+
+
+def test_an_engine_can_be_named_for_imported_kernels(imported):
+    asked = ("llama-3.1-8b", "2xH100-SXM", "2048/256", str(imported))
+    alone, served = find_setting(*asked), find_setting(*asked, engine="vllm")
+    assert alone.own is None, "kernels without an engine's time are the same for all policies"
+    assert (served.profile.in_flight, served.profile.front_end_s) == (2, 7e-3)
+    assert any("with the time of engine vllm" in text for text in served.assumptions)
+    assert served.own.engine == "exegpt" and served.own.cluster.memory_fraction == 0.9
+    assert served.on("chunked").profile is served.profile and served.on("rra").profile is served.own.profile
+    assert served.own.profile.overhead(64) == pytest.approx(0.23e-3, rel=0.05)
+    assert find_setting(*asked, engine="none").own is None
+
+
+def test_an_engine_is_refused_beside_times_of_another(tiny, tiny_profile):
+    asked = (str(tiny), "local", "20/10", str(tiny_profile))
+    with pytest.raises(InputError, match=r"its own engine's \(exegpt\): leave one of them out"):
+        find_setting(*asked, engine="vllm")
+    assert find_setting(*asked, engine="exegpt").own is None
+
+
+@pytest.mark.parametrize("engine", [None, "vllm", "vllm-0.11", "sglang", "tensorrt-llm"])
+def test_policies_that_a_server_lacks_are_predicted_with_our_engine(engine):
+    setting = find_setting("llama-3.1-8b", "1xH100-SXM", "2048/256", engine=engine, front_end="13ms")
+    assert engine_of(setting.on("chunked").profile).name == (engine or "vllm")
+    assert setting.own.engine == "exegpt" and setting.own.profile.front_end_s == pytest.approx(13e-3)
+    text = f"engines: {engine or 'vllm'} doesn't run static, hybrid, orca, rra, waa-c, waa-m, which are predicted"
+    assert any(said.startswith(text) for said in setting.assumptions)
+
+
+@pytest.mark.parametrize("engine", ["exegpt", "paper", "none"])
+def test_one_engine_is_enough_where_it_runs_all(engine):
+    setting = find_setting("llama-3.1-8b", "1xH100-SXM", "2048/256", engine=engine)
+    assert setting.own is None and setting.on("rra") == setting

@@ -19,7 +19,7 @@ from xsimulator import estimate
 
 @pytest.fixture(scope="module")
 def setting():
-    return find_setting("opt-13b", "4xA40", "S", None)
+    return find_setting("opt-13b", "4xA40", "S", None, engine="exegpt")
 
 
 @pytest.fixture(scope="module")

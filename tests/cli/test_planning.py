@@ -104,7 +104,7 @@ def test_dtypes_and_policies_by_their_other_names(exegpt):
     done = exegpt(*ASKED[:-3], "--policy", "ORCA", "--no-advice", "-l", "inf", "--dtype", "float16", "--json").json
     assert done["schedule"]["dtype"] == "fp16" and done["schedule"]["policy"] == "orca"
     assert exegpt(*ASKED, "-l", "inf", "--dtype", "auto", "--json").json["schedule"]["dtype"] == "bf16"
-    assert "vllm serve" in exegpt(*ASKED, "-l", "inf", "--export", "vLLM").out
+    assert "vllm serve" in exegpt(*ASKED[:-3], "--policy", "Chunked", "-l", "inf", "--export", "vLLM").out
 
 
 def test_an_infinite_bound_is_none(exegpt):
@@ -122,7 +122,7 @@ def test_an_infinite_bound_is_none(exegpt):
     ],
 )
 def test_exports_name_what_can_be_loaded(exegpt, model, served):
-    options = ("-c", "1xH100", "-w", "20/10", "-l", "inf", "--policy", "orca", "--no-advice", "--export", "vllm")
+    options = ("-c", "1xH100", "-w", "20/10", "-l", "inf", "--policy", "chunked", "--no-advice", "--export", "vllm")
     assert f"vllm serve {served} " in exegpt("tune", "-m", model, *options).out
 
 

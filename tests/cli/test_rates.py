@@ -94,20 +94,20 @@ def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
     assert quick["highest_rate_seq_s"] >= 0.99 * every["highest_rate_seq_s"] > 0
 
 
-def test_line_8_of_policies_that_are_as_good_the_target_runs_the_answer(exegpt):
-    """One token each: RRA, Orca and static batches encode alike, and vLLM runs but one of them."""
+def test_line_8_of_policies_that_are_as_good_the_simplest_is_the_answer(exegpt):
+    """One token each: RRA, Orca and static batches encode alike."""
     command = ("tune", "-l", "inf", "-w", "1500/1", "-m", "llama-3.1-8b", "-c", "1xH100-SXM", "--no-advice", "--json")
     command += ("--engine", "none")  # one's time per iteration favours larger batches
     answer = exegpt(*command, "--policy", "static,rra,orca").json
     rates = {a["policy"]: a["estimate"]["throughput_tok_s"] for a in answer["alternatives"]}
     assert rates["orca"] >= max(rates.values()) * (1 - TIE)
     assert answer["schedule"]["policy"] == "orca"
-    assert exegpt(*command, "--policy", "static,rra", "--export", "vllm").json["schedule"]["policy"] == "rra"
+    assert exegpt(*command, "--policy", "static,rra").json["schedule"]["policy"] == "rra"
 
 
 def test_line_7_token_budgets_go_as_far_as_memory(exegpt):
     command = ("tune", "-l", "inf", "-w", "2048/256", "-m", "llama-3.1-405b", "-c", "64x8xH100-SXM", "--json")
-    answer = exegpt(*command, "--policy", "chunked,orca", "--no-advice").json
+    answer = exegpt(*command, "--policy", "chunked,orca", "--no-advice", "--engine", "none").json
     by_policy = {a["policy"]: (a["estimate"]["throughput_seq_s"], a["schedule"]) for a in answer["alternatives"]}
     assert by_policy["chunked"][0] > 0.97 * by_policy["orca"][0]
     assert by_policy["chunked"][1]["max_num_batched_tokens"] > 8192

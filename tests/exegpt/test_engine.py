@@ -1,17 +1,27 @@
 """Engines by name, and the time that they add."""
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.document import from_dict, to_dict
 from exegpt.engine import ENGINES, EngineSpec, LinkWait, find_engine
+from exegpt.engine_memory import OWN_ON_GPU
 from exegpt.errors import InputError
 
 
 def test_an_unknown_engine_is_refused_with_the_list():
-    with pytest.raises(InputError, match=r"no engine 'sglang': use one of tensorrt-llm, vllm, vllm-0\.11, paper, none"):
-        find_engine("sglang")
+    known = "tensorrt-llm, vllm, vllm-0.11, sglang, exegpt, paper, none"
+    with pytest.raises(InputError, match=re.escape(f"no engine 'triton': use one of {known}")):
+        find_engine("triton")
+
+
+def test_our_engine_decides_synchronously_and_takes_its_own_memory():
+    ours, theirs = find_engine("exegpt"), find_engine("vllm")
+    assert (ours.in_flight, theirs.in_flight) == (1, 2) and ours.memory == OWN_ON_GPU
+    assert ours.iteration_s + 64 * ours.sequence_s == pytest.approx(0.23e-3, rel=0.05), "benchmarks.host_step"
 
 
 def test_the_papers_engine_and_none_add_nothing():

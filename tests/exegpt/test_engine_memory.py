@@ -8,7 +8,16 @@ from exegpt.builtin_models import builtin_model
 from exegpt.cluster import KINDS, device_kind, parse_cluster
 from exegpt.document import from_dict, to_dict
 from exegpt.engine import ENGINES, engine_of
-from exegpt.engine_memory import DATA_SHEET, OWN_ON_CPU, OWN_ON_GPU, TENSORRT_LLM, VLLM, EngineMemory, vllm_memory
+from exegpt.engine_memory import (
+    DATA_SHEET,
+    OWN_ON_CPU,
+    OWN_ON_GPU,
+    SGLANG,
+    TENSORRT_LLM,
+    VLLM,
+    EngineMemory,
+    vllm_memory,
+)
 from exegpt.errors import InputError
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
@@ -101,7 +110,7 @@ def test_a_profile_names_its_engine():
     for facts, memory in [
         ({"serving": "vllm", "engine": "trtllm"}, VLLM),
         ({"serving": "none", "engine": "trtllm"}, TENSORRT_LLM),
-        ({"serving": "none", "engine": "sglang"}, VLLM),
+        ({"serving": "none", "engine": "sglang"}, SGLANG),
         ({}, VLLM),
     ]:
         assert engine_of(replace(profile, source="operators", provenance=facts)).memory == memory

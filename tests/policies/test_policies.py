@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from exegpt.batching import BlockPool, Ledger, Sequence, Step
 from exegpt.builtin_models import builtin_model
+from exegpt.engine import ENGINES
 from exegpt.errors import InputError
 from exegpt.orders import fcfs
-from exegpt.policies import TRAITS, Traits, checked, make_ledger, make_policy, register
+from exegpt.policies import TRAITS, Traits, checked, make_ledger, make_policy, register, runs
 from exegpt.policies.chunked import ChunkedPolicy
 from exegpt.policies.hybrid import HybridPolicy
 from exegpt.policies.orca import OrcaPolicy
@@ -20,7 +21,7 @@ from exegpt.policies.rra import RRAPolicy
 from exegpt.policies.static import StaticPolicy
 from exegpt.policies.waa import WAAPolicy
 from exegpt.schedule import PIPELINE_VARIABLES, VARIABLES, Stage
-from exegpt.workload import MAX_TOKENS, LengthDistribution, Workload
+from exegpt.workload import MAX_TOKENS
 from tests.exegpt.nouns import schedule
 
 REQUESTS = st.lists(
@@ -139,32 +140,18 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
     assert ledger.pool.available == ledger.pool.total
 
 
-@pytest.mark.parametrize(
-    ("policy", "residents", "budget", "chunked"),
-    [
-        ("static", 4, 4 * 100, True),
-        ("hybrid", 4, 4 * 100, True),
-        ("orca", 8, 8 + 3 * 100, False),
-        ("chunked", 8, 64, True),
-        ("rra", 9, 9 + 4 * 100 // 8, True),  # B_D, and B_E prompts spread over N_D iterations
-        ("waa-c", 9, 9 + 4 * 100, True),
-        ("waa-m", 9, 9 + 4 * 100, True),
-    ],
-)
-def test_a_token_budget_engine_is_told_the_residents_and_the_work_of_an_iteration(policy, residents, budget, chunked):
-    changes = {"prefills_per_step": 3} if policy == "orca" else {}
-    near = TRAITS[policy].nearest(schedule(policy, workload=Workload.fixed(100, 20), **changes))
-    assert (near.residents, near.budget, near.chunked) == (residents, budget, chunked)
-    assert bool(near.lost) == (policy != "chunked"), "what is lost is said"
+@pytest.mark.parametrize("engine", ["vllm", "vllm-0.11", "sglang", "tensorrt-llm"])
+def test_other_engines_run_chunked_prefill_alone(engine):
+    assert [policy for policy in TRAITS if runs(engine, policy)] == ["chunked"]
 
 
-@pytest.mark.parametrize("policy", ["orca", "waa-c", "waa-m"])
-def test_the_budget_has_room_for_long_prompts(policy):
-    """Of which one in twenty is; hardly ever a prompt is longer."""
-    inputs, outputs = (LengthDistribution.from_samples(lengths) for lengths in ([10] * 95 + [100] * 5, [20]))
-    mixed = schedule(policy, workload=Workload("mixed", inputs, outputs, 20))
-    long = schedule(policy, workload=Workload.fixed(100, 20))
-    assert TRAITS[policy].nearest(mixed).budget == TRAITS[policy].nearest(long).budget
+@pytest.mark.parametrize("engine", ["exegpt", "paper", "none"])
+def test_our_engine_runs_every_policy_and_presets_of_no_engine_stand_for_all(engine):
+    assert all(runs(engine, policy) for policy in TRAITS)
+
+
+def test_every_engine_that_a_policy_names_is_a_preset():
+    assert {engine for traits in TRAITS.values() for engine in traits.engines} <= set(ENGINES)
 
 
 @pytest.mark.parametrize("policy", ["static", "hybrid", "orca", "chunked", "rra"])
@@ -325,14 +312,6 @@ def test_a_static_batch_ends_with_the_stop_token_of_its_last_sequence():
     assert ledger.residents == 2
     ledger.stop(pair[1])
     assert ledger.idle and ledger.pool.available == 4
-
-
-def test_the_nearest_flags_of_orca_have_room_for_its_prompts():
-    """As many prompts as it prefills in a step, of the length of 99 of 100, beside a token for each resident."""
-    lengths = LengthDistribution.from_samples([10] * 98 + [50, 400])
-    plan = schedule("orca", workload=Workload("some", lengths, lengths, 50), max_num_seqs=8, prefills_per_step=3)
-    nearest = TRAITS["orca"].nearest(plan)
-    assert (nearest.residents, nearest.budget) == (8, 8 + 3 * 50)
 
 
 @pytest.mark.parametrize("name", PIPELINE_VARIABLES)

@@ -168,7 +168,7 @@ def arrivals(count, random):
 
 
 def test_what_was_assumed_is_said():
-    few = _assumptions(Bounds(2.0), PAPER_BOUND, arrivals(499, True), None, 1234.56, None)
+    few = _assumptions(Bounds(2.0), PAPER_BOUND, arrivals(499, True), 1234.56, None)
     assert few == (
         "bound: kept by 95% of the requests whose outputs are the longest 2%, counted from arrival",
         "arrivals: 1,234.56/s, an open system: latency counts from arrival, and figures are measured by the event "
@@ -176,7 +176,7 @@ def test_what_was_assumed_is_said():
         "goodput: the highest rate within all bounds, to 0.25%, with 1.5 standard errors to spare",
     )
     winner = Alternative("orca", replace(MADE, replicas=2), replace(ESTIMATE, extrapolated=("head", "rest")), "")
-    trace = _assumptions(Bounds(None, tpot_s=0.1), ALL_REQUESTS, arrivals(500, False), None, 2.0, winner)
+    trace = _assumptions(Bounds(None, tpot_s=0.1), ALL_REQUESTS, arrivals(500, False), 2.0, winner)
     assert trace[0].endswith("over 500 requests, the first 10% left out")
     assert trace[1:] == (
         "goodput: the highest rate within all bounds, to 0.25%; as no bound ends a growing queue, never above the "
@@ -195,7 +195,7 @@ def test_only_few_schedules_are_all_replayed():
 @pytest.mark.parametrize(("method", "name"), [("bnb", "racing"), ("exhaustive", "exhaustive")])
 def test_the_cost_is_that_of_all_policies(method, name):
     searches = [SimpleNamespace(points=3, size=10), SimpleNamespace(points=4, size=20)]
-    cost = _cost(searches, method, 1.5, SimpleNamespace(replays=7))
+    cost = _cost(searches, method, 1.5, [SimpleNamespace(replays=3), SimpleNamespace(replays=4)])
     assert (cost.method, cost.evaluations, cost.space, cost.seconds, cost.replays) == (name, 7, 30, 1.5, 7)
 
 

@@ -1,4 +1,4 @@
-"""Ties: the simpler policy of those that are as good, and one that the target engine can run before all."""
+"""Ties: the simpler policy of those that are as good."""
 
 from dataclasses import replace
 
@@ -30,12 +30,6 @@ def test_the_simpler_of_two_that_are_as_good_is_the_answer():
     assert prefer({"static": 100.0, "rra": 99.4}) == "static"
     assert prefer({"waa-c": 100.0, "chunked": 100.0 * (1 - 1.01 * TIE)}) == "waa-c"
     assert prefer({"waa-c": 100.0, "chunked": 97.0}, tolerance=0.05) == "chunked"
-
-
-def test_what_the_target_runs_comes_before_what_is_simpler():
-    assert prefer({"rra": 100.0, "chunked": 100.0, "orca": 100.0}, runnable=("orca",)) == "orca"
-    assert prefer({"rra": 100.0, "static": 100.0}, runnable=("orca", "chunked")) == "rra"
-    assert prefer({"rra": 100.0, "orca": 90.0}, runnable=("orca",)) == "rra"
 
 
 def test_nothing_is_preferred_of_nothing():

@@ -360,8 +360,10 @@ def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypa
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0)
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=PAPER_BOUND)
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False)
-    (question, policies, method, tolerance, lowest, runnable, _), (length, *_), (paper, *_) = asked
-    assert (policies, method, tolerance, lowest, runnable) == (POLICIES, "bnb", 0.0, False, ())
+    (questions, method, tolerance, lowest, _), *others = asked
+    question, length, paper = (found["orca"] for found in (questions, *(other[0] for other in others)))
+    assert (tuple(questions), method, tolerance, lowest) == (POLICIES, "bnb", 0.0, False)
+    assert len({id(asked) for asked in questions.values()}) == 1, "one engine, one question"
     assert question.variation and question.partial and not question.open_system
     assert question.admission == ("reserve",) and question.encode_micro_batches == (1, 2, 4)
     assert question.limits == length.limits == Limits(2.0)

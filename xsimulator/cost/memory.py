@@ -94,6 +94,8 @@ def device_memory(
         cluster.memory_fraction if engine.of_rest else 1.0,
     )
     # The widest moment of a layer: its input, the feed-forward's inner product, and the result.
+    if engine.weights_alone:
+        return DeviceMemory(idle, 0.0, 0.0, 0.0)
     width = 2 * model.hidden + (3 if model.gated else 2) * model.ffn / stage.tp
     # Every rank of a group samples from the whole vocabulary.
     sampled = model.vocab * (value + engine.logit_bytes) if last and engine.logit_bytes else 0.0

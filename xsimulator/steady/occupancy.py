@@ -64,24 +64,25 @@ class Pool:
             return Occupancy(most, load.pool_blocks("reserve", most))
         need = load.pool_blocks("grow", most)
         blocks = need if self.blocks is None else self.blocks
-        return replace(_grown(load, min(float(most), rate * stay), stay, blocks), blocks=min(blocks, need))
+        return replace(_grown(load, most, min(float(most), rate * stay), stay, blocks), blocks=min(blocks, need))
 
 
 RESERVED = Pool()
 
 
-def _grown(load: Load, most: float, stay: float, blocks: int) -> Occupancy:
-    """Up to `most` residents' blocks are a sum of independent ages, nearly normal. Where it exceeds the pool, memory
-    decides how many are resident, and the blocks that the next prompt doesn't fit into are unused.
+def _grown(load: Load, most: int, holding: float, stay: float, blocks: int) -> Occupancy:
+    """The blocks of `holding` residents, of up to `most`, are a sum of independent ages, nearly normal. Where it
+    exceeds the pool, memory decides how many are resident, and the blocks that the next prompt doesn't fit into are
+    unused. As far as it doesn't, `most` are resident, as with reserved blocks: some of them wait for the budget.
     """
     each = load.resident_blocks("grow")
-    deviation = math.sqrt(each.variance * most)
-    if blocks >= most * each.longest:
+    deviation = math.sqrt(each.variance * holding)
+    if blocks >= holding * each.longest:
         return Occupancy(most, blocks)
-    beyond = (each.mean * most - blocks) / deviation
+    beyond = (each.mean * holding - blocks) / deviation
     full = _NORMAL.cdf(beyond)
     missing = deviation * (_NORMAL.pdf(beyond) + beyond * full) + full * load.unused_blocks
-    residents = max(1.0, most - missing / each.mean)
+    residents = max(1.0, most - full * (most - holding) - missing / each.mean)
     rate = residents / stay
     preemptions = full * _preempted_per_iteration(load, rate) / rate
     return Occupancy(residents, blocks, preemptions, max(1.0, 1.0 / rate))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from exegpt.engine import engine_of
 from exegpt.estimate import Binding, Estimate
 from exegpt.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
@@ -244,5 +245,6 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         preemptions_per_request=outcome.preemptions,
         feasible=not violations,
         violations=violations,
+        engine=engine_of(scenario.replica.cost_model.profile).name,
         extrapolated=tuple(sorted(scenario.replica.extrapolated)),
     )

@@ -166,7 +166,8 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
     setting = None
     for entry in (with_requests(entry, path.parent) for entry in file.nodes):
         try:
-            setting = find_setting(entry.model, cluster, workload_beside(entry.workload, path.parent), **options)
+            workload = workload_beside(entry.workload, path.parent)
+            setting = find_setting(entry.model, cluster, workload, one_engine=True, **options)
             _check_cluster(setting.cluster)
             linked = file.linked or setting.cluster.devices_per_node
             costs, assumption = _costs(entry, setting, linked)

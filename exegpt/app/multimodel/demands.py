@@ -61,7 +61,7 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
         if calls:
             workload = Workload.from_requests(f"calls of {file.applications}", calls)
         try:
-            setting = find_setting(entry.model, cluster, workload, columns=entry.columns, **options)
+            setting = find_setting(entry.model, cluster, workload, columns=entry.columns, one_engine=True, **options)
             rate = parse_rate(entry.rate) if entry.rate is not None else None
             bound_s = parse_duration(entry.latency_bound) if entry.latency_bound is not None else None
         except InputError as error:

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exegpt.app.export import export
 from exegpt.batching import ENDLESS, Ledger, Sequence, Step
 from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.models import load_model
-from exegpt.policies import TRAITS, Traits, register
+from exegpt.policies import TRAITS, Traits, register, runs
 from exegpt.report.schedule_text import schedule_text
 from exegpt.schedule import StagePhase
 from exegpt.workload import RequestLengths, task
@@ -157,8 +156,7 @@ def test_what_it_does_not_have_is_refused(registered, model):
     plan = schedule(model.spec, OWN.name, **VARIABLES)
     with pytest.raises(InputError, match="isn't compiled"):
         Replicas(profile(model.spec)).serve(plan, Requests(*np.ones((4, 1))))
-    with pytest.raises(InputError, match="leave --export out"):
-        export(plan, "vllm")
+    assert runs("exegpt", OWN.name) and not runs("vllm", OWN.name)
 
 
 def test_a_name_is_registered_once_and_for_variables_that_schedules_have(registered):

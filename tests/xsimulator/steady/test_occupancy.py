@@ -201,3 +201,14 @@ def test_front_end_time_adds_to_latencies_and_first_tokens_alone(policy):
         assert getattr(late, name) == pytest.approx(getattr(one, name) + 13e-3)
     same = ("throughput_seq_s", "tpot_s", "tpot_p99_s", "utilisation", "memory_bytes")
     assert [getattr(late, name) for name in same] == [getattr(one, name) for name in same]
+
+
+@pytest.mark.parametrize("workload", [Workload.fixed(4096, 64), task("S")], ids=["fixed", "S"])
+def test_growing_is_as_reserving_where_memory_does_not_bind(workload):
+    """With a budget that does, grow counted up to 10 % fewer residents: those who wait for it had no slot."""
+    load = Load(workload, False)
+    for most, stay, rate in ((64, 100.0, 0.3), (64, 100.0, 10.0)):
+        plenty = Pool(grows=True, blocks=10**6).occupancy(load, most, stay, rate)
+        assert plenty.residents == Pool().occupancy(load, most, stay, rate).residents == most
+        full = Pool(grows=True, blocks=load.pool_blocks("grow", 8)).occupancy(load, most, stay, rate)
+        assert full.residents < 12
