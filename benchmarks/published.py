@@ -5,7 +5,7 @@ its page describes it: one replica at the published degree, all requests queued 
 memory that is left for keys and values, no latency bound; the event simulator runs the list with its ramp and drain.
 Nothing is measured here and no GPU is needed.
 
-    python -m benchmarks.published [--tables] [--fit] [--facts] [--every N] [--workers N]
+    python -m benchmarks.published [--tables] [--fit] [--fit-links] [--facts] [--every N] [--workers N]
 """
 
 import argparse
@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
 
 import numpy as np
@@ -186,6 +186,22 @@ def fit(rows: Sequence[Row], workers: int) -> EngineSpec:
     return _engine(at)
 
 
+def fit_link(rows: Sequence[Row], workers: int) -> float:
+    """Return the ring's bandwidth in GB/s that brings predictions nearest to L40S rows of one degree."""
+
+    def loss(rate: int) -> float:
+        source = functools.partial(_roofline_of_ring, ring=((2, rate * 1e9),))
+        return float(abs(np.log1p(errors(rows, find_engine(ENGINE), source, workers))).mean())
+
+    return min(range(10, 31), key=loss)
+
+
+def _roofline_of_ring(row: Row, engine: EngineSpec, ring: tuple[tuple[int, float], ...]) -> Profile:
+    cluster = parse_cluster(f"{row.tp}x{row.device}")
+    other = replace(cluster, intra=replace(cluster.intra, ring_bytes_s=ring))
+    return roofline_profile(builtin_model(row.model), other, row.dtype, (row.tp,), kv_dtype=row.dtype, engine=engine)
+
+
 # What is printed
 
 
@@ -220,6 +236,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", action="store_true", help="predict from aiconfigurator's operator tables too")
     parser.add_argument("--fit", action="store_true", help="fit the engine's constants again, and take those")
+    parser.add_argument("--fit-links", action="store_true", help="fit the bandwidth of L40S's rings, and print it")
     parser.add_argument("--facts", action="store_true", help="print the rows of exegpt/compared.py")
     parser.add_argument("--every", type=int, default=1, help="only every so many rows")
     parser.add_argument("--workers", type=int, default=1)
@@ -231,6 +248,10 @@ def main() -> None:
     if arguments.fit:
         engine = fit(fitted, arguments.workers)
         print(f"fitted to {len(fitted)} rows: {engine}")
+    if arguments.fit_links:
+        for tp in (4, 8):
+            among = [row for row in fitted if (row.device, row.tp) == ("L40S", tp)]
+            print(f"rings of {tp} L40S: {fit_link(among, arguments.workers)} GB/s, fitted to {len(among)} rows")
     rows = held_out[:: arguments.every]
     work = functools.partial(errors, workers=arguments.workers)
     row_errors = work(rows, engine)

@@ -1,5 +1,6 @@
 """ClusterSpec: nodes × devices, what one device can do, and the links within and between nodes."""
 
+import math
 import os
 import platform
 import re
@@ -78,10 +79,31 @@ class LinkSpec(Noun):
 
     bandwidth_bytes_s: float
     latency_s: float = 10e-6
+    ring_bytes_s: tuple[tuple[int, float], ...] = ()
+    """PCIe: numbers of devices, and the bandwidth that each of so many reaches in a ring, where they share switches and
+    host bridges. Empty: groups of any size reach `bandwidth_bytes_s`, as over NVLink.
+    """
 
     def __post_init__(self) -> None:
         _check("bandwidth_bytes_s of a link", self.bandwidth_bytes_s)
         _check("latency_s of a link", self.latency_s, least=0.0, most=60.0)
+        for devices, reached in self.ring_bytes_s:
+            _check("number of devices in ring_bytes_s of a link", devices, least=2, most=MAX_DEVICES)
+            _check(f"bandwidth of {devices} devices in ring_bytes_s of a link", reached)
+
+    def reached_bytes_s(self, devices: int) -> float:
+        """Return the bandwidth that each of a group of devices reaches in a collective."""
+        return at_degree(self.ring_bytes_s, devices) if self.ring_bytes_s else self.bandwidth_bytes_s
+
+
+def at_degree(values: tuple[tuple[int, float], ...], degree: int) -> float:
+    """Return the value at a number of devices: between two on a line over the logarithm, beyond them as the nearest."""
+    ordered = sorted(values)
+    below, first = max((at for at in ordered if at[0] <= degree), default=ordered[0])
+    above, last = min((at for at in ordered if at[0] >= degree), default=ordered[-1])
+    if above <= below:  # at one of the numbers, or beyond them
+        return first
+    return first + (last - first) * math.log(degree / below) / math.log(above / below)
 
 
 @dataclass(frozen=True)
@@ -125,9 +147,14 @@ _T = 1e12
 
 # What an all-reduce reaches, bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 64 KB to 256 MB
 # in the tables of aiconfigurator 0.12.0, the medians of what fits vLLM's, TensorRT-LLM's and NCCL's kernels (H100: 291,
-# 267, 291 GB/s; 6, 4, 13 µs). PCIe 5: vLLM's kernel, four devices. A pair on PCIe 4 reaches 19 GB/s there.
-_PCIE4 = LinkSpec(19e9, 15e-6)
-_PCIE5 = LinkSpec(27e9, 18e-6)
+# 267, 291 GB/s; 6, 4, 13 µs).
+# PCIe: rings (`xprofiler/rings.py`), whose bandwidth depends on the board (docs/devices.md). PCIe 4: a pair of the L40S
+# there; four and eight as TensorRT-LLM's published L40S rows have it (`python -m benchmarks.published --fit-links`).
+# PCIe 5: two RTX PRO 6000 of the board on which vLLM 0.19's and TensorRT-LLM 1.3.0rc10's kernels were measured
+# (`python -m benchmarks.pcie_all_reduce --fit`); larger groups are taken to reach the same.
+_PCIE4 = LinkSpec(19e9, 15e-6, ((2, 20.2e9), (4, 18e9), (8, 17e9)))
+_PCIE4_A40 = LinkSpec(19e9, 15e-6, ((4, 19e9), (8, 17e9)))  # 19 GB/s: given with the paper's cluster
+_PCIE5 = LinkSpec(14.6e9, 18e-6, ((2, 14.6e9),))
 _NVLINK3 = LinkSpec(172e9, 7e-6)
 _NVLINK3_A800 = LinkSpec(115e9, 7e-6)  # 400 of the A100's 600 GB/s
 _NVLINK4 = LinkSpec(293e9, 6e-6)
@@ -189,7 +216,7 @@ _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
     spec.kind: (spec, intra, inter)
     for spec, intra, inter in [
         # NVIDIA A40 data sheet, 2021. Reached: 100 TFLOP/s, 600 GB/s and 19 GB/s, given with the paper's cluster.
-        (_gpu("A40", 48, 0.696, 149.7, 37.4), _PCIE4, _IB100),
+        (_gpu("A40", 48, 0.696, 149.7, 37.4), _PCIE4_A40, _IB100),
         # NVIDIA A100 data sheet, 2021 (SXM). The 40 GB model is the same chip.
         (_gpu("A100-40GB", 40, 1.555, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3, _IB200x8),
         (_gpu("A100-80GB", 80, 2.039, 312, 19.5, reached=(0.84, 0.76, 0)), _NVLINK3, _IB200x8),
@@ -350,6 +377,8 @@ def _from_yaml(path: Path) -> ClusterSpec:
             section = data.get(key, {})
             if key == "device" and isinstance(section, dict) and "memory_bytes" in section:
                 section = {"visible_bytes": None} | section  # the kind's is of another memory
+            if key == "intra" and isinstance(section, dict) and "bandwidth_bytes_s" in section:
+                section = {"ring_bytes_s": ()} | section  # the kind's rings are of another link
             data[key] = to_dict(noun) | section if isinstance(section, dict) else section
     if data.get("nodes") == 1 and "intra" in data:  # nothing crosses the link that isn't named
         data.setdefault("inter", data["intra"])

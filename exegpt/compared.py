@@ -32,9 +32,9 @@ silicon_sample.csv of aiconfigurator-core 0.12.0 (Apache-2.0): `python -m benchm
 
 @dataclass(frozen=True)
 class Limit:
-    """What is known to be off under an engine, on one device or on all (None)."""
+    """What is known to be off under an engine, on one device or on all (None: of either)."""
 
-    engine: str
+    engine: str | None
     device: str | None
     text: str
 
@@ -45,8 +45,10 @@ LIMITS = (
     Limit(
         "vllm", None, "the 99th percentile of the time to first token near saturation is off by a factor of up to 1.8"
     ),
+    Limit(None, "L40S", "all-reduces depend on the board: one has 5.3 and 1.5 GB/s among 4 and 8 GPUs, not 18 and 17"),
+    Limit(None, "RTXPRO6000", "all-reduces depend on the board: one has 37, 27 and 22 GB/s among 2, 4 and 8, not 14.6"),
 )
-"""From 34 published runs of vLLM 0.15 in an open loop, compared once."""
+"""From 34 published runs of vLLM 0.15 in an open loop, once. Boards: `python -m benchmarks.pcie_all_reduce`."""
 _LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
 _FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (
@@ -63,8 +65,8 @@ COMPARED = (
     Compared(*_FULL, "H200-SXM", 4, 17, 0.061, 0.059),
     Compared(*_FULL, "H200-SXM", 8, 36, 0.058, 0.028),
     Compared(*_FULL, "L40S", 1, 19, 0.074, 0.0),
-    Compared(*_FULL, "L40S", 4, 11, 0.029, 0.0),
-    Compared(*_FULL, "L40S", 8, 7, 0.136, 0.286),
+    Compared(*_FULL, "L40S", 4, 11, 0.049, 0.0),
+    Compared(*_FULL, "L40S", 8, 7, 0.039, 0.143),
     Compared(*_LOOP, "B200", 1, 13, 0.066, 0.0),
     Compared(*_LOOP, "B200", 2, 12, 0.02, 0.0),
     Compared(*_LOOP, "B200", 4, 12, 0.034, 0.0),

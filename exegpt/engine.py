@@ -4,10 +4,10 @@ Kernels belong to a device and are in its roofline. What is here belongs to the 
 with the same kernels, is slower or faster by it.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+from exegpt.cluster import at_degree
 from exegpt.engine_memory import (
     DATA_SHEET,
     OWN_ON_CPU,
@@ -51,12 +51,7 @@ class LinkWait(Noun):
 
     def seconds(self, tp: int) -> float:
         """Return the wait at a tensor-parallel degree."""
-        degrees = sorted(self.by_degree)
-        below, first = max((at for at in degrees if at[0] <= tp), default=degrees[0])
-        above, last = min((at for at in degrees if at[0] >= tp), default=degrees[-1])
-        if above <= below:  # at one of the degrees, or beyond them
-            return first
-        return first + (last - first) * math.log(tp / below) / math.log(above / below)
+        return at_degree(self.by_degree, tp)
 
 
 @dataclass(frozen=True)
@@ -159,10 +154,11 @@ _VLLM_WAITS = (
     LinkWait(NVLINK4_BYTES_S, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
     # Published runs of vLLM 0.15 on A100-80GB.
     LinkWait(NVLINK3_BYTES_S, ((2, 15e-6), (4, 25e-6))),
+    # PCIe: no serving run was fitted. What the rings lack is taken to be the engine's, as over NVLink 4.
+    LinkWait(0.0, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
 )
 _VLLM = EngineSpec(
     "vllm",
-    wait_s=23e-6,  # over PCIe: TensorRT-LLM's, since no published measurement distinguishes vLLM's
     clock=0.88,
     # Asynchronous scheduling, the default from version 0.14: published runs of vLLM 0.15.
     iteration_s=0.3e-3,

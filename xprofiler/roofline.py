@@ -19,6 +19,7 @@ from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
 from exegpt.model import BYTES, ModelSpec, activation_bytes, usual_kv_dtype
 from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s
 
 _TOKENS = tuple(sorted(float(base << i) for base, most in ((1, 18), (3, 16)) for i in range(most)))
 _BATCHES = tuple(float(2**i) for i in range(13))
@@ -99,15 +100,20 @@ class _Device:
         """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
         if tp == 1:
             return 0.0
-        wait = self.engine.wait(self.link.bandwidth_bytes_s, tp)
-        return 2.0 * self._exchange(values, tp) + self.link.latency_s + wait
+        size, link = values * self.activation_bytes, self.link
+        wait = self.engine.wait(link.bandwidth_bytes_s, tp)
+        if link.ring_bytes_s:
+            return ring_all_reduce_s(size, tp, link.reached_bytes_s(tp)) + wait
+        return 2.0 * (tp - 1) / tp * size / link.bandwidth_bytes_s + link.latency_s + wait
 
     def all_gather(self, values: float, tp: int) -> float:
         """Seconds until each of `tp` devices has all of so many activations."""
-        return self._exchange(values, tp) + self.link.latency_s if tp > 1 else 0.0
-
-    def _exchange(self, values: float, tp: int) -> float:
-        return (tp - 1) / tp * values * self.activation_bytes / self.link.bandwidth_bytes_s
+        if tp == 1:
+            return 0.0
+        size, link = values * self.activation_bytes, self.link
+        if link.ring_bytes_s:
+            return ring_all_gather_s(size, tp, link.reached_bytes_s(tp))
+        return (tp - 1) / tp * size / link.bandwidth_bytes_s + link.latency_s
 
 
 def _table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], seconds: Callable[..., float]) -> Table:

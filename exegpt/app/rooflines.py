@@ -174,5 +174,5 @@ def _limits(engine: str, device: str) -> tuple[str, ...]:
     """Return the sentence on what is known to be off; none where nothing is."""
     from exegpt.compared import LIMITS
 
-    texts = [limit.text for limit in LIMITS if limit.engine == engine and limit.device in (None, device)]
+    texts = [limit.text for limit in LIMITS if limit.engine in (None, engine) and limit.device in (None, device)]
     return (f"known limits of engine {engine}: {'; '.join(texts)}",) if texts else ()

@@ -65,7 +65,7 @@ def _devices() -> list[dict[str, object]]:
             "memory_gib": round(spec.memory_bytes / 2**30),
             "bandwidth_gb_s": round(spec.bandwidth_bytes_s / 1e9),
             **{f"{dtype}_tflops": spec.flops_s.get(dtype, 0) / 1e12 or None for dtype in ("fp16", "fp32", "fp8")},
-            "all_reduce_gb_s": round(cluster.intra.bandwidth_bytes_s / 1e9),
+            "all_reduce_gb_s": round(cluster.intra.reached_bytes_s(8) / 1e9),
             "network_gb_s": round(cluster.inter.bandwidth_bytes_s / 1e9),
         }
         for cluster in map(parse_cluster, (f"8x{kind}" for kind in KINDS))

@@ -105,6 +105,10 @@ def _cluster(file: Path) -> "Shown":
             name: f"{figure_text(link.bandwidth_bytes_s / 1e9)} GB/s, {duration_text(link.latency_s)} of latency"
             for name, link in links.items()
         },
+        **{
+            f"ring of {devices}": f"{figure_text(rate / 1e9)} GB/s per device"
+            for devices, rate in cluster.intra.ring_bytes_s
+        },
     }
     return to_dict(cluster), lambda: output.table(("cluster", ""), [[*row] for row in rows.items()], cluster.name)
 

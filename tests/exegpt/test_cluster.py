@@ -132,6 +132,20 @@ def test_the_memory_fraction_is_a_share(fraction):
     assert parse_cluster("4xA40", 0.5).memory_fraction == 0.5
 
 
+def test_a_files_bandwidth_replaces_the_rings_of_its_kind_and_its_own_rings_stay(tmp_path):
+    path = tmp_path / "mine.yaml"
+    head = "nodes: 1\ndevices_per_node: 8\nkind: L40S\n"
+    path.write_text(head + "intra: {bandwidth_bytes_s: 1.0e9}\n")
+    assert parse_cluster(str(path)).intra.ring_bytes_s == ()
+    path.write_text(head + "intra: {ring_bytes_s: [[2, 2.0e10], [8, 1.5e9]]}\n")
+    link = parse_cluster(str(path)).intra
+    assert (link.reached_bytes_s(2), link.reached_bytes_s(8), link.reached_bytes_s(16)) == (2e10, 1.5e9, 1.5e9)
+    assert 1.5e9 < link.reached_bytes_s(4) < 2e10
+    path.write_text(head + "intra: {ring_bytes_s: [[1, 2.0e10]]}\n")
+    with pytest.raises(InputError, match="number of devices in ring_bytes_s of a link is 1"):
+        parse_cluster(str(path))
+
+
 def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("nodes: 1\ndevices_per_node: 2\nkind: A40\nintra: {bandwidth_bytes_s: 1.0e9}\n")

@@ -14,6 +14,7 @@ from exegpt.engine import NO_ENGINE, EngineSpec, LinkWait, find_engine
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
+from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s
 from xprofiler.roofline import roofline_profile
 
 OPT_13B = ModelSpec("opt-13b", "opt", 40, 5120, 40, 40, 128, 20480, False, 50272, 2048, tied_embeddings=True)
@@ -49,7 +50,7 @@ def test_a_layer_is_its_products_and_the_kernels_between_them(profile, tokens):
 
 @pytest.mark.parametrize("tokens", [1, 64, 384, 16384])
 def test_tensor_parallelism_divides_products_but_not_norms_and_adds_all_reduces(profile, tokens):
-    reduce = 2 * 3 / 4 * tokens * 5120 * 2 / WIRE + 15e-6
+    reduce = ring_all_reduce_s(tokens * 5120 * 2, 4, WIRE)
     assert profile.degree(4).decoder.rest(tokens) == pytest.approx(layer_rest(OPT_13B, tokens, 4, reduce), rel=1e-9)
 
 
@@ -106,6 +107,20 @@ def test_attention_by_the_dtype_of_keys_and_values(dtype, kv_dtype, share, kv_by
     assert layer.encode_attention(batch, n) == pytest.approx(5e-6 + passes + flops, rel=1e-9)
     read = 256 * (1024 - 1) * 2 * kv_heads * size * kv_bytes / (3.35e12 * 0.88)
     assert layer.decode_attention(256, 1024) == pytest.approx(7e-6 + 256 * kv_heads * head_s + read, rel=1e-9)
+
+
+@pytest.mark.parametrize("tp", [2, 4, 8])
+def test_collectives_over_pcie_are_rings_at_the_bandwidth_that_so_many_devices_share(tp):
+    """More devices share it: four take longer for the same data than with the bandwidth of a pair."""
+    ring = ((2, 20e9), (4, 5e9))
+    cluster = replace(H100, intra=LinkSpec(20e9, 15e-6, ring))
+    shared, bare = (roofline_profile(LLAMA_8B, c) for c in (cluster, replace(H100, intra=LinkSpec(1e24, 0.0))))
+    for tokens in (1, 64, 8192):
+        more = shared.degree(tp).decoder.rest(tokens) - bare.degree(tp).decoder.rest(tokens)
+        rate = 20e9 if tp == 2 else 5e9  # beyond the last number as there
+        assert more == pytest.approx(2 * ring_all_reduce_s(tokens * 4096 * 2, tp, rate), rel=1e-6)
+        more = shared.degree(tp).head(tokens) - bare.degree(tp).head(tokens)
+        assert more == pytest.approx(ring_all_gather_s(tokens * 128256 * 2, tp, rate), rel=1e-6)
 
 
 def test_an_engine_waits_at_every_all_reduce_and_has_time_of_its_own_and_a_lower_clock():
