@@ -240,6 +240,20 @@ static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
     return p;
 }
 
+/* Whether a policy's decoding sequences all get a token in every iteration, and nothing else is asked of each. */
+static int decodes_alike(const Ledger *l, const Policy *p) {
+    if (l->grows || l->caches || l->encoder_decoder) return 0;
+    return p->name == ORCA || p->name == RRA || (p->name == CHUNKED && p->other >= p->batch);
+}
+
+static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t micro_batches) {
+    Sums s = {.on = decodes_alike(l, policy), .group_count = micro_batches};
+    if (!s.on) return s;
+    s.heap = allocate(m, l->count, sizeof(Last));
+    s.groups = allocate(m, micro_batches, sizeof(Group));
+    return s;
+}
+
 static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) {
     const double *arrival = views[ARRIVALS].buf, *input = views[INPUTS].buf, *output = views[OUTPUTS].buf;
     const double *flags = views[FLAGS].buf;
@@ -339,6 +353,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
             Py_ssize_t micro_batches = sides[side_count - 1].micro_batches;
             Step steps[2] = {new_step(&memory, count, micro_batches), new_step(&memory, count, micro_batches)};
             double *outs = allocate(&memory, 2 * sides[0].stages, sizeof(double));
+            l.sums = sums(&memory, &l, &policy, micro_batches);
             fits = !packed.truncated && packed.next == packed.end && stages == size_of(&views[BUSY]);
             if (fits && !memory.failed) {
                 Py_BEGIN_ALLOW_THREADS;
