@@ -76,6 +76,7 @@ class OpenSearch:
     """
     opened: list[Candidates] = field(default_factory=list)
     """Spaces of which points were replayed."""
+    _tops: dict[Candidates, int] = field(default_factory=dict)
     _schedules: dict[tuple[Candidates, Point], Schedule] = field(default_factory=dict)
 
     @property
@@ -103,8 +104,10 @@ class OpenSearch:
         nearly idle, or none holds nearly as many requests/s as a floor.
         """
         leads: list[Lead] = []
-        best, waited = floor, 0
-        for space in self._by_ceiling():
+        spaces = self._by_ceiling()
+        first = list(itertools.islice(spaces, PATIENCE))
+        best, waited = max(floor, self._scouted(first)), 0
+        for space in itertools.chain(first, spaces):
             if self._rate(space.ceiling) * BEYOND <= best or waited >= PATIENCE:
                 break
             before = best
@@ -115,10 +118,27 @@ class OpenSearch:
         leads.sort(key=lambda lead: -lead.goodput)
         return [lead for lead in leads if lead.goodput >= best * (1 - NEAR)][:CONTENDERS]
 
+    def _scouted(self, spaces: list[Candidates]) -> float:
+        """What the best of the spaces' middles serves: points below are then rejected by one replay each, wherever the
+        best one lies in the order of ceilings.
+        """
+        best: Lead | None = None
+        for space in spaces:
+            above = best.goodput * (1 + 4 * ROUGH) if best else 0.0
+            if self._rate(space.ceiling) * BEYOND <= above:
+                break
+            _, *others = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
+            rest = tuple(_middle_first(places)[0] for places in others)
+            top = self._largest(space, rest)
+            if top is not None:
+                best = self._lead(space, (top, *rest), above, GLANCE, 4 * ROUGH) or best
+        again = best and self._lead(best.space, best.point, best.goodput / 2, COUNTS[0], ROUGH)
+        return again.goodput if again else 0.0
+
     def _grid_of(self, space: Candidates, best: float) -> Iterator[Lead]:
         """For each choice of the other variables the best batch of a coarse grid, if it is above `best` or near it."""
         batches, *other_values = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
-        for rest in itertools.product(*other_values):
+        for rest in itertools.product(*map(_middle_first, other_values)):
             lead = self._best_batch(space, batches, tuple(rest), best)
             if lead:
                 best = max(best, lead.goodput)
@@ -139,11 +159,21 @@ class OpenSearch:
         return lead
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
-        """The place of the largest batch that fits into memory beside these other variables; None: not even one."""
+        """The place of the largest batch that fits into memory beside these other variables; None: not even one. Sought
+        first where it was for the other variables before: these take little memory.
+        """
         low, high = -1, len(space.variables[0].values) - 1
+        guess, step = self._tops.get(space, high), 1
+        while low < high and -1 < guess <= high:
+            if self._fits(space, (guess, *rest)):
+                low, guess = guess, guess + step
+            else:
+                high, guess = guess - 1, guess - step
+            step *= 4
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._fits(space, (middle, *rest)) else (low, middle - 1)
+        self._tops[space] = low
         return low if low >= 0 else None
 
     # ---- then around the best ----
@@ -283,6 +313,16 @@ def _coarse(values: Sequence[int], ratio: float) -> list[int]:
         if not kept or values[place] >= ratio * values[kept[-1]] or place == places[-1]:
             kept.append(place)
     return kept
+
+
+def _middle_first(places: list[int]) -> list[int]:
+    """Places in an order that halves the gaps between those before."""
+    if len(places) < 3:
+        return places
+    middle = len(places) // 2
+    halves = _middle_first(places[:middle]), _middle_first(places[middle + 1 :])
+    both = (place for pair in itertools.zip_longest(*halves) for place in pair if place is not None)
+    return [places[middle], *both]
 
 
 def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
