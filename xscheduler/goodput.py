@@ -76,19 +76,21 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a schedule held the bounds at a rate, and how large a batch and how many KV blocks that took."""
+    """Whether a schedule held the bounds at a rate, and what it used of its batch and of its KV blocks at most."""
 
+    schedule: Schedule
     rate: float
     held: bool
     batch: float
     blocks: float
 
     def decides(self, schedule: Schedule, rate: float) -> bool:
-        """Whether a schedule that differs in its batch and its blocks alone meets the same verdict: it does the same,
-        where it has what was used, and fewer requests/s don't break what more hold.
+        """Whether a schedule that differs in its batch and its blocks alone meets the same verdict. It does the same if
+        it has what was used, and no more than there was; and fewer requests/s don't break what more hold.
         """
-        enough = self.batch <= _batch(schedule) and self.blocks <= schedule.kv_blocks
-        return enough and (rate <= self.rate if self.held else rate >= self.rate)
+        batch, blocks = _batch(schedule), schedule.kv_blocks
+        same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
+        return same and (rate <= self.rate if self.held else rate >= self.rate)
 
 
 @dataclass
@@ -127,7 +129,7 @@ class Meter:
             held = self._replicas.serve(schedule, at(requests, rate), watch) is not None
             if not held:
                 break
-        return Verdict(rate, held, *watch.used.tolist())
+        return Verdict(schedule, rate, held, *watch.used.tolist())
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
         """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""

@@ -156,7 +156,20 @@ class OpenSearch:
             if self._steady(space, point) * BEYOND <= above:
                 break  # smaller batches give less still
             lead = self._lead(space, point, above * (1 + ROUGH) if lead else above, COUNTS[0], ROUGH) or lead
-        return lead
+        return lead if self.meter.bounds.end_queues else self._saturated(space, top, rest, lead)
+
+    def _saturated(self, space: Candidates, top: int, rest: Point, lead: Lead | None) -> Lead | None:
+        """The largest batch that keeps the bounds however long the queue is, if it serves more than a lead."""
+        low, high = -1, top
+        while low < high:
+            middle = (low + high + 1) // 2
+            point = (middle, *rest)
+            holds = self.meter.holds(self.schedule(space, point), self._steady(space, point), COUNTS[0])
+            low, high = (middle, high) if holds else (low, middle - 1)
+        steady = self._steady(space, (low, *rest)) if low >= 0 else 0.0
+        if steady <= (lead.goodput if lead else 0.0):
+            return lead
+        return Lead(space, (low, *rest), self.schedule(space, (low, *rest)), steady, steady)
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
         """The place of the largest batch that fits into memory beside these other variables; None: not even one. Sought

@@ -1,8 +1,10 @@
 """Tuning for requests that arrive over time: the schedule with the highest goodput, over all policies."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import parent_process
+from typing import TypeVar
 
 from exegpt.batching.admission import Admission
 from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
@@ -13,6 +15,7 @@ from exegpt.model import ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import BLOCK_SIZE, Schedule
+from exegpt.usable_cpus import usable_cpus
 from exegpt.workload import Workload
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
 from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
@@ -21,10 +24,12 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import Method, Search
 from xscheduler.ties import preferred
-from xscheduler.tune import Members, check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tune import check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
+
+T = TypeVar("T")
 
 FEW = 500
 """Fewer requests are too few for a 99th percentile."""
@@ -96,23 +101,32 @@ def tune_at(
     system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
     """
     check_asked(policies, fixed or {}, admission)
-    started, meter = time.perf_counter(), Meter(profile, arrivals, bounds)
+    started = time.perf_counter()
     computed = arrivals.computed(workload) if prefix_caching else workload
     question = _question(model, cluster, computed, profile, bounds, bound, kv_dtype, fixed, admission)
     caching = workload if prefix_caching else None
     with uncollected():
         spaces_of = {policy: spaces(policy, question) for policy in policies}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
-        searches = {policy: OpenSearch(question, spaces_of[policy], meter, caching) for policy in policies}
+        searches = {
+            policy: OpenSearch(question, spaces_of[policy], Meter(profile, arrivals, bounds), caching)
+            for policy in policies
+        }
         if method == "bnb":
             sustained = _raced(searches, progress)
         else:
             sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
         lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], question.limits)
-    if rate is None:
-        rate = USUAL_LOAD * max((best.goodput_seq_s for best in sustained.values()), default=0.0)
+    highest = max((best.goodput_seq_s for best in sustained.values()), default=0.0)
+    at_rate = USUAL_LOAD * highest if rate is None else rate
+    counts = {policy: _count(best.goodput_seq_s, highest) for policy, best in sustained.items()}
     alternatives = tuple(
-        _alternative(policy, spaces_of[policy], question, sustained.get(policy), meter, rate) for policy in policies
+        _together(
+            lambda policy: _alternative(
+                searches[policy], sustained.get(policy), at_rate, counts.get(policy, 0), policy
+            ),
+            policies,
+        )
     )
     winner = preferred(
         (a for a in alternatives if a.estimate),
@@ -124,11 +138,11 @@ def tune_at(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        _cost(searches.values(), method, time.perf_counter() - started, meter),
+        _cost(searches.values(), method, time.perf_counter() - started),
         lowest if lowest < float("inf") else None,
-        (*_assumptions(bounds, bound, arrivals, meter, rate, winner), *_cache_assumptions(question, caching, arrivals)),
+        (*_assumptions(bounds, bound, arrivals, at_rate, winner), *_cache_assumptions(question, caching, arrivals)),
     )
-    return Rated(tuned, rate, sustained)
+    return Rated(tuned, at_rate, sustained)
 
 
 def sustained_by(
@@ -149,9 +163,11 @@ def sustained_by(
     """
     check_asked(policies, {})
     question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
-    meter = Meter(profile, arrivals, bounds)
     with uncollected():
-        searches = {policy: OpenSearch(question, spaces(policy, question), meter) for policy in policies}
+        searches = {
+            policy: OpenSearch(question, spaces(policy, question), Meter(profile, arrivals, bounds))
+            for policy in policies
+        }
         return _raced(searches, lambda done, total: None, floor)
 
 
@@ -171,9 +187,25 @@ def _question(
     return Question(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
 
-def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meter: Meter) -> Search:
-    points, size = (sum(counts) for counts in zip(*((each.points, each.size) for each in searches), strict=True))
-    return Search("racing" if method == "bnb" else method, points, size, seconds, meter.replays)
+def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Search:
+    each = [(search.points, search.size, search.meter.replays) for search in searches]
+    points, size, replays = (sum(counts) for counts in zip(*each, strict=True))
+    return Search("racing" if method == "bnb" else method, points, size, seconds, replays)
+
+
+def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
+    """What is returned for each policy, in their order, by a thread per CPU: replays run without Python's lock. One
+    of several processes leaves the other CPUs to the others.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1 if parent_process() else usable_cpus()) as threads:
+        yield from threads.map(work, policies)
+
+
+def _count(goodput: float, highest: float) -> int:
+    """Requests that a policy's best is measured with: all where it may be the answer."""
+    return REQUESTS if goodput >= LEADING * highest else COUNTS[1]
 
 
 def _check_method(method: Method, size: int) -> None:
@@ -199,24 +231,33 @@ def _raced(
     """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely, and
     left out if it is a floor that it is behind.
     """
-    grids = {}
-    for number, (policy, search) in enumerate(searches.items()):
-        progress(number, 2 * len(searches))
-        grids[policy] = search.grid(CLOSE * floor)
+    grids: dict[str, list[Lead]] = {}
+    for policy, leads in zip(
+        searches, _together(lambda name: searches[name].grid(CLOSE * floor), searches), strict=True
+    ):
+        grids[policy] = leads
+        progress(len(grids), 2 * len(searches))
     ahead = sorted((policy for policy, leads in grids.items() if leads), key=lambda policy: -grids[policy][0].goodput)
     sustained: dict[str, Sustained] = {}
-    for number, policy in enumerate(ahead):
-        progress(len(searches) + number, 2 * len(searches))
-        highest = max([floor, *(rival.goodput_seq_s for rival in sustained.values())])
-        leads = grids[policy][:1]
-        if leads[0].goodput >= CLOSE * highest:
-            leads = searches[policy].refined(grids[policy])
-        elif floor:
-            continue
-        if leads:
-            many = leads[0].goodput >= LEADING * highest
-            sustained[policy] = _best(leads, searches[policy], REQUESTS if many else COUNTS[1])
+    highest = floor
+    for group in (ahead[:1], ahead[1:]):  # the others are looked at as closely as they come to the one that leads
+        found = _together(lambda policy: _closer(searches[policy], grids[policy], highest, bool(floor)), group)  # noqa: B023
+        for policy, best in zip(group, found, strict=True):
+            if best:
+                sustained[policy] = best
+            progress(len(searches) + len(sustained), 2 * len(searches))
+        highest = max([floor, *(best.goodput_seq_s for best in sustained.values())])
     return sustained
+
+
+def _closer(search: OpenSearch, grid: list[Lead], highest: float, leaves_out: bool) -> Sustained | None:
+    """A policy's best, from its grid's; None where that isn't looked at."""
+    leads = grid[:1]
+    if leads[0].goodput >= CLOSE * highest:
+        leads = search.refined(grid)
+    elif leaves_out:
+        return None
+    return _best(leads, search, _count(leads[0].goodput, highest)) if leads else None
 
 
 def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
@@ -264,10 +305,9 @@ def _sustained(lead: Lead, reached: Goodput, search: OpenSearch) -> Sustained:
     return Sustained(schedule, steady, reached, broken)
 
 
-def _alternative(
-    policy: str, members: Members, question: Question, best: Sustained | None, meter: Meter, rate: float
-) -> Alternative:
-    """A policy's best at `rate`."""
+def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count: int, policy: str) -> Alternative:
+    """A policy's best at `rate`, measured with so many requests."""
+    members, question = search.members, search.question
     if best is None:
         late = "sustains no rate: even nearly idle, its requests are late"
         fits = any(member.ceiling > 0 for member in members)
@@ -279,7 +319,7 @@ def _alternative(
             return Alternative(policy, None, None, f"sustains no rate: nearly idle, {best.broken}")
         return Alternative(policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
     estimate = replace(
-        meter.served_at(best.schedule, rate),
+        search.meter.served_at(best.schedule, rate, count),
         memory_bytes=steady.memory_bytes,
         usable_bytes=steady.usable_bytes,
         kv_blocks=steady.kv_blocks,
@@ -297,7 +337,7 @@ def _who(bound: BoundMeaning) -> str:
 
 
 def _assumptions(
-    bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, meter: Meter, rate: float, winner: Alternative | None
+    bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
     few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
