@@ -195,7 +195,8 @@ class OpenSearch:
         """The grid's best points and their neighbours, replayed with more requests; the best first."""
         leads: list[Lead] = []
         for lead in contenders:
-            above = max((other.goodput for other in leads), default=lead.goodput) * (1 - NEAR / 4)
+            # a few requests flatter a point by percents, and most of all the one that they show to be the best
+            above = max(other.goodput for other in leads) * (1 - NEAR / 4) if leads else lead.goodput * (1 - NEAR)
             again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
             leads += [again] if again else []
         if not leads:  # what few requests held, more do not: from below
