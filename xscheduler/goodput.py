@@ -120,6 +120,11 @@ class Meter:
         alike.append(self._replayed(schedule, rate, count))
         return alike[-1].held
 
+    def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
+        """What a schedule used at a rate that it was seen to hold; None where it was not replayed at that rate."""
+        alike = self._verdicts.get((*_all_but_batch(schedule), count), [])
+        return next((v for v in alike if v.held and v.rate == rate and v.decides(schedule, rate)), None)
+
     def _replayed(self, schedule: Schedule, rate: float, count: int) -> Verdict:
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         watch, held = Watch(self.bounds.limits, sample.allowed, np.zeros(3)), True

@@ -29,8 +29,8 @@ COARSE = (2.0, 1.24)
 goodput has several peaks (a budget that cuts prompts into two even chunks, or three)."""
 STEPS = (1.25, 1.08)
 """Ratios by which the best points' variables are varied afterwards, one pass after the other."""
-AROUND = 1.2
-"""And that by which the best one's are at last, with all requests."""
+AROUND = (1.2, 1.08)
+"""And those by which the best one's are at last, with all requests."""
 COUNTS = (8000, 40_000)
 """Requests for points on the grid, and for the leading ones."""
 GLANCE = 1000
@@ -204,10 +204,27 @@ class OpenSearch:
             return [best] if best else []
         leads.sort(key=lambda lead: -lead.goodput)
         distant = [lead for i, lead in enumerate(leads) if not any(lead.beside(other) for other in leads[:i])]
-        climbed: list[Lead] = []
-        for lead in distant[:STARTS]:
-            climbed.append(self._climbed(lead, max((other.goodput for other in climbed), default=0.0)))
-        return sorted(climbed, key=lambda lead: -lead.goodput)
+        starts, climbed = distant[:STARTS], list[Lead]()
+        for lead in starts:
+            tight = self._tightened(lead)
+            top = self._climbed(tight, max((other.goodput for other in climbed), default=0.0))
+            climbed.append(lead if top is tight else top)  # a batch with room to spare, if that does the same
+        # step by step, a climb may follow chance: where it began is measured with all requests too
+        began = [lead for lead in starts if lead not in climbed]
+        return sorted(climbed + began, key=lambda lead: -lead.goodput)
+
+    def _tightened(self, lead: Lead) -> Lead:
+        """The lead with the smallest batch that does the same: only neighbours of that one do something else."""
+        verdict = self.meter.used(lead.schedule, lead.goodput, COUNTS[1])
+        batches, point = lead.space.variables[0].values, lead.point
+        for place in range(lead.point[0]) if verdict else ():
+            if batches[place] >= verdict.batch and verdict.decides(
+                self.schedule(lead.space, (place, *point[1:])), lead.goodput
+            ):
+                point = (place, *point[1:])
+                break
+        schedule, steady = self.schedule(lead.space, point), self._steady(lead.space, point)
+        return replace(lead, point=point, schedule=schedule, steady=steady)
 
     def _climbed(self, lead: Lead, floor: float) -> Lead:
         """Steps to better neighbours, smaller ones as the larger ones bring nothing, above `floor` at least."""
@@ -226,7 +243,8 @@ class OpenSearch:
         """The neighbours of a lead along one variable that may be better, taken to be as good."""
         points = (
             point
-            for point in _neighbours(lead.space, lead.point, AROUND)
+            for ratio in AROUND
+            for point in _neighbours(lead.space, lead.point, ratio)
             if sum(a != b for a, b in zip(point, lead.point, strict=True)) == 1
         )
         return [

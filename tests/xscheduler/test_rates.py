@@ -346,6 +346,9 @@ class Told(Meter):
     def holds(self, schedule, rate, count=0):
         return rate <= schedule
 
+    def used(self, schedule, rate, count):
+        return None
+
 
 class Counting(Told):
     asked = 0
@@ -417,8 +420,28 @@ def test_a_climb_ends_at_a_point_that_no_neighbour_betters():
     space = space_of("hill", sizes=(9, 9))
     search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
     search.tables = {space: {(a, b): 1.0 / (1 + (a - 6) ** 2 + (b - 3) ** 2) for a in range(9) for b in range(9)}}
-    (best,) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
+    (best, *_) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
     assert best.point == (6, 3)
+
+
+class Filled(Told):
+    """Uses no more than so many of a batch."""
+
+    def used(self, schedule, rate, count):
+        return SimpleNamespace(batch=3, decides=lambda schedule, rate: True)
+
+
+def test_a_climb_starts_from_the_batch_that_is_used():
+    """Those above do the same, and their neighbours too."""
+    space = space_of("even", sizes=(9, 1))
+    space.variables = (Variable("batch", (1, 2, 4, 8, 16, 32, 64, 128, 256)), Variable("other", (1,)))
+    search = Tabled(asked(), [space], Filled(profile(), None, Bounds(1.0)))
+    search.tables = {space: {(place, 0): {1: 0.6}.get(place, 0.5) for place in range(9)}}
+    (best, began) = search.refined([Lead(space, (8, 0), None, 2.0, 0.5)])
+    assert (best.point, began.point) == ((1, 0), (8, 0))
+    search.tables = {space: {(place, 0): 0.5 for place in range(9)}}
+    (best,) = search.refined([Lead(space, (8, 0), None, 2.0, 0.5)])
+    assert best.point == (8, 0), "with room to spare where that is no worse"
 
 
 def test_points_as_good_as_one_another_are_not_exchanged():
