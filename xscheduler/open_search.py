@@ -29,7 +29,7 @@ COARSE = (2.0, 1.24)
 goodput has several peaks (a budget that cuts prompts into two even chunks, or three)."""
 STEPS = (1.25, 1.08)
 """Ratios by which the best points' variables are varied afterwards, one pass after the other."""
-AROUND = (1.2, 1.08)
+AROUND = (1.2, 1.08, 1.02)
 """And those by which the best one's are at last, with all requests."""
 COUNTS = (8000, 40_000)
 """Requests for points on the grid, and for the leading ones."""
