@@ -228,8 +228,8 @@ def _slowest(bounds: Bounds, workload: Workload) -> float | None:
 def _raced(
     searches: dict[str, OpenSearch], progress: Callable[[int, int], None], floor: float = 0.0
 ) -> dict[str, Sustained]:
-    """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely, and
-    left out if it is a floor that it is behind.
+    """Every policy's best: one that is far behind on its grid is not looked at closely, and left out if there is a
+    floor.
     """
     grids: dict[str, list[Lead]] = {}
     for policy, leads in zip(
@@ -237,27 +237,28 @@ def _raced(
     ):
         grids[policy] = leads
         progress(len(grids), 2 * len(searches))
-    ahead = sorted((policy for policy, leads in grids.items() if leads), key=lambda policy: -grids[policy][0].goodput)
+    ahead = [policy for policy, leads in grids.items() if leads]
+    highest = max([floor, *(grids[policy][0].goodput for policy in ahead)])
+    closer = dict(
+        zip(ahead, _together(lambda name: _closer(searches[name], grids[name], highest, floor), ahead), strict=True)
+    )
+    ahead = [policy for policy in ahead if closer[policy]]
+    most = max([floor, *(closer[policy][0].goodput for policy in ahead)])
+    measured = _together(lambda name: _best(closer[name], searches[name], _count(closer[name][0].goodput, most)), ahead)
     sustained: dict[str, Sustained] = {}
-    highest = floor
-    for group in (ahead[:1], ahead[1:]):  # the others are looked at as closely as they come to the one that leads
-        found = _together(lambda policy: _closer(searches[policy], grids[policy], highest, bool(floor)), group)  # noqa: B023
-        for policy, best in zip(group, found, strict=True):
-            if best:
-                sustained[policy] = best
-            progress(len(searches) + len(sustained), 2 * len(searches))
-        highest = max([floor, *(best.goodput_seq_s for best in sustained.values())])
+    for policy, best in zip(ahead, measured, strict=True):
+        sustained[policy] = best
+        progress(2 * len(searches) - len(ahead) + len(sustained), 2 * len(searches))
     return sustained
 
 
-def _closer(search: OpenSearch, grid: list[Lead], highest: float, leaves_out: bool) -> Sustained | None:
-    """A policy's best, from its grid's; None where that isn't looked at."""
-    leads = grid[:1]
-    if leads[0].goodput >= CLOSE * highest:
-        leads = search.refined(grid)
-    elif leaves_out:
-        return None
-    return _best(leads, search, _count(leads[0].goodput, highest)) if leads else None
+def _closer(search: OpenSearch, grid: list[Lead], highest: float, floor: float) -> list[Lead]:
+    """A policy's best points, from its grid's: looked at again unless they are far behind, and then none with a
+    floor.
+    """
+    if grid[0].goodput >= CLOSE * highest:
+        return search.refined(grid)
+    return [] if floor else grid[:1]
 
 
 def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
