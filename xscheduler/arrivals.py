@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,10 @@ WARM_UP = 0.1
 """Share of the first requests that find the system emptier than it will be, and are not counted."""
 BATCHES = 40
 """Consecutive parts of the requests whose misses give the standard error of their sum."""
+
+
+_SAMPLING = Lock()
+"""Policies are replayed in several threads, and take the same samples."""
 
 
 def may_miss(count: int, quantile: float) -> int:
@@ -131,8 +136,9 @@ class Arrivals:
         for all are alike and each must be seen for long enough.
         """
         key = (count, replicas, bound)
-        if key not in self._samples:
-            self._samples[key] = self._sampled(count, replicas, bound)
+        with _SAMPLING:
+            if key not in self._samples:
+                self._samples[key] = self._sampled(count, replicas, bound)
         return self._samples[key]
 
     def _sampled(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:

@@ -74,6 +74,25 @@ class Goodput:
     """From about where on misses exceed what the bounds allow by as much. As `low` where nothing is left to chance."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a schedule held the bounds at a rate, and what it used of its batch and of its KV blocks at most."""
+
+    schedule: Schedule
+    rate: float
+    held: bool
+    batch: float
+    blocks: float
+
+    def decides(self, schedule: Schedule, rate: float) -> bool:
+        """Whether a schedule that differs in its batch and its blocks alone meets the same verdict. It does the same if
+        it has what was used, and no more than there was; and fewer requests/s don't break what more hold.
+        """
+        batch, blocks = _batch(schedule), schedule.kv_blocks
+        same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
+        return same and (rate <= self.rate if self.held else rate >= self.rate)
+
+
 @dataclass
 class Meter:
     """Asks the event simulator whether schedules hold the bounds at a rate; common requests for all of them."""
@@ -86,24 +105,36 @@ class Meter:
 
     def __post_init__(self) -> None:
         self._replicas = Replicas(self.profile)
+        self._verdicts: dict[object, list[Verdict]] = {}
 
     def holds(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
-        """Whether the first requests keep to the bounds at `rate` requests/s; ends as soon as they can't."""
-        return self._served(schedule, rate, count)[1] is not None
+        """Whether the first requests keep to the bounds at `rate` requests/s; ends as soon as they can't. What replays
+        of schedules with other batches have shown already is not replayed again.
+        """
+        if schedule.prefix_caching or schedule.admission == "grow":
+            return self._replayed(schedule, rate, count).held  # every block that there is comes to be used
+        alike = self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
+        for verdict in alike:
+            if verdict.decides(schedule, rate):
+                return verdict.held
+        alike.append(self._replayed(schedule, rate, count))
+        return alike[-1].held
 
-    def _served(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times] | None]:
-        """What was followed; None where a bound is broken."""
+    def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
+        """What a schedule used at a rate that it was seen to hold; None where it was not replayed at that rate."""
+        alike = self._verdicts.get((*_all_but_batch(schedule), count), [])
+        return next((v for v in alike if v.held and v.rate == rate and v.decides(schedule, rate)), None)
+
+    def _replayed(self, schedule: Schedule, rate: float, count: int) -> Verdict:
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
-        watch = Watch(self.bounds.limits, sample.allowed, np.zeros(3))
-        times = []
+        watch, held = Watch(self.bounds.limits, sample.allowed, np.zeros(3)), True
         self.replays += 1
         for requests in sample.replicas:
             self.requests += len(requests.arrivals)
-            replica_times = self._replicas.serve(schedule, at(requests, rate), watch)
-            if replica_times is None:
-                return sample, None
-            times.append(replica_times)
-        return sample, times
+            held = self._replicas.serve(schedule, at(requests, rate), watch) is not None
+            if not held:
+                break
+        return Verdict(schedule, rate, held, *watch.used.tolist())
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
         """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""
@@ -210,6 +241,18 @@ class Excess:
     """Of `SIGMAS` standard errors more misses than there were."""
     certain: float
     """Of as many fewer."""
+
+
+def _batch(schedule: Schedule) -> int:
+    """What limits the resident sequences, or the prompts in a step."""
+    return schedule.max_num_seqs or schedule.encode_batch or 0
+
+
+def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
+    """What makes a replay of a schedule beside its batch and KV blocks."""
+    variables = schedule.max_num_batched_tokens, schedule.prefills_per_step, schedule.decode_iterations
+    parts = schedule.micro_batches, schedule.encode_micro_batches
+    return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables, *parts
 
 
 def _between(low: float, below: float, high: float, above: float) -> float:

@@ -29,8 +29,8 @@ COARSE = (2.0, 1.24)
 goodput has several peaks (a budget that cuts prompts into two even chunks, or three)."""
 STEPS = (1.25, 1.08)
 """Ratios by which the best points' variables are varied afterwards, one pass after the other."""
-AROUND = 1.2
-"""And that by which the best one's are at last, with all requests."""
+AROUND = (1.2, 1.08, 1.02)
+"""And those by which the best one's are at last, with all requests."""
 COUNTS = (8000, 40_000)
 """Requests for points on the grid, and for the leading ones."""
 GLANCE = 1000
@@ -76,6 +76,7 @@ class OpenSearch:
     """
     opened: list[Candidates] = field(default_factory=list)
     """Spaces of which points were replayed."""
+    _tops: dict[Candidates, int] = field(default_factory=dict)
     _schedules: dict[tuple[Candidates, Point], Schedule] = field(default_factory=dict)
 
     @property
@@ -103,8 +104,10 @@ class OpenSearch:
         nearly idle, or none holds nearly as many requests/s as a floor.
         """
         leads: list[Lead] = []
-        best, waited = floor, 0
-        for space in self._by_ceiling():
+        spaces = self._by_ceiling()
+        first = list(itertools.islice(spaces, PATIENCE))
+        best, waited = max(floor, self._scouted(first)), 0
+        for space in itertools.chain(first, spaces):
             if self._rate(space.ceiling) * BEYOND <= best or waited >= PATIENCE:
                 break
             before = best
@@ -115,10 +118,27 @@ class OpenSearch:
         leads.sort(key=lambda lead: -lead.goodput)
         return [lead for lead in leads if lead.goodput >= best * (1 - NEAR)][:CONTENDERS]
 
+    def _scouted(self, spaces: list[Candidates]) -> float:
+        """What the best of the spaces' middles serves: points below are then rejected by one replay each, wherever the
+        best one lies in the order of ceilings.
+        """
+        best: Lead | None = None
+        for space in spaces:
+            above = best.goodput * (1 + 4 * ROUGH) if best else 0.0
+            if self._rate(space.ceiling) * BEYOND <= above:
+                break
+            _, *others = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
+            rest = tuple(_middle_first(places)[0] for places in others)
+            top = self._largest(space, rest)
+            if top is not None:
+                best = self._lead(space, (top, *rest), above, GLANCE, 4 * ROUGH) or best
+        again = best and self._lead(best.space, best.point, best.goodput / 2, COUNTS[0], ROUGH)
+        return again.goodput if again else 0.0
+
     def _grid_of(self, space: Candidates, best: float) -> Iterator[Lead]:
         """For each choice of the other variables the best batch of a coarse grid, if it is above `best` or near it."""
         batches, *other_values = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
-        for rest in itertools.product(*other_values):
+        for rest in itertools.product(*map(_middle_first, other_values)):
             lead = self._best_batch(space, batches, tuple(rest), best)
             if lead:
                 best = max(best, lead.goodput)
@@ -136,14 +156,37 @@ class OpenSearch:
             if self._steady(space, point) * BEYOND <= above:
                 break  # smaller batches give less still
             lead = self._lead(space, point, above * (1 + ROUGH) if lead else above, COUNTS[0], ROUGH) or lead
-        return lead
+        return lead if self.meter.bounds.end_queues else self._saturated(space, top, rest, lead)
+
+    def _saturated(self, space: Candidates, top: int, rest: Point, lead: Lead | None) -> Lead | None:
+        """The largest batch that keeps the bounds however long the queue is, if it serves more than a lead."""
+        low, high = -1, top
+        while low < high:
+            middle = (low + high + 1) // 2
+            point = (middle, *rest)
+            holds = self.meter.holds(self.schedule(space, point), self._steady(space, point), COUNTS[0])
+            low, high = (middle, high) if holds else (low, middle - 1)
+        steady = self._steady(space, (low, *rest)) if low >= 0 else 0.0
+        if steady <= (lead.goodput if lead else 0.0):
+            return lead
+        return Lead(space, (low, *rest), self.schedule(space, (low, *rest)), steady, steady)
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
-        """The place of the largest batch that fits into memory beside these other variables; None: not even one."""
+        """The place of the largest batch that fits into memory beside these other variables; None: not even one. Sought
+        first where it was for the other variables before: these take little memory.
+        """
         low, high = -1, len(space.variables[0].values) - 1
+        guess, step = self._tops.get(space, high), 1
+        while low < high and -1 < guess <= high:
+            if self._fits(space, (guess, *rest)):
+                low, guess = guess, guess + step
+            else:
+                high, guess = guess - 1, guess - step
+            step *= 4
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self._fits(space, (middle, *rest)) else (low, middle - 1)
+        self._tops[space] = low
         return low if low >= 0 else None
 
     # ---- then around the best ----
@@ -152,7 +195,8 @@ class OpenSearch:
         """The grid's best points and their neighbours, replayed with more requests; the best first."""
         leads: list[Lead] = []
         for lead in contenders:
-            above = max((other.goodput for other in leads), default=lead.goodput) * (1 - NEAR / 4)
+            # a few requests flatter a point by percents, and most of all the one that they show to be the best
+            above = max(other.goodput for other in leads) * (1 - NEAR / 4) if leads else lead.goodput * (1 - NEAR)
             again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
             leads += [again] if again else []
         if not leads:  # what few requests held, more do not: from below
@@ -160,10 +204,27 @@ class OpenSearch:
             return [best] if best else []
         leads.sort(key=lambda lead: -lead.goodput)
         distant = [lead for i, lead in enumerate(leads) if not any(lead.beside(other) for other in leads[:i])]
-        climbed: list[Lead] = []
-        for lead in distant[:STARTS]:
-            climbed.append(self._climbed(lead, max((other.goodput for other in climbed), default=0.0)))
-        return sorted(climbed, key=lambda lead: -lead.goodput)
+        starts, climbed = distant[:STARTS], list[Lead]()
+        for lead in starts:
+            tight = self._tightened(lead)
+            top = self._climbed(tight, max((other.goodput for other in climbed), default=0.0))
+            climbed.append(lead if top is tight else top)  # a batch with room to spare, if that does the same
+        # step by step, a climb may follow chance: where it began is measured with all requests too
+        began = [lead for lead in starts if lead not in climbed]
+        return sorted(climbed + began, key=lambda lead: -lead.goodput)
+
+    def _tightened(self, lead: Lead) -> Lead:
+        """The lead with the smallest batch that does the same: only neighbours of that one do something else."""
+        verdict = self.meter.used(lead.schedule, lead.goodput, COUNTS[1])
+        batches, point = lead.space.variables[0].values, lead.point
+        for place in range(lead.point[0]) if verdict else ():
+            if batches[place] >= verdict.batch and verdict.decides(
+                self.schedule(lead.space, (place, *point[1:])), lead.goodput
+            ):
+                point = (place, *point[1:])
+                break
+        schedule, steady = self.schedule(lead.space, point), self._steady(lead.space, point)
+        return replace(lead, point=point, schedule=schedule, steady=steady)
 
     def _climbed(self, lead: Lead, floor: float) -> Lead:
         """Steps to better neighbours, smaller ones as the larger ones bring nothing, above `floor` at least."""
@@ -182,7 +243,8 @@ class OpenSearch:
         """The neighbours of a lead along one variable that may be better, taken to be as good."""
         points = (
             point
-            for point in _neighbours(lead.space, lead.point, AROUND)
+            for ratio in AROUND
+            for point in _neighbours(lead.space, lead.point, ratio)
             if sum(a != b for a, b in zip(point, lead.point, strict=True)) == 1
         )
         return [
@@ -283,6 +345,16 @@ def _coarse(values: Sequence[int], ratio: float) -> list[int]:
         if not kept or values[place] >= ratio * values[kept[-1]] or place == places[-1]:
             kept.append(place)
     return kept
+
+
+def _middle_first(places: list[int]) -> list[int]:
+    """Places in an order that halves the gaps between those before."""
+    if len(places) < 3:
+        return places
+    middle = len(places) // 2
+    halves = _middle_first(places[:middle]), _middle_first(places[middle + 1 :])
+    both = (place for pair in itertools.zip_longest(*halves) for place in pair if place is not None)
+    return [places[middle], *both]
 
 
 def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:

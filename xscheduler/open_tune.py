@@ -1,8 +1,10 @@
 """Tuning for requests that arrive over time: the schedule with the highest goodput, over all policies."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import parent_process
+from typing import TypeVar
 
 from exegpt.batching.admission import Admission
 from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
@@ -14,6 +16,7 @@ from exegpt.model import ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile
 from exegpt.quantity import figure_text, percent_text
 from exegpt.schedule import BLOCK_SIZE, Schedule
+from exegpt.usable_cpus import usable_cpus
 from exegpt.workload import Workload
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
 from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
@@ -22,10 +25,12 @@ from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import Method, Search
 from xscheduler.ties import preferred
-from xscheduler.tune import Members, by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
+from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
+
+T = TypeVar("T")
 
 FEW = 500
 """Fewer requests are too few for a 99th percentile."""
@@ -106,30 +111,34 @@ def tune_at(
     computed = arrivals.computed(workload) if prefix_caching else workload
     caching = workload if prefix_caching else None
 
-    def asked(on: Deployment) -> tuple[Question, Meter]:
-        question = _question(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
-        return question, Meter(on.profile, arrivals, bounds)
+    def asked(on: Deployment) -> Question:
+        return _question(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
 
     on_engines = by_policy(policies, Deployment(cluster, profile), own, asked)
-    question = on_engines[policies[0]][0]
-    meters = list({id(meter): meter for _, meter in on_engines.values()}.values())
+    question = on_engines[policies[0]]
     with uncollected():
-        spaces_of = {policy: spaces(policy, asked) for policy, (asked, _) in on_engines.items()}
+        spaces_of = {policy: spaces(policy, asked) for policy, asked in on_engines.items()}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
         searches = {
-            policy: OpenSearch(asked, spaces_of[policy], meter, caching)
-            for policy, (asked, meter) in on_engines.items()
+            policy: OpenSearch(asked, spaces_of[policy], Meter(asked.cost_model.profile, arrivals, bounds), caching)
+            for policy, asked in on_engines.items()
         }
         if method == "bnb":
             sustained = _raced(searches, progress, profile=profile)
         else:
             sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
         lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], question.limits)
-    if rate is None:
-        rate = USUAL_LOAD * max((best.goodput_seq_s for best in sustained.values()), default=0.0)
+    goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
+    at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
+    highest = _highest(searches, goodputs, profile)
+    counts = {policy: _count(goodput, highest[policy]) for policy, goodput in goodputs.items()}
     alternatives = tuple(
-        _alternative(policy, spaces_of[policy], asked, sustained.get(policy), meter, rate)
-        for policy, (asked, meter) in on_engines.items()
+        _together(
+            lambda policy: _alternative(
+                searches[policy], sustained.get(policy), at_rate, counts.get(policy, 0), policy
+            ),
+            policies,
+        )
     )
     winner = preferred(
         (a for a in alternatives if a.estimate),
@@ -140,11 +149,11 @@ def tune_at(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        _cost(searches.values(), method, time.perf_counter() - started, meters),
+        _cost(searches.values(), method, time.perf_counter() - started),
         lowest if lowest < float("inf") else None,
-        (*_assumptions(bounds, bound, arrivals, rate, winner), *_cache_assumptions(question, caching, arrivals)),
+        (*_assumptions(bounds, bound, arrivals, at_rate, winner), *_cache_assumptions(question, caching, arrivals)),
     )
-    return Rated(tuned, rate, sustained)
+    return Rated(tuned, at_rate, sustained)
 
 
 def sustained_by(
@@ -165,9 +174,11 @@ def sustained_by(
     """
     check_asked(policies, {})
     question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
-    meter = Meter(profile, arrivals, bounds)
     with uncollected():
-        searches = {policy: OpenSearch(question, spaces(policy, question), meter) for policy in policies}
+        searches = {
+            policy: OpenSearch(question, spaces(policy, question), Meter(profile, arrivals, bounds))
+            for policy in policies
+        }
         return _raced(searches, lambda done, total: None, floor)
 
 
@@ -187,11 +198,25 @@ def _question(
     return Question(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
 
-def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float, meters: Iterable[Meter]) -> Search:
-    points, size = (sum(counts) for counts in zip(*((each.points, each.size) for each in searches), strict=True))
-    return Search(
-        "racing" if method == "bnb" else method, points, size, seconds, sum(meter.replays for meter in meters)
-    )
+def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Search:
+    each = [(search.points, search.size, search.meter.replays) for search in searches]
+    points, size, replays = (sum(counts) for counts in zip(*each, strict=True))
+    return Search("racing" if method == "bnb" else method, points, size, seconds, replays)
+
+
+def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
+    """What is returned for each policy, in their order, by a thread per CPU: replays run without Python's lock. One
+    of several processes leaves the other CPUs to the others.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1 if parent_process() else usable_cpus()) as threads:
+        yield from threads.map(work, policies)
+
+
+def _count(goodput: float, highest: float) -> int:
+    """Requests that a policy's best is measured with: all where it may be the answer."""
+    return REQUESTS if goodput >= LEADING * highest else COUNTS[1]
 
 
 def _check_method(method: Method, size: int) -> None:
@@ -217,37 +242,53 @@ def _raced(
     floor: float = 0.0,
     profile: Profile | None = None,
 ) -> dict[str, Sustained]:
-    """Every policy's best, those first that lead on their grids: one that is far behind is not looked at closely, and
-    left out if it is a floor that it is behind. Policies on the engine of `profile` are only compared with one another:
-    the best of that engine is an answer too.
+    """Every policy's best: one that is far behind on its grid is not looked at closely, and left out if there is a
+    floor. Policies on the engine of `profile` are only compared with one another: the best of that engine is an answer
+    too.
     """
-
-    def rivals(policy: str) -> list[float]:
-        of_engine = profile and searches[policy].meter.profile is profile
-        return [
-            best.goodput_seq_s
-            for rival, best in sustained.items()
-            if not of_engine or searches[rival].meter.profile is profile
-        ]
-
-    grids = {}
-    for number, (policy, search) in enumerate(searches.items()):
-        progress(number, 2 * len(searches))
-        grids[policy] = search.grid(CLOSE * floor)
-    ahead = sorted((policy for policy, leads in grids.items() if leads), key=lambda policy: -grids[policy][0].goodput)
+    grids: dict[str, list[Lead]] = {}
+    for policy, leads in zip(
+        searches, _together(lambda name: searches[name].grid(CLOSE * floor), searches), strict=True
+    ):
+        grids[policy] = leads
+        progress(len(grids), 2 * len(searches))
+    ahead = [policy for policy, leads in grids.items() if leads]
+    most = _highest(searches, {policy: grids[policy][0].goodput for policy in ahead}, profile, floor)
+    closer = dict(
+        zip(ahead, _together(lambda name: _closer(searches[name], grids[name], most[name], floor), ahead), strict=True)
+    )
+    ahead = [policy for policy in ahead if closer[policy]]
+    goodputs = {policy: closer[policy][0].goodput for policy in ahead}
+    most = _highest(searches, goodputs, profile, floor)
+    measured = _together(lambda name: _best(closer[name], searches[name], _count(goodputs[name], most[name])), ahead)
     sustained: dict[str, Sustained] = {}
-    for number, policy in enumerate(ahead):
-        progress(len(searches) + number, 2 * len(searches))
-        highest = max([floor, *rivals(policy)])
-        leads = grids[policy][:1]
-        if leads[0].goodput >= CLOSE * highest:
-            leads = searches[policy].refined(grids[policy])
-        elif floor:
-            continue
-        if leads:
-            many = leads[0].goodput >= LEADING * highest
-            sustained[policy] = _best(leads, searches[policy], REQUESTS if many else COUNTS[1])
+    for policy, best in zip(ahead, measured, strict=True):
+        sustained[policy] = best
+        progress(2 * len(searches) - len(ahead) + len(sustained), 2 * len(searches))
     return sustained
+
+
+def _highest(
+    searches: dict[str, OpenSearch], goodputs: dict[str, float], profile: Profile | None, floor: float = 0.0
+) -> dict[str, float]:
+    """Return, for each policy, the most requests/s of those that it is compared with: all, or those on its engine."""
+
+    def compared(policy: str, rival: str) -> bool:
+        return searches[policy].meter.profile is not profile or searches[rival].meter.profile is profile
+
+    return {
+        policy: max([floor, *(goodput for rival, goodput in goodputs.items() if compared(policy, rival))])
+        for policy in goodputs
+    }
+
+
+def _closer(search: OpenSearch, grid: list[Lead], highest: float, floor: float) -> list[Lead]:
+    """A policy's best points, from its grid's: looked at again unless they are far behind, and then none with a
+    floor.
+    """
+    if grid[0].goodput >= CLOSE * highest:
+        return search.refined(grid)
+    return [] if floor else grid[:1]
 
 
 def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
@@ -295,10 +336,9 @@ def _sustained(lead: Lead, reached: Goodput, search: OpenSearch) -> Sustained:
     return Sustained(schedule, steady, reached, broken)
 
 
-def _alternative(
-    policy: str, members: Members, question: Question, best: Sustained | None, meter: Meter, rate: float
-) -> Alternative:
-    """A policy's best at `rate`."""
+def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count: int, policy: str) -> Alternative:
+    """A policy's best at `rate`, measured with so many requests."""
+    members, question = search.members, search.question
     if best is None:
         late = "sustains no rate: even nearly idle, its requests are late"
         fits = any(member.ceiling > 0 for member in members)
@@ -310,7 +350,7 @@ def _alternative(
             return Alternative(policy, None, None, f"sustains no rate: nearly idle, {best.broken}")
         return Alternative(policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
     estimate = replace(
-        meter.served_at(best.schedule, rate),
+        search.meter.served_at(best.schedule, rate, count),
         memory_bytes=steady.memory_bytes,
         usable_bytes=steady.usable_bytes,
         kv_blocks=steady.kv_blocks,

@@ -5,6 +5,7 @@ import os
 import platform
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 LOG_FORMAT = "EXEGPT_LOG_FORMAT"
 """The environment variable that makes notes JSON, in this process and in its children: `json`, or else text."""
+LINE_EVERY_S = 10.0
+"""Seconds between lines of progress where standard error is no terminal."""
 NOTES_OF = "EXEGPT_NOTES_OF"
 """The environment variable of what all notes of a process begin with: its models, where others print beside it."""
 
@@ -128,7 +131,12 @@ def _unbounded(drawn: Any, console: Any) -> Any:
 
 @contextmanager
 def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
-    """A progress bar on standard error; the value is called with (done, total)."""
+    """A progress bar on standard error, or a line now and then where that is no terminal; the value is called with
+    (done, total).
+    """
+    if not stderr().is_terminal:
+        yield _progress_lines(title)
+        return
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -139,9 +147,23 @@ def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
     )
 
     columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True, disable=not stderr().is_terminal) as bar:
+    with Progress(*columns, console=stderr(), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _progress_lines(title: str) -> "Callable[[int, int], None]":
+    """Print how much is done, if nothing was printed for a while."""
+    started = last = time.monotonic()
+
+    def update(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_EVERY_S:
+            last = now
+            note(f"{title}: {done} of {total}, {duration_text(now - started)}", "progress", done=done, total=total)
+
+    return update
 
 
 def _version(package: str) -> str | None:

@@ -325,6 +325,20 @@ def test_the_search_asks_schedules_that_no_steady_state_under_the_bounds_would_c
     assert Bounds(2.0, 0.1, 0.03).broken(best.steady) != ""
 
 
+def test_one_thread_and_two_find_the_same_with_at_most_140_replays(monkeypatch):
+    """Over all batches and numbers of prompts of a policy."""
+    answers = []
+    for cpus in (1, 2):
+        monkeypatch.setattr("xscheduler.open_tune.usable_cpus", lambda count=cpus: count)
+        bounds = Bounds(2.0, 0.1, 0.03)
+        answers.append(answer(10.0, bounds, policies=("orca", "static"), fixed={}, count=4000))
+    searches = [found.tuned.search for found in answers]
+    assert answers[0].tuned.schedule == answers[1].tuned.schedule
+    assert answers[0].highest_rate_seq_s == answers[1].highest_rate_seq_s
+    assert searches[0].replays == searches[1].replays <= 140  # 173 when every batch was replayed
+    assert searches[0].evaluations == searches[1].evaluations <= 140
+
+
 def test_a_rate_that_nothing_sustains_names_the_highest():
     found = answer(1000.0, count=4000)
     assert found.tuned.schedule is None

@@ -130,7 +130,8 @@ def test_two_points_that_differ_in_more_than_their_batches_are_climbed_from():
     ]
     best, *others = search.refined(contenders)
     assert (best.space, best.point) == (high, (8,)) and best.goodput == pytest.approx(1.29, rel=PRECISION)
-    assert [lead.space for lead in others] == [low]
+    assert [lead.space for lead in others] == [low, high]
+    assert others[1].point == (0,), "where the climb began"
 
 
 def test_contenders_a_little_behind_the_best_are_left_out():
@@ -147,15 +148,16 @@ def test_a_climb_ends_within_a_step_of_the_summit():
     """Larger steps first, then of 8 %."""
     space = space_of("hill", sizes=(300,))
     search, _ = search_of({space: {(place,): math.exp(-abs(math.log((place + 1) / 137))) for place in range(300)}})
-    (best,) = search.refined([Lead(space, (49,), None, 2.0, 0.3)])
+    best, began = search.refined([Lead(space, (49,), None, 2.0, 0.3)])
+    assert began.point == (49,)
     assert best.space.values(best.point)[0] == pytest.approx(137, rel=0.05)
 
 
-def test_at_last_batches_a_fifth_larger_and_smaller_are_tried():
+def test_at_last_batches_up_to_a_fifth_larger_and_smaller_are_tried():
     space = space_of("one", sizes=(300,))
     search, _ = search_of({space: {(place,): 1.0 for place in range(300)}})
     around = search.around(Lead(space, (99,), None, 2.0, 1.0))
-    assert {space.values(lead.point)[0] for lead in around} == {83, 120}
+    assert {space.values(lead.point)[0] for lead in around} == {83, 93, 98, 102, 108, 120}
     assert {space.values(point)[0] for point in _neighbours(space, (99,), 1.25)} == {80, 125}
 
 

@@ -17,8 +17,8 @@ from tests.exegpt.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
-from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, _crossing
-from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _moved, _neighbours
+from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, Verdict, _crossing
+from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _middle_first, _moved, _neighbours
 from xscheduler.open_tune import _best, _slowest
 from xscheduler.question import Limits
 from xscheduler.space import Evaluation, Space, Variable
@@ -148,6 +148,23 @@ def test_a_bound_that_is_just_met_is_not_missed():
     assert (missed.likely, missed.certain) == pytest.approx((math.log((1 + error + 0.5) / (8 + 0.5)), none))
 
 
+def test_a_verdict_holds_for_smaller_batches_that_were_not_filled_and_is_not_replayed():
+    """And for lower rates where it held, for higher ones where it didn't; a larger batch may do something else."""
+    seen = Verdict(replace(MADE, max_num_seqs=64, kv_blocks=900), 10.0, True, 5.0, 40.0)
+    sizes = [(64, 900), (5, 40), (4, 40), (5, 39), (65, 900), (64, 901)]
+    schedules = [replace(MADE, max_num_seqs=batch, kv_blocks=blocks) for batch, blocks in sizes]
+    assert [seen.decides(made, 10.0) for made in schedules] == [True, True, False, False, False, False]
+    assert (seen.decides(MADE, 9.0), seen.decides(MADE, 11.0)) == (seen.decides(MADE, 10.0), False)
+    missed = replace(seen, held=False)
+    assert [missed.decides(schedules[1], rate) for rate in (9.0, 10.0, 11.0)] == [False, True, True]
+    meter = Meter(profile(), Arrivals.poisson(FIXED, None, seed=3, count=400), Bounds(1.0))
+    answers = [meter.holds(replace(MADE, max_num_seqs=batch, workload=FIXED), 2.0, 400) for batch in (64, 32, 16)]
+    assert answers == [True] * 3 and meter.replays == 1
+    for other in ({"prefills_per_step": 2}, {"replicas": 2}):
+        meter.holds(replace(MADE, workload=FIXED, **other), 2.0, 400)
+    assert meter.replays == 3
+
+
 def test_replays_and_their_requests_are_counted():
     """Whether they come to their end or not."""
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=100)
@@ -230,10 +247,34 @@ class Roomy(OpenSearch):
 
 @given(st.integers(1, 40), st.data())
 def test_the_largest_batch_that_fits_is_found(count, data):
-    search = Roomy(None, [], None)
-    search.most = data.draw(st.integers(-1, count - 1))
-    found = search._largest(grid(count, 1), (0,))
-    assert found == (search.most if search.most >= 0 else None)
+    """Wherever it was beside other variables before."""
+    search, space = Roomy(None, [], None), grid(count, 1)
+    for most in data.draw(st.lists(st.integers(-1, count - 1), min_size=1, max_size=3)):
+        search.most = most
+        assert search._largest(space, (0,)) == (most if most >= 0 else None)
+
+
+@given(st.lists(st.integers(), unique=True))
+def test_places_come_in_an_order_that_halves_the_gaps(places):
+    order = _middle_first(places)
+    assert sorted(order) == sorted(places)
+    if places:
+        assert order[0] == places[len(places) // 2 if len(places) > 2 else 0]
+
+
+def test_the_grid_begins_where_the_best_of_the_middles_is():
+    """So that each of the other spaces, though its ceiling is higher, is rejected by one replay a point."""
+    members = [space_of(str(number), ceiling=50.0 - number, sizes=(1, 9)) for number in range(10)]
+    points = [(0, place) for place in range(9)]
+    search = Tabled(asked(), members, Counting(profile(), None, Bounds(1.0)))
+    search._steady = lambda space, point: 1.5
+    search.tables = {
+        space: {point: 0.1 + 0.1 * number + 0.005 * point[1] for point in points}
+        for number, space in enumerate(members)
+    }
+    leads = search.grid()
+    assert {lead.space for lead in leads} == {members[9]}
+    assert search.meter.asked <= 160  # 312 without
 
 
 def grid(*sizes):
@@ -306,6 +347,17 @@ class Told(Meter):
     def holds(self, schedule, rate, count=0):
         return rate <= schedule
 
+    def used(self, schedule, rate, count):
+        return None
+
+
+class Counting(Told):
+    asked = 0
+
+    def holds(self, schedule, rate, count=0):
+        self.asked += 1
+        return super().holds(schedule, rate, count)
+
 
 def space_of(name, ceiling=math.inf, quickest_s=0.0, sizes=(1,)):
     made = grid(*sizes)
@@ -369,8 +421,28 @@ def test_a_climb_ends_at_a_point_that_no_neighbour_betters():
     space = space_of("hill", sizes=(9, 9))
     search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
     search.tables = {space: {(a, b): 1.0 / (1 + (a - 6) ** 2 + (b - 3) ** 2) for a in range(9) for b in range(9)}}
-    (best,) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
+    (best, *_) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
     assert best.point == (6, 3)
+
+
+class Filled(Told):
+    """Uses no more than so many of a batch."""
+
+    def used(self, schedule, rate, count):
+        return SimpleNamespace(batch=3, decides=lambda schedule, rate: True)
+
+
+def test_a_climb_starts_from_the_batch_that_is_used():
+    """Those above do the same, and their neighbours too."""
+    space = space_of("even", sizes=(9, 1))
+    space.variables = (Variable("batch", (1, 2, 4, 8, 16, 32, 64, 128, 256)), Variable("other", (1,)))
+    search = Tabled(asked(), [space], Filled(profile(), None, Bounds(1.0)))
+    search.tables = {space: {(place, 0): {1: 0.6}.get(place, 0.5) for place in range(9)}}
+    (best, began) = search.refined([Lead(space, (8, 0), None, 2.0, 0.5)])
+    assert (best.point, began.point) == ((1, 0), (8, 0))
+    search.tables = {space: {(place, 0): 0.5 for place in range(9)}}
+    (best,) = search.refined([Lead(space, (8, 0), None, 2.0, 0.5)])
+    assert best.point == (8, 0), "with room to spare where that is no worse"
 
 
 def test_points_as_good_as_one_another_are_not_exchanged():

@@ -3,7 +3,7 @@
 Its decisions and times are those of `event_simulator.py`, request by request.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
@@ -55,6 +55,10 @@ class Watch:
     """Requests that may miss each."""
     missed: Array
     """Requests that have; several replicas' add up."""
+    used: Array = field(default_factory=lambda: np.zeros(2))
+    """[2], over all replicas: the batch (resident sequences, or prompts in a step where it is these that are limited)
+    and the KV blocks that came to be used at most.
+    """
 
     @staticmethod
     def nothing() -> "Watch":
@@ -111,6 +115,7 @@ class Replicas:
             watch.limits - front_end,
             watch.allowed,
             watch.missed,
+            watch.used,
             prefixes.places,
             prefixes.parents,
             prefixes.shared,

@@ -28,6 +28,25 @@ typedef struct {
     const Py_ssize_t *parents, *shared; /* by request of the whole list: another one or -1, and tokens shared with it */
 } Prefixes;
 
+/* A decoding sequence, and the iteration of which its last token is. */
+typedef struct {
+    int64_t iteration;
+    Py_ssize_t sequence;
+} Last;
+
+/* A micro-batch's decoding sequences, and their tokens in the cache. */
+typedef struct { double decodes, cached; } Group;
+
+/* Decoding sequences as sums, where each of them gets one token in every iteration: an iteration then costs the same,
+ * however many they are. */
+typedef struct {
+    int on;
+    int64_t iteration;
+    Last *heap; /* [decodings]: the earliest first */
+    Group *groups;
+    Py_ssize_t group_count;
+} Sums;
+
 typedef struct {
     Request *requests;
     Py_ssize_t count, admitted, arrived, iterations, encodings, decodings, finishes;
@@ -37,6 +56,7 @@ typedef struct {
     Py_ssize_t *leaving, leavings;              /* finished in the latest step, their slots and blocks not free yet */
     Pool pool;
     Prefixes prefixes;
+    Sums sums;
     int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
 } Ledger;
 
@@ -190,6 +210,51 @@ static int extend(Ledger *l, Request *r, Py_ssize_t tokens) {
     return 1;
 }
 
+/* ---- decoding sequences as sums ---- */
+
+static inline Group *group_of(const Ledger *l, Py_ssize_t sequence) {
+    return &l->sums.groups[l->sums.group_count == 1 ? 0 : sequence % l->sums.group_count]; /* a division is slow */
+}
+
+/* A sequence whose prompt is done starts to decode. */
+static void join(Ledger *l, Py_ssize_t sequence) {
+    Request *r = &l->requests[sequence];
+    Group *group = group_of(l, sequence);
+    Last *heap = l->sums.heap, last = {l->sums.iteration + r->output - r->generated, sequence};
+    Py_ssize_t place = l->decodings++;
+    for (; place && heap[(place - 1) / 2].iteration > last.iteration; place = (place - 1) / 2)
+        heap[place] = heap[(place - 1) / 2];
+    heap[place] = last;
+    group->decodes += 1.0, group->cached += (double)r->cached;
+}
+
+/* Take the sequence out that has its last token first. */
+static Py_ssize_t leave(Ledger *l) {
+    Last *heap = l->sums.heap;
+    Py_ssize_t sequence = heap[0].sequence, count = --l->decodings, place = 0, child;
+    Last last = heap[count];
+    for (; (child = 2 * place + 1) < count; place = child) {
+        if (child + 1 < count && heap[child + 1].iteration < heap[child].iteration) child++;
+        if (heap[child].iteration >= last.iteration) break;
+        heap[place] = heap[child];
+    }
+    heap[place] = last;
+    Request *r = &l->requests[sequence];
+    Group *group = group_of(l, sequence);
+    r->cached += r->output - r->generated, r->generated = r->output;
+    group->decodes -= 1.0, group->cached -= (double)r->cached;
+    return sequence;
+}
+
+/* Iterations until the next sequence ends. */
+static Py_ssize_t next_end(const Ledger *l) { return (Py_ssize_t)(l->sums.heap[0].iteration - l->sums.iteration); }
+
+static void decode_sums(Ledger *l, Py_ssize_t iterations) {
+    l->sums.iteration += iterations;
+    for (Py_ssize_t g = 0; g < l->sums.group_count; g++)
+        l->sums.groups[g].cached += l->sums.groups[g].decodes * (double)iterations;
+}
+
 /* ---- sequences that leave ---- */
 
 static void finish(Ledger *l, Py_ssize_t sequence) {
@@ -224,12 +289,11 @@ static void release(Ledger *l) {
     if (l->lingering) {
         memcpy(l->leaving, l->finished, (size_t)l->finishes * sizeof *l->leaving);
         l->leavings = l->finishes;
-        l->decodings = without(l, l->decoding, l->decodings, FINISHED);
-        return;
-    }
-    if (l->early_termination) {
+    } else if (l->early_termination) {
         for (Py_ssize_t i = 0; i < l->finishes; i++) end(l, l->finished[i]);
-        if (l->finishes) l->decodings = without(l, l->decoding, l->decodings, FINISHED);
+    }
+    if (l->lingering || l->early_termination) {
+        if (l->finishes && !l->sums.on) l->decodings = without(l, l->decoding, l->decodings, FINISHED);
         return;
     }
     if (l->encodings) return;
@@ -280,7 +344,8 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
     settle(l);
     int completed = 0;
     if (step->decodes) l->iterations += iterations;
-    for (Py_ssize_t i = 0; i < step->decodes; i++) {
+    if (step->decodes && l->sums.on) decode_sums(l, iterations);
+    for (Py_ssize_t i = 0; i < step->decodes && !l->sums.on; i++) {
         Request *r = &l->requests[step->decode[i]];
         if (r->status == FINISHED) continue;
         r->cached += (int32_t)iterations + r->behind, r->generated += (int32_t)iterations;
@@ -296,11 +361,14 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
         if (r->to_prefill) continue;
         completed = 1;
         r->status = DECODE;
-        l->decoding[l->decodings++] = sequence;
         r->generated = r->recomputed + !l->encoder_decoder;
+        if (l->sums.on) join(l, sequence);
+        else l->decoding[l->decodings++] = sequence;
     }
-    if (completed) {
-        l->encodings = without(l, l->encoding, l->encodings, DECODE);
+    if (completed) l->encodings = without(l, l->encoding, l->encodings, DECODE);
+    if (l->sums.on) {
+        while (l->decodings && next_end(l) <= 0) finish(l, leave(l));
+    } else if (completed) {
         for (Py_ssize_t i = 0; i < step->encodes; i++) {
             const Request *r = &l->requests[step->chunks[i].sequence];
             if (r->status == DECODE && r->generated >= r->output) finish(l, step->chunks[i].sequence);
@@ -320,10 +388,12 @@ typedef struct {
 /* The first so many decoding residents, each with a block for its next token. */
 static void decode_all(Ledger *l, Step *step, Py_ssize_t most) {
     Py_ssize_t decodes = l->decodings < most ? l->decodings : most, place = 0;
+    step->decodes = decodes;
+    if (l->sums.on) return;
     memcpy(step->decode, l->decoding, (size_t)decodes * sizeof *step->decode);
     if (l->grows)
         while (place < decodes && grow(l, step->decode[place], 1 + l->requests[step->decode[place]].behind)) place++;
-    step->decodes = l->grows ? place : decodes;
+    if (l->grows) step->decodes = place;
 }
 
 /* Chunks of the prompts that are being prefilled; returns what they leave of the budget. */

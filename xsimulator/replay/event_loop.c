@@ -7,6 +7,7 @@
 #include "event_pipeline.h"
 
 enum { TTFT, TPOT, LATENCY, BOUNDS };           /* what may be missed */
+enum { USED_BATCH, USED_BLOCKS, USED };         /* what of a schedule's sizes came to be used */
 enum { COUNTS = 1, COUNTS_FOR_LATENCY = 2 };    /* flags of a request */
 
 /* ---- records (record.py) and bounds ---- */
@@ -41,6 +42,7 @@ typedef struct {
     const double *limit;
     double *missed;
     const double *allowed;
+    double *used;           /* what batch and how many blocks there were at most */
     Py_ssize_t first, last; /* requests before these were checked for their first token, and their last */
 } Watch;
 
@@ -64,6 +66,13 @@ static int broken(Watch *w, const Ledger *l, double now) {
     return 0;
 }
 
+/* What a step takes of the batch and of the blocks. */
+static void note_use(Watch *w, const Policy *p, const Ledger *l, const Step *step) {
+    Py_ssize_t batch = p->name == ORCA || p->name == CHUNKED ? residents(l) : step->encodes;
+    w->used[USED_BATCH] = larger(w->used[USED_BATCH], (double)batch);
+    w->used[USED_BLOCKS] = larger(w->used[USED_BLOCKS], (double)(l->pool.total - l->pool.available));
+}
+
 /* ---- the loops (event_simulator.py, lanes.py) ---- */
 
 typedef enum { DONE, BROKEN, STUCK } End;
@@ -84,6 +93,7 @@ static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *
         if (l->leavings && now >= done(p)) settle(l);
         next_step(policy, l, step, now);
         if (l->out_of_memory) return STUCK;
+        note_use(watch, policy, l, step);
         for (Py_ssize_t i = 0; i < l->victim_count; i++) /* none comes back before its last token is there */
             l->requests[l->victims[i]].ready = p->token[micro_batch(p, l->victims[i])];
         if (!step->encodes && !step->decodes) {
@@ -133,6 +143,7 @@ static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipe
         if (encode_at <= now) {
             prompts->encodes = prompts->decodes = 0;
             admit_prompts(l, prompts, policy->batch, now);
+            note_use(watch, policy, l, prompts);
             waits = !prompts->encodes;
             if (waits) {
                 encode_at = next_arrival(l, now);
@@ -215,7 +226,7 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
 }
 
 /* An argument's place in `run`. */
-enum { ARRIVALS, INPUTS, OUTPUTS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, PLACES, PARENTS, SHARED, TIMES, BUSY, ARRAYS };
+enum { ARRIVALS, INPUTS, OUTPUTS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, TIMES, BUSY, ARRAYS };
 /* And a setting's. */
 enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD, SETTINGS_COUNT };
 /* Figures of a request in `times`. */
@@ -238,6 +249,20 @@ static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
     p.first = allocate(m, p.buckets, sizeof(int32_t));
     p.last = allocate(m, p.buckets, sizeof(int32_t));
     return p;
+}
+
+/* Whether a policy's decoding sequences all get a token in every iteration, and nothing else is asked of each. */
+static int decodes_alike(const Ledger *l, const Policy *p) {
+    if (l->grows || l->caches || l->encoder_decoder) return 0;
+    return p->name == ORCA || p->name == RRA || (p->name == CHUNKED && p->other >= p->batch);
+}
+
+static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t micro_batches) {
+    Sums s = {.on = decodes_alike(l, policy), .group_count = micro_batches};
+    if (!s.on) return s;
+    s.heap = allocate(m, l->count, sizeof(Last));
+    s.groups = allocate(m, micro_batches, sizeof(Group));
+    return s;
 }
 
 static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) {
@@ -293,6 +318,7 @@ static int sizes_fit(const Py_buffer *views) {
         if (size_of(&views[a]) != count) return 0;
     for (int a = LIMITS; a <= MISSED; a++)
         if (size_of(&views[a]) != BOUNDS) return 0;
+    if (size_of(&views[AT_MOST]) != USED) return 0;
     if (size_of(&views[TIMES]) != FIGURES * count || size_of(&views[SHARED]) != known) return 0;
     if (settings[CACHES] == 0.0) return 1;
     const Py_ssize_t *places = views[PLACES].buf, *parents = views[PARENTS].buf;
@@ -314,7 +340,7 @@ static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, const Gri
 
 static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[ARRAYS];
-    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrwiiiww", views)) return NULL;
+    if (!take_arrays(arguments, nargs, ARRAYS, "rrrrrrrrwwiiiww", views)) return NULL;
     const double *settings = views[SETTINGS].buf;
     Memory memory = {.count = 0};
     Reader packed = {views[SIDES].buf, (const double *)views[SIDES].buf + size_of(&views[SIDES]), 0};
@@ -325,7 +351,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
         Py_ssize_t count = size_of(&views[ARRIVALS]), stages = 0;
         Policy policy = {(int)settings[POLICY], (Py_ssize_t)settings[BATCH], (Py_ssize_t)settings[OTHER], 0};
         Ledger l = ledger(&memory, views, settings);
-        Watch watch = {views[LIMITS].buf, views[MISSED].buf, views[ALLOWED].buf, 0, 0};
+        Watch watch = {views[LIMITS].buf, views[MISSED].buf, views[ALLOWED].buf, views[AT_MOST].buf, 0, 0};
         Pipeline sides[2];
         int side_count = policy.name == WAA ? 2 : 1;
         for (int s = 0; s < side_count && fits; s++) {
@@ -339,6 +365,7 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
             Py_ssize_t micro_batches = sides[side_count - 1].micro_batches;
             Step steps[2] = {new_step(&memory, count, micro_batches), new_step(&memory, count, micro_batches)};
             double *outs = allocate(&memory, 2 * sides[0].stages, sizeof(double));
+            l.sums = sums(&memory, &l, &policy, micro_batches);
             fits = !packed.truncated && packed.next == packed.end && stages == size_of(&views[BUSY]);
             if (fits && !memory.failed) {
                 Py_BEGIN_ALLOW_THREADS;

@@ -16,6 +16,7 @@ def run(
     limits: Array,
     allowed: Array,
     missed: Array,
+    used: Array,
     places: Places,
     parents: Places,
     shared: Places,
@@ -30,7 +31,8 @@ def run(
     whether encoder-decoder, admission grow, prefix caching, prefixes shared within a step, iterations ahead]. `limits`
     [3] are seconds of the time to first token, per output token, and of the latency; `missed` [3] of the requests that
     count have missed each already, `allowed` [3] may. `places` [requests], `parents` and `shared` [texts] are those of
-    a `Prefixes`, empty without prefix caching. Written: `missed`, `busy` [stages], seconds of work, and `figures`
-    [requests, 6]: began, first token, finished (NaN where it hasn't happened); tokens found in the cache when first
-    admitted, and in all; preemptions.
+    a `Prefixes`, empty without prefix caching. Written: `missed`; `used` [2], raised to the most of its batch and of
+    its KV blocks that the policy used; `busy` [stages], seconds of work, and `figures` [requests, 6]: began, first
+    token, finished (NaN where it hasn't happened); tokens found in the cache when first admitted, and in all;
+    preemptions.
     """

@@ -71,7 +71,12 @@ static Py_ssize_t split(Pipeline *p, const Ledger *l, const Step *step) {
         }
         return parts;
     }
-    if (all == 1) {
+    if (l->sums.on) {
+        for (Py_ssize_t m = 0; m < all && step->decodes; m++) {
+            const Group *group = &l->sums.groups[m];
+            p->parts[m].decodes = p->parts[m].live = group->decodes, p->parts[m].cached = group->cached;
+        }
+    } else if (all == 1) {
         Part part = p->parts[0]; /* in registers: this loop is what searches wait for */
         for (Py_ssize_t i = 0; i < step->decodes; i++) join_part(&part, &l->requests[step->decode[i]]);
         p->parts[0] = part;
@@ -176,7 +181,8 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
 /* Decoding alone, until a sequence finishes or the next step would be decided at `until` or later. */
 static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
     Py_ssize_t parts = split(p, l, step), most = step->repeats, ran = 0;
-    for (Py_ssize_t i = 0; i < step->decodes; i++) {
+    if (l->sums.on && next_end(l) < most) most = next_end(l);
+    for (Py_ssize_t i = 0; i < step->decodes && !l->sums.on; i++) {
         const Request *r = &l->requests[step->decode[i]];
         if (r->status != FINISHED && r->output - r->generated < most) most = r->output - r->generated;
     }

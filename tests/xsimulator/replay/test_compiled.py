@@ -57,6 +57,21 @@ def test_every_request_has_the_replays_times(plan, requests, other, in_flight):
     check_times(made, tables, requests)
 
 
+@settings(max_examples=150)
+@given(plans(), REQUESTS)
+def test_a_batch_and_a_cache_as_large_as_what_was_used_serve_alike(plan, requests):
+    """And neither is less than one request needs."""
+    made, tables = plan
+    watch, batch = Watch.nothing(), "max_num_seqs" if made.policy in ("orca", "chunked") else "encode_batch"
+    times = Replicas(tables).serve(made, arrays(requests), watch)
+    used, blocks = map(int, watch.used)
+    assert 1 <= used <= getattr(made, batch) and 1 <= blocks <= made.kv_blocks
+    smaller = replace(made, kv_blocks=blocks, **{batch: used})
+    again = Replicas(tables).serve(smaller, arrays(requests))
+    for name in ("started", "first", "finished"):
+        np.testing.assert_allclose(getattr(again, name), getattr(times, name), rtol=1e-9)
+
+
 IDENTITIES = st.one_of(
     st.none(),
     st.builds(
@@ -203,7 +218,7 @@ def test_what_does_not_fit_together_is_refused():
     two, three, none = np.ones(2), np.ones(3), np.zeros(0, dtype=np.intp)
     with pytest.raises(ValueError, match="sizes"):
         event_loop.run(
-            two, two, two, two, three, np.ones(10), three, three, three, none, none, none, np.ones(12), np.ones(1)
+            two, two, two, two, three, np.ones(10), three, three, three, two, none, none, none, np.ones(12), np.ones(1)
         )
 
 
