@@ -1,7 +1,5 @@
 """Figure 11 through the command: directions that the paper states."""
 
-import itertools
-
 import pytest
 
 from exegpt.reproduction.figure11 import margin
@@ -33,14 +31,11 @@ def test_what_is_not_changed_gives_what_was_promised(answer, policy):
 
 @pytest.mark.parametrize("policy", ["WAA", "RRA"])
 def test_latency_rises_with_mean_deviation_and_skewness(answer, policy):
-    """Where outputs a third longer have filled WAA's memory, fewer are encoded together, and each is quicker. RRA's
-    latencies jump by a whole phase, and a percentile of all requests may lie between two of them.
-    """
+    """Where outputs a third longer have filled WAA's memory, fewer are encoded together, and each is quicker."""
     for change in ("mean", "deviation", "skewness"):
         latencies = [point["latency_p99_s"] for point in points(answer, policy, change)]
         kept = latencies[:4] if (policy, change) == ("WAA", "mean") else latencies
-        step = 0.975 if policy == "RRA" else 1.0
-        assert all(after >= step * before for before, after in itertools.pairwise(kept))
+        assert kept == sorted(kept)
 
 
 def test_a_bound_must_be_tighter_by_about_what_the_paper_says(answer):

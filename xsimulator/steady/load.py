@@ -18,12 +18,15 @@ from xsimulator.steady.residents import (
     Form,
     SteadyState,
     decode_iterations_of,
-    expected_longest,
     length_biased_context,
+    longest_of,
     steady_state,
 )
 
 Array = NDArray[np.float64]
+
+MOST_PHASES = 64
+"""Of RRA, by whose number requests are told apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +47,15 @@ class Load:
         """The inputs."""
         return Prompts(self.workload.input)
 
-    @functools.cached_property
-    def outputs(self) -> tuple[Array, Array]:
-        """Output lengths, and their probabilities, few enough for percentiles of what they live through."""
-        return kinds_of(self.workload.output)
+    @memoized
+    def outputs(self, decode_iterations: int | None = None) -> tuple[Array, Array]:
+        """Output lengths, and their probabilities, few enough for percentiles of what they live through: for RRA apart
+        by the number of phases of so many iterations, as far as a phase is no small part of the longest.
+        """
+        longest, shift = float(self.workload.output.s[-1]), 1.0 if self.first_by_encoding else 0.0
+        if decode_iterations is None or longest > MOST_PHASES * decode_iterations:
+            return kinds_of(self.workload.output)
+        return kinds_of(self.workload.output, np.arange(decode_iterations, longest, decode_iterations) + shift)
 
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:
@@ -118,6 +126,6 @@ class Load:
         return contexts
 
     @memoized
-    def expected_longest(self, batch: int) -> float:
-        """Expected greatest output of `batch` queries."""
-        return expected_longest(self.workload.output, batch)
+    def longest_of(self, batch: int) -> Array:
+        """Return the probability of each output length to be the greatest of `batch` queries."""
+        return longest_of(self.workload.output, batch)

@@ -105,6 +105,8 @@ class Outcome:
     seen: tuple[Times, Times] | None = None
     """The latencies and the times per token after the first, where all requests are known one by one; without the
     front end's time."""
+    kinds: tuple[Array, Array] | None = None
+    """Output lengths that percentiles are taken of, and their shares; None: the load's."""
     preemptions: float = 0.0
     """Per request."""
     encode_demand: Demand | None = None
@@ -152,7 +154,7 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     """The latencies of all requests."""
     if outcome.seen:
         return outcome.seen[0].later(scenario.front_end_s)
-    lengths, p = scenario.load.outputs
+    lengths, p = outcome.kinds or scenario.load.outputs()
     life = outcome.lifetime(lengths)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
@@ -171,7 +173,7 @@ def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
 
 def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     """The time per token after the first, of all requests of more than one token; None where there are none."""
-    lengths, p = scenario.load.outputs
+    lengths, p = outcome.kinds or scenario.load.outputs()
     many = lengths > 1
     if not many.any():
         return None

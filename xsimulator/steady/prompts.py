@@ -145,12 +145,13 @@ def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
     return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
 
 
-def kinds_of(distribution: LengthDistribution) -> tuple[Array, Array]:
-    """Few lengths that stand for all requests, and their shares: requests merged with those of the nearest lengths at
-    their mean.
+def kinds_of(distribution: LengthDistribution, ends: Array | None = None) -> tuple[Array, Array]:
+    """Return few lengths that stand for all requests, and their shares: requests merged with those of the nearest
+    lengths at their mean, but not across `ends`, the lengths up to which requests are alike.
     """
     s, p = distribution.s, distribution.p
-    starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right")]))
+    apart = [] if ends is None else np.searchsorted(s, ends, side="right")
+    starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right"), apart]).astype(int))
     starts = starts[starts < len(s)]
     weight = np.add.reduceat(p, starts)
     kept = weight > 0

@@ -107,7 +107,11 @@ def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> 
     return workload.input.mean + (float(need**2 @ p) / first + 1) / 2 if first else workload.input.mean
 
 
+def longest_of(distribution: LengthDistribution, batch: int) -> Array:
+    """Return the probability of each length to be the greatest of `batch` independent ones."""
+    return np.diff(np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch)
+
+
 def expected_longest(distribution: LengthDistribution, batch: int) -> float:
     """Expected greatest of `batch` independent lengths."""
-    below = np.concatenate([[0.0], np.cumsum(distribution.p)]) ** batch
-    return float(distribution.s @ np.diff(below))
+    return float(distribution.s @ longest_of(distribution, batch))

@@ -84,12 +84,12 @@ def outcome(
     if steady.any_active(encode_batch / parts)[-1] <= 0.999:
         tagged = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
     deviation = load.prompts.deviation(scenario.replica.encode, encode_batch)
-    shift = 1.0 if load.first_by_encoding else 0.0
+    shift, ends = 1.0 if load.first_by_encoding else 0.0, np.concatenate([[times.encoded], tagged.decoded])
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
-        phases = np.maximum(np.ceil(need / decode_iterations), 1.0)
-        last = np.where(need > 0, tagged.decoded[((need - 1) % decode_iterations).astype(int)], times.encoded)
+        phases = np.maximum(np.ceil(np.round(need / decode_iterations, 9)), 1.0)  # needs are means: 24 may be 24.0000001
+        last = np.interp(need - (phases - 1) * decode_iterations, np.arange(decode_iterations + 1), ends)
         seconds: Array = (phases - 1) * tagged.period + last
         return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
 
@@ -98,25 +98,27 @@ def outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
         first_token=Times.normal(first, float(np.hypot(deviation, spread))),
+        kinds=load.outputs(decode_iterations),
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),
             encode_batch * max(1 / encode_count, steady.batch_ratio / parts),
         ),
         decode_batch=decode_batch(scenario, encode_batch, decode_iterations),
-        residents=encode_batch * _stay(load, steady.active, times) / times.period,
+        residents=encode_batch * _stay(load, steady.active, times, tagged) / times.period,
         busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
         binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )
 
 
-def _stay(load: Load, active: Array, times: PhaseTimes) -> float:
+def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> float:
     """Seconds that a query stays on average. Of those that entered before, and are `active` at a phase's first
-    iteration beside the new ones, as many are there at the end of the phase before, until it ends.
+    iteration beside the new ones, as many are there at the end of the phase before, until it ends. Iterations in which
+    a query is active run, as for a tagged one.
     """
     need, p = load.iterations
     before = float(active[0] - p[need > 0].sum())
-    iterations = np.diff(times.decoded, prepend=times.encoded)
+    iterations = np.diff(tagged.decoded, prepend=tagged.encoded)
     return float((before + 1) * times.encoded + active @ iterations + before * (times.period - times.decoded[-1]))
 
 

@@ -33,8 +33,8 @@ def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tupl
 def outcome(
     scenario: Scenario, batch: int, encode_micro_batches: int | None = None, micro_batches: int | None = None
 ) -> Outcome:
-    """A batch lasts until its longest output ends, on average `expected_longest`; a query's own latency ends with its
-    own last token. Without counts, there are as many micro-batches as stages.
+    """A batch lasts until its longest output ends; a query's own latency ends with its own last token. Without counts,
+    there are as many micro-batches as stages.
     """
     side, load = scenario.replica.decode, scenario.load
     encode_count, parts = (min(n or len(side.stages), batch) for n in (encode_micro_batches, micro_batches))
@@ -48,9 +48,9 @@ def outcome(
         return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
 
     first, spread = times.first_encoded if shift else times.first_decoded
-    longest = load.expected_longest(batch) - shift
-    duration = float(np.interp(longest, np.arange(len(ends)), ends))
-    decoding = decoding * longest / max(len(ends) - 1, 1)
+    longest, chances = load.workload.output.s - shift, load.longest_of(batch)
+    duration = float(np.interp(longest, np.arange(len(ends)), ends) @ chances)
+    decoding = decoding * float(longest @ chances) / max(len(ends) - 1, 1)
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exegpt.builtin_models import builtin_model
@@ -100,8 +100,16 @@ def workloads(draw):
     return Workload("drawn", *sides, sides[1].quantile(0.99))
 
 
+def answers_of(*tokens):
+    """Prompts of one token, and as many answers of one length as of another."""
+    return Workload("drawn", *(LengthDistribution(s, (1 / len(s),) * len(s)) for s in ((1,), tokens)), tokens[-1])
+
+
 @settings(max_examples=60, deadline=None)
 @given(workloads(), st.sampled_from(list(KINDS)), st.integers(1, 64), st.sampled_from(["none", "vllm"]))
+@example(answers_of(1, 3), "static", 1, "none")
+@example(answers_of(1, 2), "rra", 1, "none")
+@example(answers_of(1, 2, 25), "rra", 1, "none")
 def test_throughput_times_latency_is_the_residents(workload, policy, n, engine):
     profile = profile_of(engine)
     predicted = estimate(plan_of(policy, workload, n), profile)
