@@ -88,7 +88,7 @@ def outcome(
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
-        phases = np.maximum(np.ceil(np.round(need / decode_iterations, 9)), 1.0)  # needs are means: 24 may be 24.0000001
+        phases = np.maximum(np.ceil(np.round(need / decode_iterations, 9)), 1.0)  # a mean of 24 may be 24.0000001
         last = np.interp(need - (phases - 1) * decode_iterations, np.arange(decode_iterations + 1), ends)
         seconds: Array = (phases - 1) * tagged.period + last
         return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
