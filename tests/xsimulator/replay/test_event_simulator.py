@@ -284,7 +284,7 @@ def test_everybody_is_served_once_and_in_time(plan, requests):
         assert (s.first_token_s == s.finish_s) == (asked.output == 1)
     assert [s.finish_s for s in run.served] == sorted(s.finish_s for s in run.served)
     assert all(0 <= share <= 1 + 1e-9 for share in run.estimate.utilisation)
-    assert len(run.estimate.utilisation) == len(plan[0].stages) * plan[0].replicas
+    assert len(run.estimate.utilisation) == len(plan[0].stages) * plan[0].replicas + plan[0].idle
 
 
 @settings(max_examples=150)
