@@ -5,13 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from exegpt.cluster import ClusterSpec
-from exegpt.duration import beyond_text, duration_text, format_duration
+from exegpt.duration import duration_text, format_duration
 from exegpt.estimate import Estimate
 from exegpt.policies import traits_of
-from exegpt.quantity import figure_text, more_text, percent_text
+from exegpt.quantity import figure_text, more_text
 from exegpt.schedule import Schedule
 from exegpt.workload import MAX_TOKENS
-from xscheduler.space import Space
 from xscheduler.tuned import Tuned
 from xsimulator.steady.residents import expected_longest
 
@@ -92,49 +91,6 @@ WIDTHS = {
     "resident": "at most {} may be: pass more requests, or fix the batch by hand",
 }
 """The constraints on sequences decoded at once, with the text of each."""
-BINDING = ("latency", "ttft", "tpot", "memory", *WIDTHS)
-"""Constraints, the one that is named first where a step would break several."""
-
-
-def next_step(space: Space, point: tuple[int, ...], widest: tuple[str, int | None]) -> tuple[str | None, str]:
-    """The constraint that one step up along a variable would break, and what the first such step would come to; where
-    none would be broken, None and the first step that would give nothing. `widest` as of `Question`.
-    """
-    broken: dict[str, str] = {}
-    useless = ""
-    for variable, above in _steps(space, point):
-        values = space.values(point)
-        evaluation = space.simulate((*values[:variable], above, *values[variable + 1 :]))
-        step = _step_text(space.variables[variable].name, values[variable], above)
-        if evaluation.throughput <= space.at(point).throughput * 1.0005:
-            useless = useless or f"{step} would give no more"
-        for figure, constraint in zip(evaluation.figures, space.constraints, strict=True):
-            if figure > constraint.limit:
-                breaks = _breaks(constraint.name, figure, constraint.limit, widest)
-                broken.setdefault(constraint.name, f"{step} would {breaks}")
-    first = min(broken, key=BINDING.index, default=None)
-    return first, useless if first is None else broken[first]
-
-
-def _steps(space: Space, point: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Each variable's place and its next value; the first is the batch, whose values end where memory does: one more is
-    looked at.
-    """
-    steps = []
-    for k, (variable, index) in enumerate(zip(space.variables, point, strict=True)):
-        if index < space.highest[k]:
-            steps.append((k, variable.values[index + 1]))
-        elif k == 0 and len(variable.values) > 1:
-            steps.append((k, variable.values[-1] + 1))
-    return steps
-
-
-def _step_text(name: str, value: int, above: int) -> str:
-    """A step along a variable; one downwards needs its reason, or it reads as a mistake."""
-    if above > value:
-        return f"{name}={above}"
-    why = "encoding more often" if name == "decode_iterations" else "more throughput lies below"
-    return f"{name}={above} instead of {value} ({why})"
 
 
 def too_wide(widest: tuple[str, int | None], share: float) -> str:
@@ -143,12 +99,11 @@ def too_wide(widest: tuple[str, int | None], share: float) -> str:
     return f"decode {round(share * most):,} sequences at a time, and {WIDTHS[why].format(f'{most:,}')}"
 
 
-def _breaks(name: str, figure: float, limit: float, widest: tuple[str, int | None]) -> str:
-    if name == "memory":
-        return f"need {percent_text(figure, 4)} of the memory"
-    if name in WIDTHS:
-        return too_wide(widest, figure)
-    return f"bring the bounded {TIMES[name]} to {beyond_text(figure, limit)}"
+def busy_text(estimate: Estimate) -> str:
+    """Why nothing gives more."""
+    idles = idle(estimate)
+    busy = "the devices are busy" + ("" if idles is None else f" {1 - idles:.0%} of the time")
+    return f"{busy}, and no bound 10% looser would give more"
 
 
 def use_of(answer: Answer) -> str:

@@ -20,11 +20,12 @@ from exegpt.policies import TRAITS, runs
 from exegpt.profile import Profile
 from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.workload import Workload
-from xscheduler.advice import TIMES, WIDTHS, next_step, too_wide, why_behind
+from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, SPACES, at_budget, spaces
 from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of
 from xscheduler.refine import refined
+from xscheduler.relaxation import Gain, largest_gain
 from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
 from xscheduler.ties import TIE, preferred
@@ -119,7 +120,11 @@ def _answer(
         for policy, question in questions.items():
             progress(len(tried), len(questions))
             tried.append((policy, *_searched(policy, question, method, tolerance)))
-        alternatives = tuple(_alternative(policy, *found, questions[policy]) for policy, *found in tried)
+        leading = (1 - TIE) * max(result.throughput for *_, result in tried)
+        alternatives = tuple(
+            _alternative(policy, members, result, questions[policy], tolerance, result.throughput >= leading)
+            for policy, members, result in tried
+        )
         won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy)
         if won:
             alternatives = _compared(alternatives, won)
@@ -192,17 +197,20 @@ def check_asked(
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
 
 
-def _alternative(policy: str, members: Members, result: SearchResult, question: Question) -> Alternative:
-    """A policy's best schedule and what limits it."""
+def _alternative(
+    policy: str, members: Members, result: SearchResult, question: Question, tolerance: float, leads: bool
+) -> Alternative:
+    """A policy's best schedule and what limits it: on any allocation if it leads, else on its own."""
     if not isinstance(result.space, Candidates):
         return Alternative(policy, None, None, why_infeasible(policy, members, question))
     space, point = _plainest(members, result.space, result.point)
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
-    broken, text = next_step(space, point, question.widest)
-    estimate = replace(estimate, binding=_binding(broken, estimate.binding))
-    limited = f"limited by {estimate.binding}" + (f": {text}" if text else "")
+    alike = (s for s in made_spaces(members) if isinstance(s, Candidates) and (leads or s.where is space.where))
+    gain = largest_gain(list(alike), question, space.at(point).throughput, tolerance)
+    estimate = replace(estimate, binding=_binding(gain, estimate.binding))
+    limited = f"limited by {estimate.binding}: {gain.text if gain else busy_text(estimate)}"
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
 
 
@@ -251,11 +259,11 @@ def _leanest(space: Candidates, point: Point) -> Point:
     return (last, *point[1:])
 
 
-def _binding(broken: str | None, otherwise: Binding | None) -> Binding | None:
-    """What the next step up along any variable would break: memory, a latency, or nothing."""
-    if broken in ("latency", "ttft", "tpot"):
+def _binding(gain: Gain | None, otherwise: Binding | None) -> Binding | None:
+    """What gains most where it is raised: memory, a latency, or else the phase that takes longer."""
+    if gain and gain.name in TIMES:
         return "latency"
-    return "memory" if broken == "memory" else otherwise
+    return "memory" if gain and gain.name == "memory" else otherwise
 
 
 def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple[Alternative, ...]:

@@ -15,13 +15,11 @@ from exegpt.schedule import Stage
 from exegpt.workload import Workload, task
 from tests.exegpt.nouns import profile, schedule
 from xprofiler.roofline import roofline_profile
-from xscheduler.advice import decoding, looser_bound, next_step, other_cluster, twice, use_of, why_behind
+from xscheduler.advice import decoding, looser_bound, other_cluster, twice, use_of, why_behind
 from xscheduler.search import Search
-from xscheduler.space import Constraint, Evaluation, Space, Variable
 from xscheduler.ties import TIE
 from xscheduler.tune import tune
 from xscheduler.tuned import Tuned
-from xsimulator import estimate as simulate
 from xsimulator.replay.event_simulator import replay
 
 OPT = builtin_model("opt-13b")
@@ -143,28 +141,6 @@ def test_every_policy_is_placed_beside_the_best():
     assert float(said[1]) == pytest.approx(100 * shares[following], rel=5e-3)  # one measure for both sides
 
 
-def test_the_step_that_would_break_a_limit_is_named_and_does():
-    """The figure in the sentence is what the schedule with that one variable raised comes to."""
-    rra = next(a for a in answer().alternatives if a.policy == "rra")
-    step = r"(\w+)=(\d+)(?: instead of \d+ \([\w ]+\))? would bring the bounded latency to ([\d.]+) s"
-    name, value, latency = re.search(step, rra.reason).groups()
-    raised = replace(rra.schedule, **{name: int(value)})
-    assert getattr(rra.schedule, name) != int(value)
-    bounded = simulate(raised, roofline_profile(OPT, A40)).latency_s
-    assert bounded == pytest.approx(float(latency), rel=1e-3) and bounded > 12.0
-
-
-def test_a_step_downwards_says_from_where_and_why():
-    """N_D=272 beside a chosen 277 is more throughput, since prompts are encoded more often."""
-    profile = roofline_profile(OPT, A40)
-    found = tune(OPT, A40, task("S"), profile, latency_bound_s=12, policies=("rra",), fixed={"encode_batch": 26})
-    rra = found.alternatives[0]
-    said = re.search(r"decode_iterations=(\d+) instead of (\d+) \(encoding more often\) would bring", rra.reason)
-    assert int(said[2]) == rra.schedule.decode_iterations > int(said[1])
-    raised = replace(rra.schedule, decode_iterations=int(said[1]))
-    assert simulate(raised, profile).throughput_tok_s > rra.estimate.throughput_tok_s
-
-
 def test_a_batch_too_wide_says_for_what():
     """Either the measured profile's largest batch, or what was allowed: with both numbers and the way out."""
     fixed = {"encode_batch": 8}
@@ -183,87 +159,6 @@ def test_a_batch_too_wide_says_for_what():
     said = tune(model, device, task("T"), narrow, most_resident=3, **given).alternatives[0].reason
     way = "at most 3 may be: pass more requests, or fix the batch by hand"
     assert said == f"even its smallest batch would decode 8 sequences at a time, and {way}"
-
-
-def test_what_ends_a_batch_is_named():
-    """Memory where the space ends, or the phase that a fuller batch doesn't quicken."""
-    loose = answer(None)
-    assert {a.estimate.binding for a in loose.alternatives} >= {"memory"}
-    for one in loose.alternatives:
-        if one.estimate.binding == "memory":
-            assert re.search(r"would need 1\d\d(\.\d+)?% of the memory", one.reason)
-        elif "would give no more" in one.reason:
-            name, value = re.search(r"(\w+)=(\d+) would give no more", one.reason).groups()
-            more = simulate(replace(one.schedule, **{name: int(value)}), roofline_profile(OPT, A40))
-            assert more.throughput_tok_s <= 1.001 * one.estimate.throughput_tok_s
-
-
-@pytest.mark.parametrize(
-    ("place", "said"),
-    [
-        (3, ("memory", "encode_batch=5 would need 125% of the memory")),  # one more than the space has
-        (2, (None, "")),  # all of the memory is no more than there is
-        (1, (None, "encode_batch=3 would give no more")),
-        (0, (None, "")),
-    ],
-)
-def test_the_next_step_is_the_next_value_or_one_more_than_the_last(place, said):
-    """Of batches up to four, the memory's limit, of which two and three give the same."""
-    rates = {1: 1.0, 2: 2.0, 3: 2.0, 4: 4.0, 5: 5.0}
-    constraints = (Constraint("memory", 1.0, (True,)),)
-    batches = (Variable("encode_batch", (1, 2, 3, 4)),)
-    space = Space("few", batches, constraints, lambda at: Evaluation(rates[at[0]], (at[0] / 4,)))
-    assert next_step(space, (place,), ("measured", None)) == said
-
-
-BOUNDED = (Constraint("memory", 1.0, (True, True)), Constraint("latency", 12.0, (True, True)))
-
-
-def two_variables(evaluations, batches=(1, 2), other=("decode_iterations", (8, 4))):
-    """A space of two variables by what each point's values give: throughput, memory and latency."""
-    variables = (Variable("encode_batch", batches), Variable(*other))
-    return Space("two", variables, BOUNDED, lambda at: Evaluation(evaluations[at][0], evaluations[at][1:]))
-
-
-def test_of_several_constraints_that_would_break_the_latency_is_named_with_the_first_step_that_breaks_it():
-    late = {(1, 8): (1.0, 0.5, 9.0), (2, 8): (2.0, 1.25, 11.0), (1, 4): (1.5, 0.5, 12.5)}
-    said = "decode_iterations=4 instead of 8 (encoding more often) would bring the bounded latency to 12.5 s, over 12 s"
-    assert next_step(two_variables(late), (0, 0), ("resident", None)) == ("latency", said)
-    both = late | {(2, 8): (2.0, 1.25, 13.0)}
-    said = "encode_batch=2 would bring the bounded latency to 13 s, over 12 s"
-    assert next_step(two_variables(both), (0, 0), ("resident", None)) == ("latency", said)
-
-
-def test_a_step_that_hardly_breaks_the_memory_is_told_from_one_that_fills_it():
-    full = {(1, 8): (1.0, 0.99, 9.0), (2, 8): (2.0, 1.00437, 9.0), (1, 4): (1.5, 1.0, 12.0)}
-    told = next_step(two_variables(full), (0, 0), ("resident", None))
-    assert told == ("memory", "encode_batch=2 would need 100.4% of the memory")
-
-
-def test_of_steps_that_give_nothing_the_first_is_named():
-    """Half a thousandth is nothing."""
-    idle = {(1, 8): (1.0, 0.5, 9.0), (2, 8): (1.0005, 0.5, 9.0), (1, 4): (0.9, 0.5, 9.0)}
-    assert next_step(two_variables(idle), (0, 0), ("resident", None)) == (None, "encode_batch=2 would give no more")
-    assert next_step(two_variables(idle | {(2, 8): (1.001, 0.5, 9.0)}), (0, 0), ("resident", None)) == (
-        None,
-        "decode_iterations=4 instead of 8 (encoding more often) would give no more",
-    )
-
-
-def test_only_the_batch_is_looked_at_beyond_its_values_and_only_where_it_is_searched():
-    """Other variables end where they mean nothing more; one value was fixed by hand."""
-    beyond = {(2, 4): (1.0, 0.9, 9.0), (3, 4): (1.1, 1.2, 9.0)}
-    told = next_step(two_variables(beyond), (1, 1), ("resident", None))
-    assert told == ("memory", "encode_batch=3 would need 120% of the memory")
-    assert next_step(two_variables(beyond, batches=(2,)), (0, 1), ("resident", None)) == (None, "")
-
-
-def test_another_variable_that_falls_says_why():
-    falls = {(2, 8): (1.0, 0.9, 9.0), (2, 4): (1.1, 0.9, 13.0)}
-    space = two_variables(falls, batches=(2,), other=("prefills_per_step", (8, 4)))
-    why = "prefills_per_step=4 instead of 8 (more throughput lies below)"
-    told = next_step(space, (0, 0), ("resident", None))
-    assert told == ("latency", f"{why} would bring the bounded latency to 13 s, over 12 s")
 
 
 def tuned(tokens, policy="orca", cluster=A40):

@@ -21,6 +21,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler import tune as tuning
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.question import Limits
+from xscheduler.relaxation import Gain
 from xscheduler.ties import TIE, preferred
 from xscheduler.tune import (
     POLICIES,
@@ -307,11 +308,11 @@ def test_every_policy_is_told_apart_from_the_best_by_its_share():
 
 
 @pytest.mark.parametrize(
-    ("broken", "binding"),
+    ("raised", "binding"),
     [("latency", "latency"), ("ttft", "latency"), ("tpot", "latency"), ("memory", "memory"), ("resident", "compute")],
 )
-def test_what_the_next_step_breaks_limits(broken, binding):
-    assert _binding(broken, "compute") == binding
+def test_what_gains_most_limits(raised, binding):
+    assert _binding(Gain(raised, 1.0, 0.1), "compute") == binding
     assert _binding(None, "compute") == "compute"
 
 

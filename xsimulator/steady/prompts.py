@@ -150,7 +150,7 @@ def kinds_of(distribution: LengthDistribution, ends: Array | None = None) -> tup
     lengths at their mean, but not across `ends`, the lengths up to which requests are alike.
     """
     s, p = distribution.s, distribution.p
-    apart = [] if ends is None else np.searchsorted(s, ends, side="right")
+    apart = np.searchsorted(s, [] if ends is None else ends, side="right")
     starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right"), apart]).astype(int))
     starts = starts[starts < len(s)]
     weight = np.add.reduceat(p, starts)

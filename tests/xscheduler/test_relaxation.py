@@ -1,0 +1,104 @@
+"""Reasons: searches under looser bounds, on more memory and with larger fixed variables say what gains most."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.engine import ENGINES
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.advice import TIMES
+from xscheduler.relaxation import LEAST_GAIN, RELAXED
+from xscheduler.tune import tune
+
+BOUNDS = {"latency_bound_s": "latency", "ttft_s": "ttft", "tpot_s": "tpot"}
+WORKLOADS = (Workload.fixed(2048, 256), Workload.fixed(512, 512), Workload.fixed(128, 1024), task("S"), task("T"))
+FIXED = {"orca": "max_num_seqs", "chunked": "max_num_seqs", "rra": "encode_batch", "static": "encode_batch"}
+
+
+def question(seed):
+    """A question of one policy, with a bound that most often ends its batch."""
+    draw = random.Random(seed)
+    policy = draw.choice(("orca", "chunked", "rra", "static"))
+    model, cluster = draw.choice((("llama-3.1-8b", "1xH100-SXM"), ("opt-13b", "2xA40"), ("llama-3.1-8b", "2xL40S")))
+    how = {"policies": (policy,)}
+    if draw.random() < 0.7:
+        how["latency_bound_s"] = draw.choice((8.0, 15.0, 30.0, 60.0))
+    if draw.random() < 0.3:
+        how["tpot_s"] = draw.choice((0.03, 0.05, 0.1))
+    if draw.random() < 0.3:
+        how["ttft_s"] = draw.choice((0.5, 1.0, 3.0))
+    if draw.random() < 0.2:
+        how["fixed"] = {FIXED[policy]: draw.choice((10, 30, 80))}
+    return builtin_model(model), parse_cluster(cluster), draw.choice(WORKLOADS), how
+
+
+def answer(model, cluster, workload, how):
+    return tune(model, cluster, workload, roofline_profile(model, cluster, engine=ENGINES["vllm"]), **how)
+
+
+def tenth_more(cluster):
+    """The cluster with a tenth more memory of every device."""
+    device = cluster.device
+    more = {
+        name: RELAXED * getattr(device, name) for name in ("memory_bytes", "visible_bytes") if getattr(device, name)
+    }
+    return replace(cluster, device=replace(device, **more))
+
+
+def gains(model, cluster, workload, how, found):
+    """What searches give in which one thing is a tenth more, over what was found."""
+    others = {name: (cluster, how | {bound: RELAXED * how[bound]}) for bound, name in BOUNDS.items() if bound in how}
+    others["memory"] = tenth_more(cluster), how
+    for name, value in how.get("fixed", {}).items():
+        others[name] = cluster, how | {"fixed": {name: round(RELAXED * value)}}
+    rates = {name: answer(model, where, workload, asked).estimate for name, (where, asked) in others.items()}
+    return {name: e.throughput_tok_s / found.throughput_tok_s - 1 if e else -1.0 for name, e in rates.items()}
+
+
+def named(reason):
+    """What a reason names, and the gain that it promises."""
+    if "the devices are busy" in reason:
+        return None, 0.0
+    share = float(re.search(r"would give ([\d.]+)% more throughput", reason)[1]) / 100
+    for name, text in TIMES.items():
+        if f"a bounded {text} of" in reason:
+            return name, share
+    fixed = re.search(r"(\w+)=\d+ instead of \d+, which is fixed", reason)
+    return fixed[1] if fixed else "memory", share
+
+
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 36))])
+def test_the_reason_names_what_gains_most(seed):
+    asked = question(seed)
+    found = answer(*asked)
+    if not found.estimate:
+        assert not found.schedule
+        return
+    reached, (name, share) = gains(*asked, found.estimate), named(found.alternatives[0].reason)
+    most = max(reached.values())
+    if name is None:
+        assert most < 4 * LEAST_GAIN, reached
+    else:  # as good as the one that gains most, as far as budgets are searched as finely
+        assert reached[name] >= 0.9 * most - 2 * LEAST_GAIN, (name, reached)
+        assert share == pytest.approx(reached[name], rel=0.1, abs=2 * LEAST_GAIN)
+
+
+def test_an_answer_that_nothing_betters_says_that_the_devices_are_busy():
+    model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
+    found = answer(model, cluster, Workload.fixed(1000, 1), {"policies": ("orca",)})
+    said = found.alternatives[0].reason
+    assert said.endswith("the devices are busy 100% of the time, and no bound 10% looser would give more")
+    assert f"limited by {found.estimate.binding}: " in said
+
+
+def test_a_bound_on_sequences_is_named():
+    model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
+    found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("orca",), "most_resident": 10})
+    assert re.search(
+        r"at most 10 sequences are decoded at once, and 10% more would give [\d.]+% more", found.alternatives[0].reason
+    )
