@@ -25,6 +25,18 @@ def only_model(models: list[str] | None, what: str) -> str:
     return models[0]
 
 
+def only_profile(profiles: list[str] | None) -> str | None:
+    """The one profile of a model; InputError for several."""
+    if profiles and len(profiles) > 1:
+        raise InputError(f"--profile is given for one model as {' and '.join(map(repr, profiles))}: pass one file.")
+    return profiles[0] if profiles else None
+
+
+def profile_files(profiles: list[str] | None) -> list[str]:
+    """The files that `--profile` names, of one model or of several."""
+    return [part.partition("=")[2] or part for text in profiles or () for part in (text, *text.split(","))]
+
+
 def directories(models: list[str] | None) -> dict[str, str]:
     """Directories by name, as `--model NAME=DIR` beside --plan gives them."""
     return named(models or (), "--model", "DIR")
@@ -54,6 +66,15 @@ PROFILE = Annotated[
     str | None,
     typer.Option(
         "--profile", "-p", help="A profile file, or roofline. Default: a stored profile that fits, else the roofline."
+    ),
+]
+PROFILES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        help="A profile file, or roofline; of several models NAME=FILE for each. Default: a stored profile that fits, "
+        "else the roofline.",
     ),
 ]
 ENGINE = Annotated[

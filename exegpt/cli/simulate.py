@@ -32,7 +32,7 @@ def simulate(
     ] = None,
     rate: options.RATE = None,
     seed: options.SEED = 0,
-    profile: options.PROFILE = None,
+    profile: options.PROFILES = None,
     policy: Annotated[
         str | None, typer.Option(help="The policy, with its control variables. Default: chunked, as in vLLM.")
     ] = None,
@@ -120,9 +120,10 @@ def simulate(
 
     check_output(timeline)
     check_output(out)
-    check_distinct((timeline, out), (schedule, plan, workload, profile, replay, cluster))
+    check_distinct((timeline, out), (schedule, plan, workload, *options.profile_files(profile), replay, cluster))
     if plan:
         return _simulate_plan(asked)
+    asked["profile"] = options.only_profile(profile)
     set_threads(threads)
     check_columns(columns, workload, replay, scale=scale_to_context)
     said, notes = _launched(command, asked) if command else (asked, ())
@@ -132,8 +133,9 @@ def simulate(
     prediction = predict(options.build(SimulateOptions, {"longest": None} | said | own))
     assumptions = list(dict.fromkeys((*notes, *prediction.assumptions)))
     if json:
-        provenance = output.provenance(prediction.profile)
-        return output.emit({**prediction.facts, "assumptions": assumptions, "provenance": provenance})
+        more = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
+        more |= {"assumptions": assumptions, "provenance": output.provenance(prediction.profile)}
+        return output.emit(prediction.facts | more)
     output.notes(assumptions)
     output.table(prediction.columns, prediction.rows, schedule_text(prediction.schedule))
     for text in prediction.texts:
@@ -175,12 +177,10 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
         name = "gpu_memory_fraction" if others[0] == "memory_fraction" else others[0]
         raise InputError(f"--{name.replace('_', '-')} is for simulations without --plan: leave one of the two out.")
     replay = Path(asked["replay"]) if asked["replay"] else None
-    typed = asked["profile"].split(",") if asked["profile"] else ()
-    profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}
     scale = asked["scale_to_context"]
     check_columns(asked["columns"], asked["replay"], scale=scale)
     columns = parse_columns(asked["columns"]) if asked["columns"] else None
-    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles, columns, scale)
+    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], asked["profile"] or (), columns, scale)
     if asked["json"]:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)

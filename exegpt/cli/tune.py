@@ -26,7 +26,7 @@ def tune(
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
-    profile: options.PROFILE = None,
+    profile: options.PROFILES = None,
     bound: options.BOUND = "requests",
     percentile: options.PERCENTILE = 99.0,
     ttft: Annotated[
@@ -139,7 +139,7 @@ def tune(
     check_output(out)
     check_output(report)
     clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
-    check_distinct((out, report), (workload, profile, price, *clusters))
+    check_distinct((out, report), (workload, *options.profile_files(profile), price, *clusters))
     set_threads(threads)
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
@@ -160,7 +160,7 @@ def tune(
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
     how |= {"columns": columns, "scale_to_context": scale_to_context, "rate": rate, "engine": engine}
     how["front_end"] = front_end
-    settings = tuple(find_setting(model, where, workload, profile, **how) for where in clusters)
+    settings = tuple(find_setting(model, where, workload, options.only_profile(profile), **how) for where in clusters)
     target = _target(export, settings[0], model, policies)
     rules = ("reserve", "grow") if admission == "auto" else (admission,)
     fixed = options.fixed(typed)
