@@ -158,8 +158,7 @@ def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tupl
             option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
             raise InputError(f"--command says what {option} says: leave {option} {asked[name]} out.")
     engine = asked["engine"] or launch.engine
-    notes = [f"flags that change nothing here: {', '.join(launch.unmodelled)}"] if launch.unmodelled else []
-    return asked | said | {"engine": engine, "longest": launch.longest}, tuple(notes)
+    return asked | said | {"engine": engine, "longest": launch.longest}, launch.notes
 
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
