@@ -187,16 +187,34 @@ ENCODE_BATCH = Annotated[int | None, typer.Option(min=1, help="Fix B_E, the prom
 DECODE_ITERATIONS = Annotated[int | None, typer.Option(min=1, help="Fix N_D, iterations between prefills (RRA).")]
 MICRO_BATCHES = Annotated[int | None, typer.Option(min=1, help="Fix B_m, micro-batches of decoding (WAA, hybrid).")]
 ENCODE_MICRO_BATCHES = Annotated[int | None, typer.Option(min=1, help="Fix encoding micro-batches (RRA, hybrid).")]
-TP_DEGREE = Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree (WAA: of decoding).")]
+TP_DEGREE = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Fix the tensor-parallel degree (WAA: of decoding); a replica's remaining devices are pipeline stages. "
+        "simulate's default: the largest.",
+    ),
+]
 TP_GPUS = Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")]
 ENCODE_DEVICES = Annotated[int | None, typer.Option(min=1, help="Fix a replica's devices that encode (WAA).")]
 ENCODE_TP_DEGREE = Annotated[int | None, typer.Option(min=1, help="Fix their tensor-parallel degree (WAA).")]
-MAX_NUM_SEQS = Annotated[int | None, typer.Option(min=1, help="Fix the most running sequences (chunked, orca).")]
-MAX_NUM_BATCHED_TOKENS = Annotated[
-    int | None, typer.Option(min=1, max=10_000_000, help="Fix the tokens of an iteration (chunked).")
+MAX_NUM_SEQS = Annotated[
+    int | None,
+    typer.Option(min=1, help="Fix the most running sequences (chunked, orca). simulate's default: the engine's."),
 ]
-PREFILLS_PER_STEP = Annotated[int | None, typer.Option(min=1, help="Fix the prompts of an iteration (orca).")]
-REPLICAS = Annotated[int | None, typer.Option(min=1, help="Fix the copies of the model.")]
+MAX_NUM_BATCHED_TOKENS = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=10_000_000, help="Fix the tokens of an iteration (chunked). simulate's default: the engine's."
+    ),
+]
+PREFILLS_PER_STEP = Annotated[
+    int | None, typer.Option(min=1, help="Fix the prompts of an iteration (orca). simulate's default: 1.")
+]
+REPLICAS = Annotated[
+    int | None,
+    typer.Option(min=1, help="Fix the copies of the model, each on an equal part. simulate's default: 1."),
+]
 FIXED = (
     *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_degree", "tp_gpus"),
     *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step", "replicas"),
