@@ -153,13 +153,7 @@ def find_setting(
         raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
     described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
-    if where.name == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(
-        16, 1 << 20, 8
-    ):
-        nodes = f"{where.devices_per_node // 8}x8x{where.device.kind}"
-        assumptions.append(
-            f"cluster: {where.name} is one node, all its devices linked alike; nodes of eight are {nodes}"
-        )
+    assumptions += _one_node_text(where)
     if workload is None:
         workload = "S"
         assumptions.append("workload: task S (summarization), the default")
@@ -195,6 +189,15 @@ def find_setting(
     kernels = kernel_import(chosen, spec, where, kept, model, name)
     said = (*assumptions, *scaling, which, *whose, *([kernels.text] if kernels else []))
     return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None, kernels)
+
+
+def _one_node_text(cluster: ClusterSpec) -> list[str]:
+    """Where so many devices are taken as one node that nodes of eight may be meant."""
+    devices, kind = cluster.devices_per_node, cluster.device.kind
+    if cluster.name != f"{devices}x{kind}" or devices not in range(16, 1 << 20, 8):
+        return []
+    nodes = f"{devices // 8}x8x{kind}"
+    return [f"cluster: {cluster.name} is one node, all its devices linked alike; nodes of eight are {nodes}"]
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
