@@ -13,7 +13,7 @@ from exegpt.app.engine_settings import EngineSettings, follow, resident
 from exegpt.app.files import read_schedule
 from exegpt.app.kernel_import import KernelImport, kernel_import
 from exegpt.app.ordering import USUAL_TAU, OrderChoice, trace_hints
-from exegpt.app.profiles import find_profile
+from exegpt.app.profiles import as_found, find_profile
 from exegpt.app.settings import find_setting, fit_context
 from exegpt.columns import parse_columns
 from exegpt.document import to_dict
@@ -166,15 +166,9 @@ def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, t
     profile, which = find_profile(
         options.profile, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end
     )
-    return schedule, profile, (which, *_another(schedule, profile), *rooflines.accuracy(profile, schedule.cluster))
-
-
-def _another(schedule: Schedule, profile: Profile) -> tuple[str, ...]:
-    """A sentence where a schedule was found on another profile than the one at hand."""
-    if profile.fingerprint == schedule.profile.fingerprint:
-        return ()
-    other = f"{schedule.profile.source} ({schedule.profile.fingerprint})"
-    return (f"the schedule was found on another profile, {other}, which --profile FILE takes: figures will differ",)
+    profile, other = as_found(profile, schedule, engine)
+    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster))
+    return schedule, profile, said
 
 
 def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) -> Prediction:

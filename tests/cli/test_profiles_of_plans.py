@@ -169,3 +169,34 @@ def test_a_plan_is_simulated_with_profiles_one_by_one_or_between_commas(exegpt, 
     check_refused(exegpt("simulate", "--plan", plan, "-p", slow), "names no model, and .* has chat, code")
     twice = exegpt("simulate", "--plan", plan, "-p", f"chat={slow}", "-p", "chat=b.json")
     check_refused(twice, "given twice for model 'chat'")
+
+
+def test_a_plan_is_simulated_under_the_engine_that_it_was_made_for(exegpt, tmp_path, slow):
+    """Imported kernels have no engine's time: the plan's own is taken, as that of a schedule is."""
+    plan = tmp_path / "plan.json"
+    words = ("-p", f"chat={slow}", "--engine", "tensorrt-llm")
+    assert planned(exegpt, write(tmp_path, CHAT), *words, "-o", plan).code == 0
+    made = json.loads(plan.read_text())["models"][0]
+    done = exegpt("simulate", "--plan", plan, *words[:2], "--json")
+    assert done.code == 0, done.err
+    front_end_s = 7e-3  # of the last request; a plan counts until the engine is done
+    assert done.json["models"][0]["seconds"] == pytest.approx(made["seconds"] + front_end_s)
+    assert any("with the time of engine tensorrt-llm, which is taken" in text for text in done.json["assumptions"])
+    other = kernels(tmp_path / "other.json", 5.0)
+    done = exegpt("simulate", "--plan", plan, "-p", f"chat={other}", "--json")
+    assert any("the schedule was found on another profile, operators" in text for text in done.json["assumptions"])
+
+
+def test_a_schedule_is_simulated_under_the_engine_that_it_was_found_with(exegpt, tmp_path, slow):
+    file = tmp_path / "schedule.json"
+    tune = ("tune", "-l", "inf", "--policy", "chunked", "--no-advice", *ONE, "-p", slow, "--engine", "tensorrt-llm")
+    found = exegpt(*tune, "-o", file, "--json").json["estimate"]
+    again, named = (
+        exegpt("simulate", "--schedule", file, "-p", slow, *words, "--json").json
+        for words in ((), ("--engine", "tensorrt-llm"))
+    )
+    assert again["throughput_tok_s"] == named["throughput_tok_s"] == pytest.approx(found["throughput_tok_s"])
+    assert not [text for text in named["assumptions"] if text.startswith("the schedule was found")]
+    other = exegpt("simulate", "--schedule", file, "-p", slow, "--engine", "vllm", "--json").json
+    assert other["throughput_tok_s"] != found["throughput_tok_s"]
+    assert [text for text in other["assumptions"] if text.startswith("the schedule was found on another profile")]

@@ -12,7 +12,7 @@ from exegpt.app.engines.planned_units import check_models, check_schedule, read_
 from exegpt.app.load.arrivals import random_arrivals
 from exegpt.app.multimodel.models_file import check_requests, profiles_by_model
 from exegpt.app.multimodel.plan_evaluation import in_one_time, in_time
-from exegpt.app.profiles import find_profile
+from exegpt.app.profiles import as_found, find_profile
 from exegpt.app.settings import fit_context
 from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.duration import duration_text
@@ -128,10 +128,12 @@ def _profile(model: PlannedModel, given: str | None) -> tuple[AnyProfile, str]:
         if isinstance(data, dict) and "tables" in data:
             iterations = document.from_dict(IterationProfile, data, f"'{given}'")
             return iterations, f"iterations of {iterations.model} on {iterations.device}, from '{given}'"
-    if given is None and (roofline := rooflines.found_on(schedule)):
+    elif roofline := rooflines.found_on(schedule):
         return roofline, f"the roofline that it was found on, {rooflines.engine_text(roofline)}"
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
-    return find_profile(given, *where, kv_dtype=schedule.kv_dtype)
+    profile, which = find_profile(given, *where, kv_dtype=schedule.kv_dtype)
+    profile, other = as_found(profile, schedule)
+    return profile, "; ".join(filter(None, (which, other)))
 
 
 def _since(model: PlannedModel) -> str:
