@@ -56,7 +56,7 @@ _LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
 _FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (
     Compared(*_FULL, "A100-80GB", 1, 18, 0.054, 0.0, 0.219),
-    Compared(*_FULL, "A100-80GB", 2, 7, 0.11, 0.0, 0.109),
+    Compared(*_FULL, "A100-80GB", 2, 7, 0.113, 0.0, 0.109),
     Compared(*_FULL, "A100-80GB", 4, 8, 0.104, 0.125, 0.182),
     Compared(*_FULL, "A100-80GB", 8, 9, 0.107, 0.222, 0.172),
     Compared(*_FULL, "H100-SXM", 1, 51, 0.047, 0.059, 0.062),

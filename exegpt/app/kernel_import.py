@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from exegpt.cluster import ClusterSpec, is_stock
-from exegpt.compared import COMPARED, Compared
+from exegpt.compared import COMPARED, SOURCES, Compared
 from exegpt.errors import InputError
 from exegpt.kernel_tables import KernelTables, tables_for
 from exegpt.model import ModelSpec, usual_kv_dtype
@@ -38,7 +38,8 @@ class KernelImport:
         """Return what `--json` prints."""
         compared = [asdict(row) for row in self.compared]
         facts = {name: value for name, value in asdict(self).items() if name != "compared"}
-        return {**facts, "install": INSTALL, "better_at": self.better_at, "compared": compared}
+        source = SOURCES[self.engine] if compared else None
+        return {**facts, "install": INSTALL, "better_at": self.better_at, "compared": compared, "compared_with": source}
 
     @property
     def text(self) -> str:
@@ -54,7 +55,8 @@ class KernelImport:
             f"{row.imported_error:.1%} at TP{row.tp} (data sheet {row.median_error:.1%}, {row.rows} rows)"
             for row in self.compared
         )
-        off = f"{first.quantity} under engine {self.engine} was off by {errors}: medians, {first.load}"
+        over = f"medians over {SOURCES[self.engine]}, {first.load}"
+        off = f"{first.quantity} under engine {self.engine} was off by {errors}: {over}"
         if not self.better_at:
             return f"import: kernels measured on {self.device} were no better than its data sheet: {off}"
         better = f"better than its data sheet at {_at(self.better_at)}"

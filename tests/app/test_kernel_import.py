@@ -10,7 +10,7 @@ import pytest
 from exegpt.app.kernel_import import INSTALL, kernel_import
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import LinkSpec, parse_cluster
-from exegpt.compared import COMPARED
+from exegpt.compared import COMPARED, SOURCES
 from exegpt.engine import find_engine
 from tests.cli.conftest import run_command
 from xprofiler.aiconfigurator import systems_folder
@@ -34,7 +34,8 @@ def test_what_is_better_is_named_with_both_errors_by_degree():
     for fact in facts:
         errors = f"{fact.imported_error:.1%} at TP{fact.tp} (data sheet {fact.median_error:.1%}, {fact.rows} rows)"
         assert errors in kernels.text
-    assert facts[0].load in kernels.text
+    assert f"medians over {SOURCES['vllm']}, {facts[0].load}" in kernels.text
+    assert kernels.to_dict()["compared_with"] == SOURCES["vllm"]
     assert INSTALL in kernels.text and kernels.command in kernels.text and kernels.options in kernels.text
     assert kernels.command == (
         "exegpt profile import aiconfigurator --system h200_sxm --engine vllm --model llama-3.1-70b --dtype fp8 "
