@@ -82,8 +82,8 @@ class Check:
     @property
     def gain(self) -> float:
         """How much throughput the engine has above the search's schedule, which reserves blocks."""
-        assert self.answer.on_engine and self.answer.on_engine.estimate
-        return self.simulated.throughput_seq_s / self.answer.on_engine.estimate.throughput_seq_s - 1.0
+        assert self.answer.tuned.best_on_engine and self.answer.tuned.best_on_engine.estimate
+        return self.simulated.throughput_seq_s / self.answer.tuned.best_on_engine.estimate.throughput_seq_s - 1.0
 
     @property
     def broken(self) -> list[str]:

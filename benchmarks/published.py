@@ -205,13 +205,17 @@ def _roofline_of_ring(row: Row, engine: EngineSpec, ring: tuple[tuple[int, float
 # What is printed
 
 
-def compared(rows: Sequence[Row], row_errors: Array) -> tuple[Compared, ...]:
-    """The facts that answers print, of every device and degree, errors rounded to tenths of a percent."""
+def compared(rows: Sequence[Row], row_errors: Array, imported: Array) -> tuple[Compared, ...]:
+    """The facts that answers print, of every device and degree, errors rounded to tenths of a percent; `imported` are
+    those by operator tables.
+    """
     facts = []
     for device, tp in sorted({(row.device, row.tp) for row in rows}):
-        absolute_errors = abs(row_errors[[(row.device, row.tp) == (device, tp) for row in rows]])
-        shares = (round(float(share), 3) for share in (np.median(absolute_errors), np.mean(absolute_errors > 0.25)))
-        facts.append(Compared("throughput", ENGINE, LOAD, device, tp, len(absolute_errors), *shares))
+        among = [(row.device, row.tp) == (device, tp) for row in rows]
+        absolute, by_tables = abs(row_errors[among]), abs(imported[among])
+        figures = (np.median(absolute), np.mean(absolute > 0.25), np.median(by_tables))
+        shares = (round(float(share), 3) for share in figures)
+        facts.append(Compared("throughput", ENGINE, LOAD, device, tp, len(absolute), *shares))
     return tuple(facts)
 
 
@@ -256,12 +260,12 @@ def main() -> None:
     work = functools.partial(errors, workers=arguments.workers)
     row_errors = work(rows, engine)
     print_errors(f"roofline, engine {engine.name}: the rows that nothing was fitted to", rows, row_errors)
-    if arguments.facts:
-        for fact in compared(rows, row_errors):
-            print(f"    Compared({', '.join(json.dumps(value) for value in astuple(fact))}),")
     print_errors("roofline, no engine: nothing fitted", rows, work(rows, NO_ENGINE))
-    if arguments.tables:
-        print_errors("operator tables", rows, work(rows, engine, operator_tables))
+    if arguments.tables or arguments.facts:
+        imported = work(rows, engine, operator_tables)
+        print_errors("operator tables", rows, imported)
+        for fact in compared(rows, row_errors, imported) if arguments.facts else ():
+            print(f"    Compared({', '.join(json.dumps(value) for value in astuple(fact))}),")
 
 
 if __name__ == "__main__":

@@ -209,12 +209,16 @@ def fit(rows: Sequence[Aggregated], engine: EngineSpec, kv: str | None, workers:
 # What is printed
 
 
-def compared(rows: Sequence[Aggregated], errors: Array) -> tuple[Compared, ...]:
-    """Return the facts that answers print, by device and degree, errors rounded to tenths of a percent."""
+def compared(rows: Sequence[Aggregated], errors: Array, imported: Array) -> tuple[Compared, ...]:
+    """Return the facts that answers print, by device and degree, errors rounded to tenths of a percent; `imported` are
+    those by operator tables.
+    """
     facts = []
     for system, tp in sorted({(row.system, row.tp) for row in rows}):
-        absolute = abs(errors[[(row.system, row.tp) == (system, tp) for row in rows]])
-        shares = (round(float(share), 3) for share in (np.median(absolute), np.mean(absolute > 0.25)))
+        among = [(row.system, row.tp) == (system, tp) for row in rows]
+        absolute, by_tables = abs(errors[among]), abs(imported[among])
+        figures = (np.median(absolute), np.mean(absolute > 0.25), np.median(by_tables))
+        shares = (round(float(share), 3) for share in figures)
         facts.append(Compared("time per token", ENGINE, LOAD, SYSTEMS[system], tp, len(absolute), *shares))
     return tuple(facts)
 
@@ -262,14 +266,13 @@ def main() -> None:
         print(f"fitted to {len(fitted)} rows: {engine.waits}")
     errors = relative_errors(rows, predictions(rows, Comparison(engine, kv=kv), arguments.workers))
     print_errors(f"data sheets, engine {engine.name}: the {len(rows)} rows that nothing was fitted to", rows, errors)
-    if arguments.facts:
-        for fact in compared(rows, errors[:, 1]):
-            print(f"    Compared({', '.join(json.dumps(value) for value in astuple(fact))}),")
     if STEPS_FILE.exists() and DEVICES_FILE.exists():
         print_steps(engine)
-    if arguments.tables:
-        tables = predictions(rows, Comparison(engine, True, kv), arguments.workers)
-        print_errors("aiconfigurator's operator tables, the same rows", rows, relative_errors(rows, tables))
+    if arguments.tables or arguments.facts:
+        imported = relative_errors(rows, predictions(rows, Comparison(engine, True, kv), arguments.workers))
+        print_errors("aiconfigurator's operator tables, the same rows", rows, imported)
+        for fact in compared(rows, errors[:, 1], imported[:, 1]) if arguments.facts else ():
+            print(f"    Compared({', '.join(json.dumps(value) for value in astuple(fact))}),")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ class Compared:
     """Median of |predicted - published| / published."""
     beyond_quarter: float
     """Share of the rows that were off by more than a quarter."""
+    imported_error: float
+    """The median error of the same rows with imported kernels in place of the data sheet."""
 
 
 SOURCES = {
@@ -27,7 +29,8 @@ SOURCES = {
 }
 """Where the rows of an engine come from. TensorRT-LLM: perf-overview.md of versions 0.14 to 1.2 in its repository
 (Apache-2.0), dense models in 16 and 8 bits at maximum load: `python -m benchmarks.published --facts`. vLLM:
-silicon_sample.csv of aiconfigurator-core 0.12.0 (Apache-2.0): `python -m benchmarks.vllm_terms --facts`."""
+silicon_sample.csv of aiconfigurator-core 0.12.0 (Apache-2.0): `python -m benchmarks.vllm_terms --facts`. Imported
+kernels are those of `exegpt profile import aiconfigurator`, with the same engine."""
 
 
 @dataclass(frozen=True)
@@ -52,30 +55,30 @@ LIMITS = (
 _LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
 _FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (
-    Compared(*_FULL, "A100-80GB", 1, 18, 0.054, 0.0),
-    Compared(*_FULL, "A100-80GB", 2, 7, 0.11, 0.0),
-    Compared(*_FULL, "A100-80GB", 4, 8, 0.104, 0.125),
-    Compared(*_FULL, "A100-80GB", 8, 9, 0.107, 0.222),
-    Compared(*_FULL, "H100-SXM", 1, 51, 0.047, 0.059),
-    Compared(*_FULL, "H100-SXM", 2, 26, 0.047, 0.0),
-    Compared(*_FULL, "H100-SXM", 4, 21, 0.065, 0.095),
-    Compared(*_FULL, "H100-SXM", 8, 29, 0.089, 0.103),
-    Compared(*_FULL, "H200-SXM", 1, 53, 0.034, 0.019),
-    Compared(*_FULL, "H200-SXM", 2, 13, 0.049, 0.0),
-    Compared(*_FULL, "H200-SXM", 4, 17, 0.061, 0.059),
-    Compared(*_FULL, "H200-SXM", 8, 36, 0.058, 0.028),
-    Compared(*_FULL, "L40S", 1, 19, 0.074, 0.0),
-    Compared(*_FULL, "L40S", 4, 11, 0.049, 0.0),
-    Compared(*_FULL, "L40S", 8, 7, 0.039, 0.143),
-    Compared(*_LOOP, "B200", 1, 13, 0.066, 0.0),
-    Compared(*_LOOP, "B200", 2, 12, 0.02, 0.0),
-    Compared(*_LOOP, "B200", 4, 12, 0.034, 0.0),
-    Compared(*_LOOP, "B200", 8, 11, 0.05, 0.0),
-    Compared(*_LOOP, "H100-SXM", 2, 14, 0.025, 0.0),
-    Compared(*_LOOP, "H100-SXM", 4, 9, 0.03, 0.0),
-    Compared(*_LOOP, "H100-SXM", 8, 11, 0.044, 0.0),
-    Compared(*_LOOP, "H200-SXM", 1, 11, 0.014, 0.0),
-    Compared(*_LOOP, "H200-SXM", 2, 12, 0.03, 0.0),
-    Compared(*_LOOP, "H200-SXM", 4, 13, 0.046, 0.0),
-    Compared(*_LOOP, "H200-SXM", 8, 14, 0.048, 0.0),
+    Compared(*_FULL, "A100-80GB", 1, 18, 0.054, 0.0, 0.219),
+    Compared(*_FULL, "A100-80GB", 2, 7, 0.113, 0.0, 0.109),
+    Compared(*_FULL, "A100-80GB", 4, 8, 0.104, 0.125, 0.182),
+    Compared(*_FULL, "A100-80GB", 8, 9, 0.107, 0.222, 0.172),
+    Compared(*_FULL, "H100-SXM", 1, 51, 0.047, 0.059, 0.062),
+    Compared(*_FULL, "H100-SXM", 2, 26, 0.047, 0.0, 0.038),
+    Compared(*_FULL, "H100-SXM", 4, 21, 0.065, 0.095, 0.072),
+    Compared(*_FULL, "H100-SXM", 8, 29, 0.089, 0.103, 0.048),
+    Compared(*_FULL, "H200-SXM", 1, 53, 0.034, 0.019, 0.047),
+    Compared(*_FULL, "H200-SXM", 2, 13, 0.049, 0.0, 0.066),
+    Compared(*_FULL, "H200-SXM", 4, 17, 0.061, 0.059, 0.052),
+    Compared(*_FULL, "H200-SXM", 8, 36, 0.058, 0.028, 0.047),
+    Compared(*_FULL, "L40S", 1, 19, 0.074, 0.0, 0.041),
+    Compared(*_FULL, "L40S", 4, 11, 0.049, 0.0, 0.535),
+    Compared(*_FULL, "L40S", 8, 7, 0.039, 0.143, 0.856),
+    Compared(*_LOOP, "B200", 1, 13, 0.066, 0.0, 0.048),
+    Compared(*_LOOP, "B200", 2, 12, 0.02, 0.0, 0.226),
+    Compared(*_LOOP, "B200", 4, 12, 0.034, 0.0, 0.124),
+    Compared(*_LOOP, "B200", 8, 11, 0.05, 0.0, 0.174),
+    Compared(*_LOOP, "H100-SXM", 2, 14, 0.025, 0.0, 0.039),
+    Compared(*_LOOP, "H100-SXM", 4, 9, 0.03, 0.0, 0.041),
+    Compared(*_LOOP, "H100-SXM", 8, 11, 0.044, 0.0, 0.054),
+    Compared(*_LOOP, "H200-SXM", 1, 11, 0.014, 0.0, 0.066),
+    Compared(*_LOOP, "H200-SXM", 2, 12, 0.03, 0.0, 0.04),
+    Compared(*_LOOP, "H200-SXM", 4, 13, 0.046, 0.0, 0.021),
+    Compared(*_LOOP, "H200-SXM", 8, 14, 0.048, 0.0, 0.02),
 )

@@ -16,6 +16,7 @@ import numpy as np
 from exegpt.cluster import ClusterSpec, parse_cluster
 from exegpt.engine import NO_ENGINE, EngineSpec
 from exegpt.errors import InputError
+from exegpt.kernel_tables import TABLES
 from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
 from exegpt.profile import Profile, Table
 from exegpt.rows import reading_parquet
@@ -24,14 +25,7 @@ from xprofiler.heads import table_for
 from xprofiler.operators import Operators, compose
 from xprofiler.products import Products
 
-SYSTEMS = {
-    "a100_sxm": "A100-80GB",
-    "h100_sxm": "H100-SXM",
-    "h200_sxm": "H200-SXM",
-    "b200_sxm": "B200",
-    "l40s": "L40S",
-    "rtx_pro_6000_server": "RTXPRO6000",
-}
+SYSTEMS = {tables.system: tables.device for tables in TABLES}
 """The package's systems → our device kinds."""
 ENGINES = ("vllm", "trtllm", "sglang")
 _PACKAGE = "aiconfigurator_core"

@@ -1,7 +1,9 @@
 """Tuned: what a search over all policies answers."""
 
 from dataclasses import dataclass
+from typing import Any
 
+from exegpt.document import to_dict
 from exegpt.estimate import Estimate
 from exegpt.schedule import Schedule
 from xscheduler.search import Search
@@ -34,3 +36,12 @@ class Tuned:
     where not one sequence fits in memory.
     """
     assumptions: tuple[str, ...]
+    best_on_engine: Alternative | None = None
+    """The best schedule that the chosen engine runs; None where none that it runs is feasible, or none was picked."""
+    rate_seq_s: float | None = None
+    goodput_seq_s: float | None = None
+    """The highest rate that the schedule sustains; None without a rate."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists and numbers."""
+        return to_dict(self)

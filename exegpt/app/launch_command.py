@@ -27,6 +27,17 @@ class Launch:
     longest: int | None = None
     """Tokens of the longest request that the server accepts."""
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what the command says, or leaves out, that the simulation doesn't have."""
+        notes = [f"flags that change nothing here: {', '.join(self.unmodelled)}"] if self.unmodelled else []
+        if self.engine == "sglang" and "policy" not in self.settings:
+            notes.append(
+                "sglang: without --enable-mixed-chunk, prefill and decoding take turns; simulated as with it, in one "
+                "iteration"
+            )
+        return tuple(notes)
+
 
 def _count(text: str) -> int:
     if not text.isdigit() or not int(text):
@@ -105,7 +116,7 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
         "no-enable-prefix-caching": ("prefix_caching", False),
         "enable-chunked-prefill": ("policy", "chunked"),
     },
-    "sglang": {"disable-radix-cache": ("prefix_caching", False)},
+    "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", "chunked")},
 }
 """Flags without one."""
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}

@@ -1,7 +1,7 @@
 """What `import exegpt` offers: the commands as functions, with the same defaults, and frozen dataclasses as results."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,34 +24,12 @@ from exegpt.schedule import Schedule
 from exegpt.stage_plan import StagePlan
 from exegpt.trace import parse_rate
 from exegpt.workload import Workload
-from xscheduler.search import Search
-from xscheduler.tuned import Alternative
+from xscheduler.tuned import Tuned
 
 Duration = float | str | None
 """Seconds, or a text like 250ms; None: no bound."""
-_SETTING = ("dtype", "kv_dtype", "memory_fraction", "columns", "scale_to_context", "device", "engine", "front_end")
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The answer of a search."""
-
-    schedule: Schedule | None
-    """None where nothing keeps the bounds."""
-    estimate: Estimate | None
-    alternatives: tuple[Alternative, ...]
-    """Every policy's best."""
-    search: Search
-    assumptions: tuple[str, ...]
-    lowest_latency_s: float | None = None
-    """The lowest that any schedule reaches, where none keeps the bounds."""
-    rate_seq_s: float | None = None
-    goodput_seq_s: float | None = None
-    """The highest rate that the schedule sustains; None without a rate."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers."""
-        return to_dict(self)
+_PLANNING = ("dtype", "kv_dtype", "memory_fraction", "scale_to_context", "engine", "front_end")
+_SETTING = (*_PLANNING, "columns", "device")
 
 
 @dataclass(frozen=True)
@@ -134,15 +112,12 @@ def tune(
     )
     options = TuneOptions((where,), (_seconds(latency_bound),), asked, per_second, arrivals, seed, advice=False)
     if options.open_system:
-        (offer,) = tune_rate(options)
-        tuned, rated = offer.rated.tuned, offer.rated
-        best = rated.sustained[tuned.schedule.policy].goodput.low if tuned.schedule else None
-        at: tuple[float | None, float | None] = (rated.rate_seq_s, best)
+        rated = tune_rate(options)[0].rated
+        best = rated.sustained[rated.tuned.schedule.policy].goodput.low if rated.tuned.schedule else None
+        tuned = replace(rated.tuned, rate_seq_s=rated.rate_seq_s, goodput_seq_s=best)
     else:
-        tuned, at = tune_bounds(options)[0].tuned, (None, None)
-    said = (*where.assumptions, *tuned.assumptions)
-    figures = (tuned.schedule, tuned.estimate, tuned.alternatives, tuned.search, said, tuned.lowest_latency_s)
-    return Tuned(*figures, *at)
+        tuned = tune_bounds(options)[0].tuned
+    return replace(tuned, assumptions=(*where.assumptions, *tuned.assumptions))
 
 
 def simulate(
@@ -176,17 +151,26 @@ def simulate(
     return Simulated(found.schedule, estimate, found.facts, tuple(found.assumptions))
 
 
-def plan(models: str | Path, cluster: str, *, method: str = "exegpt", **setting: Any) -> Planned:
-    """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does; `setting` takes dtype,
-    kv_dtype, memory_fraction, engine, front_end and scale_to_context.
+def plan(
+    models: str | Path,
+    cluster: str,
+    *,
+    method: str = "exegpt",
+    profile: str | Mapping[str, str] | None = None,
+    **setting: Any,
+) -> Planned:
+    """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does; `profile` has files by the
+    models' names, and `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and scale_to_context.
 
     Example: `exegpt.plan("models.yaml", "4xA100-80GB").plan`
 
     Raises InputError for what the command refuses.
     """
-    _check_names(setting, _SETTING, "plan")
+    _check_names(setting, _PLANNING, "plan")
     check_choice(method, (*METHODS, "best"), "method")
-    found = plan_answer(Path(models), cluster, method, False, None, **setting)
+    by_name = [f"{name}={file}" for name, file in profile.items()] if isinstance(profile, Mapping) else [profile]
+    profiles = [text for text in by_name if text is not None]
+    found = plan_answer(Path(models), cluster, method, False, None, profile=profiles, **setting)
     return Planned(found.best, "" if found.best else found.proposals[0].why_not, tuple(found.assumptions))
 
 

@@ -13,6 +13,7 @@ from exegpt.duration import duration_text, parse_delay
 from exegpt.errors import InputError
 from exegpt.model import ModelSpec
 from exegpt.profile import Profile
+from exegpt.schedule import Schedule
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +89,24 @@ def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec
     from xprofiler.operators import with_engine
 
     return with_engine(profile, model, cluster, find_engine(engine))
+
+
+def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) -> tuple[Profile, str]:
+    """Return imported kernels with the time of the engine that a schedule was found with, unless an `engine` was asked
+    for, and a sentence on that engine, or on another profile of the schedule; empty for its own.
+    """
+    from exegpt.engine import ENGINES
+
+    found = schedule.profile
+    if profile.fingerprint == found.fingerprint:
+        return profile, ""
+    if engine is None and profile.source == found.source == "operators":
+        for name in ENGINES:
+            served = _under(name, profile, schedule.model.spec, schedule.cluster)
+            if served.fingerprint == found.fingerprint:
+                return served, f"the schedule was found with the time of engine {name}, which is taken"
+    other = f"another profile, {found.source} ({found.fingerprint})"
+    return profile, f"the schedule was found on {other}, which --profile FILE takes: figures will differ"
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exegpt.app.choices import check_choice
+from exegpt.app.kernel_import import KernelImport, kernel_import
 from exegpt.app.profiles import find_profile
 from exegpt.app.rooflines import accuracy, engine_notes, own_profile
 from exegpt.cluster import ClusterSpec, parse_cluster
@@ -33,6 +34,8 @@ class Setting:
     assumptions: tuple[str, ...]
     own: Deployment | None = None
     """This project's engine, for the policies that the profile's engine doesn't run; None: one engine for all."""
+    kernels: KernelImport | None = None
+    """The import that could take the data sheet's place; None: another profile, or no tables cover it."""
 
     def on(self, policy: str) -> "Setting":
         """Return the same, with the engine that runs a policy."""
@@ -124,11 +127,12 @@ def find_setting(
     attention: str = "triton",
     front_end: str | None = None,
     one_engine: bool = False,
+    name: str = "",
 ) -> Setting:
     """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
     this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
     request is simulated with its own pair of lengths, not with the two distributions; `one_engine`: all policies are
-    predicted with one. `attention` as in `find_profile`.
+    predicted with one. `attention` as in `find_profile`; `name` is the model's in a file of several.
     """
     from exegpt.builtin_models import stands_for
     from exegpt.columns import parse_columns
@@ -149,13 +153,7 @@ def find_setting(
         raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
     described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
-    if where.name == f"{where.devices_per_node}x{where.device.kind}" and where.devices_per_node in range(
-        16, 1 << 20, 8
-    ):
-        nodes = f"{where.devices_per_node // 8}x8x{where.device.kind}"
-        assumptions.append(
-            f"cluster: {where.name} is one node, all its devices linked alike; nodes of eight are {nodes}"
-        )
+    assumptions += _one_node_text(where)
     if workload is None:
         workload = "S"
         assumptions.append("workload: task S (summarization), the default")
@@ -188,8 +186,18 @@ def find_setting(
     if own and memory_fraction is None and not described:
         deployed = replace(where, memory_fraction=engine_of(own).memory.fraction)
     whose = (*engine_notes(own or chosen, chosen), *accuracy(chosen, where))
-    said = (*assumptions, *scaling, which, *whose)
-    return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None)
+    kernels = kernel_import(chosen, spec, where, kept, model, name)
+    said = (*assumptions, *scaling, which, *whose, *([kernels.text] if kernels else []))
+    return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None, kernels)
+
+
+def _one_node_text(cluster: ClusterSpec) -> list[str]:
+    """Where so many devices are taken as one node that nodes of eight may be meant."""
+    devices, kind = cluster.devices_per_node, cluster.device.kind
+    if cluster.name != f"{devices}x{kind}" or devices not in range(16, 1 << 20, 8):
+        return []
+    nodes = f"{devices // 8}x8x{kind}"
+    return [f"cluster: {cluster.name} is one node, all its devices linked alike; nodes of eight are {nodes}"]
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:

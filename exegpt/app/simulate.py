@@ -11,8 +11,9 @@ from exegpt import document
 from exegpt.app import rooflines
 from exegpt.app.engine_settings import EngineSettings, follow, resident
 from exegpt.app.files import read_schedule
+from exegpt.app.kernel_import import KernelImport, kernel_import
 from exegpt.app.ordering import USUAL_TAU, OrderChoice, trace_hints
-from exegpt.app.profiles import find_profile
+from exegpt.app.profiles import as_found, find_profile
 from exegpt.app.settings import find_setting, fit_context
 from exegpt.columns import parse_columns
 from exegpt.document import to_dict
@@ -90,6 +91,8 @@ class Prediction:
     timeline: Callable[[], Timeline]
     texts: tuple[str, ...] = ()
     """What doesn't fit a table."""
+    kernels: KernelImport | None = None
+    """The import that could take the data sheet's place."""
 
 
 def simulate(options: SimulateOptions) -> Prediction:
@@ -109,6 +112,8 @@ def simulate(options: SimulateOptions) -> Prediction:
             "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
         )
     _check_longest(schedule, options.longest)
+    kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
+    assumptions = (*assumptions, kernels.text) if kernels else assumptions
     if options.one_by_one:
         prediction = _replay(schedule, profile, assumptions, options)
     else:
@@ -116,7 +121,7 @@ def simulate(options: SimulateOptions) -> Prediction:
     if options.timeline:
         trace = chrome_trace([prediction.timeline()])
         document.write_text(options.timeline, document.dumps(trace, indent=None))
-    return prediction
+    return replace(prediction, kernels=kernels)
 
 
 def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, ...]]:
@@ -136,7 +141,9 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         one_by_one=options.one_by_one,
     )
     schedule, assumed = follow(setting, options.engine_settings, options.engine)
-    return schedule, setting.on(schedule.policy).profile, (*setting.assumptions, *assumed)
+    import_text = setting.kernels.text if setting.kernels else None  # the policy's engine may be another
+    said = [text for text in setting.assumptions if text != import_text]
+    return schedule, setting.on(schedule.policy).profile, (*said, *assumed)
 
 
 def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:
@@ -159,15 +166,9 @@ def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, t
     profile, which = find_profile(
         options.profile, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end
     )
-    return schedule, profile, (which, *_another(schedule, profile), *rooflines.accuracy(profile, schedule.cluster))
-
-
-def _another(schedule: Schedule, profile: Profile) -> tuple[str, ...]:
-    """A sentence where a schedule was found on another profile than the one at hand."""
-    if profile.fingerprint == schedule.profile.fingerprint:
-        return ()
-    other = f"{schedule.profile.source} ({schedule.profile.fingerprint})"
-    return (f"the schedule was found on another profile, {other}, which --profile FILE takes: figures will differ",)
+    profile, other = as_found(profile, schedule, engine)
+    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster))
+    return schedule, profile, said
 
 
 def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) -> Prediction:

@@ -69,8 +69,6 @@ class BoundedAnswer:
     bound_s: float | None
     tuned: "Tuned"
     advice: tuple[str, ...]
-    on_engine: "Alternative | None" = None
-    """The best that the setting's engine runs."""
     export: Export | None = None
 
 
@@ -81,8 +79,6 @@ class Offer:
     setting: Setting
     rated: "Rated"
     price_hour: float | None
-    on_engine: "Alternative | None" = None
-    """The best that the setting's engine runs."""
     export: Export | None = None
 
     @property
@@ -112,7 +108,7 @@ def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
         tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
     advice = options.advice if options.advice is not None else len(bounds_s) == 1 and setting.cluster.devices <= 8
     answers = tuple(_bounded(options, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
-    found = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned, answer.on_engine))]
+    found = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned))]
     _write(options, setting, found[0] if found else None, tuned, answers[-1].advice)
     return answers
 
@@ -123,6 +119,7 @@ def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice
 
     setting, search = options.settings[0], options.search
     on_engine, export = best_on(tuned, engine_of(setting.profile).name), None
+    tuned = replace(tuned, best_on_engine=on_engine)
     best = on_engine if options.engine and on_engine else None
     advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
     if options.target and on_engine and on_engine.schedule:
@@ -130,12 +127,12 @@ def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice
         running, _ = resident(followed, setting.profile)
         export = options.target.export(followed, xsimulator.estimate(running, setting.profile))
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
-    return BoundedAnswer(bound_s, tuned, texts, on_engine, export)
+    return BoundedAnswer(bound_s, tuned, texts, export)
 
 
-def written(options: TuneOptions, tuned: "Tuned", on_engine: "Alternative | None") -> Schedule | None:
+def written(options: TuneOptions, tuned: "Tuned") -> Schedule | None:
     """Return the schedule for the file: the best of all, but of an engine that was asked for the best that it runs."""
-    return on_engine.schedule if options.engine and on_engine else tuned.schedule
+    return tuned.best_on_engine.schedule if options.engine and tuned.best_on_engine else tuned.schedule
 
 
 def tune_rate(options: TuneOptions) -> list[Offer]:
@@ -158,11 +155,12 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
         price = None if prices is None else price_per_hour(prices, setting.cluster)
         rated = _tuned_at(setting, arrivals, bounds, rate_seq_s, options)
         on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
+        rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
         export = _exported_at(options, setting, on_engine, arrivals, bounds, rate_seq_s)
-        offers.append(Offer(setting, rated, price, on_engine, export))
+        offers.append(Offer(setting, rated, price, export))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
-    _write(options, offers[0].setting, written(options, best, offers[0].on_engine), [best])
+    _write(options, offers[0].setting, written(options, best), [best])
     return offers
 
 

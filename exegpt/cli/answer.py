@@ -26,13 +26,11 @@ Times = Mapping[str, str]
 """Keys of an Estimate's times that are bounded, and their columns."""
 
 
-def answer_document(
-    answer: Tuned, setting: Setting, on_engine: Alternative | None, target: Target | None, export: Export | None
-) -> dict[str, Any]:
+def answer_document(answer: Tuned, setting: Setting, target: Target | None, export: Export | None) -> dict[str, Any]:
     """The object that `tune --json` prints for one bound: with the best that the setting's engine runs where several
     engines are compared, and with a `target` its launch command.
     """
-    brief = functools.partial(_brief, answer.schedule)
+    brief, on_engine = functools.partial(_brief, answer.schedule), answer.best_on_engine
     document: dict[str, Any] = {
         "schedule": to_dict(answer.schedule) if answer.schedule else None,
         "estimate": to_dict(answer.estimate) if answer.estimate else None,
@@ -46,6 +44,7 @@ def answer_document(
             for other in answer.alternatives
         ],
         "search": asdict(answer.search),
+        "profile_import": setting.kernels.to_dict() if setting.kernels else None,
         "assumptions": [*setting.assumptions, *answer.assumptions],
         "provenance": output.provenance(setting.profile),
     }
@@ -87,9 +86,9 @@ def print_export(target: Target, export: Export | None, times: Times) -> None:
         print(f"  {note}")
 
 
-def print_best(answer: Tuned, setting: Setting, on_engine: Alternative | None) -> None:
+def print_best(answer: Tuned, setting: Setting) -> None:
     """Print the best schedule of all, and the best that the setting's engine runs, where engines are compared."""
-    engine = engine_of(setting.profile).name
+    engine, on_engine = engine_of(setting.profile).name, answer.best_on_engine
     if setting.cluster.is_cpu or engine in NOT_DEPLOYED or not answer.estimate or not answer.schedule:
         return
     print(f"Best of all: {_rates(answer.estimate)} with {schedule_text(answer.schedule)}, {_runs_on(answer.estimate)}.")
@@ -102,11 +101,15 @@ def print_best(answer: Tuned, setting: Setting, on_engine: Alternative | None) -
     )
 
 
-def whose(options: TuneOptions, on_engine: Alternative | None) -> str:
+def whose(options: TuneOptions, answer: Tuned) -> str:
     """Say which engine a written schedule is for, where that isn't the one that was asked for or none was."""
     if options.settings[0].own is None or options.engine is None:
         return ""
-    return f", the best on {options.engine}" if on_engine else f": {options.engine} runs none that meets the bounds"
+    return (
+        f", the best on {options.engine}"
+        if answer.best_on_engine
+        else f": {options.engine} runs none that meets the bounds"
+    )
 
 
 def _rates(estimate: Estimate) -> str:

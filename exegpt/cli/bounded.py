@@ -37,8 +37,7 @@ def answer(options: TuneOptions, json: bool) -> int:
 def _emit(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     setting = options.settings[0]
     documents = [
-        answer_document(answer.tuned, setting, answer.on_engine, options.target, answer.export)
-        | {"advice": answer.advice}
+        answer_document(answer.tuned, setting, options.target, answer.export) | {"advice": answer.advice}
         for answer in answers
     ]
     if len(documents) == 1:
@@ -66,11 +65,11 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     met = [answer for answer in answers if answer.tuned.schedule]
     if options.out and met:
         under = f" under {format_duration(met[-1].bound_s)}" if len(answers) > 1 else ""
-        print(f"Schedule{under} written to {options.out}{whose(options, met[-1].on_engine)}.")
+        print(f"Schedule{under} written to {options.out}{whose(options, met[-1].tuned)}.")
     for answer in answers:
         if len(answers) > 1 and answer.tuned.schedule and options.settings[0].own:
             print(f"Under {format_duration(answer.bound_s)}:")
-        print_best(answer.tuned, options.settings[0], answer.on_engine)
+        print_best(answer.tuned, options.settings[0])
 
 
 def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:

@@ -25,6 +25,18 @@ def only_model(models: list[str] | None, what: str) -> str:
     return models[0]
 
 
+def only_profile(profiles: list[str] | None) -> str | None:
+    """The one profile of a model; InputError for several."""
+    if profiles and len(profiles) > 1:
+        raise InputError(f"--profile is given for one model as {' and '.join(map(repr, profiles))}: pass one file.")
+    return profiles[0] if profiles else None
+
+
+def profile_files(profiles: list[str] | None) -> list[str]:
+    """The files that `--profile` names, of one model or of several."""
+    return [part.partition("=")[2] or part for text in profiles or () for part in (text, *text.split(","))]
+
+
 def directories(models: list[str] | None) -> dict[str, str]:
     """Directories by name, as `--model NAME=DIR` beside --plan gives them."""
     return named(models or (), "--model", "DIR")
@@ -54,6 +66,15 @@ PROFILE = Annotated[
     str | None,
     typer.Option(
         "--profile", "-p", help="A profile file, or roofline. Default: a stored profile that fits, else the roofline."
+    ),
+]
+PROFILES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        help="A profile file, or roofline; of several models NAME=FILE for each. Default: a stored profile that fits, "
+        "else the roofline.",
     ),
 ]
 ENGINE = Annotated[
@@ -166,16 +187,34 @@ ENCODE_BATCH = Annotated[int | None, typer.Option(min=1, help="Fix B_E, the prom
 DECODE_ITERATIONS = Annotated[int | None, typer.Option(min=1, help="Fix N_D, iterations between prefills (RRA).")]
 MICRO_BATCHES = Annotated[int | None, typer.Option(min=1, help="Fix B_m, micro-batches of decoding (WAA, hybrid).")]
 ENCODE_MICRO_BATCHES = Annotated[int | None, typer.Option(min=1, help="Fix encoding micro-batches (RRA, hybrid).")]
-TP_DEGREE = Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree (WAA: of decoding).")]
+TP_DEGREE = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Fix the tensor-parallel degree (WAA: of decoding); a replica's remaining devices are pipeline stages. "
+        "simulate's default: the largest.",
+    ),
+]
 TP_GPUS = Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")]
 ENCODE_DEVICES = Annotated[int | None, typer.Option(min=1, help="Fix a replica's devices that encode (WAA).")]
 ENCODE_TP_DEGREE = Annotated[int | None, typer.Option(min=1, help="Fix their tensor-parallel degree (WAA).")]
-MAX_NUM_SEQS = Annotated[int | None, typer.Option(min=1, help="Fix the most running sequences (chunked, orca).")]
-MAX_NUM_BATCHED_TOKENS = Annotated[
-    int | None, typer.Option(min=1, max=10_000_000, help="Fix the tokens of an iteration (chunked).")
+MAX_NUM_SEQS = Annotated[
+    int | None,
+    typer.Option(min=1, help="Fix the most running sequences (chunked, orca). simulate's default: the engine's."),
 ]
-PREFILLS_PER_STEP = Annotated[int | None, typer.Option(min=1, help="Fix the prompts of an iteration (orca).")]
-REPLICAS = Annotated[int | None, typer.Option(min=1, help="Fix the copies of the model.")]
+MAX_NUM_BATCHED_TOKENS = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=10_000_000, help="Fix the tokens of an iteration (chunked). simulate's default: the engine's."
+    ),
+]
+PREFILLS_PER_STEP = Annotated[
+    int | None, typer.Option(min=1, help="Fix the prompts of an iteration (orca). simulate's default: 1.")
+]
+REPLICAS = Annotated[
+    int | None,
+    typer.Option(min=1, help="Fix the copies of the model, each on an equal part. simulate's default: 1."),
+]
 FIXED = (
     *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_degree", "tp_gpus"),
     *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step", "replicas"),

@@ -24,6 +24,7 @@ def plan(
             "(stages, for numbers of requests), or best: the best of these."
         ),
     ] = "exegpt",
+    profile: options.PROFILES = None,
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
@@ -49,6 +50,8 @@ def plan(
 
     Example: exegpt plan models.yaml --cluster 4xA100-80GB --method best
 
+    Example: exegpt plan models.yaml --cluster 4xH200-SXM --profile chat=chat.json --profile code=code.json
+
     Example: exegpt plan application.yaml --cluster 8xA100-80GB --method samullm
     """
 
@@ -65,12 +68,12 @@ def plan(
 
     check_output(out)
     check_output(report)
-    check_distinct((out, report), (file, cluster, price))
+    check_distinct((out, report), (file, cluster, price, *options.profile_files(profile)))
     prices = read_prices(price) if price else None
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads or threads_of_device(cluster))
     how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
-    how |= {"front_end": front_end, "scale_to_context": scale_to_context}
+    how |= {"front_end": front_end, "scale_to_context": scale_to_context, "profile": profile or ()}
     if method == "samullm" or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
@@ -107,6 +110,7 @@ def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]
         "why": proposals[0].why_before(proposals[1]) if best and len(proposals) > 1 else None,
         "application": {"calls": len(calls.finish_s), "seconds": calls.seconds} if calls else None,
         "advice": [asdict(gain) | {"text": text} for gain, text in pairs],
+        "profile_imports": {name: kernels.to_dict() for name, kernels in answered.imports.items()},
         "assumptions": answered.assumptions,
         "provenance": output.provenance(),
     }

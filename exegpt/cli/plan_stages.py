@@ -9,7 +9,7 @@ def plan_stages(
 ) -> int:
     """Plan an application file, print its stages and the heuristics' times, and write plan and report; exit code 0.
 
-    `how`: keyword arguments of `find_setting`.
+    `how`: keyword arguments of `read_application`.
     """
     from exegpt import document
     from exegpt.app.multimodel.application_file import read_application
@@ -28,7 +28,8 @@ def plan_stages(
     if json:
         methods = [{"method": p.method, "seconds": p.plan.seconds, "search_s": p.plan.search_s} for p in proposals]
         facts = {"plan": document.to_dict(best.plan), "methods": methods, "assumptions": list(asked.assumptions)}
-        output.emit({**facts, "provenance": output.provenance(seed=0)})
+        imports = {name: s.kernels.to_dict() for name, s in asked.settings.items() if s.kernels}
+        output.emit({**facts, "profile_imports": imports, "provenance": output.provenance(seed=0)})
         return 0
     output.notes(asked.assumptions)
     print_plan(best.plan)

@@ -34,7 +34,7 @@ def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, 
     """The object that `tune --rate --json` prints for a cluster."""
     rated = offer.rated
     best = rated.sustained[rated.tuned.schedule.policy].goodput if rated.tuned.schedule else None
-    document = answer_document(rated.tuned, offer.setting, offer.on_engine, target, offer.export)
+    document = answer_document(rated.tuned, offer.setting, target, offer.export)
     document["provenance"]["seed"] = seed
     for alternative in document["alternatives"]:
         sustained = rated.sustained.get(alternative["policy"])
@@ -99,8 +99,8 @@ def print_offers(offers: list[Offer], options: TuneOptions) -> None:
             print_export(options.target, best.export, bounded_times(options.search))
     print_search(rated.tuned)
     if options.out and schedule:
-        print(f"Schedule written to {options.out}{whose(options, best.on_engine)}.")
-    print_best(rated.tuned, setting, best.on_engine)
+        print(f"Schedule written to {options.out}{whose(options, rated.tuned)}.")
+    print_best(rated.tuned, setting)
 
 
 def _print_clusters(offers: list[Offer]) -> None:

@@ -59,17 +59,13 @@ def run(
         ),
     ] = False,
     policy: options.POLICY = None,
-    encode_batch: Annotated[int | None, typer.Option(min=1, help="Fix B_E.")] = None,
-    decode_iterations: Annotated[int | None, typer.Option(min=1, help="Fix N_D.")] = None,
-    micro_batches: Annotated[int | None, typer.Option(min=1, help="Fix B_m.")] = None,
-    tp_degree: Annotated[int | None, typer.Option(min=1, help="Fix the tensor-parallel degree.")] = None,
-    tp_gpus: Annotated[int | None, typer.Option(min=1, help="Fix the devices in tensor-parallel groups.")] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Fix the maximum number of running sequences.")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, max=10_000_000, help="Fix the token budget.")
-    ] = None,
+    encode_batch: options.ENCODE_BATCH = None,
+    decode_iterations: options.DECODE_ITERATIONS = None,
+    micro_batches: options.MICRO_BATCHES = None,
+    tp_degree: options.TP_DEGREE = None,
+    tp_gpus: options.TP_GPUS = None,
+    max_num_seqs: options.MAX_NUM_SEQS = None,
+    max_num_batched_tokens: options.MAX_NUM_BATCHED_TOKENS = None,
     admission: options.ADMISSION = None,
     prefix_caching: options.PREFIX_CACHING = False,
     kv_blocks: Annotated[

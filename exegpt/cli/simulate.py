@@ -7,58 +7,64 @@ import typer
 
 from exegpt.cli import options
 
+PLAN = Annotated[Path | None, typer.Option(help="A plan of several models; its --replay trace has a column `model`.")]
+TIMELINE = Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")]
+REPLAY = Annotated[
+    str | None,
+    typer.Option(
+        help="Simulate the requests of this trace one by one. With --prefix-caching, prompts begin alike as its "
+        "columns say: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id or conversation_id, chat_id "
+        "with parent_chat_id."
+    ),
+]
+OUT = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="Write each replayed request's times to this file, JSON lines."),
+]
+COMMAND = Annotated[
+    str | None,
+    typer.Option(help="A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."),
+]
+POLICY = Annotated[
+    str | None, typer.Option(help="The policy, with its control variables. Default: chunked, as in vLLM.")
+]
+KV_BLOCKS = Annotated[
+    int | None, typer.Option(min=1, help="KV blocks on each stage. Default: as many as fit into memory.")
+]
+BLOCK_SIZE = Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")]
+PREFIX_CACHING = Annotated[
+    bool | None,
+    typer.Option(
+        "--prefix-caching/--no-prefix-caching",
+        help="Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked)."
+        " Default: off, or that of --engine.",
+    ),
+]
+RANKER_TAU = Annotated[
+    float | None,
+    typer.Option(help="Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."),
+]
+
 
 def simulate(
     schedule: options.SCHEDULE = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="A plan of several models; its --replay trace has a column `model`.")
-    ] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None,
-    replay: Annotated[
-        str | None,
-        typer.Option(
-            help="Simulate the requests of this trace one by one. With --prefix-caching, prompts begin alike as its "
-            "columns say: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id or conversation_id, chat_id "
-            "with parent_chat_id."
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write each replayed request's times to this file, JSON lines."),
-    ] = None,
-    command: Annotated[
-        str | None,
-        typer.Option(help="A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."),
-    ] = None,
+    plan: PLAN = None,
+    timeline: TIMELINE = None,
+    replay: REPLAY = None,
+    out: OUT = None,
+    command: COMMAND = None,
     rate: options.RATE = None,
     seed: options.SEED = 0,
-    profile: options.PROFILE = None,
-    policy: Annotated[
-        str | None, typer.Option(help="The policy, with its control variables. Default: chunked, as in vLLM.")
-    ] = None,
+    profile: options.PROFILES = None,
+    policy: POLICY = None,
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of running sequences. Default: the engine's."),
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per iteration (chunked). Default: the engine's on the device.")
-    ] = None,
-    prefills_per_step: Annotated[
-        int | None, typer.Option(min=1, help="Prompts per iteration (orca). Default: 1.")
-    ] = None,
-    tp_degree: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Tensor-parallel degree; a replica's remaining devices are pipeline stages. Default: the largest.",
-        ),
-    ] = None,
-    replicas: Annotated[
-        int | None, typer.Option(min=1, help="Copies of the model on equal parts of the cluster. Default: 1.")
-    ] = None,
+    max_num_seqs: options.MAX_NUM_SEQS = None,
+    max_num_batched_tokens: options.MAX_NUM_BATCHED_TOKENS = None,
+    prefills_per_step: options.PREFILLS_PER_STEP = None,
+    tp_degree: options.TP_DEGREE = None,
+    replicas: options.REPLICAS = None,
     encode_batch: options.ENCODE_BATCH = None,
     decode_iterations: options.DECODE_ITERATIONS = None,
     micro_batches: options.MICRO_BATCHES = None,
@@ -66,25 +72,13 @@ def simulate(
     tp_gpus: options.TP_GPUS = None,
     encode_devices: options.ENCODE_DEVICES = None,
     encode_tp_degree: options.ENCODE_TP_DEGREE = None,
-    kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks on each stage. Default: as many as fit into memory.")
-    ] = None,
-    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None,
+    kv_blocks: KV_BLOCKS = None,
+    block_size: BLOCK_SIZE = None,
     admission: options.ADMISSION = None,
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked)."
-            " Default: off, or that of --engine.",
-        ),
-    ] = None,
+    prefix_caching: PREFIX_CACHING = None,
     order: options.ORDER = None,
     starvation_guard: options.STARVATION_GUARD = False,
-    ranker_tau: Annotated[
-        float | None,
-        typer.Option(help="Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."),
-    ] = None,
+    ranker_tau: RANKER_TAU = None,
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
@@ -120,9 +114,10 @@ def simulate(
 
     check_output(timeline)
     check_output(out)
-    check_distinct((timeline, out), (schedule, plan, workload, profile, replay, cluster))
+    check_distinct((timeline, out), (schedule, plan, workload, *options.profile_files(profile), replay, cluster))
     if plan:
         return _simulate_plan(asked)
+    asked["profile"] = options.only_profile(profile)
     set_threads(threads)
     check_columns(columns, workload, replay, scale=scale_to_context)
     said, notes = _launched(command, asked) if command else (asked, ())
@@ -132,8 +127,9 @@ def simulate(
     prediction = predict(options.build(SimulateOptions, {"longest": None} | said | own))
     assumptions = list(dict.fromkeys((*notes, *prediction.assumptions)))
     if json:
-        provenance = output.provenance(prediction.profile)
-        return output.emit({**prediction.facts, "assumptions": assumptions, "provenance": provenance})
+        more = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
+        more |= {"assumptions": assumptions, "provenance": output.provenance(prediction.profile)}
+        return output.emit(prediction.facts | more)
     output.notes(assumptions)
     output.table(prediction.columns, prediction.rows, schedule_text(prediction.schedule))
     for text in prediction.texts:
@@ -156,8 +152,7 @@ def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tupl
             option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
             raise InputError(f"--command says what {option} says: leave {option} {asked[name]} out.")
     engine = asked["engine"] or launch.engine
-    notes = [f"flags that change nothing here: {', '.join(launch.unmodelled)}"] if launch.unmodelled else []
-    return asked | said | {"engine": engine, "longest": launch.longest}, tuple(notes)
+    return asked | said | {"engine": engine, "longest": launch.longest}, launch.notes
 
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
@@ -175,12 +170,10 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
         name = "gpu_memory_fraction" if others[0] == "memory_fraction" else others[0]
         raise InputError(f"--{name.replace('_', '-')} is for simulations without --plan: leave one of the two out.")
     replay = Path(asked["replay"]) if asked["replay"] else None
-    typed = asked["profile"].split(",") if asked["profile"] else ()
-    profiles = {name: Path(file) for name, file in options.named(typed, "--profile", "FILE").items()}
     scale = asked["scale_to_context"]
     check_columns(asked["columns"], asked["replay"], scale=scale)
     columns = parse_columns(asked["columns"]) if asked["columns"] else None
-    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], profiles, columns, scale)
+    prediction = simulate_plan(asked["plan"], replay, asked["timeline"], asked["profile"] or (), columns, scale)
     if asked["json"]:
         facts = {**prediction.facts, "assumptions": prediction.assumptions, "provenance": output.provenance()}
         return output.emit(facts)

@@ -1,7 +1,7 @@
 """`exegpt tune`: the schedule with the highest throughput under a latency bound."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,31 +10,82 @@ from exegpt.errors import InputError
 
 if TYPE_CHECKING:
     from exegpt.app.export import Target
+    from exegpt.app.search import SearchOptions
     from exegpt.app.settings import Setting
+
+LATENCY_BOUNDS = Annotated[
+    str | None,
+    typer.Option(
+        "--latency-bound",
+        "-l",
+        help=options.LATENCY_BOUND_HELP
+        + " Several bounds, separated by commas, give the frontier. Default with --ttft or --tpot: inf.",
+    ),
+]
+TTFT = Annotated[str | None, typer.Option(help="Bound on the time to first token, for --percentile of the requests.")]
+TPOT = Annotated[str | None, typer.Option(help="Bound on the time per output token, for --percentile of the requests.")]
+SEARCH = Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")]
+TOLERANCE = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share by which monotonicity may be violated.")]
+ADMISSION = Annotated[
+    str,
+    typer.Option(
+        help="reserve: a request waits until KV blocks for its maximum length are free; grow: it gets blocks as it "
+        "needs them, and the request admitted last is preempted when none are left; auto: the better of both."
+    ),
+]
+PREFIX_CACHING = Annotated[
+    bool,
+    typer.Option(
+        "--prefix-caching",
+        help="With --rate: reuse KV blocks of prompts that begin alike, as the trace's columns say (hash_ids, "
+        "prompt_ids, prefix_id with prefix_tokens, session_id, conversation_id, chat_id); orca and chunked.",
+    ),
+]
+ARRIVALS = Annotated[
+    str, typer.Option(help="Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given).")
+]
+PRICE = Annotated[
+    Path | None, typer.Option(help="YAML: device kind → price per device-hour. The cheapest cluster is the answer.")
+]
+ADVICE = Annotated[
+    bool | None,
+    typer.Option(
+        "--advice/--no-advice",
+        help="Predict the effect of a looser bound and of other clusters. Default: with one bound, up to eight "
+        "devices.",
+    ),
+]
+EXPLAIN = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="Print all reasons for each policy's rank, and what limits it. Default: the main reason."
+    ),
+]
+OUT = Annotated[
+    Path | None,
+    typer.Option(
+        "--out", "-o", help="Write the schedule to this file; with several bounds, that of the last feasible one."
+    ),
+]
+EXPORT = Annotated[
+    str | None, typer.Option(help="Print the launch command of the best schedule that an engine runs: vllm.")
+]
+_SETTING = (
+    *("dtype", "kv_dtype", "memory_fraction", "columns", "scale_to_context", "rate", "device", "engine", "front_end"),
+)
+"""Options that `find_setting` takes by their names."""
 
 
 def tune(
-    latency_bound: Annotated[
-        str | None,
-        typer.Option(
-            "--latency-bound",
-            "-l",
-            help=options.LATENCY_BOUND_HELP
-            + " Several bounds, separated by commas, give the frontier. Default with --ttft or --tpot: inf.",
-        ),
-    ] = None,
+    latency_bound: LATENCY_BOUNDS = None,
     model: options.MODEL = None,
     cluster: options.CLUSTER = None,
     workload: options.WORKLOAD = None,
-    profile: options.PROFILE = None,
+    profile: options.PROFILES = None,
     bound: options.BOUND = "requests",
     percentile: options.PERCENTILE = 99.0,
-    ttft: Annotated[
-        str | None, typer.Option(help="Bound on the time to first token, for --percentile of the requests.")
-    ] = None,
-    tpot: Annotated[
-        str | None, typer.Option(help="Bound on the time per output token, for --percentile of the requests.")
-    ] = None,
+    ttft: TTFT = None,
+    tpot: TPOT = None,
     policy: options.POLICY = None,
     encode_batch: options.ENCODE_BATCH = None,
     decode_iterations: options.DECODE_ITERATIONS = None,
@@ -48,25 +99,10 @@ def tune(
     encode_devices: options.ENCODE_DEVICES = None,
     encode_tp_degree: options.ENCODE_TP_DEGREE = None,
     replicas: options.REPLICAS = None,
-    search: Annotated[str, typer.Option(help="bnb (branch and bound), exhaustive or optuna")] = "bnb",
-    tolerance: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share by which monotonicity may be violated.")
-    ] = 0.0,
-    admission: Annotated[
-        str,
-        typer.Option(
-            help="reserve: a request waits until KV blocks for its maximum length are free; grow: it gets blocks as it "
-            "needs them, and the request admitted last is preempted when none are left; auto: the better of both."
-        ),
-    ] = "reserve",
-    prefix_caching: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-caching",
-            help="With --rate: reuse KV blocks of prompts that begin alike, as the trace's columns say (hash_ids, "
-            "prompt_ids, prefix_id with prefix_tokens, session_id, conversation_id, chat_id); orca and chunked.",
-        ),
-    ] = False,
+    search: SEARCH = "bnb",
+    tolerance: TOLERANCE = 0.0,
+    admission: ADMISSION = "reserve",
+    prefix_caching: PREFIX_CACHING = False,
     dtype: options.DTYPE = None,
     kv_dtype: options.KV_DTYPE = None,
     memory_fraction: options.MEMORY_FRACTION = None,
@@ -77,36 +113,13 @@ def tune(
     front_end: options.FRONT_END = None,
     threads: options.THREADS = None,
     rate: options.RATE = None,
-    arrivals: Annotated[
-        str, typer.Option(help="Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given).")
-    ] = "poisson",
-    price: Annotated[
-        Path | None, typer.Option(help="YAML: device kind → price per device-hour. The cheapest cluster is the answer.")
-    ] = None,
+    arrivals: ARRIVALS = "poisson",
+    price: PRICE = None,
     seed: options.SEED = 0,
-    advice: Annotated[
-        bool | None,
-        typer.Option(
-            "--advice/--no-advice",
-            help="Predict the effect of a looser bound and of other clusters. Default: with one bound, up to eight "
-            "devices.",
-        ),
-    ] = None,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain", help="Print all reasons for each policy's rank, and what limits it. Default: the main reason."
-        ),
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", "-o", help="Write the schedule to this file; with several bounds, that of the last feasible one."
-        ),
-    ] = None,
-    export: Annotated[
-        str | None, typer.Option(help="Print the launch command of the best schedule that an engine runs: vllm.")
-    ] = None,
+    advice: ADVICE = None,
+    explain: EXPLAIN = False,
+    out: OUT = None,
+    export: EXPORT = None,
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> int:
@@ -126,9 +139,8 @@ def tune(
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
     """
     typed = dict(locals())
-    from exegpt.app.choices import bound_meaning, check_choice, check_columns, policy_names, with_prefixes
+    from exegpt.app.choices import check_choice, check_columns
     from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.search import SearchOptions
     from exegpt.app.settings import find_setting, set_threads
     from exegpt.app.tuning import PATTERNS, TuneOptions
     from exegpt.cli import bounded, rated
@@ -139,35 +151,42 @@ def tune(
     check_output(out)
     check_output(report)
     clusters = [part.strip() for part in cluster.split(",")] if cluster else [None]
-    check_distinct((out, report), (workload, profile, price, *clusters))
+    check_distinct((out, report), (workload, *options.profile_files(profile), price, *clusters))
     set_threads(threads)
     if latency_bound is None and ttft is None and tpot is None:
         raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
     bounds_s = tuple(parse_duration(part) for part in (latency_bound or "inf").split(","))
-    meaning = bound_meaning(bound, percentile)
-    check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
-    check_choice(admission, ("reserve", "grow", "auto"), "--admission")
-    token_bounds_s = [parse_duration(text) if text else None for text in (ttft, tpot)]
-    policies = policy_names(policy)
-    if prefix_caching:
-        if rate is None and arrivals != "trace":
-            raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
-        policies = with_prefixes(policies, policy)
+    search_options = _search_options(typed)
     check_choice(arrivals, PATTERNS, "--arrivals")
     check_columns(columns, workload, scale=scale_to_context)
     prices = read_prices(price) if price else None
     _check_combination(len(bounds_s), len(clusters), rate is not None or arrivals == "trace", prices is not None)
-    how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "device": device}
-    how |= {"columns": columns, "scale_to_context": scale_to_context, "rate": rate, "engine": engine}
-    how["front_end"] = front_end
-    settings = tuple(find_setting(model, where, workload, profile, **how) for where in clusters)
-    target = _target(export, settings[0], model, policies)
-    rules = ("reserve", "grow") if admission == "auto" else (admission,)
-    fixed = options.fixed(typed)
-    search_options = SearchOptions(meaning, *token_bounds_s, policies, search, tolerance, rules, fixed)
+    how = {name: typed[name] for name in _SETTING} | {"profile": options.only_profile(profile)}
+    settings = tuple(find_setting(model, where, workload, **how) for where in clusters)
+    target = _target(export, settings[0], model, search_options.policies)
     rate_seq_s = parse_rate(rate) if rate else None
     tune_options = options.build(TuneOptions, locals() | {"search": search_options})
     return (rated if tune_options.open_system else bounded).answer(tune_options, json)
+
+
+def _search_options(typed: dict[str, Any]) -> "SearchOptions":
+    """What the search is asked for; InputError for a choice that is none."""
+    from exegpt.app.choices import bound_meaning, check_choice, policy_names, with_prefixes
+    from exegpt.app.search import SearchOptions
+    from exegpt.duration import parse_duration
+
+    meaning = bound_meaning(typed["bound"], typed["percentile"])
+    search, admission = typed["search"], typed["admission"]
+    check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
+    check_choice(admission, ("reserve", "grow", "auto"), "--admission")
+    token_bounds_s = [parse_duration(text) if text else None for text in (typed["ttft"], typed["tpot"])]
+    policies = policy_names(typed["policy"])
+    if typed["prefix_caching"]:
+        if typed["rate"] is None and typed["arrivals"] != "trace":
+            raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
+        policies = with_prefixes(policies, typed["policy"])
+    rules = ("reserve", "grow") if admission == "auto" else (admission,)
+    return SearchOptions(meaning, *token_bounds_s, policies, search, typed["tolerance"], rules, options.fixed(typed))
 
 
 def _target(engine: str | None, setting: "Setting", typed: str | None, policies: tuple[str, ...]) -> "Target | None":

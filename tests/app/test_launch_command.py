@@ -40,6 +40,14 @@ def test_sglangs_words():
     assert launch.settings["memory_fraction"] == 0.85 and launch.settings["prefix_caching"] is False
 
 
+def test_sglang_mixes_prompts_with_decoding_only_where_it_says_so():
+    command = "python -m sglang.launch_server --model m"
+    mixed, alone = read_launch(f"{command} --enable-mixed-chunk"), read_launch(command)
+    assert mixed.settings["policy"] == "chunked" and mixed.notes == ()
+    assert "policy" not in alone.settings and "without --enable-mixed-chunk" in alone.notes[0]
+    assert read_launch("vllm serve m --port 1").notes == ("flags that change nothing here: --port",)
+
+
 def test_the_layers_of_pipeline_stages_are_a_variable_of_vllm():
     launch = read_launch("VLLM_PP_LAYER_PARTITION=17,15 vllm serve m -pp 2")
     assert (launch.settings["layers"], launch.settings["stages"]) == ((17, 15), 2)

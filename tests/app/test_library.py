@@ -29,6 +29,23 @@ def test_tune_is_the_command(capsys):
         found.schedule = None
 
 
+def test_the_best_on_an_engine_is_the_commands(capsys):
+    """WAA wins, which vLLM doesn't run."""
+    question = ("llama-3.1-70b", "8xH100-SXM", "2048/256")
+    bounds = {"ttft": "1s", "tpot": "40ms", "dtype": "fp8"}
+    found = exegpt.tune(*question, **bounds, policy="chunked,waa-c")
+    words = [word for option, value in zip("mcw", question, strict=True) for word in (f"-{option}", value)]
+    words += [word for option, value in bounds.items() for word in (f"--{option}", value)]
+    command = printed(capsys, "tune", *words, "--policy", "chunked,waa-c", "--no-advice", "--json")["best_on_engine"]
+    best = found.best_on_engine
+    assert (best.policy, found.schedule.policy) == ("chunked", "waa-c")
+    assert command["engine"] == best.estimate.engine == "vllm"
+    assert json.loads(json.dumps(found.to_dict()["best_on_engine"]["estimate"])) == command["estimate"]
+    assert exegpt.tune(*question, **bounds, policy="waa-c").best_on_engine is None
+    rated = exegpt.tune(*WHERE, "5s", rate=4, policy="chunked", fixed={"max_num_seqs": 32})
+    assert rated.best_on_engine.schedule == rated.schedule
+
+
 def test_a_bound_is_seconds_or_a_text():
     policies = {"policy": "chunked"}
     assert exegpt.tune(*WHERE, "5s", **policies).schedule == exegpt.tune(*WHERE, 5, **policies).schedule
@@ -61,6 +78,11 @@ def test_a_workload_is_parsed():
     assert exegpt.Workload.parse("2048/256").input.mean == 2048
     with pytest.raises(InputError, match="is not a workload"):
         exegpt.Workload.parse("nothing")
+
+
+def test_a_plan_has_no_columns_of_its_own(tmp_path):
+    with pytest.raises(InputError, match="plan has no argument 'columns'"):
+        exegpt.plan(tmp_path / "models.yaml", "1xA40", columns="input=a")
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,11 @@ def test_every_row_is_within_the_promised_errors_and_the_facts_are_current():
     assert abs(errors[counted]).mean() <= 0.09
     assert max(groups([r for r in rows if r.system in COUNTED], errors[counted]).values()) <= 0.15
     shipped = [fact for fact in COMPARED if fact.engine == ENGINE]
-    for fact, current in zip(shipped, compared(rows, errors), strict=True):
+    imported = relative_errors(rows, predictions(rows, Comparison(find_engine(ENGINE), tables=True)))[:, 1]
+    for fact, current in zip(shipped, compared(rows, errors, imported), strict=True):
         assert (fact.device, fact.tp, fact.rows) == (current.device, current.tp, current.rows)
         assert fact.median_error == pytest.approx(current.median_error, abs=0.002)
+        assert fact.imported_error == pytest.approx(current.imported_error, abs=0.002)
 
 
 def test_decoding_steps_without_an_all_reduce_are_predicted_on_one_device():

@@ -25,13 +25,13 @@ def test_engines_differ_and_none_is_the_quickest():
 
 @pytest.mark.parametrize("command", ["tune -l inf", "simulate --max-num-seqs 8"])
 def test_an_unknown_engine_is_refused_with_the_list(command):
-    done = run_command(*command.split(), *LLAMA, "--engine", "sglang")
-    check_refused(done, r"no engine 'sglang': use one of tensorrt-llm, vllm, vllm-0.11, paper, none")
+    done = run_command(*command.split(), *LLAMA, "--engine", "triton")
+    check_refused(done, r"no engine 'triton': use one of tensorrt-llm, vllm, vllm-0.11, sglang, exegpt, paper, none")
 
 
 def test_an_engine_beside_a_measured_profile_is_refused(tiny, tiny_profile):
     done = run_command("tune", "-l", "inf", "--model", tiny, "-w", "20/10", "-p", tiny_profile, "--engine", "vllm")
-    check_refused(done, r"--engine vllm is for rooflines, and the times of the profile '.*' are its own engine's")
+    check_refused(done, r"--engine vllm is for rooflines and imported kernels, and the .* '.*' are its own engine's")
 
 
 def notes(*command):

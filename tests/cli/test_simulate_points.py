@@ -20,11 +20,27 @@ def test_a_command_is_what_its_settings_are(capsys):
     said = printed(capsys, "simulate", "--command", f"{command} --quantization fp8 --port 1", *H100)
     typed = ("--tp-degree", "2", "--replicas", "4", "--max-num-seqs", "38", "--max-num-batched-tokens", "339")
     settings = printed(capsys, "simulate", *LLAMA, *typed, "--engine", "vllm", *H100)
-    assert {k: said[k] for k in said if k not in ("assumptions", "provenance")} == {
-        k: settings[k] for k in settings if k not in ("assumptions", "provenance")
-    }
+    for name in ("assumptions", "provenance", "profile_import"):  # which has the model as it was typed
+        del settings[name]
+    assert {name: said[name] for name in settings} == settings
     assert "flags that change nothing here: --port" in said["assumptions"]
     assert said["kv_tokens"] == 16 * said["kv_blocks"] > 100_000
+
+
+def test_a_command_of_sglang_has_its_engines_time_memory_and_defaults(capsys):
+    command = "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp-size 2 --quantization fp8"
+    said = printed(capsys, "simulate", "--command", f"{command} --enable-mixed-chunk", *H100)
+    typed = ("--tp-degree", "2", "--replicas", "1", "--engine", "sglang")
+    # Of the eight devices, a command takes those that it names.
+    settings = printed(capsys, "simulate", *LLAMA, *typed, "--cluster", "2xH100-SXM", *H100[2:])
+    for key in ("throughput_tok_s", "tpot_p99_s", "kv_tokens", "engine"):
+        assert said[key] == settings[key], key
+    assert said["engine"] == "sglang"
+    assert "max_num_seqs: 2,048, the default of sglang on H100-SXM" in said["assumptions"]
+    assert not [text for text in said["assumptions"] if "mixed-chunk" in text]
+    alone = printed(capsys, "simulate", "--command", command, *H100)
+    assert alone["throughput_tok_s"] == said["throughput_tok_s"]
+    assert [text for text in alone["assumptions"] if text.startswith("sglang: without --enable-mixed-chunk, ")]
 
 
 def test_devices_that_a_command_does_not_take_are_idle(capsys):

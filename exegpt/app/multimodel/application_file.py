@@ -8,7 +8,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from exegpt import document
-from exegpt.app.multimodel.models_file import ModelsFile, check_requests, check_units, workload_beside
+from exegpt.app.multimodel.models_file import (
+    ModelsFile,
+    check_requests,
+    check_units,
+    profiles_by_model,
+    workload_beside,
+)
 from exegpt.app.settings import Setting, find_setting
 from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
 from exegpt.cluster import ClusterSpec
@@ -155,11 +161,12 @@ def read_application_file(path: Path) -> ApplicationFile:
     return document.from_dict(ApplicationFile, data, f"'{path}'")
 
 
-def read_application(path: Path, cluster: str, **options: Any) -> Asked:
+def read_application(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> Asked:
     """What an application file, or a models file all of whose models have requests, asks for on a cluster; InputError
-    for what can't be read or planned. `options` as in `find_setting`.
+    for what can't be read or planned. `profile` as in `profiles_by_model`, `options` as in `find_setting`.
     """
     file = read_application_file(path)
+    profiles = profiles_by_model(profile, [entry.name for entry in file.nodes], path)
     nodes, models, assumptions = [], [], []
     settings: dict[str, Setting] = {}
     directories: dict[str, str | None] = {}
@@ -167,7 +174,8 @@ def read_application(path: Path, cluster: str, **options: Any) -> Asked:
     for entry in (with_requests(entry, path.parent) for entry in file.nodes):
         try:
             workload = workload_beside(entry.workload, path.parent)
-            setting = find_setting(entry.model, cluster, workload, one_engine=True, **options)
+            where = (entry.model, cluster, workload, profiles.get(entry.name))
+            setting = find_setting(*where, one_engine=True, name=entry.name, **options)
             _check_cluster(setting.cluster)
             linked = file.linked or setting.cluster.devices_per_node
             costs, assumption = _costs(entry, setting, linked)

@@ -1,11 +1,12 @@
 """Demands: what each model of a models file is asked for on a cluster."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from exegpt.app.multimodel.expected_calls import expected_calls
-from exegpt.app.multimodel.models_file import read_models, workload_beside
+from exegpt.app.multimodel.models_file import profiles_by_model, read_models, workload_beside
 from exegpt.app.settings import Setting, find_setting
 from exegpt.cluster import parse_cluster
 from exegpt.duration import parse_duration
@@ -34,7 +35,9 @@ class Demand:
     def alike(self) -> tuple[object, ...]:
         """Equal for models of which each does what the others do on as many devices."""
         setting = self.setting
-        return setting.model, setting.workload, setting.kv_dtype, self.requests, self.bound_s
+        profile = setting.profile
+        times = profile.source if profile.source == "roofline" else profile.fingerprint
+        return setting.model, setting.workload, times, profile.dtype, setting.kv_dtype, self.requests, self.bound_s
 
     @property
     def work(self) -> float:
@@ -44,9 +47,9 @@ class Demand:
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters
 
 
-def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]:
-    """What a models file asks for on a cluster; InputError for what can't be read or is unknown. `options` as in
-    `find_setting`.
+def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> tuple[Demand, ...]:
+    """What a models file asks for on a cluster; InputError for what can't be read or is unknown. `profile` as in
+    `profiles_by_model`, `options` as in `find_setting`.
     """
     if cluster != "local":
         parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault
@@ -54,6 +57,7 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
     expected = expected_calls(path, file)
     lengths = expected.lengths() if expected else {}
     file.check(lengths)
+    profiles = profiles_by_model(profile, [entry.name for entry in file.models], path)
     demands = []
     for entry in file.models:
         calls = lengths.get(entry.name)
@@ -61,7 +65,8 @@ def read_demands(path: Path, cluster: str, **options: Any) -> tuple[Demand, ...]
         if calls:
             workload = Workload.from_requests(f"calls of {file.applications}", calls)
         try:
-            setting = find_setting(entry.model, cluster, workload, columns=entry.columns, one_engine=True, **options)
+            where = (entry.model, cluster, workload, profiles.get(entry.name))
+            setting = find_setting(*where, columns=entry.columns, one_engine=True, name=entry.name, **options)
             rate = parse_rate(entry.rate) if entry.rate is not None else None
             bound_s = parse_duration(entry.latency_bound) if entry.latency_bound is not None else None
         except InputError as error:

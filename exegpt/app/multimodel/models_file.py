@@ -1,7 +1,7 @@
 """A models file: which models one cluster is shared out to, and what each is asked for."""
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,39 @@ def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) ->
                 raise InputError(
                     f"'{path}': {listed}.{place}.{key} is {value}, without a unit: write 5{unit}, for example."
                 )
+
+
+def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) -> dict[str, str]:
+    """Return what `--profile` says for each model of the file `path`: texts NAME=FILE, several between commas or one by
+    one; `roofline` alone is for all models, and a FILE alone for the only one.
+
+    Raises InputError for a name that the file doesn't have, for a model with two, and for a FILE of no model.
+    """
+    has = f"'{path}' has {', '.join(names)}"
+    profiles: dict[str, str] = {}
+    for text in (part for texts in typed for part in _parts(texts)):
+        name, equals, file = text.partition("=")
+        if not equals and (text == "roofline" or len(names) == 1):
+            given = dict.fromkeys(names, text)
+        elif not (name and equals and file):
+            raise InputError(f"--profile {text} names no model, and {has}: pass --profile NAME=FILE.")
+        elif name not in names:
+            raise InputError(f"--profile {text} is of no model of the file: {has}.")
+        else:
+            given = {name: file}
+        for model in sorted(given.keys() & profiles.keys()):
+            raise InputError(
+                f"--profile is given twice for model '{model}', as '{profiles[model]}' and as '{given[model]}': leave "
+                "one of them out."
+            )
+        profiles |= given
+    return profiles
+
+
+def _parts(texts: str) -> list[str]:
+    """Return the texts between commas where each names a model; a file's name may have commas."""
+    parts = texts.split(",")
+    return parts if all("=" in part for part in parts) else [texts]
 
 
 def workload_beside(text: str, directory: Path) -> str:

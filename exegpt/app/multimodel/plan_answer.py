@@ -1,9 +1,11 @@
 """What `exegpt plan` answers: methods beside each other, with advice and assumptions."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from exegpt.app.kernel_import import KernelImport
 from exegpt.app.multimodel.beside_stages import assumed, beside_stages
 from exegpt.app.multimodel.demands import read_demands
 from exegpt.app.multimodel.expected_calls import expected_calls
@@ -32,6 +34,8 @@ class PlanAnswer:
     calls: CallReplay | None
     """An application's calls on the best budgets; None without one."""
     assumptions: list[str]
+    imports: Mapping[str, KernelImport]
+    """By model that stands on a data sheet: the import that could take its place."""
 
     @property
     def best(self) -> Plan | StagePlan | None:
@@ -65,7 +69,8 @@ def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices |
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
     assumptions += simulated_alone(budgets)
     assumptions += [assumed(where)] if any(proposal.stages for proposal in proposals) else []
-    return PlanAnswer(proposals, gained, now, advice_about(demands, where), calls, assumptions)
+    imports = {demand.name: kernels for demand in demands if (kernels := demand.setting.kernels)}
+    return PlanAnswer(proposals, gained, now, advice_about(demands, where), calls, assumptions, imports)
 
 
 def simulated_alone(best: Plan | None) -> list[str]:

@@ -1,23 +1,21 @@
 """`simulate --plan`: what the requests of a plan's models will experience, one by one."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from exegpt import document
 from exegpt.app import rooflines
 from exegpt.app.engines.planned_units import check_models, check_schedule, read_plan_file
 from exegpt.app.load.arrivals import random_arrivals
-from exegpt.app.multimodel.models_file import check_requests
+from exegpt.app.multimodel.models_file import check_requests, profiles_by_model
 from exegpt.app.multimodel.plan_evaluation import in_one_time, in_time
-from exegpt.app.profiles import find_profile
+from exegpt.app.profiles import as_found, find_profile
 from exegpt.app.settings import fit_context
 from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.duration import duration_text
-from exegpt.errors import InputError
 from exegpt.iteration_profile import IterationProfile
 from exegpt.quantity import NOTHING, figure_text, percent_text
 from exegpt.served import latencies, percentiles
@@ -47,22 +45,19 @@ def simulate_plan(
     path: Path,
     trace: Path | None,
     timeline: Path | None,
-    given: Mapping[str, Path] = MappingProxyType({}),
+    given: Sequence[str] = (),
     columns: dict[str, str] | None = None,
     scale: bool = False,
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
-    `given`: files of profiles, of layers or of iterations, by model; `columns`: of the trace; `scale`: whether its
-    lengths are scaled to the models' contexts.
+    `given`: files of profiles, of layers or of iterations, as in `profiles_by_model`; `columns`: of the trace; `scale`:
+    whether its lengths are scaled to the models' contexts.
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")
     for model in plan.models:
         check_schedule(model)
-    unknown = sorted(given.keys() - {model.name for model in plan.models})
-    if unknown:
-        known = ", ".join(model.name for model in plan.models)
-        raise InputError(f"--profile {unknown[0]}={given[unknown[0]]} is of no model of the plan: it has {known}.")
+    files = profiles_by_model(given, [model.name for model in plan.models], path)
     assumptions: list[str] = []
     if trace:
         requests = read_model_trace(trace, [model.name for model in plan.models], columns, assumptions.append)
@@ -71,7 +66,7 @@ def simulate_plan(
     profiles: dict[str, AnyProfile] = {}
     assumptions += _fit_contexts(requests, plan, scale)
     for model in plan.models:
-        profiles[model.name], assumed = _profile(model, given.get(model.name))
+        profiles[model.name], assumed = _profile(model, files.get(model.name))
         assumptions.append(f"{model.name}: {assumed}")
     begin_s = time.perf_counter()
     replays = replay_plan(plan, profiles, requests, timeline=timeline is not None)
@@ -123,20 +118,22 @@ def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[Request
     return [replace(request, arrival_s=arrival) for request, arrival in zip(drawn, arrivals, strict=True)]
 
 
-def _profile(model: PlannedModel, given: Path | None) -> tuple[AnyProfile, str]:
+def _profile(model: PlannedModel, given: str | None) -> tuple[AnyProfile, str]:
     """The profile that is given; else the roofline that a model's schedule was found on, or what stands in for its
     profile; and what that is.
     """
     schedule = model.schedule
-    if given:
+    if given not in (None, "roofline"):
         data = document.read_json(given)
         if isinstance(data, dict) and "tables" in data:
             iterations = document.from_dict(IterationProfile, data, f"'{given}'")
             return iterations, f"iterations of {iterations.model} on {iterations.device}, from '{given}'"
-    if given is None and (roofline := rooflines.found_on(schedule)):
+    elif roofline := rooflines.found_on(schedule):
         return roofline, f"the roofline that it was found on, {rooflines.engine_text(roofline)}"
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
-    return find_profile(str(given) if given else None, *where, kv_dtype=schedule.kv_dtype)
+    profile, which = find_profile(given, *where, kv_dtype=schedule.kv_dtype)
+    profile, other = as_found(profile, schedule)
+    return profile, "; ".join(filter(None, (which, other)))
 
 
 def _since(model: PlannedModel) -> str:
