@@ -77,6 +77,7 @@ def check_refused(done, message):
         ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 9", "9 replicas.*too many"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
+        ("simulate --model opt-13b --max-num-seqs 4 --tp-degree 3", "degree of 3 doesn't fit.*: use one of 1, 2, 4"),
         (
             "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
             "doesn't start.*9,999,999 tokens and 4 sequences",
