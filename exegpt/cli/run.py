@@ -120,7 +120,7 @@ def run(
 
 def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     """The options object of the command's parameters; InputError for those that exclude each other."""
-    from exegpt.app.choices import policy_names
+    from exegpt.app.choices import policy_names, with_variables
     from exegpt.app.offline_run import RunOptions
     from exegpt.app.ordering import OrderChoice
     from exegpt.duration import parse_duration
@@ -143,6 +143,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     fixed = {name: typed[name] for name in _VARIABLES if typed[name] is not None}
     if schedule:
         _check_unsearched(schedule, {"policy": policy, "latency_bound": None if bound == "inf" else bound, **fixed})
+    with_variables(policy_names(policy), fixed)  # before anything is measured
     read = {
         "model": options.only_model(typed["model"], "run"),
         "order": choice,
