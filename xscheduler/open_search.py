@@ -10,6 +10,8 @@ replayed, and few are, because
 
 import heapq
 import itertools
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -173,21 +175,30 @@ class OpenSearch:
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
         """The place of the largest batch that fits into memory beside these other variables; None: not even one. Sought
-        first where it was for the other variables before: these take little memory.
+        first where it was for the other variables before, then where memory, which grows about evenly, will be full.
         """
-        low, high = -1, len(space.variables[0].values) - 1
-        guess, step = self._tops.get(space, high), 1
-        while low < high and -1 < guess <= high:
-            if self._fits(space, (guess, *rest)):
-                low, guess = guess, guess + step
-            else:
-                high, guess = guess - 1, guess - step
-            step *= 4
+        values = space.variables[0].values
+        budget = space.controls(space.values((0, *rest))).get("max_num_batched_tokens")
+        low, high = -1, len(values) - 1 if budget is None else bisect_right(values, budget) - 1
+        guess, seen = self._tops.get(space, high), list[tuple[int, float]]()
         while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._fits(space, (middle, *rest)) else (low, middle - 1)
-        self._tops[space] = low
+            guess = min(max(guess, low + 1), high)
+            fits = self._fits(space, (guess, *rest))
+            low, high = (guess, high) if fits else (low, guess - 1)
+            seen.append((values[guess], self._fullness(space, (guess, *rest))))
+            if len(seen) == 1:
+                guess += 1 if fits else -1
+            elif len(seen) % 4:
+                guess = bisect_right(values, _full_at(*seen[-2:])) - 1
+            else:
+                guess = (low + high + 1) // 2
+        self._tops[space] = max(low, 0)
         return low if low >= 0 else None
+
+    def _fullness(self, space: Candidates, point: Point) -> float:
+        """What a point takes of what the constraints that aren't times allow, the most of all."""
+        figures = space.at(point).figures
+        return max(f / c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)
 
     # ---- then around the best ----
 
@@ -334,6 +345,14 @@ class OpenSearch:
             else:
                 self.opened.append(member)
                 yield member
+
+
+def _full_at(point: tuple[float, float], other: tuple[float, float]) -> float:
+    """Where a figure that grows evenly through two points reaches 1."""
+    (value, full), (second, fuller) = point, other
+    if fuller == full or math.inf in (full, fuller):
+        return value
+    return second + (1 - fuller) * (second - value) / (fuller - full)
 
 
 def _coarse(values: Sequence[int], ratio: float) -> list[int]:
