@@ -83,6 +83,8 @@ class Verdict:
     held: bool
     batch: float
     blocks: float
+    excess: "Excess | None" = None
+    """Where every request was followed to its end."""
 
     def decides(self, schedule: Schedule, rate: float) -> bool:
         """Whether a schedule that differs in its batch and its blocks alone meets the same verdict. It does the same if
@@ -91,6 +93,10 @@ class Verdict:
         batch, blocks = _batch(schedule), schedule.kv_blocks
         same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
         return same and (rate <= self.rate if self.held else rate >= self.rate)
+
+    def same(self, schedule: Schedule, rate: float) -> bool:
+        """Whether it is the verdict of a replay that would go alike."""
+        return rate == self.rate and self.decides(schedule, rate)
 
 
 @dataclass
@@ -111,37 +117,62 @@ class Meter:
         """Whether the first requests keep to the bounds at `rate` requests/s; ends as soon as they can't. What replays
         of schedules with other batches have shown already is not replayed again.
         """
-        if schedule.prefix_caching or schedule.admission == "grow":
-            return self._replayed(schedule, rate, count).held  # every block that there is comes to be used
-        alike = self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
-        for verdict in alike:
-            if verdict.decides(schedule, rate):
-                return verdict.held
-        alike.append(self._replayed(schedule, rate, count))
-        return alike[-1].held
+        return self._verdict(schedule, rate, count).held
+
+    def sustains(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
+        """Whether misses stay below what the bounds allow by `SIGMAS` standard errors; ends as soon as they can't."""
+        verdict = self._verdict(schedule, rate, count, measured=True)
+        return verdict.held and self.excess(schedule, rate, count).likely <= 0
 
     def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
         """What a schedule used at a rate that it was seen to hold; None where it was not replayed at that rate."""
-        alike = self._verdicts.get((*_all_but_batch(schedule), count), [])
-        return next((v for v in alike if v.held and v.rate == rate and v.decides(schedule, rate)), None)
-
-    def _replayed(self, schedule: Schedule, rate: float, count: int) -> Verdict:
-        sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
-        watch, held = Watch(self.bounds.limits, sample.allowed, np.zeros(3)), True
-        self.replays += 1
-        for requests in sample.replicas:
-            self.requests += len(requests.arrivals)
-            held = self._replicas.serve(schedule, at(requests, rate), watch) is not None
-            if not held:
-                break
-        return Verdict(schedule, rate, held, *watch.used.tolist())
+        return next((v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate)), None)
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
         """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""
-        sample, times = self._whole(schedule, rate, count)
+        alike = self._alike(schedule, count)
+        known = next((v.excess for v in alike if v.excess and v.same(schedule, rate)), None)
+        if known is None:
+            known = self._replayed(schedule, rate, count, ends=False).excess
+            assert known is not None, "no bound ends it"
+        return known
+
+    def _verdict(self, schedule: Schedule, rate: float, count: int, measured: bool = False) -> Verdict:
+        known = next((v for v in self._alike(schedule, count) if v.decides(schedule, rate)), None)
+        return known or self._replayed(schedule, rate, count, measured=measured)
+
+    def _alike(self, schedule: Schedule, count: int) -> list[Verdict]:
+        """Verdicts on schedules that differ in batch and blocks alone."""
+        if schedule.prefix_caching or schedule.admission == "grow":
+            return []  # every block that there is comes to be used
+        return self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
+
+    def _replayed(
+        self, schedule: Schedule, rate: float, count: int, ends: bool = True, measured: bool = True
+    ) -> Verdict:
+        """A replay that `ends` when a bound is broken for certain; its excess is `measured` if it has gone on to its
+        end.
+        """
+        sample, served = self.arrivals.sample(count, schedule.replicas, schedule.meaning), list[Times]()
+        watch = Watch(self.bounds.limits, sample.allowed if ends else np.full(3, math.inf), np.zeros(3))
+        self.replays += 1
+        for requests in sample.replicas:
+            self.requests += len(requests.arrivals)
+            times = self._replicas.serve(schedule, at(requests, rate), watch)
+            if times is None:
+                break
+            served.append(times)
+        whole = len(served) == len(sample.replicas)
+        excess = self._excess(sample, served, rate) if measured and whole else None
+        held = whole and bool((watch.missed <= sample.allowed).all())
+        verdict = Verdict(schedule, rate, held, *watch.used.tolist(), excess)
+        self._alike(schedule, count).append(verdict)
+        return verdict
+
+    def _excess(self, sample: Sample, served: list[Times], rate: float) -> "Excess":
         missed = [
-            _missed(at(requests, rate), replica_times, self.bounds.limits)
-            for requests, replica_times in zip(sample.replicas, times, strict=True)
+            _missed(at(requests, rate), times, self.bounds.limits)
+            for requests, times in zip(sample.replicas, served, strict=True)
         ]
         excesses = []
         for bound, allowed in enumerate(sample.allowed):

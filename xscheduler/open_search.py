@@ -188,7 +188,7 @@ class OpenSearch:
             seen.append((values[guess], self._fullness(space, (guess, *rest))))
             if len(seen) == 1:
                 guess += 1 if fits else -1
-            elif len(seen) % 4:
+            elif len(seen) % 6:
                 guess = bisect_right(values, _full_at(*seen[-2:])) - 1
             else:
                 guess = (low + high + 1) // 2
@@ -197,8 +197,8 @@ class OpenSearch:
 
     def _fullness(self, space: Candidates, point: Point) -> float:
         """What a point takes of what the constraints that aren't times allow, the most of all."""
-        figures = space.at(point).figures
-        return max(f / c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)
+        limits = zip(space.at(point).figures, space.constraints, strict=True)
+        return max((figure / c.limit for figure, c in limits if c.name not in TIMES), default=0.0)
 
     # ---- then around the best ----
 

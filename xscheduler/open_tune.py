@@ -302,9 +302,7 @@ def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
             continue
         seen.add(key)
         above = best[1].low * (1 + PRECISION) if best else 0.0
-        if above and not (
-            meter.holds(lead.schedule, above, count) and meter.excess(lead.schedule, above, count).likely <= 0
-        ):
+        if above and not meter.sustains(lead.schedule, above, count):
             continue
         reached = meter.goodput(lead.schedule, lead.steady, count, max(lead.goodput, above))
         if best is None or reached.low > best[1].low:
