@@ -76,6 +76,8 @@ class OpenSearch:
     """The workload whose prefixes are cached. The spaces are then those of what a cache without end leaves to compute,
     which bounds what the replays can give. None: prefixes aren't cached.
     """
+    threads: int = 1
+    """Replays at once, where the next ones don't depend on their results."""
     opened: list[Candidates] = field(default_factory=list)
     """Spaces of which points were replayed."""
     _tops: dict[Candidates, int] = field(default_factory=dict)
@@ -205,9 +207,12 @@ class OpenSearch:
     def refined(self, contenders: list[Lead]) -> list[Lead]:
         """The grid's best points and their neighbours, replayed with more requests; the best first."""
         leads: list[Lead] = []
-        for lead in contenders:
+        for place, lead in enumerate(contenders):
             # a few requests flatter a point by percents, and most of all the one that they show to be the best
             above = max(other.goodput for other in leads) * (1 - NEAR / 4) if leads else lead.goodput * (1 - NEAR)
+            if leads and place % self.threads == 1 % self.threads:
+                ahead = [other.schedule for other in contenders[place : place + self.threads]]
+                self.meter.look_ahead(ahead, above, COUNTS[1])
             again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
             leads += [again] if again else []
         if not leads:  # what few requests held, more do not: from below
@@ -243,12 +248,21 @@ class OpenSearch:
             better: Lead | None = lead
             while better:
                 lead, better = better, None
-                for point in _neighbours(lead.space, lead.point, ratio):
-                    bar = Lead(lead.space, lead.point, lead.schedule, lead.steady, max(lead.goodput, floor))
-                    better = self._challenge(better or bar, lead.space, point, COUNTS[1], PRECISION)
+                bar = replace(lead, goodput=max(lead.goodput, floor))
+                points = _neighbours(lead.space, lead.point, ratio)
+                for place, point in enumerate(points):
+                    if place % self.threads == 0:
+                        self._look_ahead(bar, points[place : place + self.threads])
+                    better = self._challenge(bar, lead.space, point, COUNTS[1], PRECISION)
                     if better:
                         break
         return lead
+
+    def _look_ahead(self, bar: Lead, points: Sequence[Point]) -> None:
+        """Replay points side by side that are about to challenge a lead."""
+        above = bar.goodput * (1 + PRECISION)
+        fit = [p for p in points if self._fits(bar.space, p) and self._steady(bar.space, p) * BEYOND > above]
+        self.meter.look_ahead([self.schedule(bar.space, point) for point in fit], above, COUNTS[1])
 
     def around(self, lead: Lead) -> list[Lead]:
         """The neighbours of a lead along one variable that may be better, taken to be as good."""

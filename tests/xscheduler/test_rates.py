@@ -181,6 +181,22 @@ def test_what_is_sustained_is_seen_in_one_replay():
     assert one.replays == replays + 1
 
 
+def test_verdicts_of_replays_side_by_side_are_those_of_one_after_the_other():
+    arrivals = Arrivals.poisson(FIXED, None, seed=3, count=2000)
+    schedules = [replace(MADE, workload=FIXED, prefills_per_step=prompts) for prompts in (1, 2, 4)]
+    one, ahead = (Meter(profile(), arrivals, Bounds(0.9)) for _ in range(2))
+    for rate in (20.0, 60.0):
+        for measured in (False, True):
+            ahead.look_ahead(schedules, rate, 2000, measured)
+    replays = ahead.replays
+    for rate in (20.0, 60.0):
+        asked = [meter.holds(made, rate, 2000) for meter in (one, ahead) for made in schedules]
+        assert asked[:3] == asked[3:]
+    assert ahead.replays == replays >= one.replays == 6
+    ahead.look_ahead([replace(made, admission="grow") for made in schedules], 20.0, 2000)
+    assert ahead.replays == replays, "no verdict on another schedule can be kept"
+
+
 def test_replays_and_their_requests_are_counted():
     """Whether they come to their end or not."""
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=100)
