@@ -25,6 +25,8 @@ Array = NDArray[np.float64]
 
 PRECISION = 0.0025
 """Rates that differ by this share are taken as equal."""
+FINE = 0.001
+"""To which the goodput of a policy's best is known."""
 SIGMAS = 1.5
 """Standard errors by which misses must stay below what a bound allows."""
 BEYOND = 1.03
@@ -132,7 +134,7 @@ class Meter:
         """Replay schedules side by side, a thread for each, so that `holds` finds their verdicts, and where they are
         `measured` `sustains` too. Replays run without Python's lock.
         """
-        if len(schedules) > 1 and all(map(self._is_kept, schedules)):
+        if len(schedules) > 1 and all(map(self.is_kept, schedules)):
             with ThreadPoolExecutor(len(schedules)) as threads:
                 list(threads.map(lambda schedule: self._verdict(schedule, rate, count, measured), schedules))
 
@@ -155,13 +157,13 @@ class Meter:
 
     def _alike(self, schedule: Schedule, count: int) -> list[Verdict]:
         """Verdicts on schedules that differ in batch and blocks alone."""
-        if not self._is_kept(schedule):
+        if not self.is_kept(schedule):
             return []
         return self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
 
     @staticmethod
-    def _is_kept(schedule: Schedule) -> bool:
-        """Whether another one may go alike: not where every block that there is comes to be used."""
+    def is_kept(schedule: Schedule) -> bool:
+        """Whether verdicts on a schedule are kept, as another may go alike: not where all blocks come to be used."""
         return not (schedule.prefix_caching or schedule.admission == "grow")
 
     def _replayed(
@@ -262,13 +264,20 @@ class Meter:
         return steady_seq_s * (BEYOND if self.bounds.end_queues else 1.0)
 
     def goodput(
-        self, schedule: Schedule, steady_seq_s: float, count: int = REQUESTS, start: float | None = None
+        self,
+        schedule: Schedule,
+        steady_seq_s: float,
+        count: int = REQUESTS,
+        start: float | None = None,
+        precision: float = PRECISION,
     ) -> Goodput:
-        """The rates between which the goodput lies, searched from `start` requests/s: a secant of the excess."""
+        """The rates between which the goodput lies, searched from `start` requests/s: a secant of the excess, and
+        bisection where it is so close that chance bends it: a finer `precision` goes on behind the same replays.
+        """
         limit, least = self.limit(steady_seq_s), LEAST_LOAD * steady_seq_s
         seen: dict[float, Excess] = {}
         low, high, rate, step = 0.0, math.inf, min(start or limit, limit), 0.015
-        while high > low * (1 + PRECISION):
+        while high > low * (1 + precision):
             excess = seen[rate] = self.excess(schedule, rate, count)
             if excess.likely <= 0:
                 low = rate
@@ -278,7 +287,9 @@ class Meter:
                 return Goodput(limit, limit)
             if high <= least:
                 return Goodput(0.0, 0.0)
-            if low and high < math.inf:
+            if low and high <= low * (1 + PRECISION):
+                rate = math.sqrt(low * high)
+            elif low and high < math.inf:
                 rate = _between(low, seen[low].likely, high, seen[high].likely)
             else:
                 rate = min(low * (1 + step), limit) if low else max(high * (1 - step), least)

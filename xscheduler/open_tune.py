@@ -20,7 +20,7 @@ from exegpt.schedule import BLOCK_SIZE, Schedule
 from exegpt.usable_cpus import usable_cpus
 from exegpt.workload import Workload
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
-from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
+from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
@@ -299,7 +299,7 @@ def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
     """The best of the leads, each replayed with so many requests; with all of them, the best one's neighbours too."""
     meter = search.meter
     best: tuple[Lead, Goodput] | None = None
-    waiting, seen, ahead = list(leads), set(), 0
+    waiting, seen, ahead, began = list(leads), set(), 0, 0.0
     while waiting:
         lead = waiting.pop(0)
         if (key := (lead.space, lead.point)) in seen:
@@ -313,12 +313,16 @@ def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
         ahead = max(0, ahead - 1)
         if above and not meter.sustains(lead.schedule, above, count):
             continue
-        reached = meter.goodput(lead.schedule, lead.steady, count, max(lead.goodput, above))
+        start = max(lead.goodput, above)
+        reached = meter.goodput(lead.schedule, lead.steady, count, start)
         if best is None or reached.low > best[1].low:
-            best, ahead = (lead, reached), 0
+            best, ahead, began = (lead, reached), 0, start
             waiting += search.around(lead) if count == REQUESTS else []
     assert best is not None
-    return _sustained(*best, search)
+    lead, reached = best
+    if count == REQUESTS and meter.is_kept(lead.schedule):
+        reached = meter.goodput(lead.schedule, lead.steady, count, began, FINE)
+    return _sustained(lead, reached, search)
 
 
 def _exhausted(search: OpenSearch) -> Sustained | None:

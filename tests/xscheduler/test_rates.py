@@ -17,7 +17,19 @@ from tests.exegpt.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
-from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, Verdict, _crossing
+from xscheduler.goodput import (
+    BEYOND,
+    FINE,
+    LEAST_LOAD,
+    PRECISION,
+    SIGMAS,
+    Bounds,
+    Excess,
+    Goodput,
+    Meter,
+    Verdict,
+    _crossing,
+)
 from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _middle_first, _moved, _neighbours
 from xscheduler.open_tune import _best, _slowest
 from xscheduler.question import Limits
@@ -205,6 +217,21 @@ def test_replays_and_their_requests_are_counted():
     meter.excess(MADE, 10.0, 20)
     meter.served_at(MADE, 10.0, 10)
     assert (meter.replays, meter.requests) == (3, 50 + 20 + 10)
+
+
+@given(st.floats(5.0, 99.0), st.floats(0.5, 2.0))
+def test_a_goodput_may_be_asked_to_a_finer_precision(true, start):
+    found = known(true).goodput(MADE, 100.0, start=start * true, precision=FINE)
+    assert true / (1 + FINE) <= found.low <= true
+
+
+def test_a_finer_goodput_goes_on_behind_the_replays_that_are_known():
+    arrivals, made = Arrivals.poisson(FIXED, None, seed=3, count=4000), replace(MADE, workload=FIXED)
+    meter = Meter(profile(), arrivals, Bounds(0.4))
+    rough = meter.goodput(made, 100.0, 4000, 30.0)
+    replays = meter.replays
+    fine = meter.goodput(made, 100.0, 4000, 30.0, FINE)
+    assert replays <= meter.replays <= replays + 2 and 0 < rough.low <= fine.low <= rough.low * (1 + PRECISION)
 
 
 @pytest.mark.parametrize(
@@ -518,7 +545,7 @@ class Measured(Told):
     def sustains(self, schedule, rate, count=0):
         return rate <= schedule
 
-    def goodput(self, schedule, steady, count=0, start=None):
+    def goodput(self, schedule, steady, count=0, start=None, precision=PRECISION):
         measured.append(schedule)
         return Goodput(schedule, schedule)
 
