@@ -5,7 +5,10 @@ included. A closed form has no queue, so every candidate is replayed by the even
 """
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,8 @@ Array = NDArray[np.float64]
 
 PRECISION = 0.0025
 """Rates that differ by this share are taken as equal."""
+FINE = 0.001
+"""To which the goodput of a policy's best is known."""
 SIGMAS = 1.5
 """Standard errors by which misses must stay below what a bound allows."""
 BEYOND = 1.03
@@ -83,6 +88,8 @@ class Verdict:
     held: bool
     batch: float
     blocks: float
+    excess: "Excess | None" = None
+    """Where every request was followed to its end."""
 
     def decides(self, schedule: Schedule, rate: float) -> bool:
         """Whether a schedule that differs in its batch and its blocks alone meets the same verdict. It does the same if
@@ -91,6 +98,10 @@ class Verdict:
         batch, blocks = _batch(schedule), schedule.kv_blocks
         same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
         return same and (rate <= self.rate if self.held else rate >= self.rate)
+
+    def same(self, schedule: Schedule, rate: float) -> bool:
+        """Whether it is the verdict of a replay that would go alike."""
+        return rate == self.rate and self.decides(schedule, rate)
 
 
 @dataclass
@@ -106,42 +117,82 @@ class Meter:
     def __post_init__(self) -> None:
         self._replicas = Replicas(self.profile)
         self._verdicts: dict[object, list[Verdict]] = {}
+        self._counting = Lock()
 
     def holds(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
         """Whether the first requests keep to the bounds at `rate` requests/s; ends as soon as they can't. What replays
         of schedules with other batches have shown already is not replayed again.
         """
-        if schedule.prefix_caching or schedule.admission == "grow":
-            return self._replayed(schedule, rate, count).held  # every block that there is comes to be used
-        alike = self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
-        for verdict in alike:
-            if verdict.decides(schedule, rate):
-                return verdict.held
-        alike.append(self._replayed(schedule, rate, count))
-        return alike[-1].held
+        return self._verdict(schedule, rate, count).held
+
+    def sustains(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
+        """Whether misses stay below what the bounds allow by `SIGMAS` standard errors; ends as soon as they can't."""
+        verdict = self._verdict(schedule, rate, count, measured=True)
+        return verdict.held and self.excess(schedule, rate, count).likely <= 0
+
+    def look_ahead(self, schedules: Sequence[Schedule], rate: float, count: int, measured: bool = False) -> None:
+        """Replay schedules side by side, a thread for each, so that `holds` finds their verdicts, and where they are
+        `measured` `sustains` too. Replays run without Python's lock.
+        """
+        if len(schedules) > 1 and all(map(self.is_kept, schedules)):
+            with ThreadPoolExecutor(len(schedules)) as threads:
+                list(threads.map(lambda schedule: self._verdict(schedule, rate, count, measured), schedules))
 
     def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
         """What a schedule used at a rate that it was seen to hold; None where it was not replayed at that rate."""
-        alike = self._verdicts.get((*_all_but_batch(schedule), count), [])
-        return next((v for v in alike if v.held and v.rate == rate and v.decides(schedule, rate)), None)
-
-    def _replayed(self, schedule: Schedule, rate: float, count: int) -> Verdict:
-        sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
-        watch, held = Watch(self.bounds.limits, sample.allowed, np.zeros(3)), True
-        self.replays += 1
-        for requests in sample.replicas:
-            self.requests += len(requests.arrivals)
-            held = self._replicas.serve(schedule, at(requests, rate), watch) is not None
-            if not held:
-                break
-        return Verdict(schedule, rate, held, *watch.used.tolist())
+        return next((v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate)), None)
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
         """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""
-        sample, times = self._whole(schedule, rate, count)
+        alike = self._alike(schedule, count)
+        known = next((v.excess for v in alike if v.excess and v.same(schedule, rate)), None)
+        if known is None:
+            known = self._replayed(schedule, rate, count, ends=False).excess
+            assert known is not None, "no bound ends it"
+        return known
+
+    def _verdict(self, schedule: Schedule, rate: float, count: int, measured: bool = False) -> Verdict:
+        known = next((v for v in self._alike(schedule, count) if v.decides(schedule, rate)), None)
+        return known or self._replayed(schedule, rate, count, measured=measured)
+
+    def _alike(self, schedule: Schedule, count: int) -> list[Verdict]:
+        """Verdicts on schedules that differ in batch and blocks alone."""
+        if not self.is_kept(schedule):
+            return []
+        return self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
+
+    @staticmethod
+    def is_kept(schedule: Schedule) -> bool:
+        """Whether verdicts on a schedule are kept, as another may go alike: not where all blocks come to be used."""
+        return not (schedule.prefix_caching or schedule.admission == "grow")
+
+    def _replayed(
+        self, schedule: Schedule, rate: float, count: int, ends: bool = True, measured: bool = True
+    ) -> Verdict:
+        """A replay that `ends` when a bound is broken for certain; its excess is `measured` if it has gone on to its
+        end.
+        """
+        sample, served = self.arrivals.sample(count, schedule.replicas, schedule.meaning), list[Times]()
+        watch = Watch(self.bounds.limits, sample.allowed if ends else np.full(3, math.inf), np.zeros(3))
+        begun = 0
+        for requests in sample.replicas:
+            begun += len(requests.arrivals)
+            times = self._replicas.serve(schedule, at(requests, rate), watch)
+            if times is None:
+                break
+            served.append(times)
+        self._count(begun)
+        whole = len(served) == len(sample.replicas)
+        excess = self._excess(sample, served, rate) if measured and whole else None
+        held = whole and bool((watch.missed <= sample.allowed).all())
+        verdict = Verdict(schedule, rate, held, *watch.used.tolist(), excess)
+        self._alike(schedule, count).append(verdict)
+        return verdict
+
+    def _excess(self, sample: Sample, served: list[Times], rate: float) -> "Excess":
         missed = [
-            _missed(at(requests, rate), replica_times, self.bounds.limits)
-            for requests, replica_times in zip(sample.replicas, times, strict=True)
+            _missed(at(requests, rate), times, self.bounds.limits)
+            for requests, times in zip(sample.replicas, served, strict=True)
         ]
         excesses = []
         for bound, allowed in enumerate(sample.allowed):
@@ -155,10 +206,14 @@ class Meter:
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
         """Everything to its end, whatever is missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
-        self.replays += 1
-        self.requests += sample.count
+        self._count(sample.count)
         served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
         return sample, [times for times in served if times is not None]
+
+    def _count(self, requests: int) -> None:
+        with self._counting:
+            self.replays += 1
+            self.requests += requests
 
     def served_at(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> Estimate:
         """What requests experience at a rate (requests/s): figures since arrival, the warm-up left out."""
@@ -209,13 +264,20 @@ class Meter:
         return steady_seq_s * (BEYOND if self.bounds.end_queues else 1.0)
 
     def goodput(
-        self, schedule: Schedule, steady_seq_s: float, count: int = REQUESTS, start: float | None = None
+        self,
+        schedule: Schedule,
+        steady_seq_s: float,
+        count: int = REQUESTS,
+        start: float | None = None,
+        precision: float = PRECISION,
     ) -> Goodput:
-        """The rates between which the goodput lies, searched from `start` requests/s: a secant of the excess."""
+        """The rates between which the goodput lies, searched from `start` requests/s: a secant of the excess, and
+        bisection where it is so close that chance bends it: a finer `precision` goes on behind the same replays.
+        """
         limit, least = self.limit(steady_seq_s), LEAST_LOAD * steady_seq_s
         seen: dict[float, Excess] = {}
         low, high, rate, step = 0.0, math.inf, min(start or limit, limit), 0.015
-        while high > low * (1 + PRECISION):
+        while high > low * (1 + precision):
             excess = seen[rate] = self.excess(schedule, rate, count)
             if excess.likely <= 0:
                 low = rate
@@ -225,7 +287,9 @@ class Meter:
                 return Goodput(limit, limit)
             if high <= least:
                 return Goodput(0.0, 0.0)
-            if low and high < math.inf:
+            if low and high <= low * (1 + PRECISION):
+                rate = math.sqrt(low * high)
+            elif low and high < math.inf:
                 rate = _between(low, seen[low].likely, high, seen[high].likely)
             else:
                 rate = min(low * (1 + step), limit) if low else max(high * (1 - step), least)

@@ -10,6 +10,8 @@ replayed, and few are, because
 
 import heapq
 import itertools
+import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -74,6 +76,8 @@ class OpenSearch:
     """The workload whose prefixes are cached. The spaces are then those of what a cache without end leaves to compute,
     which bounds what the replays can give. None: prefixes aren't cached.
     """
+    threads: int = 1
+    """Replays at once, where the next ones don't depend on their results."""
     opened: list[Candidates] = field(default_factory=list)
     """Spaces of which points were replayed."""
     _tops: dict[Candidates, int] = field(default_factory=dict)
@@ -173,30 +177,42 @@ class OpenSearch:
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
         """The place of the largest batch that fits into memory beside these other variables; None: not even one. Sought
-        first where it was for the other variables before: these take little memory.
+        first where it was for the other variables before, then where memory, which grows about evenly, will be full.
         """
-        low, high = -1, len(space.variables[0].values) - 1
-        guess, step = self._tops.get(space, high), 1
-        while low < high and -1 < guess <= high:
-            if self._fits(space, (guess, *rest)):
-                low, guess = guess, guess + step
-            else:
-                high, guess = guess - 1, guess - step
-            step *= 4
+        values = space.variables[0].values
+        budget = space.controls(space.values((0, *rest))).get("max_num_batched_tokens")
+        low, high = -1, len(values) - 1 if budget is None else bisect_right(values, budget) - 1
+        guess, seen = self._tops.get(space, high), list[tuple[int, float]]()
         while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._fits(space, (middle, *rest)) else (low, middle - 1)
-        self._tops[space] = low
+            guess = min(max(guess, low + 1), high)
+            fits = self._fits(space, (guess, *rest))
+            low, high = (guess, high) if fits else (low, guess - 1)
+            seen.append((values[guess], self._fullness(space, (guess, *rest))))
+            if len(seen) == 1:
+                guess += 1 if fits else -1
+            elif len(seen) % 6:
+                guess = bisect_right(values, _full_at(*seen[-2:])) - 1
+            else:
+                guess = (low + high + 1) // 2
+        self._tops[space] = max(low, 0)
         return low if low >= 0 else None
+
+    def _fullness(self, space: Candidates, point: Point) -> float:
+        """What a point takes of what the constraints that aren't times allow, the most of all."""
+        limits = zip(space.at(point).figures, space.constraints, strict=True)
+        return max((figure / c.limit for figure, c in limits if c.name not in TIMES), default=0.0)
 
     # ---- then around the best ----
 
     def refined(self, contenders: list[Lead]) -> list[Lead]:
         """The grid's best points and their neighbours, replayed with more requests; the best first."""
         leads: list[Lead] = []
-        for lead in contenders:
+        for place, lead in enumerate(contenders):
             # a few requests flatter a point by percents, and most of all the one that they show to be the best
             above = max(other.goodput for other in leads) * (1 - NEAR / 4) if leads else lead.goodput * (1 - NEAR)
+            if leads and place % self.threads == 1 % self.threads:
+                ahead = [other.schedule for other in contenders[place : place + self.threads]]
+                self.meter.look_ahead(ahead, above, COUNTS[1])
             again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
             leads += [again] if again else []
         if not leads:  # what few requests held, more do not: from below
@@ -232,12 +248,21 @@ class OpenSearch:
             better: Lead | None = lead
             while better:
                 lead, better = better, None
-                for point in _neighbours(lead.space, lead.point, ratio):
-                    bar = Lead(lead.space, lead.point, lead.schedule, lead.steady, max(lead.goodput, floor))
-                    better = self._challenge(better or bar, lead.space, point, COUNTS[1], PRECISION)
+                bar = replace(lead, goodput=max(lead.goodput, floor))
+                points = _neighbours(lead.space, lead.point, ratio)
+                for place, point in enumerate(points):
+                    if place % self.threads == 0:
+                        self._look_ahead(bar, points[place : place + self.threads])
+                    better = self._challenge(bar, lead.space, point, COUNTS[1], PRECISION)
                     if better:
                         break
         return lead
+
+    def _look_ahead(self, bar: Lead, points: Sequence[Point]) -> None:
+        """Replay points side by side that are about to challenge a lead."""
+        above = bar.goodput * (1 + PRECISION)
+        fit = [p for p in points if self._fits(bar.space, p) and self._steady(bar.space, p) * BEYOND > above]
+        self.meter.look_ahead([self.schedule(bar.space, point) for point in fit], above, COUNTS[1])
 
     def around(self, lead: Lead) -> list[Lead]:
         """The neighbours of a lead along one variable that may be better, taken to be as good."""
@@ -334,6 +359,14 @@ class OpenSearch:
             else:
                 self.opened.append(member)
                 yield member
+
+
+def _full_at(point: tuple[float, float], other: tuple[float, float]) -> float:
+    """Where a figure that grows evenly through two points reaches 1."""
+    (value, full), (second, fuller) = point, other
+    if fuller == full or math.inf in (full, fuller):
+        return value
+    return second + (1 - fuller) * (second - value) / (fuller - full)
 
 
 def _coarse(values: Sequence[int], ratio: float) -> list[int]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from typing import TypeVar
@@ -19,7 +20,7 @@ from exegpt.schedule import BLOCK_SIZE, Schedule
 from exegpt.usable_cpus import usable_cpus
 from exegpt.workload import Workload
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
-from xscheduler.goodput import LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
+from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
@@ -120,7 +121,9 @@ def tune_at(
         spaces_of = {policy: spaces(policy, asked) for policy, asked in on_engines.items()}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
         searches = {
-            policy: OpenSearch(asked, spaces_of[policy], Meter(asked.cost_model.profile, arrivals, bounds), caching)
+            policy: OpenSearch(
+                asked, spaces_of[policy], Meter(asked.cost_model.profile, arrivals, bounds), caching, _threads()
+            )
             for policy, asked in on_engines.items()
         }
         if method == "bnb":
@@ -176,7 +179,7 @@ def sustained_by(
     question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
     with uncollected():
         searches = {
-            policy: OpenSearch(question, spaces(policy, question), Meter(profile, arrivals, bounds))
+            policy: OpenSearch(question, spaces(policy, question), Meter(profile, arrivals, bounds), threads=_threads())
             for policy in policies
         }
         return _raced(searches, lambda done, total: None, floor)
@@ -205,13 +208,14 @@ def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Sea
 
 
 def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
-    """What is returned for each policy, in their order, by a thread per CPU: replays run without Python's lock. One
-    of several processes leaves the other CPUs to the others.
-    """
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(1 if parent_process() else usable_cpus()) as threads:
+    """What is returned for each policy, in their order, by several threads: replays run without Python's lock."""
+    with ThreadPoolExecutor(_threads()) as threads:
         yield from threads.map(work, policies)
+
+
+def _threads() -> int:
+    """A thread per CPU; one of several processes leaves the other CPUs to the others."""
+    return 1 if parent_process() else usable_cpus()
 
 
 def _count(goodput: float, highest: float) -> int:
@@ -295,23 +299,30 @@ def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
     """The best of the leads, each replayed with so many requests; with all of them, the best one's neighbours too."""
     meter = search.meter
     best: tuple[Lead, Goodput] | None = None
-    waiting, seen = list(leads), set()
+    waiting, seen, ahead, began = list(leads), set(), 0, 0.0
     while waiting:
         lead = waiting.pop(0)
         if (key := (lead.space, lead.point)) in seen:
             continue
         seen.add(key)
         above = best[1].low * (1 + PRECISION) if best else 0.0
-        if above and not (
-            meter.holds(lead.schedule, above, count) and meter.excess(lead.schedule, above, count).likely <= 0
-        ):
+        if above and not ahead:
+            new = [other for other in waiting if (other.space, other.point) not in seen][: search.threads - 1]
+            meter.look_ahead([each.schedule for each in (lead, *new)], above, count, measured=True)
+            ahead = search.threads
+        ahead = max(0, ahead - 1)
+        if above and not meter.sustains(lead.schedule, above, count):
             continue
-        reached = meter.goodput(lead.schedule, lead.steady, count, max(lead.goodput, above))
+        start = max(lead.goodput, above)
+        reached = meter.goodput(lead.schedule, lead.steady, count, start)
         if best is None or reached.low > best[1].low:
-            best = lead, reached
+            best, ahead, began = (lead, reached), 0, start
             waiting += search.around(lead) if count == REQUESTS else []
     assert best is not None
-    return _sustained(*best, search)
+    lead, reached = best
+    if count == REQUESTS and meter.is_kept(lead.schedule):
+        reached = meter.goodput(lead.schedule, lead.steady, count, began, FINE)
+    return _sustained(lead, reached, search)
 
 
 def _exhausted(search: OpenSearch) -> Sustained | None:

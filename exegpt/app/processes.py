@@ -29,11 +29,22 @@ class Processes:
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
-    def each(self, work: Callable[..., T], arguments: Sequence[tuple[Any, ...]]) -> list[T]:
-        """What a module's function returns for each tuple of arguments, in their order; what it raises is raised."""
+    def each(
+        self,
+        work: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[T]:
+        """What a module's function returns for each tuple of arguments, in their order; what it raises is raised.
+        `progress` is called with (done, total) as they come.
+        """
         if len(arguments) < WORTH and self._pool is None:
             return [work(*of_one) for of_one in arguments]
         if self._pool is None:
             self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"))
         asked = [self._pool.submit(work, *of_one) for of_one in arguments]
-        return [answer.result() for answer in asked]
+        answers = []
+        for answer in asked:
+            answers.append(answer.result())
+            progress(len(answers), len(asked))
+        return answers

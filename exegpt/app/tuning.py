@@ -1,5 +1,6 @@
 """`tune`: searches under each latency bound, or at a rate of arrival on each cluster, and the files that it writes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,6 +9,7 @@ from exegpt import document
 from exegpt.app.choices import check_prefix_caching
 from exegpt.app.engine_settings import resident
 from exegpt.app.export import Export, Target
+from exegpt.app.processes import WORTH, Processes
 from exegpt.app.reports import write_search_report
 from exegpt.app.search import SearchOptions, advise, best_on, search_schedule
 from exegpt.app.settings import Setting
@@ -149,11 +151,10 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
             price_per_hour(prices, setting.cluster)  # a missing price is said before the work
     rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
     bounds = Bounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
+    asked = [(setting, arrivals_of(setting, options.arrivals, options.seed)) for setting in options.settings]
     offers = []
-    for setting in options.settings:
-        arrivals = arrivals_of(setting, options.arrivals, options.seed)
+    for (setting, arrivals), rated in zip(asked, _rated(asked, bounds, rate_seq_s, options), strict=True):
         price = None if prices is None else price_per_hour(prices, setting.cluster)
-        rated = _tuned_at(setting, arrivals, bounds, rate_seq_s, options)
         on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
         rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
         export = _exported_at(options, setting, on_engine, arrivals, bounds, rate_seq_s)
@@ -224,30 +225,55 @@ def arrivals_of(setting: Setting, pattern: str, seed: int) -> "Arrivals":
     return Arrivals.traced(workload, longest)
 
 
-def _tuned_at(setting: Setting, arrivals: "Arrivals", bounds: Any, rate_seq_s: float, options: TuneOptions) -> "Rated":
+def _rated(
+    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, options: TuneOptions
+) -> "list[Rated]":
+    """The best answer on each cluster; of many clusters in several processes, those with most devices first."""
+    how = bounds, rate_seq_s, options.search, options.prefix_caching
+    at = f"at {figure_text(rate_seq_s, 6)}/s"
+    if len(asked) < WORTH:
+        rated = []
+        for setting, arrivals in asked:
+            with output.progress(f"{setting.cluster.name} {at}") as progress:
+                rated.append(_tuned_at(setting, arrivals, *how, progress=progress))
+        return rated
+    order = sorted(range(len(asked)), key=lambda place: -asked[place][0].cluster.devices)
+    with Processes() as processes, output.progress(f"{len(asked)} clusters {at}") as progress:
+        found = processes.each(_tuned_at, [(*asked[place], *how) for place in order], progress)
+    by_place = dict(zip(order, found, strict=True))
+    return [by_place[place] for place in range(len(asked))]
+
+
+def _tuned_at(
+    setting: Setting,
+    arrivals: "Arrivals",
+    bounds: Any,
+    rate_seq_s: float,
+    search: SearchOptions,
+    prefix_caching: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> "Rated":
     """The best answer on one cluster."""
     from xscheduler.open_tune import tune_at
 
-    search = options.search
-    with output.progress(f"{setting.cluster.name} at {figure_text(rate_seq_s, 6)}/s") as progress:
-        return tune_at(
-            setting.model,
-            setting.cluster,
-            setting.workload,
-            setting.profile,
-            arrivals,
-            bounds,
-            rate_seq_s,
-            bound=search.bound,
-            policies=search.policies,
-            method=search.method,
-            kv_dtype=setting.kv_dtype,
-            fixed=search.fixed,
-            own=setting.own,
-            admission=search.admission,
-            prefix_caching=options.prefix_caching,
-            progress=progress,
-        )
+    return tune_at(
+        setting.model,
+        setting.cluster,
+        setting.workload,
+        setting.profile,
+        arrivals,
+        bounds,
+        rate_seq_s,
+        bound=search.bound,
+        policies=search.policies,
+        method=search.method,
+        kv_dtype=setting.kv_dtype,
+        fixed=search.fixed,
+        own=setting.own,
+        admission=search.admission,
+        prefix_caching=prefix_caching,
+        progress=progress,
+    )
 
 
 def headroom(rated: "Rated") -> list[str]:

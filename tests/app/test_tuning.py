@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from exegpt import document
+from exegpt.app import processes, tuning
 from exegpt.app.files import read_schedule
-from exegpt.app.search import SearchOptions, frontier_bounds, infeasible_text, search_schedule
+from exegpt.app.processes import Processes
+from exegpt.app.search import SearchOptions, frontier_bounds, infeasible_text, on_cluster, search_schedule
 from exegpt.app.settings import find_setting
 from exegpt.app.tuning import TuneOptions, tune_bounds, tune_rate
 from exegpt.bound import ALL_REQUESTS
+from exegpt.cluster import parse_cluster
 from exegpt.errors import InputError
 
 SEARCH = SearchOptions(ALL_REQUESTS, None, None, ("orca", "rra"), "bnb", 0.0)
@@ -46,3 +49,26 @@ def test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused(opti
         tune_rate(replace(rated_options, prices={"A40": 3.0}))
     with pytest.raises(InputError, match=r"--tolerance 0\.5"):
         tune_rate(replace(rated_options, search=replace(SEARCH, tolerance=0.5)))
+
+
+def test_many_clusters_are_searched_in_several_processes_with_the_same_answers(options, monkeypatch):
+    """The clusters with most devices come first: they take longest."""
+    few = replace(SEARCH, policies=("orca",), fixed={"max_num_seqs": 16, "prefills_per_step": 1})
+    settings = tuple(on_cluster(options.settings[0], parse_cluster(name)) for name in ("1xA40", "2xA40"))
+    asked = replace(options, settings=settings, bounds_s=(5.0,), rate_seq_s=2.0, search=few)
+    one_by_one = tune_rate(asked)
+    begun = []
+
+    class Recorded(Processes):
+        def each(self, work, arguments, *rest):
+            begun.extend(setting.cluster.name for setting, *_ in arguments)
+            return super().each(work, arguments, *rest)
+
+    monkeypatch.setattr(tuning, "WORTH", 2)
+    monkeypatch.setattr(processes, "WORTH", 2)
+    monkeypatch.setattr(tuning, "Processes", Recorded)
+    together = tune_rate(asked)
+    assert begun == ["2xA40", "1xA40"]
+    assert [offer.setting.cluster.name for offer in together] == ["1xA40", "2xA40"]
+    for one, other in zip(one_by_one, together, strict=True):
+        assert one.rated.sustained == other.rated.sustained and one.rated.tuned.schedule == other.rated.tuned.schedule

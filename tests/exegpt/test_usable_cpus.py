@@ -116,6 +116,8 @@ def test_searches_start_no_more_processes_than_cpus_are_usable(monkeypatch):
 
     monkeypatch.setattr(processes, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {3})
+    done = []
     with processes.Processes() as pool:
-        assert pool.each(abs, [(-place,) for place in range(5)]) == [0, 1, 2, 3, 4]
+        assert pool.each(abs, [(-place,) for place in range(5)], lambda *at: done.append(at)) == [0, 1, 2, 3, 4]
+    assert done == [(number, 5) for number in range(1, 6)]
     assert started == [1]

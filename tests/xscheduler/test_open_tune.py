@@ -34,9 +34,8 @@ ESTIMATE = Estimate(10.0, 100.0, 1.5, 1.0, 1.5, 0.2, 0.05, 0.5, 0.1)
 class Racing:
     """A policy's search whose grid leads with one goodput, and which comes to another when it is refined."""
 
-    meter = None
-
-    def __init__(self, grid, refined=None):
+    def __init__(self, grid, refined=None, profile="profile"):
+        self.meter = SimpleNamespace(profile=profile)
         self.leads = [] if grid is None else [SimpleNamespace(goodput=grid), SimpleNamespace(goodput=grid / 2)]
         self.closer = [] if refined is None else [SimpleNamespace(goodput=refined)]
         self.floor, self.looked_closer = None, False
@@ -63,7 +62,7 @@ def measured(monkeypatch):
 
 def test_policies_far_behind_are_not_looked_at_closely_nor_with_all_requests(measured):
     searches = {
-        "last": Racing(0.92, 9.0),
+        "last": Racing(0.88, 9.0),
         "none": Racing(None),
         "near": Racing(0.94, 0.995),
         "best": Racing(0.96, 1.0),
@@ -71,16 +70,14 @@ def test_policies_far_behind_are_not_looked_at_closely_nor_with_all_requests(mea
     }
     told = []
     found = _raced(searches, lambda *at: told.append(at))
-    assert list(found) == ["best", "near", "fair", "last"]
-    assert {policy: each.goodput_seq_s for policy, each in found.items()} == {
-        "best": 1.0,
-        "near": 0.995,
-        "fair": 0.985,
-        "last": 0.92,
+    assert {policy: (each.goodput_seq_s, each.count) for policy, each in found.items()} == {
+        "best": (1.0, REQUESTS),
+        "near": (0.995, REQUESTS),
+        "fair": (0.985, COUNTS[1]),
+        "last": (0.88, COUNTS[1]),
     }
-    assert [each.count for each in found.values()] == [REQUESTS, REQUESTS, COUNTS[1], COUNTS[1]]
     assert found["last"].leads == 1 and not searches["last"].looked_closer
-    assert told == [(number, 10) for number in range(9)]
+    assert told == [(number, 10) for number in (*range(1, 6), *range(7, 11))]
     assert {search.floor for search in searches.values()} == {0.0}
 
 
@@ -89,6 +86,19 @@ def test_policies_far_behind_a_floor_are_left_out(measured):
     found = _raced(searches, lambda *at: None, 1.0)
     assert list(found) == ["near"] and found["near"].count == COUNTS[1]
     assert {search.floor for search in searches.values()} == {0.93}
+
+
+def test_policies_on_the_engine_are_only_compared_with_one_another(measured):
+    searches = {
+        "paper's": Racing(2.0, 2.0, "own"),
+        "slow": Racing(0.9, 0.9, "own"),
+        "best on it": Racing(1.0, 1.0, "engine"),
+        "near on it": Racing(0.94, 0.985, "engine"),
+    }
+    found = _raced(searches, lambda *at: None, profile="engine")
+    assert [policy for policy, search in searches.items() if not search.looked_closer] == ["slow"]
+    counts = {policy: each.count for policy, each in found.items()}
+    assert counts == {"paper's": REQUESTS, "slow": COUNTS[1], "best on it": REQUESTS, "near on it": COUNTS[1]}
 
 
 class Late:
@@ -145,21 +155,24 @@ def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, bind
     asked = []
     meter = SimpleNamespace(served_at=lambda *at: asked.append(at) or ESTIMATE)
     best = Sustained(MADE, STEADY, Goodput(low, 3.0), broken)
-    found = _alternative("orca", [], None, best, meter, 2.0)
+    found = _alternative(SimpleNamespace(members=[], question=None, meter=meter), best, 2.0, 500, "orca")
     assert (found.policy, found.reason) == ("orca", reason)
     if binding is None:
         assert found.schedule is found.estimate is None and not asked
     else:
-        assert found.schedule is MADE and asked == [(MADE, 2.0)]
+        assert found.schedule is MADE and asked == [(MADE, 2.0, 500)]
         assert found.estimate == replace(STEADY, binding=binding)
 
 
 def test_a_policy_that_sustains_nothing_is_late_or_does_not_fit(monkeypatch):
     monkeypatch.setattr(open_tune, "why_infeasible", lambda policy, members, question: f"{policy} is too large")
-    spaces = [SimpleNamespace(ceiling=0.0), SimpleNamespace(ceiling=0.5)]
-    late = _alternative("rra", spaces, None, None, None, 2.0)
-    assert late.reason == "sustains no rate: even nearly idle, its requests are late"
-    assert _alternative("rra", spaces[:1], None, None, None, 2.0).reason == "rra is too large"
+
+    def reason(*ceilings):
+        search = SimpleNamespace(members=[SimpleNamespace(ceiling=ceiling) for ceiling in ceilings], question=None)
+        return _alternative(search, None, 2.0, 0, "rra").reason
+
+    assert reason(0.0, 0.5) == "sustains no rate: even nearly idle, its requests are late"
+    assert reason(0.0) == "rra is too large"
 
 
 def arrivals(count, random):
@@ -194,8 +207,9 @@ def test_only_few_schedules_are_all_replayed():
 
 @pytest.mark.parametrize(("method", "name"), [("bnb", "racing"), ("exhaustive", "exhaustive")])
 def test_the_cost_is_that_of_all_policies(method, name):
-    searches = [SimpleNamespace(points=3, size=10), SimpleNamespace(points=4, size=20)]
-    cost = _cost(searches, method, 1.5, [SimpleNamespace(replays=3), SimpleNamespace(replays=4)])
+    counts = ((3, 10, 3), (4, 20, 4))
+    searches = [SimpleNamespace(points=p, size=s, meter=SimpleNamespace(replays=r)) for p, s, r in counts]
+    cost = _cost(searches, method, 1.5)
     assert (cost.method, cost.evaluations, cost.space, cost.seconds, cost.replays) == (name, 7, 30, 1.5, 7)
 
 

@@ -17,7 +17,19 @@ from tests.exegpt.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
-from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Excess, Goodput, Meter, Verdict, _crossing
+from xscheduler.goodput import (
+    BEYOND,
+    FINE,
+    LEAST_LOAD,
+    PRECISION,
+    SIGMAS,
+    Bounds,
+    Excess,
+    Goodput,
+    Meter,
+    Verdict,
+    _crossing,
+)
 from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _middle_first, _moved, _neighbours
 from xscheduler.open_tune import _best, _slowest
 from xscheduler.question import Limits
@@ -165,6 +177,38 @@ def test_a_verdict_holds_for_smaller_batches_that_were_not_filled_and_is_not_rep
     assert meter.replays == 3
 
 
+def test_what_is_sustained_is_seen_in_one_replay():
+    """As by the misses that are certain, and by their excess; what goes alike with another batch is not replayed."""
+    arrivals, made = Arrivals.poisson(FIXED, None, seed=3, count=4000), replace(MADE, workload=FIXED)
+    one = Meter(profile(), arrivals, Bounds(0.9))
+    sustained = {rate: one.sustains(made, rate, 4000) for rate in (1.0, 20.0, 40.0, 60.0, 200.0)}
+    assert one.replays <= len(sustained) and {True, False} == set(sustained.values())
+    for rate, is_sustained in sustained.items():
+        other = Meter(profile(), arrivals, Bounds(0.9))
+        assert is_sustained == (other.holds(made, rate, 4000) and other.excess(made, rate, 4000).likely <= 0)
+    replays, known = one.replays, one.excess(made, 1.0, 4000)
+    fewer = replace(made, max_num_seqs=made.max_num_seqs - 1)
+    assert one.excess(fewer, 1.0, 4000) == known and one.replays == replays
+    one.excess(fewer, 2.0, 4000)
+    assert one.replays == replays + 1
+
+
+def test_verdicts_of_replays_side_by_side_are_those_of_one_after_the_other():
+    arrivals = Arrivals.poisson(FIXED, None, seed=3, count=2000)
+    schedules = [replace(MADE, workload=FIXED, prefills_per_step=prompts) for prompts in (1, 2, 4)]
+    one, ahead = (Meter(profile(), arrivals, Bounds(0.9)) for _ in range(2))
+    for rate in (20.0, 60.0):
+        for measured in (False, True):
+            ahead.look_ahead(schedules, rate, 2000, measured)
+    replays = ahead.replays
+    for rate in (20.0, 60.0):
+        asked = [meter.holds(made, rate, 2000) for meter in (one, ahead) for made in schedules]
+        assert asked[:3] == asked[3:]
+    assert ahead.replays == replays >= one.replays == 6
+    ahead.look_ahead([replace(made, admission="grow") for made in schedules], 20.0, 2000)
+    assert ahead.replays == replays, "no verdict on another schedule can be kept"
+
+
 def test_replays_and_their_requests_are_counted():
     """Whether they come to their end or not."""
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=100)
@@ -173,6 +217,21 @@ def test_replays_and_their_requests_are_counted():
     meter.excess(MADE, 10.0, 20)
     meter.served_at(MADE, 10.0, 10)
     assert (meter.replays, meter.requests) == (3, 50 + 20 + 10)
+
+
+@given(st.floats(5.0, 99.0), st.floats(0.5, 2.0))
+def test_a_goodput_may_be_asked_to_a_finer_precision(true, start):
+    found = known(true).goodput(MADE, 100.0, start=start * true, precision=FINE)
+    assert true / (1 + FINE) <= found.low <= true
+
+
+def test_a_finer_goodput_goes_on_behind_the_replays_that_are_known():
+    arrivals, made = Arrivals.poisson(FIXED, None, seed=3, count=4000), replace(MADE, workload=FIXED)
+    meter = Meter(profile(), arrivals, Bounds(0.4))
+    rough = meter.goodput(made, 100.0, 4000, 30.0)
+    replays = meter.replays
+    fine = meter.goodput(made, 100.0, 4000, 30.0, FINE)
+    assert replays <= meter.replays <= replays + 2 and 0 < rough.low <= fine.low <= rough.low * (1 + PRECISION)
 
 
 @pytest.mark.parametrize(
@@ -237,21 +296,34 @@ def test_a_step_leads_to_the_value_closest_to_the_ratio_and_moves_if_it_can(valu
 
 
 class Roomy(OpenSearch):
-    """Batches up to a place fit."""
+    """Batches up to a place fit; what they fill grows evenly, or by a power of the place."""
 
-    most = 0
+    most, power = 0, 1.0
 
     def _fits(self, space, point):
         return point[0] <= self.most
 
+    def _fullness(self, space, point):
+        return ((point[0] + 1) / (self.most + 1.5)) ** self.power if self.most >= 0 else math.inf
 
-@given(st.integers(1, 40), st.data())
-def test_the_largest_batch_that_fits_is_found(count, data):
-    """Wherever it was beside other variables before."""
-    search, space = Roomy(None, [], None), grid(count, 1)
+
+@given(st.integers(1, 40), st.sampled_from([1.0, 0.2, 3.0]), st.data())
+def test_the_largest_batch_that_fits_is_found(count, power, data):
+    """Wherever it was beside other variables before, and however memory fills."""
+    search, space = Roomy(None, [], None), space_of("batches", sizes=(count, 1))
+    search.power = power
     for most in data.draw(st.lists(st.integers(-1, count - 1), min_size=1, max_size=3)):
         search.most = most
         assert search._largest(space, (0,)) == (most if most >= 0 else None)
+
+
+def test_of_many_batches_few_are_tried():
+    """Memory grows evenly with the batch, from what weights take."""
+    search, space = Roomy(None, [], None), space_of("batches", sizes=(4096, 1))
+    tried = []
+    search._fullness = lambda space, point: tried.append(point[0]) or 0.5 + 0.5 * (point[0] + 1) / 1801
+    search.most = 1800
+    assert search._largest(space, (0,)) == 1800 and len(tried) <= 5
 
 
 @given(st.lists(st.integers(), unique=True))
@@ -470,10 +542,10 @@ def test_at_last_neighbours_along_one_variable_are_tried_that_may_be_better():
 class Measured(Told):
     """Schedules are their goodputs, which it knows; remembers which were measured."""
 
-    def excess(self, schedule, rate, count=0):
-        return Excess(math.log(rate / schedule), math.log(rate / schedule))
+    def sustains(self, schedule, rate, count=0):
+        return rate <= schedule
 
-    def goodput(self, schedule, steady, count=0, start=None):
+    def goodput(self, schedule, steady, count=0, start=None, precision=PRECISION):
         measured.append(schedule)
         return Goodput(schedule, schedule)
 

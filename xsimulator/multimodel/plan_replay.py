@@ -27,7 +27,7 @@ from exegpt.workload import RequestLengths
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.solo import solo_times
 from xsimulator.multimodel.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
-from xsimulator.multimodel.replay import Load, replay_unit
+from xsimulator.multimodel.replay import Load, Stop, replay_unit
 from xsimulator.replay.compiled import Replicas, Requests, is_compiled
 from xsimulator.replay.event_simulator import replay
 
@@ -75,8 +75,9 @@ def replay_models(
     profiles: Mapping[str, AnyProfile],
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool = False,
+    stop: Stop | None = None,
 ) -> dict[str, ModelReplay]:
-    """Those of models that share devices, or of one alone."""
+    """Those of models that share devices, or of one alone. `stop`: when a unit's rest is left."""
     profile = profiles[unit[0].name]
     if unit[0].share is None and isinstance(profile, Profile):
         (model,) = unit
@@ -84,7 +85,7 @@ def replay_models(
         return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
     loads = loads_of(unit, profiles, requests)
     rule = rule_of(unit[0].share or Share("time"))
-    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit, profiles))
+    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit, profiles), stop=stop)
     spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
     return {
         model.name: ModelReplay(

@@ -1,6 +1,6 @@
 """Requests of several models through units of shared devices."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +18,7 @@ from exegpt.workload import RequestLengths
 from xsimulator.multimodel.iteration_cost import IterationCost
 from xsimulator.multimodel.tenant import Tenant
 from xsimulator.multimodel.unit import Unit
-from xsimulator.replay.event_queue import run
+from xsimulator.replay.event_queue import events
 from xsimulator.replay.record import Record
 
 SHARINGS: dict[str, Callable[[], Sharing]] = {
@@ -27,6 +27,9 @@ SHARINGS: dict[str, Callable[[], Sharing]] = {
     "priority": partial(PrioritySharing, prompts_first=False),
 }
 """How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
+
+Stop = Callable[[Mapping[str, Items[Served]], float], bool]
+"""Whether a replay may end early, by each model's requests that have been served until a time in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +77,20 @@ def replay_unit(
     timeline: bool = False,
     step_by_step: bool = False,
     overhead: float = 1.0,
+    stop: Stop | None = None,
 ) -> UnitReplay:
     """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs; `overhead`: how much longer all take. InputError for a request that its pool
-    could not hold.
+    begins while another model's runs; `overhead`: how much longer all take; `stop`: when to leave the rest. InputError
+    for a request that its pool could not hold.
     """
     records = {load.name: Record(len(load.requests), lambda _: 0, False, load.front_end_s) for load in loads}
     tenants = [_tenant(load, records[load.name]) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
     unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
-    run([unit])
+    so_far = {name: record.served for name, record in records.items()}
+    for now in events([unit]):
+        if stop and stop(so_far, now):
+            break
     for tenant in tenants:
         tenant.ledger.check()
     served = {n: tuple(sorted(r.served, key=lambda s: (s.finish_s, s.index))) for n, r in records.items()}

@@ -35,6 +35,8 @@ LEAST_FACTOR, STEP, MOST_STEP, PRECISION = 1 / 64, 1.1, 2.0, 0.01
 """Below the first of them nothing is looked for; from where a search begins, factors change by a step whose logarithm
 doubles up to the third, until one is too many, or not.
 """
+LIKELY = 0.5
+"""The share of what models that share devices can't exceed from where a search begins."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,30 @@ def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int
     longest_s = max(count / rates[name] for name, count in counts.items())
     seconds = min(longest_s, max(most, *counts.values()) / max(rates.values()))
     return {name: max(1, round(rates[name] * seconds)) for name in counts}
+
+
+@dataclass(eq=False)
+class Misses:
+    """Shows during a replay that a rate isn't sustained: too many requests are late, or the last one comes too late."""
+
+    requests: Mapping[str, Items[RequestLengths]]
+    bounds_s: Mapping[str, float | None]
+    _late: dict[str, int] = field(default_factory=dict)
+    _seen: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, served: Mapping[str, Items[Served]], now: float) -> bool:
+        """As `xsimulator.multimodel.replay.Stop`."""
+        return any(self._too_many(name, of_model, now) for name, of_model in served.items())
+
+    def _too_many(self, name: str, served: Items[Served], now: float) -> bool:
+        count, bound_s, seen = len(self.requests[name]), self.bounds_s[name], self._seen.get(name, 0)
+        if bound_s is not None and len(served) > seen:
+            late = sum(one.finish_s - one.arrival_s > bound_s for one in served[seen:])
+            self._late[name], self._seen[name] = self._late.get(name, 0) + late, len(served)
+        if (count - self._late.get(name, 0)) / count < IN_TIME:
+            return True
+        last_s = self.requests[name][-1].arrival_s
+        return 0 < len(served) < count and now > KEEPS_UP * last_s + served[0].finish_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +137,10 @@ class Trial:
         return self._sustained[factor]
 
     def _all_in_time(self, factor: float) -> bool:
-        for name, served in self.replayed(factor).items():
+        requests = {model.name: self.requests(model.name, factor) for model in self.unit}
+        for name, served in self._run(requests, Misses(requests, self._bounds_s)).items():
+            if len(served.finish_s) < len(requests[name]):
+                return False  # the replay ended early
             last_s, done_s, first_s = served.arrival_s.max(), served.finish_s.max(), served.finish_s.min()
             bound_s = self.demands[name].bound_s
             if done_s > KEEPS_UP * last_s + first_s or _share_in_time(served, bound_s) < IN_TIME:
@@ -135,31 +164,43 @@ class Trial:
             low, high = (middle, high) if self.sustained(middle) else (low, middle)
         return low
 
+    @property
+    def _bounds_s(self) -> dict[str, float | None]:
+        return {model.name: self.demands[model.name].bound_s for model in self.unit}
+
     def replayed(self, factor: float) -> dict[str, ServedColumns]:
         """What every model's requests experience at its rate times a factor."""
+        return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
+
+    def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
+        """What every model's requests experience; where a replay of shared devices is stopped, those served by then."""
         from xsimulator.multimodel.plan_replay import replay_alone, replay_models
 
-        requests = {model.name: self.requests(model.name, factor) for model in self.unit}
         profiles = {model.name: self.demands[model.name].setting.profile for model in self.unit}
         if len(self.unit) == 1 and self.unit[0].share is None:
             (model,) = self.unit
             return {model.name: replay_alone(model.schedule, profiles[model.name], requests[model.name])}
-        runs = replay_models(self.unit, profiles, requests)
+        runs = replay_models(self.unit, profiles, requests, stop=stop)
         return {name: ServedColumns.of(run.served) for name, run in runs.items()}
 
 
 def evaluated(
-    unit: Items[PlannedModel], demands: Mapping[str, Demand], asked: Mapping[str, Drawn] | None = None
+    unit: Items[PlannedModel],
+    demands: Mapping[str, Demand],
+    asked: Mapping[str, Drawn] | None = None,
+    level: float = 0.0,
 ) -> list[PlannedModel]:
     """A unit's models with what they do at their rates, and with their goodput: their rates times the largest factor,
     the same for all, at which each meets its bound for 99 % of its requests. `demands` are all of the plan's models,
-    unless the requests are given.
+    unless the requests are given. Below a level of that factor it doesn't matter, and is 0.
     """
     trial = Trial(unit, demands, asked or drawn(demands))
-    start = min(model.headroom or 1.0 for model in unit)
-    if unit[0].share:  # what is far too much takes long to replay
+    if level and not trial.sustained(level):
+        return [replace(model, goodput_seq_s=0.0) for model in unit]
+    start = level or min(model.headroom or 1.0 for model in unit)
+    if unit[0].share and not level:
         whose = [demands[model.name] for model in unit]
-        start = min(start, most_of_unit(whose, whose[0].setting.cluster, len(unit[0].devices)) or start)
+        start = LIKELY * most_of_unit(whose, whose[0].setting.cluster, len(unit[0].devices)) or start
     return at_rates(trial, trial.highest(start))
 
 

@@ -153,7 +153,8 @@ def _joint(
         alone = _no_plan("exegpt", error)
     proposals = [alone, *known.values()]
     if _may_share(demands, cluster):
-        proposals += propose(demands, cluster, tuple(other for other in _SHARING if other not in known))
+        for method in (other for other in _SHARING if other not in known):
+            proposals.append(_shared_above(demands, cluster, method, _highest(proposals)))
     proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals])
     best = min(proposals, key=lambda proposal: proposal.order)
     if best.plan is None:
@@ -161,6 +162,20 @@ def _joint(
             _check_rates(max(near, key=lambda plan: plan.headroom or 0.0))
         raise Infeasible(alone.why_not, None)
     return replace(best.plan, method="exegpt")
+
+
+def _shared_above(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Proposal:
+    """What a method of sharing comes to where it does better than a level; what does worse isn't measured."""
+    try:
+        return Proposal(method, _plan_of(demands, cluster, method, [], level))
+    except (Infeasible, InputError) as error:
+        return _no_plan(method, error)
+
+
+def _highest(proposals: list[Proposal]) -> float:
+    """The most headroom of plans, or of those that come nearest."""
+    plans = [proposal.plan or proposal.near for proposal in proposals]
+    return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
 
 def _mixed(
@@ -199,10 +214,19 @@ def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
     return ways <= _MOST_WAYS and all(d.rate_seq_s and not d.setting.model.encoder_layers for d in demands)
 
 
-def _plan_of(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, frontiers: list[ModelFrontier]) -> Plan:
+def _plan_of(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    frontiers: list[ModelFrontier],
+    level: float = 0.0,
+) -> Plan:
+    """Infeasible where the plan meets not all rates. `level`: of headrooms below, that one is missed is all that
+    matters.
+    """
     with output.progress(f"budgets by {method}") as progress:
         if method in _SHARING:
-            plan = _shared(demands, cluster, method, progress)
+            plan = _shared(demands, cluster, method, level, progress)
         else:
             plan = _dedicated(demands, cluster, method, frontiers, progress)
     _check_rates(plan)
@@ -218,21 +242,25 @@ def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None 
 
 
 def _shared(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, progress: Callable[[int, int], None]
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    level: float,
+    progress: Callable[[int, int], None],
 ) -> Plan:
-    """Models on devices that they share."""
+    """Models on devices that they share; units that don't reach a level of headroom have none."""
     from exegpt.app.multimodel.plan_evaluation import evaluated
     from exegpt.app.multimodel.shared_devices import place_together
     from exegpt.app.multimodel.staged_placement import place_in_groups
 
     if method in ("seallm", "alpaserve"):
-        models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress)
+        models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress, level)
     else:
         models = place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)
     placed = Plan(Plan.VERSION, method, cluster, tuple(models))
     by_name = {demand.name: demand for demand in demands}
     with Processes() as processes:
-        units = processes.each(evaluated, [(unit, by_name) for unit in placed.units])
+        units = processes.each(evaluated, [(unit, by_name, None, level) for unit in placed.units])
     found = {model.name: model for unit in units for model in unit}
     return replace(placed, models=tuple(found[demand.name] for demand in demands))
 

@@ -32,14 +32,19 @@ SLO = 5.0
 
 
 def place_in_groups(
-    demands: Sequence[Demand], cluster: ClusterSpec, by: Rule, progress: Callable[[int, int], None]
+    demands: Sequence[Demand],
+    cluster: ClusterSpec,
+    by: Rule,
+    progress: Callable[[int, int], None],
+    level: float = 0.0,
 ) -> list[PlannedModel]:
-    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. InputError for a model
-    without a rate, or one that can't share; Infeasible where no placement has room for all.
+    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. In groups that don't
+    sustain their rates times a level, all requests count as late. InputError for a model without a rate, or one that
+    can't share; Infeasible where no placement has room for all.
     """
     from xscheduler.multimodel.two_stage import MOST, Service, place_in_stages
 
-    groups = Groups(demands, cluster, by)
+    groups = Groups(demands, cluster, by, level)
     if len(demands) > MOST * cluster.devices:
         raise Infeasible(
             f"{len(demands)} models don't fit {cluster.name}: at most {MOST} share a group of devices, and it has "
@@ -60,10 +65,11 @@ def place_in_groups(
 class Groups:
     """What models do where they share devices; what was found is kept."""
 
-    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec, by: Rule):
+    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec, by: Rule, level: float = 0.0):
         from xscheduler.multimodel.placement import Placer
 
         self.demands, self._cluster, self._by = {demand.name: demand for demand in demands}, cluster, by
+        self._level = level
         self.popular = {demand.name: popular_of(demand, cluster) for demand in demands}
         self._placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
         self._requests = drawn(self.demands)
@@ -100,7 +106,11 @@ class Groups:
         from xsimulator.multimodel.plan_replay import service_times
 
         unit, found = self.planned(tuple(range(devices)), names), {}
-        served = Trial(unit, self.demands, self._requests).replayed(1.0)
+        trial = Trial(unit, self.demands, self._requests)
+        if self._level and not trial.sustained(self._level):
+            counts = {name: self._requests[name].count(1.0) for name in names}
+            return {name: Outcome(count, math.inf, count) for name, count in counts.items()}
+        served = trial.replayed(1.0)
         for model in unit:
             demand = self.demands[model.name]
             replica = ReplicaCost.of(model.schedule, demand.setting.profile)

@@ -9,9 +9,9 @@ import pytest
 from exegpt import document
 from exegpt.app.multimodel import planning
 from exegpt.app.multimodel.demands import read_demands
-from exegpt.app.multimodel.plan_evaluation import Trial, drawn, evaluated, in_one_time, in_time
+from exegpt.app.multimodel.plan_evaluation import IN_TIME, KEEPS_UP, Trial, drawn, evaluated, in_one_time, in_time
 from exegpt.app.multimodel.planning import METHODS, make_plan, propose
-from exegpt.app.multimodel.shared_devices import MAX_NUM_SEQS, PREFILL_TOKENS, share_unit
+from exegpt.app.multimodel.shared_devices import MAX_NUM_SEQS, PREFILL_TOKENS, most_of_unit, share_unit
 from exegpt.app.multimodel.staged_placement import Groups
 from exegpt.batching.shared_pool import block_of, merged_bytes, shared_pools
 from exegpt.cli import main
@@ -128,6 +128,41 @@ def test_goodput_is_where_one_more_step_would_miss(plan, demands):
     faster = {name: replace(demand, rate_seq_s=demand.rate_seq_s * factor * 1.5) for name, demand in by_name.items()}
     raised = [replace(model, rate_seq_s=faster[model.name].rate_seq_s) for model in unit]
     assert any(model.headroom < 1 for model in evaluated(raised, faster))
+
+
+def in_time_to_the_end(trial, factor):
+    """Whether a trial is sustained, by a replay that is followed to its end."""
+    for name, served in trial.replayed(factor).items():
+        latest_s = KEEPS_UP * served.arrival_s.max() + served.finish_s.min()
+        share = (served.latencies("arrival")["latency"] <= trial.demands[name].bound_s).mean()
+        if served.finish_s.max() > latest_s or share < IN_TIME:
+            return False
+    return True
+
+
+@pytest.mark.parametrize(("by", "bound_s"), [("space", 0.2), ("time", 0.2), ("time", 1e3)])
+def test_a_replay_that_ends_early_judges_as_one_to_its_end(by, bound_s, tmp_path):
+    """A tight bound is missed by too many, a loose one by none, and then the last request comes too late."""
+    chat = {"name": "a", "model": "opt-1.3b", "workload": "128/8", "rate": "40/s", "latency_bound": f"{bound_s}s"}
+    two = demands_of(tmp_path, chat, chat | {"name": "b", "model": "opt-2.7b", "rate": "20/s"})
+    by_name = {demand.name: demand for demand in two}
+    requests = {name: replace(own, seconds=5.0, least_s=5.0) for name, own in drawn(by_name).items()}
+    most = most_of_unit(two, CLUSTER, 1)
+    trial = Trial(share_unit(two, CLUSTER, 1, by, most / 2), by_name, requests)
+    factors = [most * share for share in (0.05, 0.6, 0.8, 0.9, 1.2, 2.5)]
+    judged = [trial.sustained(factor) for factor in factors]
+    assert judged == [in_time_to_the_end(trial, factor) for factor in factors]
+    assert judged[0] and not judged[-1]
+
+
+def test_what_is_below_a_level_is_not_measured(tmp_path):
+    chat = {"name": "a", "model": "opt-1.3b", "workload": "128/8", "rate": "40/s", "latency_bound": "1s"}
+    two = demands_of(tmp_path, chat, chat | {"name": "b"})
+    by_name, unit = {demand.name: demand for demand in two}, share_unit(two, CLUSTER, 1, "space", 1.0)
+    requests = {name: replace(own, seconds=2.0, least_s=2.0) for name, own in drawn(by_name).items()}
+    known = evaluated(unit, by_name, requests)[0].headroom
+    above, below = (evaluated(unit, by_name, requests, share * known)[0].headroom for share in (1.1, 0.9))
+    assert above == 0.0 and below == pytest.approx(known, rel=0.03)
 
 
 def test_shares_within_a_bound(plan, demands):

@@ -83,6 +83,20 @@ def test_rows_are_iterations_one_by_one_and_nothing_is_lost(models, sharing, con
 
 
 @settings(deadline=None, max_examples=60)
+@given(MODELS, st.sampled_from(["space", "time"]), st.integers(1, 4))
+def test_a_replay_that_is_stopped_has_served_what_it_would_have_served_by_then(models, sharing, most):
+    whole, seen = replay_unit(loads(models), sharing), []
+
+    def stop(served, now):
+        seen.append(now)
+        return sum(map(len, served.values())) >= most
+
+    part = replay_unit(loads(models), sharing, stop=stop)
+    for name, served in part.served.items():
+        assert served == tuple(s for s in whole.served[name] if s.finish_s <= seen[-1])
+
+
+@settings(deadline=None, max_examples=60)
 @given(MODELS)
 def test_time_sharing_runs_one_job_at_a_time(models):
     run = replay_unit(loads(models), "time", timeline=True)
