@@ -4,7 +4,7 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-from xscheduler.space import Family, Incumbent, Point, Space
+from xscheduler.space import Constraint, Family, Incumbent, Point, Space
 
 Box = tuple[Point, Point]
 """Lowest and highest corner, both inside."""
@@ -72,32 +72,25 @@ def _bound(space: Space, box: Box) -> float:
     return min(max(highest.throughput, highest.crest), space.ceiling)
 
 
-def _corner(space: Space, box: Box, constraint: int, highest: bool) -> Point:
-    """The corner of a box where a constraint's figure is highest or lowest."""
-    rises = space.constraints[constraint].rises
-    return tuple(h if up == highest else low for low, h, up in zip(*box, rises, strict=True))
+def _lowest(box: Box, constraint: Constraint) -> Point:
+    """The corner of a box where a constraint's figure is lowest."""
+    return tuple(low if up else high for low, high, up in zip(*box, constraint.rises, strict=True))
 
 
 def _excluded(space: Space, box: Box, tolerance: float) -> bool:
     """Whether a constraint fails even where its figure is lowest."""
     for number, constraint in enumerate(space.constraints):
-        figure = space.at(_corner(space, box, number, highest=False)).figures[number]
-        if figure > constraint.limit * (1 + tolerance):
+        if constraint.never_meets(space.at(_lowest(box, constraint)).figures[number], tolerance):
             return True
     return False
 
 
 def _crowned(space: Space, box: Box) -> bool:
     """Whether one of its corners is the best point of the box: the lowest where throughput falls from there, the
-    highest where every constraint holds even where its figure is highest.
+    highest where it keeps to the bounds.
     """
     low, high = space.at(box[0]), space.at(box[1])
-    if low.falls:
-        return True
-    return high.crest <= high.throughput and all(
-        space.at(_corner(space, box, number, highest=True)).figures[number] <= constraint.limit
-        for number, constraint in enumerate(space.constraints)
-    )
+    return low.falls or (high.crest <= high.throughput and space.meets(box[1]))
 
 
 def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:

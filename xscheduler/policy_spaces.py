@@ -17,6 +17,7 @@ from xscheduler.candidates import CandidateFamily, Candidates, candidates
 from xscheduler.ceilings import Bounds
 from xscheduler.question import Question, variables_of
 from xscheduler.space import Variable
+from xsimulator.steady import lockstep
 from xsimulator.steady.scenario import Scenario
 
 PREFILLS = (1, 2, 4, 8)
@@ -153,8 +154,10 @@ def _orca(policy: str, question: Question) -> Iterator[Candidates]:
             prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
             yield _grid(policy, question, layout, (batches, prefills_too), bounds, admission=rule)
             continue
+        slack = lockstep.ttft_slack(question.both(layout))
         for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
-            yield _line(policy, question, layout, batches, bounds, prefills_per_step=prefills, admission=rule)
+            constants = {"prefills_per_step": prefills, "admission": rule, "ttft_slack": slack}
+            yield _line(policy, question, layout, batches, bounds, **constants)
 
 
 def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
@@ -170,6 +173,7 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
             continue
         for budget in _budgets(question, scenario, TOKEN_BUDGETS, rule):
             constants = {"max_num_batched_tokens": budget, "admission": rule}
+            constants["ttft_slack"] = lockstep.ttft_slack(scenario)
             yield _line(policy, question, layout, _within(batches, budget), bounds, **constants)
 
 
@@ -180,7 +184,7 @@ def at_budget(question: Question, like: Candidates, budget: int) -> Candidates |
         return None
     batches = _within(_residents(question, scenario, rule), budget)
     bounds = Bounds(like.ceiling, like.quickest_s)
-    constants = like.constants | {"max_num_batched_tokens": budget}
+    constants = like.constants | {"max_num_batched_tokens": budget, "ttft_slack": lockstep.ttft_slack(scenario)}
     return candidates(like.policy, question, lambda: scenario, (batches,), bounds, **constants)
 
 

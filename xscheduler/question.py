@@ -53,13 +53,13 @@ class Limits:
     kv_blocks: int | None = None
     """The most blocks of a pool, where a cache is there already."""
 
-    def constraints(self, variables: int, widest: str = "resident") -> tuple[Constraint, ...]:
-        """Memory first; latencies and memory rise with every oriented variable. `widest` is the name that
-        `Question.widest` gives.
+    def constraints(self, variables: int, widest: str = "resident", ttft_slack: float = 0.0) -> tuple[Constraint, ...]:
+        """Memory first; latencies and memory rise with every oriented variable, but for the share `ttft_slack` of the
+        TTFT. `widest` is the name that `Question.widest` gives.
         """
         up = (True,) * variables
-        bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
-        constraints = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
+        bounds = (("latency", self.latency_s, 0.0), ("ttft", self.ttft_s, ttft_slack), ("tpot", self.tpot_s, 0.0))
+        constraints = [Constraint(name, limit, up, slack) for name, limit, slack in bounds if limit is not None]
         return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *constraints)
 
     def memory(self, scenario: Scenario, outcome: Outcome) -> float:
