@@ -2,11 +2,11 @@
 
 Four known questions and some drawn with a seed: models of 8B to 70B on 1 to 8 devices, with and without bounds on
 latency, TTFT and TPOT. The scan shares the estimate of a point with the search, but neither its grids nor its pruning:
-it looks at every replica size, layout and split of the devices, at every batch (with a second variable every one up to
-64, then steps of 1 %), token budgets in steps of 2 %, N_D (every one up to 64, then steps of 2 %), 1 to 16 prefills per
-step, and all numbers of micro-batches. It first evaluates a grid of steps of 15 %. Of the cells between its points only
-those are left out of the whole scan that nothing monotone is needed for: all corners are 15 % worse than the best, or
-all break the same bound by 30 %, or none fits into memory.
+it looks at every replica size, layout and split of the devices, at every batch (beside token budgets and N_D every one
+up to 64, then steps of 1 %), token budgets in steps of 2 %, N_D (every one up to 64, then steps of 2 %), 1 to 128
+prefills per step (every one up to 16, then steps of 10 %), and all numbers of micro-batches. It first evaluates a grid
+in steps of 15 %. Only those cells between the grid's points are left out for whose omission nothing must be monotone:
+where all corners are 15 % worse than the best, all break the same bound by 30 %, or none fits into memory.
 
 With `--before DIR`, a checkout of an earlier version with its extensions built, the CPU time that its search takes for
 the same questions is measured beside.
@@ -51,7 +51,7 @@ out.
 """
 EVERY, BATCH_STEP, STEP = 64, 1.01, 1.02
 """Values up to which every one is scanned; ratios from there on: of batches, and of other variables."""
-MOST_BATCH, BUDGETS, PREFILLS, ENCODE_MICRO_BATCHES = 4096, (32, 2**18), 16, (1, 2, 3, 4, 6, 8)
+MOST_BATCH, BUDGETS, ENCODE_MICRO_BATCHES = 4096, (32, 2**18), (1, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def spaces(policy: str, question: "Question") -> Iterator["Candidates"]:
             for encode_count, parts in itertools.product(counts, range(1, stages + 1)):
                 yield space(where, batches, encode_micro_batches=encode_count, micro_batches=parts)
         elif policy == "orca":
-            for prefills in range(1, PREFILLS + 1):
+            for prefills in rising(1, 128, 1.1, 16):
                 yield space(where, batches, prefills_per_step=prefills, admission="reserve")
         elif policy == "chunked":
             budgets = Variable("max_num_batched_tokens", rising(*BUDGETS, STEP, BUDGETS[0]))

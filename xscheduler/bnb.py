@@ -36,7 +36,7 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
             return
         incumbent.offer(space, high)
         incumbent.offer(space, low)  # evaluated already, and the better one where the box is not quite monotone
-        if low == high or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
+        if low == high or _ends_alone(box) or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
             return  # nothing in the box is better than its corners
         heapq.heappush(queue, (-bound, next(order), space, box))
 
@@ -57,6 +57,12 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
         else:
             for half in _split(space, box, incumbent):
                 add(space, half)
+
+
+def _ends_alone(box: Box) -> bool:
+    """Whether a line's box has no points but its ends."""
+    (first, *others), (last, *_) = box
+    return not others and last - first <= 1
 
 
 def _uncertain(space: Space, box: Box) -> list[int]:
@@ -96,9 +102,13 @@ def _crowned(space: Space, box: Box) -> bool:
 def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:
     """Cut the box in two across the variable that the paper's heuristic picks: among the highest corner's neighbours
     along an edge, each with one variable at its lowest, the feasible one with the highest throughput; the longest side
-    where none is feasible. Variables along which throughput isn't trusted come first.
+    where none is feasible. Variables along which throughput isn't trusted come first. The halves of a line share the
+    point between them, so that each cut evaluates one.
     """
     low, high = box
+    if len(low) == 1:
+        half = ((low[0] + high[0]) // 2,)
+        return (low, half), (half, high)
     sides = _uncertain(space, box)[:1] or [k for k in range(len(low)) if high[k] > low[k]]
     best, axis = 0.0, max(sides, key=lambda k: high[k] - low[k])
     if len(sides) > 1:
