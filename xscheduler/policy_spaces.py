@@ -156,9 +156,11 @@ def _orca(policy: str, question: Question) -> Iterator[Candidates]:
             prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
             yield _grid(policy, question, layout, (batches, prefills_too), bounds, admission=rule)
             continue
-        slack = lockstep.ttft_slack(question.both(layout))
-        few = tuple(prefills for prefills in PREFILLS if prefills <= batches.values[-1])
-        for prefills in _enumerated(question, "prefills_per_step", few):
+        slack, most = lockstep.ttft_slack(question.both(layout)), batches.values[-1]
+        few = {prefills for prefills in PREFILLS if prefills <= most}
+        if lockstep.equal(question.both(layout)):
+            few.add(most)  # where all begin together, no prompt interrupts another's decoding
+        for prefills in _enumerated(question, "prefills_per_step", tuple(sorted(few))):
             constants = {"prefills_per_step": prefills, "admission": rule, "ttft_slack": slack}
             yield _line(policy, question, layout, batches, bounds, **constants)
 
@@ -182,9 +184,11 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
 
 def at_value(question: Question, name: str, like: Candidates, value: int) -> Candidates | None:
     """The space like another one at another value of a variable; None where the activations of so many tokens leave no
-    room for a sequence.
+    room for a sequence, or there are no more prompts.
     """
     scenario, batches = like.where, like.variables[0]
+    if name == "prefills_per_step" and value > batches.values[-1]:
+        return None
     if name == "max_num_batched_tokens":
         rule = like.constants["admission"]
         if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:

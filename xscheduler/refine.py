@@ -4,8 +4,12 @@ steps that no longer matter.
 Throughput has a peak along the token budget for each number of even chunks that prompts are cut into, so that powers of
 two miss the best by up to a tenth. The grid shows which layouts may be best; around each one's best value the batch is
 followed from one value to the next, for it hardly changes.
+
+Equal prompts that stay in step have a low TTFT only where a budget holds a whole number of them, or an even part of
+one, beside all sequences that decode. So there batches are searched together with the budget that goes with them.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,23 +29,28 @@ ABOVE, BELOW = 0.06, 0.02
 """Shares of the best batch up to which every batch above and below it is tried at last: figures may rise and fall by
 steps."""
 
+PARTS = (*(1 / parts for parts in (16, 12, 8, 6, 5, 4, 3, 2)), 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Prompts of an iteration that are looked at where equal prompts stay in step."""
+
 AtValue = Callable[[Candidates, int], Candidates | None]
 """The space like another one at another value; None where memory holds none."""
 
 
 def refined(
-    members: Sequence[Candidates],
-    result: SearchResult,
-    name: str,
-    at_value: AtValue,
-    method: Method,
-    tolerance: float,
+    members: Sequence[Candidates], name: str, at_value: AtValue, method: Method, tolerance: float
 ) -> tuple[list[Candidates], SearchResult]:
     """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them."""
-    best, added = Incumbent(result.throughput, result.space, result.point), []
+    best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
     started = time.perf_counter()
-    for group in _groups(members, name, result.space) if best.space else ():
-        found = search(group, method, tolerance, max(NEAR * result.throughput, best.throughput / GAIN))
+    for group in groups:
+        if name == "max_num_batched_tokens" and any(constraint.slack for constraint in group[0].constraints):
+            added += _in_step(group, at_value, best)
+    result = search(members, method, tolerance, best.throughput)
+    if result.space:
+        best.offer(result.space, result.point)
+    reached = best.throughput
+    for group in sorted(groups, key=lambda group: result.space not in group) if best.space else ():
+        found = search(group, method, tolerance, max(NEAR * reached, best.throughput / GAIN))
         if not isinstance(found.space, Candidates):
             continue
         local = Incumbent(found.throughput, found.space, found.point)
@@ -50,23 +59,23 @@ def refined(
             best = local
     if method == "exhaustive":
         exhaustive(added, best)
-    everything, cost = [*members, *added], result.search
+    everything = [*members, *added]
     looked_at = replace(
-        cost,
+        result.search,
         evaluations=sum(len(space.known) for space in everything),
-        space=cost.space + sum(space.size for space in added),
-        seconds=cost.seconds + time.perf_counter() - started,
+        space=sum(space.size for space in everything),
+        seconds=time.perf_counter() - started,
     )
     return everything, SearchResult(best.space, best.point, best.throughput, looked_at)
 
 
-def _groups(members: Sequence[Candidates], name: str, best: Space | None) -> list[list[Candidates]]:
-    """Spaces that differ in this variable alone, it rising; those of the best space come first."""
+def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
+    """Spaces that differ in this variable alone, it rising."""
     groups: dict[tuple[object, ...], list[Candidates]] = {}
     for space in sorted(members, key=lambda space: space.constants[name]):
         others = {key: value for key, value in space.constants.items() if key != name}
         groups.setdefault((space.where, *others.values()), []).append(space)
-    return sorted(groups.values(), key=lambda group: best not in group)
+    return list(groups.values())
 
 
 def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> list[Candidates]:
@@ -91,6 +100,35 @@ def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> l
         low, high = _value(best, name) / ratio, _value(best, name) * ratio
     _near(best)
     return [space for space in added.values() if space]
+
+
+def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) -> list[Candidates]:
+    """For some numbers of equal prompts an iteration, the largest batch that keeps to the bounds with the budget that
+    both take together; the spaces that were looked at.
+    """
+    like, added = group[-1], list[Candidates]()
+    length, batches = like.where.load.workload.input.mean, like.variables[0].values
+
+    def at(place: int, tokens: int) -> Candidates | None:
+        space = at_value(like, batches[place] + tokens)
+        added.extend([space] if space else [])
+        return space
+
+    for part in PARTS:
+        tokens, low, high = math.ceil(length * part), 0, len(batches) - 1
+        first = at(low, tokens)
+        while first and low < high and first.meets((0,)):
+            middle = (low + high + 1) // 2
+            space = at(middle, tokens)
+            if space:
+                best.offer(space, (middle,))
+            if space and space.meets((middle,)):
+                low = middle
+            elif space and space.at((middle,)).throughput <= best.throughput:
+                break  # no smaller batch gives more
+            else:
+                high = middle - 1
+    return added
 
 
 def _value(best: Incumbent, name: str) -> int:

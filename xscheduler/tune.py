@@ -144,13 +144,11 @@ def _answer(
 
 def _searched(policy: str, question: Question, method: Method, tolerance: float) -> tuple[Members, SearchResult]:
     """A policy's spaces and the best point of them."""
-    members = spaces(policy, question)
-    result = search(list(members), method, tolerance)
+    members, name = spaces(policy, question), REFINED.get(policy)
     lines = [space for space in members if isinstance(space, Candidates)]
-    name = REFINED.get(policy)
     if name is None or name in question.fixed or method == "optuna" or len(lines) < len(members):
-        return members, result
-    return refined(lines, result, name, functools.partial(at_value, question, name), method, tolerance)
+        return members, search(list(members), method, tolerance)
+    return refined(lines, name, functools.partial(at_value, question, name), method, tolerance)
 
 
 @contextmanager
