@@ -262,7 +262,7 @@ def from_iterations(
         first_token=times if shift else times.later(between),  # an encoder-decoder's comes from its first iteration
         demand=Demand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
-        residents=rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
+        residents=lambda: rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
         preemptions=occupancy.preemptions,

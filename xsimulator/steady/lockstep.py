@@ -129,7 +129,7 @@ def outcome(
         first_token=Times.normal(times.mean) if not scenario.variation else times,
         demand=Demand(occupancy.blocks, most_tokens, residents),
         decode_batch=residents,
-        residents=float(latency.mean()) * residents / period,
+        residents=lambda: float(latency.mean()) * residents / period,
         busy=np.ones(1),
         seen=(Times.seen(latency), Times.seen((finish - begin - taken) / max(stay + shift - 1.0, 1.0))),
         binding="decoding" if alone > 0.5 * _MEASURED * period else "encoding",
