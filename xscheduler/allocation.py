@@ -54,7 +54,7 @@ def uniform_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
 
 
 def _stands(tp: int, devices: int, per_node: int) -> bool:
-    """Whether groups of `tp` devices, one after the other, all stay within a node of `per_node`."""
+    """Whether groups of `tp` of a replica's devices, one after the other, all stay within a node of `per_node`."""
     return tp <= per_node if devices <= per_node else per_node % tp == 0
 
 
@@ -80,12 +80,17 @@ def most_stages(model: ModelSpec) -> int:
 
 
 def replica_sizes(cluster: ClusterSpec) -> tuple[int, ...]:
-    """Devices that one replica may have, rising: parts of a node, or whole nodes. What is left over stays idle; within
-    each of several nodes, nothing does, so that replicas lie one after the other.
+    """Devices that one replica may have, rising: a part of a node, or whole nodes."""
+    node = cluster.devices_per_node
+    return (*range(1, node + 1), *(n * node for n in range(2, cluster.nodes + 1)))
+
+
+def most_replicas(cluster: ClusterSpec, devices: int) -> int:
+    """Replicas of so many devices for which the cluster has room. None shares a node with a part of another; devices
+    that are left over, in each node, stay idle.
     """
     node = cluster.devices_per_node
-    within = [n for n in range(1, node + 1) if cluster.nodes == 1 or node % n == 0]
-    return (*within, *(n * node for n in range(2, cluster.nodes + 1)))
+    return cluster.nodes * (node // devices) if devices <= node else cluster.nodes // (devices // node)
 
 
 def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Sequence[float]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import heapq
 import itertools
 from collections.abc import Sequence
 
-from xscheduler.space import Family, Incumbent, Point, Space
+from xscheduler.space import Constraint, Family, Incumbent, Point, Space
 
 Box = tuple[Point, Point]
 """Lowest and highest corner, both inside."""
@@ -36,7 +36,7 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
             return
         incumbent.offer(space, high)
         incumbent.offer(space, low)  # evaluated already, and the better one where the box is not quite monotone
-        if low == high or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
+        if low == high or _ends_alone(box) or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
             return  # nothing in the box is better than its corners
         heapq.heappush(queue, (-bound, next(order), space, box))
 
@@ -59,6 +59,12 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
                 add(space, half)
 
 
+def _ends_alone(box: Box) -> bool:
+    """Whether a line's box has no points but its ends."""
+    (first, *others), (last, *_) = box
+    return not others and last - first <= 1
+
+
 def _uncertain(space: Space, box: Box) -> list[int]:
     """The variables that the box spans along which throughput can't be trusted to rise."""
     return [k for k, v in enumerate(space.variables) if not v.throughput_rises and box[0][k] < box[1][k]]
@@ -72,40 +78,37 @@ def _bound(space: Space, box: Box) -> float:
     return min(max(highest.throughput, highest.crest), space.ceiling)
 
 
-def _corner(space: Space, box: Box, constraint: int, highest: bool) -> Point:
-    """The corner of a box where a constraint's figure is highest or lowest."""
-    rises = space.constraints[constraint].rises
-    return tuple(h if up == highest else low for low, h, up in zip(*box, rises, strict=True))
+def _lowest(box: Box, constraint: Constraint) -> Point:
+    """The corner of a box where a constraint's figure is lowest."""
+    return tuple(low if up else high for low, high, up in zip(*box, constraint.rises, strict=True))
 
 
 def _excluded(space: Space, box: Box, tolerance: float) -> bool:
     """Whether a constraint fails even where its figure is lowest."""
     for number, constraint in enumerate(space.constraints):
-        figure = space.at(_corner(space, box, number, highest=False)).figures[number]
-        if figure > constraint.limit * (1 + tolerance):
+        if constraint.never_meets(space.at(_lowest(box, constraint)).figures[number], tolerance):
             return True
     return False
 
 
 def _crowned(space: Space, box: Box) -> bool:
     """Whether one of its corners is the best point of the box: the lowest where throughput falls from there, the
-    highest where every constraint holds even where its figure is highest.
+    highest where it keeps to the bounds.
     """
     low, high = space.at(box[0]), space.at(box[1])
-    if low.falls:
-        return True
-    return high.crest <= high.throughput and all(
-        space.at(_corner(space, box, number, highest=True)).figures[number] <= constraint.limit
-        for number, constraint in enumerate(space.constraints)
-    )
+    return low.falls or (high.crest <= high.throughput and space.meets(box[1]))
 
 
 def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:
     """Cut the box in two across the variable that the paper's heuristic picks: among the highest corner's neighbours
     along an edge, each with one variable at its lowest, the feasible one with the highest throughput; the longest side
-    where none is feasible. Variables along which throughput isn't trusted come first.
+    where none is feasible. Variables along which throughput isn't trusted come first. The halves of a line share the
+    point between them, so that each cut evaluates one.
     """
     low, high = box
+    if len(low) == 1:
+        half = ((low[0] + high[0]) // 2,)
+        return (low, half), (half, high)
     sides = _uncertain(space, box)[:1] or [k for k in range(len(low)) if high[k] > low[k]]
     best, axis = 0.0, max(sides, key=lambda k: high[k] - low[k])
     if len(sides) > 1:

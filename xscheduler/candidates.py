@@ -69,10 +69,11 @@ def candidates(
     scenario: Callable[[], Scenario],
     variables: tuple[Variable, ...],
     bounds: Bounds,
+    ttft_slack: float = 0.0,
     **constants: Any,
 ) -> Candidates:
     """A policy's space on one allocation: `variables` are searched, `constants` are the others by name, and `scenario`
-    is asked for only when a point is.
+    is asked for only when a point is; `ttft_slack` as in `Limits.constraints`.
     """
     limits, (why, widest) = question.limits, question.widest
 
@@ -86,7 +87,7 @@ def candidates(
     space = Candidates(
         policy,
         variables,
-        limits.constraints(len(variables), why),
+        limits.constraints(len(variables), why, ttft_slack),
         simulate,
         bounds.ceiling,
         policy=policy,

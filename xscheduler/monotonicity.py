@@ -17,7 +17,7 @@ class Violations:
 
 
 def violations(space: Space, tolerance: float) -> tuple[Violations, ...]:
-    """Every variable's violations over the whole space, which is simulated."""
+    """Every variable's violations over the whole space, which is simulated; a constraint's own slack is none."""
     broken = []
     for k, variable in enumerate(space.variables):
         pairs = 0
@@ -31,7 +31,7 @@ def violations(space: Space, tolerance: float) -> tuple[Violations, ...]:
             for number, constraint in enumerate(space.constraints):
                 first, second = low.figures[number], high.figures[number]
                 first, second = (first, second) if constraint.rises[k] else (second, first)
-                wrong[number] += second < first * (1 - tolerance)
+                wrong[number] += second < first * (1 - max(tolerance, constraint.slack))
         share = max(pairs, 1)
         broken.append(Violations(variable.name, slower / share, tuple(w / share for w in wrong)))
     return tuple(broken)

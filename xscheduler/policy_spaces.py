@@ -17,16 +17,19 @@ from xscheduler.candidates import CandidateFamily, Candidates, candidates
 from xscheduler.ceilings import Bounds
 from xscheduler.question import Question, variables_of
 from xscheduler.space import Variable
+from xsimulator.steady import lockstep
 from xsimulator.steady.scenario import Scenario
 
-PREFILLS = (1, 2, 4, 8)
-"""Prompts an iteration that Orca's spaces enumerate."""
+PREFILLS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Prompts an iteration that Orca's spaces enumerate, as far as there are so many sequences."""
 FINE_PREFILLS = (1, 2, 3, 4, 6, 8, 12, 16)
 """And those that are looked at for an open system, where prompts come in bursts."""
 TOKEN_BUDGETS = tuple(sorted({2**i for i in range(6, 19)} | {3 * 2**i for i in range(13, 18)}))
 """Tokens an iteration that chunked prefill's spaces enumerate, as far as memory holds their activations."""
 FINE_TOKEN_BUDGETS = tuple(2**i * part // 8 for i in range(6, 18) for part in range(8, 16))
 """And those that are looked at for an open system, where a budget is the longest that tokens wait for prompts."""
+FEW_DEVICES = 8
+"""Devices of which WAA's spaces enumerate all splits: rounding decides more there than the proportion does."""
 MOST = 2048
 """Largest batch that is looked at."""
 
@@ -153,8 +156,13 @@ def _orca(policy: str, question: Question) -> Iterator[Candidates]:
             prefills_too = Variable("prefills_per_step", _enumerated(question, "prefills_per_step", FINE_PREFILLS))
             yield _grid(policy, question, layout, (batches, prefills_too), bounds, admission=rule)
             continue
-        for prefills in _enumerated(question, "prefills_per_step", PREFILLS):
-            yield _line(policy, question, layout, batches, bounds, prefills_per_step=prefills, admission=rule)
+        slack, most = lockstep.ttft_slack(question.both(layout)), batches.values[-1]
+        few = {prefills for prefills in PREFILLS if prefills <= most}
+        if lockstep.equal(question.both(layout)):
+            few.add(most)  # where all begin together, no prompt interrupts another's decoding
+        for prefills in _enumerated(question, "prefills_per_step", tuple(sorted(few))):
+            constants = {"prefills_per_step": prefills, "admission": rule, "ttft_slack": slack}
+            yield _line(policy, question, layout, batches, bounds, **constants)
 
 
 def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
@@ -170,17 +178,25 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
             continue
         for budget in _budgets(question, scenario, TOKEN_BUDGETS, rule):
             constants = {"max_num_batched_tokens": budget, "admission": rule}
+            constants["ttft_slack"] = lockstep.ttft_slack(scenario)
             yield _line(policy, question, layout, _within(batches, budget), bounds, **constants)
 
 
-def at_budget(question: Question, like: Candidates, budget: int) -> Candidates | None:
-    """A space of chunked prefill at another token budget; None where its activations leave no room for a sequence."""
-    scenario, rule = like.where, like.constants["admission"]
-    if scenario.replica.room((float(budget), 1.0)) < scenario.load.resident_blocks(rule).mean:
+def at_value(question: Question, name: str, like: Candidates, value: int) -> Candidates | None:
+    """The space like another one at another value of a variable; None where the activations of so many tokens leave no
+    room for a sequence, or there are no more prompts.
+    """
+    scenario, batches = like.where, like.variables[0]
+    if name == "prefills_per_step" and value > batches.values[-1]:
         return None
-    batches = _within(_residents(question, scenario, rule), budget)
+    if name == "max_num_batched_tokens":
+        rule = like.constants["admission"]
+        if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
+            return None
+        batches = _within(_residents(question, scenario, rule), value)
     bounds = Bounds(like.ceiling, like.quickest_s)
-    constants = like.constants | {"max_num_batched_tokens": budget}
+    slack = next((c.slack for c in like.constraints if c.name == "ttft"), 0.0)
+    constants = like.constants | {name: value, "ttft_slack": slack}
     return candidates(like.policy, question, lambda: scenario, (batches,), bounds, **constants)
 
 
@@ -204,7 +220,8 @@ def _waa(by_memory: bool, policy: str, question: Question) -> Iterator[Candidate
 
 
 def _gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
-    """Encoding devices: WAA-C's around the share of computing time, WAA-M's around equal memory in use.
+    """Encoding devices: any number of few; of many, WAA-C's around the share of computing time, WAA-M's around equal
+    memory in use.
 
     Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
     theirs. On many devices neighbouring splits hardly differ: then some are left out.
@@ -212,6 +229,8 @@ def _gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
     cost_model, near = question.cost_model, max(1, devices // 8)
     if asked := question.fixed.get("encode_devices"):
         return range(asked, asked + 1) if asked < devices else range(0)
+    if devices <= FEW_DEVICES:
+        return range(1, devices)
     if by_memory:
         model, cluster = cost_model.model, cost_model.cluster
         usable = cost_model.engine_memory.usable_bytes(cluster)
@@ -284,7 +303,7 @@ def _declared(policy: str, question: Question) -> Iterator[Candidates]:
     for layout in _pipelines(question, uniform=True):
         where, bounds = functools.partial(question.both, layout), question.mixed_bounds(layout, "reserve")
         few: dict[str, tuple[int, ...]] = {
-            "prompts": PREFILLS,
+            "prompts": _powers(8),
             "residents": _powers(ceilings.batch_that_fits(where())),
             "tokens": _budgets(question, where(), TOKEN_BUDGETS, "reserve"),
             "period": _powers(question.load.workload.output.max),
@@ -313,5 +332,11 @@ SPACES: dict[str, Callable[[str, Question], Iterator[Candidates | CandidateFamil
     "waa-c": functools.partial(_waa, False),
     "waa-m": functools.partial(_waa, True),
 }
+REFINED = {
+    "hybrid": "encode_micro_batches",
+    "orca": "prefills_per_step",
+    "chunked": "max_num_batched_tokens",
+}
+"""A variable of which each space has one value: `refine.py` looks between them."""
 POLICIES = tuple(SPACES)
 """What is searched unless others are asked for."""

@@ -14,6 +14,7 @@ from xscheduler.allocation import (
     Speeds,
     both_stages,
     layer_speeds,
+    most_replicas,
     partial_layouts,
     replica_sizes,
     side_stages,
@@ -52,13 +53,13 @@ class Limits:
     kv_blocks: int | None = None
     """The most blocks of a pool, where a cache is there already."""
 
-    def constraints(self, variables: int, widest: str = "resident") -> tuple[Constraint, ...]:
-        """Memory first; latencies and memory rise with every oriented variable. `widest` is the name that
-        `Question.widest` gives.
+    def constraints(self, variables: int, widest: str = "resident", ttft_slack: float = 0.0) -> tuple[Constraint, ...]:
+        """Memory first; latencies and memory rise with every oriented variable, but for the share `ttft_slack` of the
+        TTFT. `widest` is the name that `Question.widest` gives.
         """
         up = (True,) * variables
-        bounds = (("latency", self.latency_s), ("ttft", self.ttft_s), ("tpot", self.tpot_s))
-        constraints = [Constraint(name, limit, up) for name, limit in bounds if limit is not None]
+        bounds = (("latency", self.latency_s, 0.0), ("ttft", self.ttft_s, ttft_slack), ("tpot", self.tpot_s, 0.0))
+        constraints = [Constraint(name, limit, up, slack) for name, limit, slack in bounds if limit is not None]
         return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *constraints)
 
     def memory(self, scenario: Scenario, outcome: Outcome) -> float:
@@ -122,7 +123,7 @@ class Question:
     def replica_sizes(self) -> tuple[int, ...]:
         """Devices that a replica may have."""
         cluster, asked = self.cost_model.cluster, self.fixed.get("replicas")
-        return tuple(n for n in replica_sizes(cluster) if asked is None or cluster.devices // n == asked)
+        return tuple(n for n in replica_sizes(cluster) if asked is None or most_replicas(cluster, n) == asked)
 
     def layouts(self, devices: int, uniform: bool, side: str = "decode") -> tuple[Layout, ...]:
         """Layouts of so many devices, as far as tensor parallelism isn't fixed by hand (WAA: on its decoding side)."""
@@ -142,7 +143,7 @@ class Question:
 
     def _scenario(self, stages: tuple[Stage, ...], devices: int) -> Scenario:
         """Of as many replicas of these stages, on so many devices each, as the cluster has room for."""
-        replicas = self.cost_model.cluster.devices // devices
+        replicas = most_replicas(self.cost_model.cluster, devices)
         return Scenario(self.cost_model.replica(stages), self.load, self.bound, self.variation, replicas)
 
     @memoized
@@ -218,4 +219,5 @@ class Question:
         """Output tokens per second of the whole cluster where replicas of so many devices do `rate` sequences/s each,
         with the ceilings' margin.
         """
-        return rate * ceilings.MARGIN * (self.cost_model.cluster.devices // devices) * self.load.workload.output.mean
+        replicas = most_replicas(self.cost_model.cluster, devices)
+        return rate * ceilings.MARGIN * replicas * self.load.workload.output.mean

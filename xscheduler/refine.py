@@ -1,12 +1,17 @@
-"""Token budgets between those of the grid: around the best one of every layout, in steps that no longer matter.
+"""A variable of which each space has one value, between the values of the grid: around the best one of every layout, in
+steps that no longer matter.
 
-Throughput has a peak along the budget for each number of even chunks that prompts are cut into, so that powers of two
-miss the best by up to a tenth. The grid shows which layouts may be best; around each one's budget the batch is followed
-from one budget to the next, for it hardly changes.
+Throughput has a peak along the token budget for each number of even chunks that prompts are cut into, so that powers of
+two miss the best by up to a tenth. The grid shows which layouts may be best; around each one's best value the batch is
+followed from one value to the next, for it hardly changes.
+
+Equal prompts that stay in step have a low TTFT only where a budget holds a whole number of them, or an even part of
+one, beside all sequences that decode. So there batches are searched together with the budget that goes with them.
 """
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from xscheduler.candidates import Candidates
@@ -15,82 +20,129 @@ from xscheduler.search import Method, SearchResult, search
 from xscheduler.space import Incumbent, Space
 
 STEPS = (1.05, 1.015)
-"""Ratios of neighbouring budgets, one pass around the best after the other."""
-NEAR = 0.93
-"""Layouts are looked at whose best on the grid reaches this share of the best of all."""
-AROUND = 0.06
-"""Share of the best batch within which every batch is tried at last: figures may rise and fall by steps."""
+"""Ratios of neighbouring values, one pass around the best after the other."""
+NEAR, GAIN = 0.93, 1.13
+"""Layouts are looked at whose best on the grid reaches this share of the best there, and the best so far if refining
+gains this ratio.
+"""
+ABOVE, BELOW = 0.06, 0.02
+"""Shares of the best batch up to which every batch above and below it is tried at last: figures may rise and fall by
+steps."""
 
-AtBudget = Callable[[Candidates, int], Candidates | None]
-"""The space like another one at another budget; None where memory holds none."""
+PARTS = (*(1 / parts for parts in (16, 12, 8, 6, 5, 4, 3, 2)), 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+"""Prompts of an iteration that are looked at where equal prompts stay in step."""
+
+AtValue = Callable[[Candidates, int], Candidates | None]
+"""The space like another one at another value; None where memory holds none."""
 
 
 def refined(
-    members: Sequence[Candidates], result: SearchResult, at_budget: AtBudget, method: Method, tolerance: float
+    members: Sequence[Candidates], name: str, at_value: AtValue, method: Method, tolerance: float
 ) -> tuple[list[Candidates], SearchResult]:
-    """The spaces of a policy with those at more budgets, and the best point of all of them."""
-    best, added = Incumbent(result.throughput, result.space, result.point), []
+    """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them."""
+    best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
     started = time.perf_counter()
-    for group in _groups(members) if best.space else ():
-        found = search(group, method, tolerance, NEAR * result.throughput)
+    for group in groups:
+        if name == "max_num_batched_tokens" and any(constraint.slack for constraint in group[0].constraints):
+            added += _in_step(group, at_value, best)
+    result = search(members, method, tolerance, best.throughput)
+    if result.space:
+        best.offer(result.space, result.point)
+    reached = best.throughput
+    for group in sorted(groups, key=lambda group: result.space not in group) if best.space else ():
+        found = search(group, method, tolerance, max(NEAR * reached, best.throughput / GAIN))
         if not isinstance(found.space, Candidates):
             continue
         local = Incumbent(found.throughput, found.space, found.point)
-        added += _around(local, [budget_of(space) for space in group], at_budget)
+        added += _around(local, [space.constants[name] for space in group], name, at_value)
         if local.throughput > best.throughput:
             best = local
     if method == "exhaustive":
         exhaustive(added, best)
-    everything, cost = [*members, *added], result.search
+    everything = [*members, *added]
     looked_at = replace(
-        cost,
+        result.search,
         evaluations=sum(len(space.known) for space in everything),
-        space=cost.space + sum(space.size for space in added),
-        seconds=cost.seconds + time.perf_counter() - started,
+        space=sum(space.size for space in everything),
+        seconds=time.perf_counter() - started,
     )
     return everything, SearchResult(best.space, best.point, best.throughput, looked_at)
 
 
-def budget_of(space: Candidates) -> int:
-    """The tokens of an iteration at most."""
-    tokens: int = space.constants["max_num_batched_tokens"]
-    return tokens
-
-
-def _groups(members: Sequence[Candidates]) -> list[list[Candidates]]:
-    """Spaces that differ in their budgets alone, these rising."""
-    groups: dict[tuple[object, object], list[Candidates]] = {}
-    for space in sorted(members, key=budget_of):
-        groups.setdefault((space.where, space.constants["admission"]), []).append(space)
+def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
+    """Spaces that differ in this variable alone, it rising."""
+    groups: dict[tuple[object, ...], list[Candidates]] = {}
+    for space in sorted(members, key=lambda space: space.constants[name]):
+        others = {key: value for key, value in space.constants.items() if key != name}
+        groups.setdefault((space.where, *others.values()), []).append(space)
     return list(groups.values())
 
 
-def _around(best: Incumbent, grid: list[int], at_budget: AtBudget) -> list[Candidates]:
-    """Look at budgets between the grid's neighbours of the best one, then closer around the best, and at last at every
-    batch near its batch; the spaces that were looked at.
+def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> list[Candidates]:
+    """Look at values between the grid's neighbours of the best one, or up to twice the last one, then closer around the
+    best, and at last at every batch near its batch; the spaces that were looked at.
     """
-    added: list[Candidates] = []
-    place = grid.index(_budget(best))
-    low, high = float(grid[max(place - 1, 0)]), float(grid[min(place + 1, len(grid) - 1)])
+    added: dict[int, Candidates | None] = {}
+    edges = [grid[0], *grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]
+    place = grid.index(_value(best, name))
+    low, high = float(edges[place]), float(edges[place + 2])
     for ratio in STEPS:
-        start, batch = best.space, best.point[0]
+        start, batch, first = best.space, best.point[0], _value(best, name)
         assert isinstance(start, Candidates)
         for step in (ratio, 1 / ratio):
-            seed, budget = start.variables[0].values[batch], budget_of(start) * step
-            while low <= budget <= high:
-                space = at_budget(start, round(budget))
+            seed = start.variables[0].values[batch]
+            for value in _stepped(first, step, low, high):
+                if value in added or value in grid:
+                    continue
+                space = added[value] = at_value(start, value)
                 if space:
-                    added.append(space)
                     seed = _follow(space, seed, best) or seed
-                budget *= step
-        low, high = _budget(best) / ratio, _budget(best) * ratio
+        low, high = _value(best, name) / ratio, _value(best, name) * ratio
     _near(best)
+    return [space for space in added.values() if space]
+
+
+def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) -> list[Candidates]:
+    """For some numbers of equal prompts an iteration, the largest batch that keeps to the bounds with the budget that
+    both take together; the spaces that were looked at.
+    """
+    like, added = group[-1], list[Candidates]()
+    length, batches = like.where.load.workload.input.mean, like.variables[0].values
+
+    def at(place: int, tokens: int) -> Candidates | None:
+        space = at_value(like, batches[place] + tokens)
+        added.extend([space] if space else [])
+        return space
+
+    for part in PARTS:
+        tokens, low, high = math.ceil(length * part), 0, len(batches) - 1
+        first = at(low, tokens)
+        while first and low < high and first.meets((0,)):
+            middle = (low + high + 1) // 2
+            space = at(middle, tokens)
+            if space:
+                best.offer(space, (middle,))
+            if space and space.meets((middle,)):
+                low = middle
+            elif space and space.at((middle,)).throughput <= best.throughput:
+                break  # no smaller batch gives more
+            else:
+                high = middle - 1
     return added
 
 
-def _budget(best: Incumbent) -> int:
+def _value(best: Incumbent, name: str) -> int:
     assert isinstance(best.space, Candidates)
-    return budget_of(best.space)
+    value: int = best.space.constants[name]
+    return value
+
+
+def _stepped(first: int, step: float, low: float, high: float) -> Iterator[int]:
+    """Values in steps of a ratio up or down from the first one, by one at least."""
+    exact = max(first * step, first + 1.0) if step > 1 else min(first * step, first - 1.0)
+    while low <= exact <= high:
+        yield round(exact)
+        exact = max(exact * step, exact + 1.0) if step > 1 else min(exact * step, exact - 1.0)
 
 
 def _follow(space: Space, seed: int, best: Incumbent) -> int | None:
@@ -108,7 +160,7 @@ def _follow(space: Space, seed: int, best: Incumbent) -> int | None:
         low = _below(space, high, best)
         if low < 0:
             return None
-    while high - low > 1:
+    while high - low > 1 and space.at((high,)).throughput > best.throughput:
         middle = (low + high) // 2
         low, high = (middle, high) if space.meets((middle,)) else (low, middle)
     best.offer(space, (low,))
@@ -132,6 +184,7 @@ def _near(best: Incumbent) -> None:
     """Try every batch around the best one."""
     space, point = best.space, best.point[0]
     assert space is not None
-    reach = max(2, round(AROUND * space.values(best.point)[0]))
-    for place in range(max(0, point - reach), min(len(space.variables[0].values), point + reach + 1)):
+    batch = space.values(best.point)[0]
+    below, above = (max(2, round(share * batch)) for share in (BELOW, ABOVE))
+    for place in range(max(0, point - below), min(len(space.variables[0].values), point + above + 1)):
         best.offer(space, (place,))

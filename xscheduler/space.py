@@ -30,6 +30,12 @@ class Constraint:
     name: str
     limit: float
     rises: tuple[bool, ...]
+    slack: float = 0.0
+    """The share by which the figure may fall nevertheless, from any point to any above."""
+
+    def never_meets(self, lowest: float, tolerance: float = 0.0) -> bool:
+        """Whether no point above meets it, where the figure is this at the point where it should be lowest."""
+        return lowest * (1 - self.slack) > self.limit * (1 + tolerance)
 
 
 @dataclass(frozen=True)

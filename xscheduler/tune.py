@@ -22,7 +22,7 @@ from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
-from xscheduler.policy_spaces import POLICIES, SPACES, at_budget, spaces
+from xscheduler.policy_spaces import POLICIES, REFINED, SPACES, at_value, spaces
 from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
@@ -149,13 +149,11 @@ def _answer(
 
 def _searched(policy: str, question: Question, method: Method, tolerance: float) -> tuple[Members, SearchResult]:
     """A policy's spaces and the best point of them."""
-    members = spaces(policy, question)
-    result = search(list(members), method, tolerance)
+    members, name = spaces(policy, question), REFINED.get(policy)
     lines = [space for space in members if isinstance(space, Candidates)]
-    budgets = TRAITS[policy].splits_prompts and policy in SPACES and "max_num_batched_tokens" not in question.fixed
-    if not budgets or method == "optuna" or len(lines) < len(members):
-        return members, result
-    return refined(lines, result, functools.partial(at_budget, question), method, tolerance)
+    if name is None or name in question.fixed or method == "optuna" or len(lines) < len(members):
+        return members, search(list(members), method, tolerance)
+    return refined(lines, name, functools.partial(at_value, question, name), method, tolerance)
 
 
 @contextmanager

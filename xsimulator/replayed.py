@@ -41,7 +41,14 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     if not fits:
         nothing = np.zeros(len(scenario.replica.stages))
         return Outcome(
-            0.0, lambda n: Lifetime(*np.zeros((3, len(n)))), Times.normal(0.0), demand, 0, 0.0, nothing, "memory"
+            0.0,
+            lambda n: Lifetime(*np.zeros((3, len(n)))),
+            Times.normal(0.0),
+            demand,
+            0,
+            lambda: 0.0,
+            nothing,
+            "memory",
         )
     requests = workload.draw(count, context=model.longest_request)
     schedule = _schedule(policy, scenario, {**controls, "kv_blocks": demand.blocks})
@@ -55,7 +62,9 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     busy = np.array([run.estimate.utilisation[stage.devices[0]] for stage in scenario.replica.stages])
     first_token = Times.normal(float(steps.mean()), float(steps.std()))
     batch, preemptions = max(1, round(residents)), run.preemptions / count
-    return Outcome(rate, lifetime, first_token, demand, batch, residents, busy, "decoding", preemptions=preemptions)
+    return Outcome(
+        rate, lifetime, first_token, demand, batch, lambda: residents, busy, "decoding", preemptions=preemptions
+    )
 
 
 def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | None) -> tuple[Demand, bool]:

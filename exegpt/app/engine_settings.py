@@ -292,9 +292,9 @@ def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int
     """The part of a cluster that one of its replicas has: of a node, what groups of `tp_degree` fill, or whole nodes.
     What is left over stays idle, and all beyond so many `stages`.
     """
-    from xscheduler.allocation import replica_sizes
+    from xscheduler.allocation import most_replicas, replica_sizes
 
-    sizes = [n for n in replica_sizes(cluster) if cluster.devices // n >= replicas]
+    sizes = [n for n in replica_sizes(cluster) if most_replicas(cluster, n) >= replicas]
     if not sizes:
         most = f"it has {counted(cluster.devices, 'device')}"
         raise InputError(f"{replicas:,} replicas are too many for {cluster.name}: {most}, and each replica needs one.")
@@ -305,7 +305,7 @@ def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int
             each = f"{counted(stages, 'stage')} of {counted(tp_degree, 'device')}"
             raise InputError(f"{counted(replicas, 'replica')} of {each} don't fit on {cluster.name}: take fewer.")
         devices = asked
-    if cluster.nodes == 1 and tp_degree <= devices:
+    if tp_degree <= devices <= per_node:
         devices -= devices % tp_degree
     if devices == cluster.devices:
         return cluster

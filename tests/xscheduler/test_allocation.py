@@ -17,6 +17,7 @@ from xscheduler.allocation import (
     both_stages,
     layer_speeds,
     minimax_split,
+    most_replicas,
     most_stages,
     partial_layouts,
     replica_sizes,
@@ -41,6 +42,14 @@ def cluster_of(nodes, devices):
 
 def nodes_of(stage, cluster, offset=0):
     return {(offset + rank) // cluster.devices_per_node for rank in stage.devices}
+
+
+def firsts(cluster, size):
+    """The first device of each replica, from the start of a node on."""
+    node = cluster.devices_per_node
+    if size > node:
+        return range(0, most_replicas(cluster, size) * size, size)
+    return [start + i * size for start in range(0, cluster.devices, node) for i in range(node // size)]
 
 
 def check_layers(ranges, layers):
@@ -92,21 +101,26 @@ def test_more_stages_than_layers_are_refused():
 
 
 def test_replicas_are_parts_of_a_node_or_whole_nodes():
-    assert replica_sizes(cluster_of(6, 8)) == (1, 2, 4, 8, 16, 24, 32, 40, 48)
-    assert replica_sizes(cluster_of(2, 6)) == (1, 2, 3, 6, 12)
-    assert replica_sizes(cluster_of(1, 5)) == (1, 2, 3, 4, 5)  # the rest stays idle
+    assert replica_sizes(cluster_of(6, 8)) == (1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 40, 48)
+    assert replica_sizes(cluster_of(1, 5)) == (1, 2, 3, 4, 5)
 
 
-@pytest.mark.parametrize("nodes", NODES)
-def test_replicas_tile_the_cluster(nodes):
-    cluster = cluster_of(*nodes)
-    sizes = replica_sizes(cluster)
-    assert list(sizes) == sorted(set(sizes))
-    assert (sizes[0], sizes[-1]) == (1, cluster.devices)
-    for size in sizes:
-        starts = range(0, cluster.devices - size + 1, size)
-        spans = [{rank // cluster.devices_per_node for rank in range(i, i + size)} for i in starts]
-        assert all(len(span) == max(1, size // cluster.devices_per_node) for span in spans)
+@pytest.mark.parametrize(
+    ("nodes", "size", "replicas"), [((2, 5), 4, 2), ((2, 5), 2, 4), ((2, 5), 10, 1), ((6, 8), 8, 6), ((5, 4), 8, 2)]
+)
+def test_devices_that_are_left_over_in_a_node_stay_idle(nodes, size, replicas):
+    assert most_replicas(cluster_of(*nodes), size) == replicas
+
+
+@given(st.integers(1, 5), st.integers(1, 9))
+def test_more_nodes_and_more_devices_never_hold_fewer_replicas(nodes, devices):
+    cluster = cluster_of(nodes, devices)
+    for size in replica_sizes(cluster):
+        held = most_replicas(cluster, size)
+        assert 1 <= held <= cluster.devices // size
+        assert most_replicas(cluster_of(nodes + 1, devices), size) >= held
+        if size <= devices:
+            assert most_replicas(cluster_of(nodes, devices + 1), size) >= held
 
 
 @pytest.mark.parametrize("nodes", NODES)
@@ -121,7 +135,7 @@ def test_every_replica_of_every_layout_uses_each_device_once_in_groups_within_a_
             stages = both_stages(model, SPEEDS, layout)
             assert tuple(s.tp for s in stages) == layout.degrees
             assert [d for s in stages for d in s.devices] == list(range(size))
-            for offset in range(0, cluster.devices - size + 1, size):
+            for offset in firsts(cluster, size):
                 assert all(len(nodes_of(s, cluster, offset)) == 1 for s in stages)
             check_layers([s.decoder_layers for s in stages], model.layers)
             if model.encoder_layers:
@@ -140,7 +154,7 @@ def test_both_of_waas_sides_hold_what_they_need_in_groups_within_a_node(name, no
         sides.append(side_stages(model, SPEEDS, data.draw(st.sampled_from(layouts)), phase, offset))
     stages = sides[0] + sides[1]
     assert [d for s in stages for d in s.devices] == list(range(size))
-    for offset in range(0, cluster.devices - size + 1, size):
+    for offset in firsts(cluster, size):
         assert all(len(nodes_of(s, cluster, offset)) == 1 for s in stages)
     encode, decode = sides
     check_layers([s.decoder_layers for s in decode], model.layers)

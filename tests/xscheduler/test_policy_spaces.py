@@ -135,8 +135,8 @@ def test_waa_cuts_decoding_into_as_many_micro_batches_as_stages_at_most(stages, 
 
 
 @pytest.mark.parametrize(("policy", "share"), [("waa-c", "time"), ("waa-m", "memory")])
-@pytest.mark.parametrize("cluster", ["2xA40", "4xA40", "8xA40", "4x8xA40"])
-def test_waa_splits_the_devices_around_the_share_of_encoding(policy, share, cluster):
+@pytest.mark.parametrize("cluster", ["2x8xA40", "4x8xA40"])
+def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, cluster):
     """By computing time, or where the encoders' weights fill their devices; an eighth of all devices to each side."""
     asked = question(cluster)
     devices = asked.cost_model.cluster.devices
@@ -152,26 +152,34 @@ def test_waa_splits_the_devices_around_the_share_of_encoding(policy, share, clus
     assert list(found) == [n for n in range(middle - near, middle + near + 1) if 1 <= n < devices]
 
 
+@pytest.mark.parametrize("by_memory", [False, True])
+@pytest.mark.parametrize("devices", [2, 5, 8])
+def test_waa_splits_few_devices_in_every_way(devices, by_memory):
+    assert list(_gpu_splits(by_memory, question("8xA40"), devices)) == list(range(1, devices))
+
+
 @pytest.mark.parametrize("share", ["time", "memory"])
 def test_waa_splits_memory_by_what_may_be_used_of_it(share):
     """Of half the memory the weights take twice the share; computing time doesn't depend on it."""
-    asked = question("8xA40")
+    asked = question("2x8xA40")
     cluster = replace(asked.cost_model.cluster, memory_fraction=0.2)
     less = replace(asked, cost_model=CostModel(OPT, cluster, asked.cost_model.profile, "fp16"))
-    middles = [sum(found) / len(found) for found in (_gpu_splits(share == "memory", one, 8) for one in (asked, less))]
+    middles = [sum(found) / len(found) for found in (_gpu_splits(share == "memory", one, 9) for one in (asked, less))]
     weights = OPT.layers * OPT.layer_bytes(1, "fp16")
     exact = round(weights / (cluster.device.memory_bytes * 0.2))
     assert exact > 1 and (middles[1] == exact if share == "memory" else middles[0] == middles[1])
 
 
 def test_prompts_an_iteration_double_and_for_an_open_system_rise_by_halves():
-    assert tuple(2**i for i in range(4)) == PREFILLS
-    assert set(PREFILLS) < set(FINE_PREFILLS) and FINE_PREFILLS[-1] == 16
+    assert tuple(2**i for i in range(8)) == PREFILLS
+    assert set(PREFILLS[:5]) < set(FINE_PREFILLS) and FINE_PREFILLS[-1] == 16
     assert all(n & (n - 1) == 0 or (n % 3 == 0 and (n // 3) & (n // 3 - 1) == 0) for n in FINE_PREFILLS)
     assert all(a < b <= (2 if a == 1 else 1.5 * a) for a, b in itertools.pairwise(FINE_PREFILLS))
     found = spaces("orca", question("1xA40"))
-    assert [space.name for space in found] == ["orca-0", "orca-1", "orca-2", "orca-3"]
-    assert [space.constants["prefills_per_step"] for space in found] == list(PREFILLS)
+    most = found[0].variables[0].values[-1]
+    assert PREFILLS[6] <= most < PREFILLS[7]  # no more prompts than sequences
+    assert [space.name for space in found] == [f"orca-{number}" for number in range(7)]
+    assert [space.constants["prefills_per_step"] for space in found] == list(PREFILLS[:7])
     (space,) = spaces("orca", question("1xA40", open_system=True))
     assert space.variables[1].values == FINE_PREFILLS and space.variables[0] == found[0].variables[0]
     (space,) = spaces("orca", question("1xA40", fixed={"prefills_per_step": 3, "max_num_seqs": 5}))
@@ -239,7 +247,7 @@ def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypa
     monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
     found = spaces("own", question("1xA40", workload=Workload.fixed(100, 20)))
     points = [space.controls(space.values((0,))) for space in found]
-    assert {point["prefills_per_step"] for point in points} == set(PREFILLS)
+    assert {point["prefills_per_step"] for point in points} == {1, 2, 4, 8}
     assert {point["micro_batches"] for point in points} == {1}
     budgets = {point["max_num_batched_tokens"] for point in points}
     assert {64, 1024, 8192} <= budgets <= set(TOKEN_BUDGETS) and len(points) == 4 * len(budgets)

@@ -22,12 +22,12 @@ def best(make, **how):
     return search([make()], "bnb", **how), search([make()], "exhaustive")
 
 
-def line(throughputs, latencies, limit, name="line"):
+def line(throughputs, latencies, limit, name="line", slack=0.0):
     """A space of one variable."""
     return Space(
         name,
         (Variable("x", tuple(range(len(throughputs)))),),
-        (Constraint("latency", limit, (True,)),),
+        (Constraint("latency", limit, (True,), slack),),
         lambda at: Evaluation(float(throughputs[at[0]]), (float(latencies[at[0]]),)),
     )
 
@@ -124,6 +124,15 @@ def test_nothing_feasible():
     none = search([line([1, 2, 3], [5, 6, 7], limit=4)])
     assert none.space is None
     assert none.search.evaluations == 1  # the lowest corner tells
+
+
+def test_a_box_whose_figure_may_fall_is_kept_as_far_as_its_slack():
+    """From the second batch on prompts take one iteration more, from the eighth on one less."""
+    latencies = [1.0, *[2.1] * 6, *[1.2] * 3, 5.0]
+    assert search([line(range(1, 12), latencies, limit=1.3)]).point == (0,)
+    assert search([line(range(1, 12), latencies, limit=1.3, slack=0.5)]).point == (9,)
+    beyond = search([line(range(1, 12), [3.0] * 11, limit=1.3, slack=0.5)])
+    assert beyond.space is None and beyond.search.evaluations == 1
 
 
 def test_the_only_feasible_point_is_the_lowest_corner():

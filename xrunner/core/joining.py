@@ -75,7 +75,10 @@ def how_to_start(schedule: Schedule, started: int) -> str:
     """The sentence for a job that was started with another number of ranks than its schedule has devices."""
     need = ranks_needed(schedule)
     what = "one process was" if started == 1 else f"{started} ranks were"
+    nodes, per_node = schedule.cluster.nodes, schedule.cluster.devices_per_node
+    each = per_node // devices(schedule) * devices(schedule)  # ranks of a node; the devices left over there stay idle
+    placed = f"--map-by ppr:{each}:node " if nodes > 1 and 0 < each < per_node else ""
     return (
         f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and {what} started: start "
-        f"mpirun -n {need} exegpt run."
+        f"mpirun -n {need} {placed}exegpt run."
     )

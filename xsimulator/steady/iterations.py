@@ -140,7 +140,9 @@ def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
     settled = slice(count // 8, None)
     out = end[:, :, -1]
     between = np.diff(out, axis=0)[settled]
-    first = (out[1:] - end[:-1, -1:, 0])[settled][prompts[1:][settled] > 0]  # a step begins as the first stage is free
+    # A step begins as the first stage is free; a single sequence leaves it free until its token comes out of the last.
+    start = end[:-1, -1:, 0] if parts > 1 else begin[1:, :, 0]
+    first = (out[1:] - start)[settled][prompts[1:][settled] > 0]
     span = float(between.mean())
     nothing = np.zeros(len(mixture.decoding))
     alone = mixture.weight @ seconds_of(scenario, nothing, nothing, mixture.decoding / parts)
@@ -260,7 +262,7 @@ def from_iterations(
         first_token=times if shift else times.later(between),  # an encoder-decoder's comes from its first iteration
         demand=Demand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
-        residents=rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
+        residents=lambda: rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
         busy=rounds.busy,
         binding="decoding" if rounds.decoding_share > 0.5 else "encoding",
         preemptions=occupancy.preemptions,

@@ -27,6 +27,10 @@ _MOST = 60_000
 """Parts of prompts that are followed at most."""
 
 
+_ITERATION_LESS = 0.55
+"""The share of a TTFT of two iterations that one less takes off, the longer one at most."""
+
+
 @dataclass(frozen=True)
 class Turns:
     """Prompts in the order in which they come, and the iterations that encode any of them; arrays."""
@@ -65,6 +69,11 @@ def equal(scenario: Scenario) -> bool:
     """Whether all requests are equal, and run on one stage."""
     workload = scenario.load.workload
     return len(workload.input.s) == len(workload.output.s) == len(scenario.replica.stages) == 1
+
+
+def ttft_slack(scenario: Scenario) -> float:
+    """By what share the TTFT of more residents may be lower than that of fewer."""
+    return _ITERATION_LESS if equal(scenario) else 0.0
 
 
 def turns(residents: int, length: float, budget: float, share: float, stay: float, idle: int = 0) -> Turns | None:
@@ -120,7 +129,7 @@ def outcome(
         first_token=Times.normal(times.mean) if not scenario.variation else times,
         demand=Demand(occupancy.blocks, most_tokens, residents),
         decode_batch=residents,
-        residents=float(latency.mean()) * residents / period,
+        residents=lambda: float(latency.mean()) * residents / period,
         busy=np.ones(1),
         seen=(Times.seen(latency), Times.seen((finish - begin - taken) / max(stay + shift - 1.0, 1.0))),
         binding="decoding" if alone > 0.5 * _MEASURED * period else "encoding",

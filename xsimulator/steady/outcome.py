@@ -97,7 +97,7 @@ class Outcome:
     demand: Demand
     decode_batch: int
     """The most sequences decoded at once, but for chance: B_D where the policy has it."""
-    residents: float
+    residents: Callable[[], float]
     """Sequences between the start of their prefill and their last token, averaged over time."""
     busy: Array
     """[stages]: busy fractions."""
@@ -237,7 +237,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         tpot_s=tpot.mean if tpot else None,
         tpot_p99_s=tpot.quantile(0.99) if tpot else None,
         tpot_bounded_s=tpot.quantile(share) if tpot else None,
-        residents=outcome.residents * scenario.replicas,
+        residents=outcome.residents() * scenario.replicas,
         memory_bytes=tuple(held[i][0].bytes(held[i][1]) for i in ranks) + idle,
         usable_bytes=held[0][0].usable,
         kv_blocks=outcome.demand.blocks,

@@ -105,7 +105,7 @@ def outcome(
             encode_batch * max(1 / encode_count, steady.batch_ratio / parts),
         ),
         decode_batch=decode_batch(scenario, encode_batch, decode_iterations),
-        residents=encode_batch * _stay(load, steady.active, times, tagged) / times.period,
+        residents=lambda: encode_batch * _stay(load, steady.active, times, tagged) / times.period,
         busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
         binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )

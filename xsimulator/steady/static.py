@@ -61,7 +61,7 @@ def outcome(
             batch / min(encode_count, parts),
         ),
         decode_batch=batch,
-        residents=_residents(load, batch, times, duration),
+        residents=lambda: _residents(load, batch, times, duration),
         busy=(encoding + decoding) / duration,
         binding="encoding" if encoding.sum() > decoding.sum() else "decoding",
     )

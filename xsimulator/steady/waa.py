@@ -106,7 +106,7 @@ class WAA:
             first_token=Times.normal(first, encoder.deviation),
             demand=Demand(flow.blocks, *[flow.resident / self.micro_batches] * 2),
             decode_batch=max(1, round(flow.resident)),
-            residents=flow.throughput * merged + decoder.residents / max(encoder.period, decoder.period),
+            residents=lambda: flow.throughput * merged + decoder.residents / max(encoder.period, decoder.period),
             busy=flow.busy,
             binding="decoding" if flow.waits else "encoding",
             encode_demand=Demand(encoding_blocks, encode_batch * load.prompts.mean, encode_batch),

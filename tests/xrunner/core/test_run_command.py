@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from exegpt.models import load_model
 from exegpt.models.device import CPU, free_memory
 from tests.xrunner.cells import requests, schedule
 from xrunner.core.engine import Engine
+from xrunner.core.joining import how_to_start
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,14 @@ def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(argume
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.parametrize(("per_node", "placed"), [(2, ""), (3, "--map-by ppr:2:node "), (5, "--map-by ppr:4:node ")])
+def test_devices_that_are_left_over_in_every_node_get_no_rank(per_node, placed):
+    cluster = SimpleNamespace(nodes=2, devices_per_node=per_node)
+    stages, replicas = [SimpleNamespace(devices=(0, 1))], 2 * (per_node // 2)
+    asked = how_to_start(SimpleNamespace(cluster=cluster, stages=stages, replicas=replicas), 1)
+    assert f"start mpirun -n {2 * replicas} {placed}exegpt run." in asked
+
+
 @pytest.mark.slow
 def test_ranks_with_different_command_lines_are_refused(start_each, arguments_of, tmp_path):
     arguments_of("orca")
@@ -122,6 +132,7 @@ def test_a_rank_of_another_version_is_refused(job, arguments_of, rank):
 EXITS = """
 import os, sys
 from pathlib import Path
+from types import SimpleNamespace
 from exegpt.cli import main
 try:
     code = main(sys.argv[2:])

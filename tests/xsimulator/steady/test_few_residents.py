@@ -87,6 +87,18 @@ def test_few_residents_are_predicted_as_they_are_replayed(name, policy, n):
     assert tails == pytest.approx({key: np.percentile(times[key], 99) for key in tails}, rel=0.08)
 
 
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+@pytest.mark.parametrize("lengths_of", [(100, 40), (1024, 16)])
+def test_one_resident_of_a_pipeline_waits_for_no_other(lengths_of, policy, devices):
+    cluster, workload = parse_cluster(f"{devices}xH100-SXM"), Workload.fixed(*lengths_of)
+    plan, profile = plan_of(policy, workload, 1, cluster), roofline_profile(LLAMA, cluster, "bf16")
+    times, *_ = replayed(plan, profile, workload.draw(100))
+    predicted = estimate(plan, profile)
+    assert predicted.ttft_s == pytest.approx(times["ttft"].mean(), rel=0.05)
+    assert predicted.ttft_p99_s == pytest.approx(np.percentile(times["ttft"], 99), rel=0.05)
+
+
 lengths = st.lists(st.integers(1, 600), min_size=1, max_size=5, unique=True).map(sorted)
 
 

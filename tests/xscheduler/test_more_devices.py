@@ -1,0 +1,150 @@
+"""More devices, more nodes and looser bounds never make an answer worse."""
+
+import itertools
+import random
+
+import pytest
+
+from exegpt.builtin_models import builtin_model
+from exegpt.cluster import parse_cluster
+from exegpt.workload import Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.arrivals import Arrivals
+from xscheduler.goodput import Bounds
+from xscheduler.open_tune import tune_at
+from xscheduler.policy_spaces import POLICIES
+from xscheduler.tune import tune
+
+FALL, GOODPUT_FALL = 0.005, 0.01
+"""Shares by which throughput, and goodput, may fall."""
+LOOSER = tuple(1.04 * 1.22**step for step in range(8))
+"""Bounds over what one sequence takes at a time."""
+BOUNDS = ("latency_bound_s", "ttft_s", "tpot_s")
+
+
+def asked(model, cluster, workload, dtype=None):
+    """The arguments of a search."""
+    spec, devices = builtin_model(model), parse_cluster(cluster)
+    lengths = [int(length) for length in workload.split("/")] if "/" in workload else None
+    profile = roofline_profile(spec, devices, **({"dtype": dtype} if dtype else {}))
+    return spec, devices, Workload.fixed(*lengths) if lengths else task(workload), profile
+
+
+def reached(setting, policies, **bounds):
+    """Each policy's throughput in tokens/s, and the answer's."""
+    tuned = tune(*setting, policies=policies, **bounds)
+    figures = {other.policy: other.estimate.throughput_tok_s if other.estimate else 0.0 for other in tuned.alternatives}
+    return figures | {"answer": tuned.estimate.throughput_tok_s if tuned.estimate else 0.0}
+
+
+def falls(rows, share=FALL):
+    """The figures that are lower by more than this share than one before."""
+    found = []
+    for (_, before), (name, after) in itertools.combinations(rows, 2):
+        found += [(name, key, before[key], after[key]) for key in after if after[key] < before[key] * (1 - share)]
+    return found
+
+
+def by_devices(model, kind, workload, dtype, policies, most=8, **bounds):
+    counts = range(1, most + 1)
+    return [(n, reached(asked(model, f"{n}x{kind}", workload, dtype), policies, **bounds)) for n in counts]
+
+
+def by_nodes(model, kind, workload, dtype, policies, devices, most=4, **bounds):
+    clusters = [f"{nodes}x{devices}x{kind}" for nodes in range(1, most + 1)]
+    return [(cluster, reached(asked(model, cluster, workload, dtype), policies, **bounds)) for cluster in clusters]
+
+
+def by_bound(model, cluster, workload, dtype, policies, looser, **bounds):
+    """With one bound ever looser, from what one sequence takes at a time."""
+    setting = asked(model, cluster, workload, dtype)
+    least = alone(setting)[looser]
+    return [(by, reached(setting, policies, **bounds | {looser: by * least})) for by in LOOSER]
+
+
+def alone(setting):
+    """What one sequence takes at a time, by the bound; None where the model doesn't fit."""
+    estimate = tune(*setting, policies=("orca",), fixed={"max_num_seqs": 1}).estimate
+    return estimate and dict(
+        zip(BOUNDS, (estimate.latency_s, estimate.ttft_bounded_s, estimate.tpot_bounded_s), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "policies", "bounds"),
+    [
+        (("llama-3.1-70b", "H100-SXM", "2048/256", "fp8"), ("chunked",), {"ttft_s": 1.0, "tpot_s": 0.04}),
+        (("llama-3.1-8b", "L40S", "1024/128", None), ("orca", "waa-m"), {"latency_bound_s": 4.0}),
+    ],
+)
+def test_throughput_never_falls_with_more_devices_of_a_node(case, policies, bounds):
+    rows = by_devices(*case, policies, **bounds)
+    assert falls(rows) == []
+    assert rows[-1][1]["answer"] > 1.5 * rows[3][1]["answer"] > 0
+
+
+def test_throughput_never_falls_with_more_nodes():
+    """Of nodes of five devices none holds two replicas of four: each node's fifth device stays idle."""
+    case = ("llama-3.1-70b", "H100-SXM", "2048/256", "fp8")
+    rows = by_nodes(*case, ("chunked",), 5, ttft_s=0.6, tpot_s=0.03)
+    assert falls(rows) == []
+    assert rows[-1][1]["answer"] == pytest.approx(4 * rows[0][1]["answer"], rel=0.01)
+
+
+@pytest.mark.parametrize("looser", BOUNDS)
+def test_throughput_never_falls_with_a_looser_bound(looser):
+    rows = by_bound("llama-3.1-8b", "2xH100-SXM", "1024/512", None, ("chunked", "orca", "static"), looser)
+    assert falls(rows) == []
+    assert rows[-1][1]["answer"] > 1.2 * rows[0][1]["answer"]
+
+
+def drawn(seed):
+    """A question by its number: the model, device kind, workload, dtype, and bounds over what one sequence takes."""
+    rng = random.Random(seed)
+    model, dtype = rng.choice(
+        [("llama-3.1-8b", None), ("qwen3-14b", None), ("qwen3-32b", None), ("llama-3.1-70b", "fp8"), ("opt-13b", None)]
+    )
+    kind = rng.choice(["H100-SXM", "H200-SXM", "L40S", "B200"] + ["A100-80GB"] * (dtype is None))
+    workload = rng.choice(["S", "T", "C1"] if model == "opt-13b" else ["2048/256", "1024/512", "4096/64", "S", "C1"])
+    ratios = {name: rng.uniform(1.2, 5.0) for name in BOUNDS if rng.random() < 0.5}
+    return rng, (model, kind, workload, dtype), ratios
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(18))
+def test_no_policys_throughput_falls(seed):
+    rng, case, ratios = drawn(seed)
+    model, kind, workload, dtype = case
+    least = alone(asked(model, f"4x{kind}", workload, dtype))
+    if least is None:
+        pytest.skip(f"{model} does not fit on 4x{kind}")
+    bounds = {name: ratio * least[name] for name, ratio in ratios.items()}
+    if seed % 3 == 0:
+        rows = by_devices(*case, POLICIES, **bounds)
+    elif seed % 3 == 1:
+        rows = by_nodes(*case, POLICIES, rng.randint(1, 6), most=3, **bounds)
+    else:
+        looser = rng.choice(BOUNDS)
+        bounds.pop(looser, None)
+        rows = by_bound(model, f"{rng.randint(2, 6)}x{kind}", workload, dtype, POLICIES, looser, **bounds)
+    assert falls(rows) == []
+
+
+def goodput(cluster, bounds, policies=("chunked",)):
+    """The highest rate that a schedule sustains, in requests/s."""
+    spec, devices, workload, profile = asked("llama-3.1-70b", cluster, "2048/256", "fp8")
+    arrivals = Arrivals.poisson(workload, spec.longest_request, 0, devices.devices)
+    return {
+        "answer": tune_at(
+            spec, devices, workload, profile, arrivals, bounds, None, policies=policies
+        ).highest_rate_seq_s
+    }
+
+
+@pytest.mark.slow
+def test_goodput_never_falls_with_more_devices_or_looser_bounds():
+    chat = Bounds(None, 1.0, 0.04)
+    assert falls([(n, goodput(f"{n}xH100-SXM", chat)) for n in range(1, 9)], GOODPUT_FALL) == []
+    assert falls([(n, goodput(f"{n}x5xH100-SXM", chat)) for n in range(1, 4)], GOODPUT_FALL) == []
+    looser = [(ttft, goodput("4xH100-SXM", Bounds(None, ttft, 0.04))) for ttft in (0.4, 0.6, 0.9, 1.4)]
+    assert falls(looser, GOODPUT_FALL) == []
