@@ -118,18 +118,19 @@ def use_of(answer: Answer) -> str:
     return "use: " + ", ".join(parts)
 
 
-Retune = Callable[[float | None, ClusterSpec], Tuned]
-"""Searches again, under another bound in seconds or on another cluster."""
+Retune = Callable[[float | None, ClusterSpec, float], Tuned]
+"""Searches again, under another bound in seconds or on another cluster, for more than so many tokens/s."""
 
 
 def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
     """What a looser bound would give; None where there is none to loosen."""
     if bound_s is None:
         return None
-    loose = again(LOOSER * bound_s, cluster)
+    reached = answer.estimate.throughput_tok_s if answer.estimate else 0.0
+    loose = again(LOOSER * bound_s, cluster, reached)
     asked = f"a bound of {format_duration(LOOSER * bound_s)} instead of {format_duration(bound_s)}"
     if loose.estimate is None or loose.schedule is None:
-        return f"{asked} would not be enough"
+        return f"{asked} would {'give no more' if reached else 'not be enough'}"
     if answer.estimate is None:
         return (
             f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with {loose.schedule.policy}"
@@ -141,17 +142,26 @@ def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: C
 
 
 def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
-    """What another cluster would give; `what` says how it came up."""
-    there = again(bound_s, cluster)
-    if there.estimate is None or there.schedule is None:
-        return f"{cluster.name} ({what}) would not be enough"
-    reached = f"{figure_text(there.estimate.throughput_tok_s)} tokens/s with {there.schedule.policy}"
+    """What another cluster would give; `what` says how it came up. A whole multiple of the devices gives as many times
+    the throughput at least, with as many times the replicas.
+    """
+    would = f"{cluster.name} ({what}) would"
     if answer.estimate is None or answer.schedule is None:
-        return f"{cluster.name} ({what}) would give {reached}"
-    times = there.estimate.throughput_tok_s / answer.estimate.throughput_tok_s
-    more = cluster.devices / answer.schedule.cluster.devices
+        there = again(bound_s, cluster, 0.0)
+        if there.estimate is None or there.schedule is None:
+            return f"{would} not be enough"
+        return f"{would} give {figure_text(there.estimate.throughput_tok_s)} tokens/s with {there.schedule.policy}"
+    before, reached, policy = answer.schedule.cluster, answer.estimate.throughput_tok_s, answer.schedule.policy
+    more = cluster.devices / before.devices
+    least = more * reached if before.device == cluster.device and more == int(more) else 0.0
+    there = again(bound_s, cluster, least)
+    if there.estimate is not None and there.schedule is not None:
+        least, policy = there.estimate.throughput_tok_s, there.schedule.policy
+    if not least:
+        return f"{would} not be enough"
+    times = least / reached
     per_device = "" if more == 1 else f", {times / more:,.2f} times per device"
-    return f"{cluster.name} ({what}) would give {times:,.2f} times the throughput{per_device}: {reached}"
+    return f"{would} give {times:,.2f} times the throughput{per_device}: {figure_text(least)} tokens/s with {policy}"
 
 
 def twice(cluster: ClusterSpec) -> ClusterSpec:

@@ -37,20 +37,22 @@ AtValue = Callable[[Candidates, int], Candidates | None]
 
 
 def refined(
-    members: Sequence[Candidates], name: str, at_value: AtValue, method: Method, tolerance: float
+    members: Sequence[Candidates], name: str, at_value: AtValue, method: Method, tolerance: float, floor: float = 0.0
 ) -> tuple[list[Candidates], SearchResult]:
-    """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them."""
+    """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them. Only
+    throughputs above `floor` are of interest.
+    """
     best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
     started = time.perf_counter()
     for group in groups:
         if name == "max_num_batched_tokens" and any(constraint.slack for constraint in group[0].constraints):
             added += _in_step(group, at_value, best)
-    result = search(members, method, tolerance, best.throughput)
+    result = search(members, method, tolerance, max(best.throughput, floor / GAIN))
     if result.space:
         best.offer(result.space, result.point)
     reached = best.throughput
     for group in sorted(groups, key=lambda group: result.space not in group) if best.space else ():
-        found = search(group, method, tolerance, max(NEAR * reached, best.throughput / GAIN))
+        found = search(group, method, tolerance, max(NEAR * reached, best.throughput / GAIN, floor / GAIN))
         if not isinstance(found.space, Candidates):
             continue
         local = Incumbent(found.throughput, found.space, found.point)

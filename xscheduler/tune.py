@@ -3,7 +3,7 @@
 import functools
 import gc
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -67,6 +67,7 @@ def tune(
     admission: tuple[Admission, ...] = ("reserve",),
     lowest_latency: bool = False,
     own: Deployment | None = None,
+    floor: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
@@ -77,8 +78,9 @@ def tune(
     blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried, `admission`
     the rules of admission, where policy and model have them and their steady state is known. `steady_state` and
     `variation` as in `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `own` is
-    this project's engine, for the policies that the profile's engine doesn't run (None: one engine for all). `progress`
-    is called with the number of searched policies and of all.
+    this project's engine, for the policies that the profile's engine doesn't run (None: one engine for all). With a
+    `floor` in tokens/s only the best schedule is sought, if it gives more, and no reasons. `progress` is called with
+    the number of searched policies and of all.
 
     Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
     """
@@ -92,7 +94,41 @@ def tune(
         return Question(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
 
     questions = by_policy(policies, Deployment(cluster, profile), own, question)
+    if floor is not None:
+        return _above(questions, method, tolerance, floor)
     return _answer(questions, method, tolerance, lowest_latency, progress)
+
+
+def _above(questions: dict[str, Question], method: Method, tolerance: float, floor: float) -> Tuned:
+    """The best schedule of all policies, if it gives more than the floor."""
+    best: tuple[str, SearchResult] | None = None
+    searches = []
+    with uncollected():
+        for policy, question in questions.items():
+            _, result = _searched(policy, question, method, tolerance, floor)
+            searches.append(result.search)
+            if isinstance(result.space, Candidates) and result.throughput > floor:
+                best, floor = (policy, result), result.throughput
+        won = _found(*best, questions[best[0]]) if best else Alternative("", None, None, "")
+    return Tuned(won.schedule, won.estimate, (won,) if best else (), _together(method, searches), None, ())
+
+
+def _found(policy: str, result: SearchResult, question: Question) -> Alternative:
+    """A policy's best point as a schedule."""
+    space, point = result.space, result.point
+    assert isinstance(space, Candidates)
+    values = space.values(point)
+    return Alternative(policy, schedule(space, values, question.limits), space.estimate(values), "")
+
+
+def _together(method: Method, searches: Sequence[Search]) -> Search:
+    """What several searches cost."""
+    return Search(
+        method,
+        sum(cost.evaluations for cost in searches),
+        sum(cost.space for cost in searches),
+        sum(cost.seconds for cost in searches),
+    )
 
 
 Made = TypeVar("Made")
@@ -119,7 +155,7 @@ def _answer(
     with uncollected():
         for policy, question in questions.items():
             progress(len(tried), len(questions))
-            tried.append((policy, *_searched(policy, question, method, tolerance)))
+            tried.append((policy, *_searched(policy, question, method, tolerance, 0.0)))
         leading = (1 - TIE) * max(result.throughput for *_, result in tried)
         alternatives = tuple(
             _alternative(policy, members, result, questions[policy], tolerance, result.throughput >= leading)
@@ -131,29 +167,25 @@ def _answer(
         winner = next((a for a in alternatives if won and a.policy == won.policy), None)
         if lowest_latency or not winner:
             lowest = lowest_latency_of([space for _, members, _ in tried for space in members], question.limits)
-    searches = [result.search for _, _, result in tried]
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
-        Search(
-            method,
-            sum(cost.evaluations for cost in searches),
-            sum(cost.space for cost in searches),
-            sum(cost.seconds for cost in searches),
-        ),
+        _together(method, [result.search for *_, result in tried]),
         lowest if math.isfinite(lowest) else None,
         _assumptions(question, tuple(questions), winner),
     )
 
 
-def _searched(policy: str, question: Question, method: Method, tolerance: float) -> tuple[Members, SearchResult]:
-    """A policy's spaces and the best point of them."""
+def _searched(
+    policy: str, question: Question, method: Method, tolerance: float, floor: float
+) -> tuple[Members, SearchResult]:
+    """A policy's spaces and the best point of them, if it gives more than the floor."""
     members, name = spaces(policy, question), REFINED.get(policy)
     lines = [space for space in members if isinstance(space, Candidates)]
     if name is None or name in question.fixed or method == "optuna" or len(lines) < len(members):
-        return members, search(list(members), method, tolerance)
-    return refined(lines, name, functools.partial(at_value, question, name), method, tolerance)
+        return members, search(list(members), method, tolerance, floor)
+    return refined(lines, name, functools.partial(at_value, question, name), method, tolerance, floor)
 
 
 @contextmanager

@@ -35,6 +35,10 @@ class SearchOptions:
     """Control variables that are set by hand."""
 
 
+CLOSE = 0.95
+"""Policies that reach this share of the answer's throughput may be better elsewhere."""
+
+
 def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":
     """The best schedule for a setting under a bound in seconds (None: unbounded); `options` as in `xscheduler.tune`."""
     from xscheduler.tune import tune
@@ -45,15 +49,18 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
     """How full and busy the answer's devices are, and what a looser bound, twice the devices and the next device kind
-    would give, each searched anew for the engine of the answer.
+    would give, each searched anew for the engine of the answer and the policies that come close to it, the best first.
     """
     from xscheduler import advice
 
     engine = answer.estimate.engine if answer.estimate else None
     alike = tuple(p for p in options.policies if engine in (None, engine_of(setting.on(p).profile).name))
+    if answer.estimate:
+        close = CLOSE * answer.estimate.throughput_tok_s
+        alike = tuple(a.policy for a in ranked(answer) if a.policy in alike and throughput(a) >= close)
 
-    def again(bound_s: float | None, cluster: ClusterSpec) -> "Tuned":
-        asked = vars(options) | {"policies": alike}
+    def again(bound_s: float | None, cluster: ClusterSpec, floor: float) -> "Tuned":
+        asked = vars(options) | {"policies": alike, "floor": floor}
         return search_schedule(on_cluster(setting, cluster), bound_s, **asked)
 
     texts = []

@@ -27,10 +27,11 @@ A40 = parse_cluster("4xA40")
 
 
 @functools.cache
-def answer(bound_s=12.0, cluster="4xA40"):
+def answer(bound_s=12.0, cluster="4xA40", floor=None):
     where = parse_cluster(cluster)
     policies = ("static", "orca", "chunked", "rra")
-    return tune(OPT, where, task("S"), roofline_profile(OPT, where), latency_bound_s=bound_s, policies=policies)
+    asked = {"latency_bound_s": bound_s, "policies": policies, "floor": floor}
+    return tune(OPT, where, task("S"), roofline_profile(OPT, where), **asked)
 
 
 def estimate(tokens=100.0, sequences=10.0, tpot=0.02, busy=0.9):
@@ -175,14 +176,14 @@ def tuned(tokens, policy="orca", cluster=A40):
         (100.0, 150.0, "would give 50% more throughput, with rra"),
         (100.0, 100.05, "would give no more"),
         (100.0, 99.0, "would give no more"),
-        (100.0, None, "would not be enough"),
+        (100.0, None, "would give no more"),
         (None, 150.0, "would give 150 tokens/s with rra"),
         (None, None, "would not be enough"),
     ],
 )
 def test_what_a_looser_bound_gives_is_said(before, after, said):
-    def again(bound_s, cluster):
-        assert (bound_s, cluster) == (3.0, A40)
+    def again(bound_s, cluster, floor):
+        assert (bound_s, cluster, floor) == (3.0, A40, before or 0.0)
         return tuned(after, "rra")
 
     assert looser_bound(again, tuned(before), 2.0, A40) == f"a bound of 3s instead of 2s {said}"
@@ -193,15 +194,16 @@ def test_what_a_looser_bound_gives_is_said(before, after, said):
     [
         (100.0, 300.0, "8xA40", "would give 3.00 times the throughput, 1.50 times per device: 300 tokens/s with rra"),
         (100.0, 300.0, "4xA100-80GB", "would give 3.00 times the throughput: 300 tokens/s with rra"),
-        (100.0, None, "8xA40", "would not be enough"),
+        (100.0, None, "8xA40", "would give 2.00 times the throughput, 1.00 times per device: 200 tokens/s with orca"),
+        (100.0, None, "4xA100-80GB", "would not be enough"),
         (None, 300.0, "8xA40", "would give 300 tokens/s with rra"),
     ],
 )
 def test_what_another_cluster_gives_is_said(before, after, cluster, said):
     there = parse_cluster(cluster)
 
-    def again(bound_s, cluster):
-        assert (bound_s, cluster) == (2.0, there)
+    def again(bound_s, cluster, floor):
+        assert (bound_s, cluster, floor) == (2.0, there, 200.0 if before and cluster.devices == 8 else 0.0)
         return tuned(after, "rra", there)
 
     assert other_cluster(again, tuned(before), 2.0, there, "asked") == f"{cluster} (asked) {said}"
@@ -225,8 +227,8 @@ def test_twice_the_devices_are_in_the_node_as_far_as_eight(once, doubled):
 
 
 def test_looser_bounds_and_larger_clusters_are_searched_anew():
-    def again(bound_s, cluster):
-        return answer(bound_s, cluster.name)
+    def again(bound_s, cluster, floor):
+        return answer(bound_s, cluster.name, floor)
 
     found = answer()
     gain = answer(18.0).estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1
@@ -241,6 +243,14 @@ def test_looser_bounds_and_larger_clusters_are_searched_anew():
     assert f"{times:.2f} times the throughput" in other_cluster(again, found, 12.0, double, "twice the devices")
     assert twice(parse_cluster("2x8xA40")).name == "4x8xA40"
     assert looser_bound(again, answer(0.01), 0.01, A40).endswith("would not be enough")
+
+
+@pytest.mark.parametrize("bound_s", [12.0, None])
+def test_a_search_above_a_floor_finds_the_same_or_nothing(bound_s):
+    reached = answer(bound_s).estimate.throughput_tok_s
+    for floor in (0.0, 0.5 * reached, 0.98 * reached):
+        assert answer(bound_s, floor=floor).estimate.throughput_tok_s == pytest.approx(reached, rel=2 * TIE)
+    assert answer(bound_s, floor=1.01 * reached).schedule is None
 
 
 def test_use_tells_the_figures():
