@@ -58,6 +58,7 @@ def test_runs_are_correlated_as_stated(graphs):
     assert {call.unit for run in runs for call in run} == {"claims", "query", "search", "verify"}
 
 
+@pytest.mark.slow
 def test_the_orders_stand_as_in_the_paper_where_queues_are_long(graphs, models, monkeypatch):
     """At 1x on the small batch: Hermes first, and its reductions within 20 points of the paper's."""
     monkeypatch.setattr(hermes, "LOADS", {"1x": hermes.LOADS["1x"]})

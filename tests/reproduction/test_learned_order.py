@@ -10,6 +10,7 @@ def sweep():
     return reproduce(rates=(2.0, 64.0))
 
 
+@pytest.mark.slow
 def test_the_learned_order_lies_between_first_come_and_the_oracle(sweep):
     calm, busy = sweep.rates
     means = [own.mean_s for own in calm.latencies.values()]
@@ -20,12 +21,14 @@ def test_the_learned_order_lies_between_first_come_and_the_oracle(sweep):
     assert sweep.between
 
 
+@pytest.mark.slow
 def test_it_is_twice_as_good_per_token_at_saturation(sweep):
     """In the mean of latencies themselves not even the oracle is, without preemption of residents."""
     assert all(sweep.gains["per_token_s"][way] > 2.0 for way in LEARNED)
     assert 1.4 < sweep.gains["mean_s"][LEARNED[0]] < sweep.gains["mean_s"]["SJF oracle"] < 2.0
 
 
+@pytest.mark.slow
 def test_what_is_printed_says_whether_targets_are_met(sweep):
     first, second, third = sections(sweep)
     assert "(target 2: met)" in first.notes[0] and "everywhere" in first.notes[1]

@@ -35,7 +35,8 @@ def asked(path, cluster, *models):
     return demands, demands[0].setting.cluster
 
 
-@pytest.mark.parametrize("method", [pytest.param("exegpt", marks=pytest.mark.slow), "spatial"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["exegpt", "spatial"])
 def test_gains_are_those_of_planning_anew(method, tmp_path):
     frontiers, (demands, cluster) = Frontiers(), asked(tmp_path, "2xA40", CHAT, CODE)
     now = propose(demands, cluster, (method,), frontiers)[0]
