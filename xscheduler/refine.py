@@ -81,13 +81,14 @@ def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
 
 
 def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> list[Candidates]:
-    """Look at values between the grid's neighbours of the best one, or up to twice the last one, then closer around the
-    best, and at last at every batch near its batch; the spaces that were looked at.
+    """Look at values from the second of the grid below the best one, for peaks are narrow and close where prompts have
+    many chunks, to the next above it, or twice the last one; then closer around the best, and at last at every batch
+    near its batch; the spaces that were looked at.
     """
     added: dict[int, Candidates | None] = {}
-    edges = [grid[0], *grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]
+    edges = [*grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]
     place = grid.index(_value(best, name))
-    low, high = float(edges[place]), float(edges[place + 2])
+    low, high = float(edges[max(place - 2, 0)]), float(edges[place + 1])
     for ratio in STEPS:
         start, batch, first = best.space, best.point[0], _value(best, name)
         assert isinstance(start, Candidates)
