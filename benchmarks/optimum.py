@@ -9,7 +9,7 @@ in steps of 15 %. Only those cells between the grid's points are left out for wh
 where all corners are 15 % worse than the best, all break the same bound by 30 %, or none fits into memory.
 
 With `--before DIR`, a checkout of an earlier version with its extensions built, the CPU time that its search takes for
-the same questions is measured beside.
+the same questions is measured beside; `--policy` without names leaves the scan out.
 
     python -m benchmarks.optimum
     python -m benchmarks.optimum --quick
@@ -346,6 +346,8 @@ def main() -> None:
         times = f"search {seconds[number]:.2f} s of CPU time"
         times += f", before {before[number]:.2f} s" if before else ""
         print(f"{number + 1}. {asked}: {times}", flush=True)
+        if not arguments.policy:
+            continue
         began, best = time.process_time(), 0.0
         tuned = asked.search(POLICIES)
         for row in rows_of(asked, arguments.policy, tuned):
@@ -358,16 +360,17 @@ def main() -> None:
         print(f"   answer   {answer:10,.1f} {best:10,.1f} tokens/s {answer_gaps[-1]:+.2%}", end="")
         print(f"; the scan took {time.process_time() - began:.0f} s", flush=True)
     late = sum(gap > POLICY_LIMIT for gap in gaps)
-    print(f"{len(gaps)} searches: the scan is better by over {POLICY_LIMIT:.1%} in {late}, at worst {max(gaps):.2%}")
-    print(f"{len(questions)} answers: at worst {max(answer_gaps):.2%} (limit {ANSWER_LIMIT:.0%})")
+    worst = max(gaps, default=0.0)
+    print(f"{len(gaps)} searches: the scan is better by over {POLICY_LIMIT:.1%} in {late}, at worst {worst:.2%}")
+    print(f"{len(answer_gaps)} answers: at worst {max(answer_gaps, default=0.0):.2%} (limit {ANSWER_LIMIT:.0%})")
     slow = False
     if before:
         ratio = sum(seconds) / sum(before)
-        worst = max(now / then for now, then in zip(seconds, before, strict=True))
+        slowest = max(now / then for now, then in zip(seconds, before, strict=True))
         slow = ratio > TIME_LIMIT
         print(f"CPU time of all searches: {sum(seconds):.2f} s, before {sum(before):.2f} s: {ratio:.2f} times", end="")
-        print(f" (limit {TIME_LIMIT}), of one question {worst:.2f} times at most")
-    sys.exit(bool(late or max(answer_gaps) > ANSWER_LIMIT or slow))
+        print(f" (limit {TIME_LIMIT}), of one question {slowest:.2f} times at most")
+    sys.exit(bool(late or max(answer_gaps, default=0.0) > ANSWER_LIMIT or slow))
 
 
 if __name__ == "__main__":

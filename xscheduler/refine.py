@@ -21,7 +21,7 @@ from xscheduler.space import Incumbent, Space
 
 STEPS = (1.05, 1.015)
 """Ratios of neighbouring values, one pass around the best after the other."""
-NEAR, GAIN = 0.93, 1.13
+NEAR, GAIN = 0.95, 1.12
 """Layouts are looked at whose best on the grid reaches this share of the best there, and the best so far if refining
 gains this ratio.
 """
@@ -43,10 +43,11 @@ def refined(
     throughputs above `floor` are of interest.
     """
     best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
-    started = time.perf_counter()
+    started, in_step = time.perf_counter(), list[Candidates]()
     for group in groups:
         if name == "max_num_batched_tokens" and any(constraint.slack for constraint in group[0].constraints):
-            added += _in_step(group, at_value, best)
+            in_step += _in_step(group, at_value, best)
+    added += [space for space in in_step if space is best.space]
     result = search(members, method, tolerance, max(best.throughput, floor / GAIN))
     if result.space:
         best.offer(result.space, result.point)
@@ -64,7 +65,7 @@ def refined(
     everything = [*members, *added]
     looked_at = replace(
         result.search,
-        evaluations=sum(len(space.known) for space in everything),
+        evaluations=sum(len(space.known) for space in {*everything, *in_step}),
         space=sum(space.size for space in everything),
         seconds=time.perf_counter() - started,
     )
