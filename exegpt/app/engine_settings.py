@@ -201,7 +201,8 @@ def engine_schedule(
     model, profile = setting.model, setting.profile
     _check_engine(setting, policy, **variables)
     layers = stages if isinstance(stages, tuple) else None
-    if tp_degree not in (fit := model.tp_degrees(setting.cluster.devices_per_node)):
+    if tp_degree not in model.tp_degrees(tp_degree):
+        fit = model.tp_degrees(setting.cluster.devices_per_node)
         raise InputError(
             f"A tensor-parallel degree of {tp_degree} doesn't fit model '{model.name}' on nodes of "
             f"{counted(setting.cluster.devices_per_node, 'device')}: use one of {', '.join(map(str, fit))}."

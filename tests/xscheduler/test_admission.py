@@ -28,7 +28,9 @@ def tuned(*admission, method="bnb", policies=("orca", "chunked"), **how):
     return tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, method=method, admission=admission, **how)
 
 
-@pytest.mark.parametrize(("admission", "bound_s"), [(("grow",), 20.0), (BOTH, None)])
+@pytest.mark.parametrize(
+    ("admission", "bound_s"), [(("grow",), 20.0), pytest.param(BOTH, None, marks=pytest.mark.slow)]
+)
 def test_branch_and_bound_agrees_with_the_exhaustive_search(admission, bound_s):
     found, oracle = (tuned(*admission, method=m, latency_bound_s=bound_s) for m in ("bnb", "exhaustive"))
     assert [a.schedule for a in found.alternatives] == [a.schedule for a in oracle.alternatives]

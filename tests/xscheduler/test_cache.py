@@ -13,6 +13,7 @@ def found(method, kv_blocks=None):
     return {other.policy: other for other in answer.alternatives}
 
 
+@pytest.mark.slow
 def test_what_is_found_fits_the_cache_and_nothing_that_fits_is_better():
     free, within, every = found("bnb"), found("bnb", 60), found("exhaustive", 60)
     for policy in POLICIES:

@@ -250,7 +250,7 @@ CASES = {
 }
 
 
-LONG = ("chunks", "batches")
+LONG = ("chunks", "batches", "latency alone")
 
 
 @pytest.mark.parametrize(
