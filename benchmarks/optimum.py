@@ -173,9 +173,9 @@ class Scan:
             if not corners or min(ratios[0] for _, ratios in corners) > 1.0:
                 continue
             least = [min(column) for column in zip(*(ratios for _, ratios in corners), strict=True)]
-            if max(least) <= BEYOND:
-                box = tuple(range(low, high + 1) for low, high in cell)
-                self.cells.append((max(throughput for throughput, _ in corners), space, box))
+            reach = max(throughput for throughput, _ in corners)
+            if max(least) <= BEYOND and reach * WORSE > self.throughput:
+                self.cells.append((reach, space, tuple(range(low, high + 1) for low, high in cell)))
 
 
 def coarse(values: Sequence[int]) -> list[int]:
