@@ -265,6 +265,7 @@ def test_peers_serve_the_same_requests(exegpt, tiny, tiny_schedule, tiny_profile
     assert "Peer 'hearsay' is not known: use one of transformers." in refused.err
 
 
+@pytest.mark.slow
 def test_policies_are_benched_side_by_side(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     report = tmp_path / "r.html"
     command = ("bench", "-s", tiny_schedule, "-m", tiny, "-p", tiny_profile, "-n", 6, "--repeats", 1, "--policy", "all")

@@ -77,6 +77,7 @@ def test_a_profile_for_another_model_is_refused_where_it_is_used(exegpt, tmp_pat
     assert json.loads(out.read_text())["dtype"] == "bf16"
 
 
+@pytest.mark.slow
 def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
     """Of MuxServe's file; a plan's models are replayed by them, alone or on a share."""
     file, out = needs_data("muxserve", "llama_a100_cost.json"), tmp_path / "iterations.json"

@@ -68,6 +68,7 @@ def test_variants(sizes, heads, kv_heads, head_size, block_size, options):
     assert_equal(sizes, heads, kv_heads, head_size, block_size, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 30), st.integers(0, 30)), min_size=1, max_size=4),

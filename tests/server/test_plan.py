@@ -313,6 +313,7 @@ def follow(server, plan, token="secret"):
     return server.post("/plan", to_dict(plan), X_Admin_Token=token)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_models_move_while_they_have_requests(several, plan, directories, want):
     """From a device of its own to one that is shared, and back: nothing is lost, and nobody gets a token twice."""

@@ -266,6 +266,7 @@ def test_the_search_finds_what_every_schedule_asked_in_turn_finds(name):
     assert every.goodput_seq_s > 0
 
 
+@pytest.mark.slow
 def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
     """Of all policies, as `tune_at` finds them without one."""
     policies, bounds = ("static", "orca", "chunked", "rra", "waa-c"), Bounds(3.0)

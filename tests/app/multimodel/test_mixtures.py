@@ -79,6 +79,7 @@ def test_requests_are_the_same_whatever_shares_devices(tmp_path):
         assert len(fast) == pytest.approx(50 * rate * 3 * max(d.bound_s for d in demands), abs=1)
 
 
+@pytest.mark.slow
 def test_offline_models_have_their_own_devices_and_others_share(tmp_path, monkeypatch):
     """Three models on two devices, one of which can't share: only a mixture has room for all."""
     monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})

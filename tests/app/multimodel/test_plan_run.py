@@ -113,6 +113,7 @@ def test_models_share_two_devices(folder, tmp_path):
     assert tokens_of(tmp_path / "out.jsonl") == want
 
 
+@pytest.mark.slow
 def test_requests_reach_the_models_that_they_name(folder, tmp_path):
     rows = requests_of(15)
     rows[3] |= {"temperature": 0.8}  # its seed is a hash of its id, wherever it runs

@@ -121,6 +121,7 @@ def test_a_replay_of_one_models_requests_leaves_the_others_out(plan, demands):
     assert devices and devices <= set(plan.models[1].devices)
 
 
+@pytest.mark.slow
 def test_goodput_is_where_one_more_step_would_miss(plan, demands):
     by_name = {demand.name: demand for demand in demands}
     unit = plan.units[0]

@@ -197,6 +197,7 @@ def test_one_device_decides_as_the_replay(model, policy):
     check_decisions({"spans": [to_dict(span) for span in done.timeline.spans]}, schedule)
 
 
+@pytest.mark.slow
 def test_stop_tokens_on_their_way_end_a_preempted_request(job, tmp_path, directories):
     model, todo = load_model(directories["llama"]), requests(LONGER, ignore_eos=False)
     eos = late_tokens(model, todo)

@@ -259,6 +259,7 @@ def split(model):
     return dataclasses.replace(model, devices=(0, 1), schedule=plan)
 
 
+@pytest.mark.slow
 def test_models_share_two_devices(job, tmp_path, directories, theirs):
     """Each layer of both models is on both; their tokens are transformers', though they preempt each other."""
     for share in SHARES[:2]:
