@@ -51,13 +51,14 @@ def demo(
     bounds_s = (parse_duration(latency_bound),) if latency_bound else ()
     prepared = app.prepare(options.build(app.DemoOptions, locals()))
     plan, setting = prepared.plan, prepared.setting
-    document = answer_document(plan.answer, setting)
+    document = answer_document(plan.answer, setting, None, None)
     if plan.answer.schedule is None:
         if json:
             output.emit(document)
         output.note(infeasible_text(plan.answer, plan.bound_s))
         return INFEASIBLE
-    _print_search(prepared)
+    if not json:
+        _print_search(prepared)
     output.note(f"3. Running {len(plan.requests)} requests under each of {len(plan.schedules)} schedules …")
     comparisons = app.run(prepared)
     if json:
@@ -74,8 +75,8 @@ def _print_search(prepared: "Demo") -> None:
     from exegpt.report import output
 
     plan = prepared.plan
-    under = f"under {format_duration(plan.bound_s)}, workload {prepared.setting.workload.name}"
-    output.table(POLICY_COLUMNS, policy_rows(plan.answer), f"The best schedule of each policy {under}")
+    title = f"The best schedule of each policy under {format_duration(plan.bound_s)}, workload "
+    output.table(POLICY_COLUMNS, policy_rows(plan.answer, prepared.setting), title + prepared.setting.workload.name)
     print_plot(prepared.answers, plan.bound_s)
     print_search(plan.answer)
     if (first := plan.best_steady) and first != plan.answer.schedule:

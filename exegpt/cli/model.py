@@ -41,7 +41,9 @@ def create(
     check_choice(dtype, tuple(DTYPES), "--dtype")
     check_choice(arch, tuple(FAMILIES), "--arch")
     spec = create_model(
-        directory, arch, layers, hidden, heads, kv_heads, ffn, vocab, context, DTYPES[dtype], seed, shards
+        directory,
+        arch,  # type: ignore[arg-type]  # one of FAMILIES, checked above
+        *(layers, hidden, heads, kv_heads, ffn, vocab, context, DTYPES[dtype], seed, shards),
     )
     if json:
         return output.emit(

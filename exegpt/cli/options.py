@@ -44,14 +44,14 @@ def directories(models: list[str] | None) -> dict[str, str]:
 
 def named(texts: Iterable[str], option: str, what: str) -> dict[str, str]:
     """Files or folders by the plan's models, as texts `NAME=PATH` give them."""
-    given = {}
+    paths: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not (name and equals and path):
             raise InputError(f"{option} {text} names no model: with --plan, pass {option} NAME={what}.")
-        if given.setdefault(name, path) != path:
-            raise InputError(f"{option} has '{given[name]}' and '{path}' for model '{name}': leave one of them out.")
-    return given
+        if paths.setdefault(name, path) != path:
+            raise InputError(f"{option} has '{paths[name]}' and '{path}' for model '{name}': leave one of them out.")
+    return paths
 
 
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

@@ -72,7 +72,7 @@ def plan(
     prices = read_prices(price) if price else None
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
     set_threads(threads or threads_of_device(cluster))
-    how = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
+    how: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
     how |= {"front_end": front_end, "scale_to_context": scale_to_context, "profile": profile or ()}
     if method == "samullm" or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages

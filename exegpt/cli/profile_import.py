@@ -1,7 +1,7 @@
 """`exegpt profile import`: a Profile from measurements that others published."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -113,7 +113,7 @@ def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -
         raise InputError(f"A cost table has all models of the samullm files, not only '{model}': leave out --model.")
     table = samullm_costs(folder)
     document.write(out, table)
-    models = [
+    models: list[dict[str, Any]] = [
         {"name": known.name, "context": known.context, "degrees": [degree.tp for degree in known.degrees]}
         for known in table.models
     ]

@@ -83,7 +83,8 @@ def _cluster_yaml(file: Path) -> str:
     facts = to_dict(parse_cluster(str(file)))
     del facts["name"]  # the file's name is the cluster's
     head = "# A cluster for --cluster FILE. Bytes, seconds and FLOP/s; docs/devices.md says what each field means.\n"
-    return head + yaml.safe_dump(facts, sort_keys=False)
+    text: str = yaml.safe_dump(facts, sort_keys=False)
+    return head + text
 
 
 def _cluster(file: Path) -> "Shown":

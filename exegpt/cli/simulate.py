@@ -127,7 +127,7 @@ def simulate(
     prediction = predict(options.build(SimulateOptions, {"longest": None} | said | own))
     assumptions = list(dict.fromkeys((*notes, *prediction.assumptions)))
     if json:
-        more = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
+        more: dict[str, Any] = {"profile_import": prediction.kernels.to_dict() if prediction.kernels else None}
         more |= {"assumptions": assumptions, "provenance": output.provenance(prediction.profile)}
         return output.emit(prediction.facts | more)
     output.notes(assumptions)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from exegpt.app.export import Target
     from exegpt.app.search import SearchOptions
     from exegpt.app.settings import Setting
+    from exegpt.batching.admission import Admission
 
 LATENCY_BOUNDS = Annotated[
     str | None,
@@ -166,7 +167,8 @@ def tune(
     target = _target(export, settings[0], model, search_options.policies)
     rate_seq_s = parse_rate(rate) if rate else None
     tune_options = options.build(TuneOptions, locals() | {"search": search_options})
-    return (rated if tune_options.open_system else bounded).answer(tune_options, json)
+    answer = rated.answer if tune_options.open_system else bounded.answer
+    return answer(tune_options, json)
 
 
 def _search_options(typed: dict[str, Any]) -> "SearchOptions":
@@ -179,14 +181,14 @@ def _search_options(typed: dict[str, Any]) -> "SearchOptions":
     search, admission = typed["search"], typed["admission"]
     check_choice(search, ("bnb", "exhaustive", "optuna"), "--search")
     check_choice(admission, ("reserve", "grow", "auto"), "--admission")
-    token_bounds_s = [parse_duration(text) if text else None for text in (typed["ttft"], typed["tpot"])]
+    ttft_s, tpot_s = (parse_duration(text) if text else None for text in (typed["ttft"], typed["tpot"]))
     policies = policy_names(typed["policy"])
     if typed["prefix_caching"]:
         if typed["rate"] is None and typed["arrivals"] != "trace":
             raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
         policies = with_prefixes(policies, typed["policy"])
-    rules = ("reserve", "grow") if admission == "auto" else (admission,)
-    return SearchOptions(meaning, *token_bounds_s, policies, search, typed["tolerance"], rules, options.fixed(typed))
+    rules: tuple[Admission, ...] = ("reserve", "grow") if admission == "auto" else (admission,)
+    return SearchOptions(meaning, ttft_s, tpot_s, policies, search, typed["tolerance"], rules, options.fixed(typed))
 
 
 def _target(engine: str | None, setting: "Setting", typed: str | None, policies: tuple[str, ...]) -> "Target | None":
