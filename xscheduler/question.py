@@ -1,11 +1,13 @@
 """Question: what schedules are searched for and what they must keep to, with what all spaces of a search share."""
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from exegpt.batching.admission import Admission
 from exegpt.bound import ALL_REQUESTS, BoundMeaning
+from exegpt.errors import InputError
 from exegpt.policies import TRAITS
 from exegpt.schedule import Stage
 from xscheduler import ceilings
@@ -39,6 +41,21 @@ def variables_of(policy: str) -> tuple[str, ...]:
     """What a policy has of them; of the encoding side only those whose encoding has devices of its own."""
     traits = TRAITS[policy]
     return (*traits.searched, *_ALLOCATION, *(_ENCODERS if traits.disaggregated else ()))
+
+
+def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the policies that have all of these variables; InputError where none has."""
+    lacking = {policy: [name for name in fixed if name not in variables_of(policy)] for policy in policies}
+    having = tuple(policy for policy, names in lacking.items() if not names)
+    if not having:
+        names = " and ".join(lacking[policies[0]] if len(policies) == 1 else fixed)
+        who = (
+            f"Policy {policies[0]} has no" if len(policies) == 1 else f"None of the policies {', '.join(policies)} has"
+        )
+        able = [policy for policy in TRAITS if set(fixed) <= set(variables_of(policy))]
+        way = f"{', '.join(able)} {'has' if len(able) == 1 else 'have'}" if able else "leave one out: no policy has all"
+        raise InputError(f"{who} {names}; {way}.")
+    return having
 
 
 @dataclass(frozen=True)

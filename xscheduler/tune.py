@@ -23,7 +23,7 @@ from exegpt.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, REFINED, SPACES, at_value, spaces
-from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of
+from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of, with_variables
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
 from xscheduler.search import Method, Search, SearchResult, search
@@ -220,11 +220,9 @@ def check_asked(
     for name, value in fixed.items():
         if name not in VARIABLES:
             raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
-        able = [policy for policy in SPACES if name in variables_of(policy)]
-        if not set(able) & set(policies):
-            raise InputError(f"None of {', '.join(policies)} has a {name} to fix to {value}: {', '.join(able)} have.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
+    with_variables(policies, fixed)
 
 
 def _alternative(
@@ -391,6 +389,9 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
         if figure <= constraint.limit:
             continue
         if constraint.name == "memory":
+            name, least = closest.variables[0].name, closest.values(closest.lowest)[0]
+            if least > 1:  # fixed by hand
+                return f"{name}={least:,} needs {percent_text(figure)} of the memory"
             return "not even one sequence fits into memory beside the weights"
         if constraint.name in WIDTHS:
             return f"even its smallest batch would {too_wide(question.widest, figure)}"

@@ -77,15 +77,3 @@ def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ..
         known = ", ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
         raise InputError(f"--prefix-caching is for {known}, and --policy names {', '.join(lacking)}: leave one out.")
     return caching
-
-
-def with_variables(policies: tuple[str, ...], fixed: dict[str, int]) -> tuple[str, ...]:
-    """Those of the policies that have all of these variables (each has tp_degree, tp_gpus); InputError without one."""
-    wanted = {name for name in fixed if not name.startswith("tp_")}
-    having = tuple(policy for policy in policies if wanted <= set(TRAITS[policy].searched))
-    if not having:
-        missing = " and ".join(sorted(wanted))
-        none = f"None of the policies {', '.join(policies)} has {missing}"
-        which = none if len(policies) > 1 else f"Policy {policies[0]} has no {missing}"
-        raise InputError(f"{which}: `exegpt list policies` shows which variables each has.")
-    return having

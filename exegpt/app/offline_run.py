@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xsimulator
-from exegpt.app.choices import admission_rule, check_columns, check_prefix_caching, policy_names, with_variables
+from exegpt.app.choices import admission_rule, check_columns, check_prefix_caching, policy_names
 from exegpt.app.compare import compare, least, slowdown_now
 from exegpt.app.files import check_distinct, check_output, model_directory, read_schedule
 from exegpt.app.ordering import OrderChoice, check_known, request_hints
@@ -37,6 +37,7 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.core.changes import run_adapting
 from xrunner.core.engine import Engine
 from xrunner.core.results import ResultFile, check_left
+from xscheduler.question import with_variables
 from xsimulator.estimates import GROWING
 
 if TYPE_CHECKING:

@@ -120,10 +120,11 @@ def run(
 
 def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     """The options object of the command's parameters; InputError for those that exclude each other."""
-    from exegpt.app.choices import policy_names, with_variables
+    from exegpt.app.choices import policy_names
     from exegpt.app.offline_run import RunOptions
     from exegpt.app.ordering import OrderChoice
     from exegpt.duration import parse_duration
+    from xscheduler.question import with_variables
 
     schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
     if typed["application"] is not None or typed["in_turn"]:

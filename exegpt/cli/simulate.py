@@ -146,7 +146,7 @@ def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tupl
     launch = read_launch(command)
     if asked["schedule"]:
         raise InputError("--command and --schedule both say what is simulated: leave one of them out.")
-    said = {"model": launch.model, **launch.settings}
+    said = {"model": launch.model, "policy": "chunked", **launch.settings}  # all that these servers run
     for name in said:
         if asked.get(name) not in (None, False):
             option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"

@@ -66,6 +66,12 @@ def test_a_command_that_takes_more_devices_than_there_are_is_refused(capsys):
     assert "1 replica of 1 stage of 4 devices don't fit on 2xH100-SXM" in capsys.readouterr().err
 
 
+def test_a_policy_that_the_launched_server_does_not_run_is_refused(capsys):
+    command = ["simulate", "--command", "vllm serve llama-3.1-8b", "--cluster", "1xH100-SXM", "--policy", "rra"]
+    assert main(command) == 2
+    assert "--command says what --policy says: leave --policy rra out" in capsys.readouterr().err
+
+
 def test_at_a_rate_requests_wait(capsys):
     words = ("simulate", "--model", "llama-3.1-8b", "--max-num-seqs", "64", "--cluster", "1xH100-SXM", "--workload")
     slow, quick = (printed(capsys, *words, "2048/256", "--rate", rate, "--json") for rate in ("1/s", "7/s"))
@@ -120,7 +126,7 @@ def test_policies_without_a_fixed_variable_are_left_out(capsys):
     reasons = {a["policy"]: a["reason"] for a in found["alternatives"] if a["schedule"] is None}
     assert reasons["rra"] == "it has no max_num_seqs, which is fixed"
     assert main([*words, "--policy", "rra"]) == 2
-    assert "None of rra has a max_num_seqs to fix to 64: orca, chunked have." in capsys.readouterr().err
+    assert "Policy rra has no max_num_seqs; orca, chunked have." in capsys.readouterr().err
 
 
 def test_devices_may_stay_idle(capsys):
