@@ -68,7 +68,7 @@ class Asked:
 
     @property
     def setting(self) -> Setting:
-        """What is searched."""
+        """A question for the search."""
         return find_setting(self.model, self.cluster, self.workload, "roofline", dtype=self.dtype)
 
     def search(self, policies: Sequence[str], **options: Any) -> "Tuned":
@@ -77,7 +77,7 @@ class Asked:
         return search_schedule(self.setting, self.latency_s, **bounds, **options)
 
     def __str__(self) -> str:
-        """All of it in a line."""
+        """Return the question in one line."""
         bounds = (("latency", self.latency_s), ("TTFT", self.ttft_s), ("TPOT", self.tpot_s))
         limits = ", ".join(f"{name} {limit:.3g} s" for name, limit in bounds if limit) or "no bound"
         return f"{self.model} {self.dtype or ''} {self.cluster} {self.workload}, {limits}".replace("  ", " ")
@@ -97,18 +97,18 @@ BOUNDED = ((), ("latency_s",), ("ttft_s", "tpot_s"), ("tpot_s",), ("latency_s", 
 
 def drawn(count: int, seed: int) -> list[Asked]:
     """Questions whose bounds are 1.2 to 6 times what one sequence takes at a time."""
-    rng, found = random.Random(seed), []
-    while len(found) < count:
+    rng, questions = random.Random(seed), []
+    while len(questions) < count:
         model, dtype = rng.choice(MODELS)
         kind = rng.choice([kind for kind in KINDS if dtype != "fp8" or not kind.startswith("A100")])
         asked = Asked(model, f"{rng.randint(1, 8)}x{kind}", rng.choice(WORKLOADS), dtype)
-        looser = {name: rng.uniform(1.2, 6.0) for name in BOUNDED[len(found) % len(BOUNDED)]}
+        looser = {name: rng.uniform(1.2, 6.0) for name in BOUNDED[len(questions) % len(BOUNDED)]}
         alone = asked.search(("chunked",), fixed={"max_num_seqs": 1}).estimate
         if alone is None:
             continue  # the model doesn't fit
         least = {"latency_s": alone.latency_s, "ttft_s": alone.ttft_bounded_s, "tpot_s": alone.tpot_bounded_s}
-        found.append(replace(asked, **{name: ratio * (least[name] or 0.0) for name, ratio in looser.items()}))
-    return found
+        questions.append(replace(asked, **{name: ratio * (least[name] or 0.0) for name, ratio in looser.items()}))
+    return questions
 
 
 # ---- the scan
@@ -228,7 +228,7 @@ def spaces(policy: str, question: "Question") -> Iterator["Candidates"]:
 
 
 def layouts(question: "Question", uniform: bool) -> Iterator["Layout"]:
-    """All layouts of all numbers of devices on which the weights fit."""
+    """Yield all layouts of all numbers of devices on which the weights fit."""
     for devices in range(1, question.cost_model.cluster.devices + 1):
         for layout in question.layouts(devices, uniform):
             if question.both(layout).replica.room((1.0, 1.0)) > 0:
@@ -236,7 +236,7 @@ def layouts(question: "Question", uniform: bool) -> Iterator["Layout"]:
 
 
 def pairs(question: "Question") -> Iterator[tuple["Layout", "Layout"]]:
-    """All layouts of both sides of WAA on which the weights fit."""
+    """Yield all pairs of layouts of WAA's sides on which the weights fit."""
     devices = question.cost_model.cluster.devices
     for encoding in range(1, devices):
         for decoding in range(1, devices - encoding + 1):
@@ -274,24 +274,24 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """By what share the scan is better."""
+        """Return the share by which the scan is better."""
         return self.scan / self.search - 1.0 if self.search else (math.inf if self.scan else 0.0)
 
 
 def rows_of(asked: Asked, policies: Sequence[str], tuned: "Tuned") -> Iterator[Row]:
-    """Each policy's search beside its scan."""
+    """Run each policy's search and its scan."""
     for alternative in tuned.alternatives:
         if alternative.policy in policies:
             scan = Scan(question_of(asked, alternative.policy), alternative.policy).run()
             made, estimate = alternative.schedule, alternative.estimate
-            found = {name: getattr(made, name) for name in scan.best if made and name != "stages"}
-            found |= _allocation(made.replicas, made.stages) if made else {}
+            best = {name: getattr(made, name) for name in scan.best if made and name != "stages"}
+            best |= _allocation(made.replicas, made.stages) if made else {}
             throughput = estimate.throughput_tok_s if estimate else 0.0
-            yield Row(alternative.policy, throughput, scan.throughput, f"{found}", f"{scan.best}")
+            yield Row(alternative.policy, throughput, scan.throughput, f"{best}", f"{scan.best}")
 
 
 def _allocation(replicas: int, stages: Iterable["Stage"]) -> dict[str, Any]:
-    """What is printed of an allocation."""
+    """Return an allocation's printed form."""
     return {"replicas": replicas, "stages": " ".join(f"{stage.phase} {stage.tp}" for stage in stages)}
 
 

@@ -37,7 +37,7 @@ Boards = dict[str, tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True)
 class Row:
-    """One measured all-reduce."""
+    """A measured all-reduce."""
 
     system: str
     devices: int

@@ -25,14 +25,14 @@ from xsimulator.replay.event_simulator import replay
 
 SEED = 20
 TOKENS = 20_000_000
-"""Of a replay, about."""
+"""Approximate tokens of a replay."""
 LIMIT = 0.08
 """Share by which a bounded time may be beyond its bound in the replay."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and how."""
+    """A user's question: its name, its setting and the search's options."""
 
     what: str
     model: str
@@ -87,14 +87,14 @@ QUESTIONS = (
 
 @dataclass(frozen=True)
 class Checked:
-    """What a replay makes of an answer."""
+    """An answer's figures in a replay."""
 
     throughput: float
     """Requests per second."""
     beyond: dict[str, float]
-    """Of each bound, the replay's time over it, less 1."""
+    """Replayed time over the bound, less 1, by bound."""
     off: dict[str, float]
-    """Of each bounded time, the prediction over the replay's, less 1; none at a rate, where it is another rate's."""
+    """Predicted time over the replayed one, less 1, by bound; empty at a rate, whose replay is at another rate."""
 
 
 def check(question: Question, answer: Tuned) -> Checked:

@@ -69,11 +69,11 @@ class Row:
     ttft_s: float
     latency_s: float
     saturated: bool = False
-    """Whether the rate is about what the server can do."""
+    """Return whether the rate is near the server's limit."""
 
     @property
     def figures(self) -> dict[str, float]:
-        """What is compared, in seconds."""
+        """Compared times in seconds."""
         per_token = (self.latency_s - self.ttft_s) / (self.output - 1)
         return {"latency": self.latency_s, "time per token": per_token, "TTFT": self.ttft_s}
 
@@ -118,7 +118,7 @@ def requests_of(row: Row, seed: int) -> list[RequestLengths]:
 
 
 _PLACES = [(g, GROUPS * g + k) for g in range(GROUPS) for k in range(PROMPTS)]
-"""Each prompt's group, and its number."""
+"""Return each prompt's group and its number."""
 
 
 def predicted(row: Row, schedule: Schedule, profile: Profile, seed: int) -> dict[str, float]:

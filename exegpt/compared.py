@@ -35,7 +35,7 @@ kernels are those of `exegpt profile import aiconfigurator`, with the same engin
 
 @dataclass(frozen=True)
 class Limit:
-    """What is known to be off under an engine, on one device or on all (None: of either)."""
+    """A known limit of an engine's predictions, on one device or on all (None)."""
 
     engine: str | None
     device: str | None

@@ -10,7 +10,7 @@ from exegpt.model import ModelSpec
 
 @dataclass(frozen=True)
 class KernelTables:
-    """What was measured on one device with one engine's kernels."""
+    """Measurements of one engine's kernels on one device."""
 
     system: str
     """The package's name of the device."""
@@ -18,11 +18,11 @@ class KernelTables:
     kernels: str
     """The package's name of the engine."""
     head_sizes: tuple[int, ...]
-    """Of attention on keys and values in 16 bits."""
+    """Head sizes of the attention tables for keys and values in 16 bits."""
     head_sizes_kv8: tuple[int, ...]
     """The same in 8 bits."""
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
-    """Of weights."""
+    """Dtypes of the weights."""
 
     DEGREES = (1, 2, 4, 8)
     """The tensor-parallel degrees of all tables."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a ring sends its data."""
+    """A ring's protocol."""
 
     first_s: float
     """Seconds of a collective beside its steps."""
     step_s: float
     data_share: float
-    """Of the bytes that are sent."""
+    """Share of the sent bytes that are data."""
 
 
 # Fitted by `python -m benchmarks.pcie_all_reduce --fit` to every fifth row, by hash, of NCCL's all-reduces on two

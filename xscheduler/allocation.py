@@ -54,7 +54,7 @@ def uniform_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
 
 
 def _stands(tp: int, devices: int, per_node: int) -> bool:
-    """Whether groups of `tp` of a replica's devices, one after the other, all stay within a node of `per_node`."""
+    """Return whether consecutive groups of `tp` of a replica's devices all stay within a node of `per_node`."""
     return tp <= per_node if devices <= per_node else per_node % tp == 0
 
 

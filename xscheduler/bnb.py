@@ -60,7 +60,7 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
 
 
 def _ends_alone(box: Box) -> bool:
-    """Whether a line's box has no points but its ends."""
+    """Return whether a box of one variable has no points but its ends."""
     (first, *others), (last, *_) = box
     return not others and last - first <= 1
 

@@ -26,7 +26,7 @@ Array = NDArray[np.float64]
 PRECISION = 0.0025
 """Rates that differ by this share are taken as equal."""
 FINE = 0.001
-"""To which the goodput of a policy's best is known."""
+"""Precision of the goodput of a policy's best schedule."""
 SIGMAS = 1.5
 """Standard errors by which misses must stay below what a bound allows."""
 BEYOND = 1.03
@@ -81,7 +81,7 @@ class Goodput:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a schedule held the bounds at a rate, and what it used of its batch and of its KV blocks at most."""
+    """The result of a replay at a rate: whether the bounds held, and the most of the batch and of the blocks in use."""
 
     schedule: Schedule
     rate: float
@@ -89,18 +89,20 @@ class Verdict:
     batch: float
     blocks: float
     excess: "Excess | None" = None
-    """Where every request was followed to its end."""
+    """Whether the replay followed every request to its end."""
 
     def decides(self, schedule: Schedule, rate: float) -> bool:
-        """Whether a schedule that differs in its batch and its blocks alone meets the same verdict. It does the same if
-        it has what was used, and no more than there was; and fewer requests/s don't break what more hold.
+        """Return whether a schedule with another batch and other blocks has the same result.
+
+        It does if it has what was in use, and no more than there was. A lower rate keeps the bounds that a higher rate
+        keeps.
         """
         batch, blocks = _batch(schedule), schedule.kv_blocks
         same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
         return same and (rate <= self.rate if self.held else rate >= self.rate)
 
     def same(self, schedule: Schedule, rate: float) -> bool:
-        """Whether it is the verdict of a replay that would go alike."""
+        """Return whether a replay of the schedule would be the same."""
         return rate == self.rate and self.decides(schedule, rate)
 
 
@@ -120,13 +122,17 @@ class Meter:
         self._counting = Lock()
 
     def holds(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
-        """Whether the first requests keep to the bounds at `rate` requests/s; ends as soon as they can't. What replays
-        of schedules with other batches have shown already is not replayed again.
+        """Return whether the first requests keep to the bounds at `rate` requests/s.
+
+        Stops as soon as they cannot. Known results of equivalent schedules are not replayed again.
         """
         return self._verdict(schedule, rate, count).held
 
     def sustains(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
-        """Whether misses stay below what the bounds allow by `SIGMAS` standard errors; ends as soon as they can't."""
+        """Return whether misses stay below the allowed share by `SIGMAS` standard errors.
+
+        Stops as soon as they cannot.
+        """
         verdict = self._verdict(schedule, rate, count, measured=True)
         return verdict.held and self.excess(schedule, rate, count).likely <= 0
 
@@ -139,7 +145,7 @@ class Meter:
                 list(threads.map(lambda schedule: self._verdict(schedule, rate, count, measured), schedules))
 
     def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
-        """What a schedule used at a rate that it was seen to hold; None where it was not replayed at that rate."""
+        """Return the most that a schedule used at a rate; None if it was not replayed at that rate."""
         return next((v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate)), None)
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
@@ -163,7 +169,7 @@ class Meter:
 
     @staticmethod
     def is_kept(schedule: Schedule) -> bool:
-        """Whether verdicts on a schedule are kept, as another may go alike: not where all blocks come to be used."""
+        """Return whether to keep results for other batches: not where all blocks come into use."""
         return not (schedule.prefix_caching or schedule.admission == "grow")
 
     def _replayed(
@@ -308,12 +314,12 @@ class Excess:
 
 
 def _batch(schedule: Schedule) -> int:
-    """What limits the resident sequences, or the prompts in a step."""
+    """Return the limits of the resident sequences and of the prompts in a step."""
     return schedule.max_num_seqs or schedule.encode_batch or 0
 
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
-    """What makes a replay of a schedule beside its batch and KV blocks."""
+    """Return all that decides a replay but the batch and the KV blocks."""
     variables = schedule.max_num_batched_tokens, schedule.prefills_per_step, schedule.decode_iterations
     parts = schedule.micro_batches, schedule.encode_micro_batches
     return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables, *parts

@@ -32,7 +32,7 @@ goodput has several peaks (a budget that cuts prompts into two even chunks, or t
 STEPS = (1.25, 1.08)
 """Ratios by which the best points' variables are varied afterwards, one pass after the other."""
 AROUND = (1.2, 1.08, 1.02)
-"""And those by which the best one's are at last, with all requests."""
+"""Ratios by which the best schedule's variables are varied at last, with all requests."""
 COUNTS = (8000, 40_000)
 """Requests for points on the grid, and for the leading ones."""
 GLANCE = 1000
@@ -123,8 +123,9 @@ class OpenSearch:
         return [lead for lead in leads if lead.goodput >= best * (1 - NEAR)][:CONTENDERS]
 
     def _scouted(self, spaces: list[Candidates]) -> float:
-        """What the best of the spaces' middles serves: points below are then rejected by one replay each, wherever the
-        best one lies in the order of ceilings.
+        """Return the goodput of the best of the spaces' middle points.
+
+        One replay then rejects each worse point, wherever the best one lies in the order of ceilings.
         """
         best: Lead | None = None
         for space in spaces:
@@ -198,7 +199,7 @@ class OpenSearch:
         return low if low >= 0 else None
 
     def _fullness(self, space: Candidates, point: Point) -> float:
-        """What a point takes of what the constraints that aren't times allow, the most of all."""
+        """Return the largest share of a limit that a point uses, over the constraints that are not times."""
         limits = zip(space.at(point).figures, space.constraints, strict=True)
         return max((figure / c.limit for figure, c in limits if c.name not in TIMES), default=0.0)
 
@@ -362,7 +363,7 @@ class OpenSearch:
 
 
 def _full_at(point: tuple[float, float], other: tuple[float, float]) -> float:
-    """Where a figure that grows evenly through two points reaches 1."""
+    """Return where a figure that grows linearly through two points reaches 1."""
     (value, full), (second, fuller) = point, other
     if fuller == full or math.inf in (full, fuller):
         return value

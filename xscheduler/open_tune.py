@@ -208,7 +208,10 @@ def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Sea
 
 
 def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
-    """What is returned for each policy, in their order, by several threads: replays run without Python's lock."""
+    """Yield the results of `work` for each policy, in their order, from several threads.
+
+    Replays run without Python's lock.
+    """
     with ThreadPoolExecutor(_threads()) as threads:
         yield from threads.map(work, policies)
 

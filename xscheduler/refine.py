@@ -107,8 +107,9 @@ def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> l
 
 
 def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) -> list[Candidates]:
-    """For some numbers of equal prompts an iteration, the largest batch that keeps to the bounds with the budget that
-    both take together; the spaces that were looked at.
+    """Return new spaces for some numbers of equal prompts per iteration.
+
+    Each has the token budget for these prompts beside the largest batch that keeps to the bounds.
     """
     like, added = group[-1], list[Candidates]()
     length, batches = like.where.load.workload.input.mean, like.variables[0].values

@@ -15,7 +15,7 @@ from xscheduler.search import search
 from xscheduler.space import Constraint, Space, Variable
 
 RELAXED = 1.1
-"""By how much each is raised."""
+"""Factor by which each limit is raised."""
 _TENTH = "10%"
 LEAST_GAIN = 0.005
 """Smaller ones are none: budgets are searched in steps that matter as little."""
@@ -24,17 +24,17 @@ _NEAR = 0.8
 _APART = 1.15
 """Ratio of token budgets that are looked at again."""
 _FURTHER = 1.5
-"""How far batches go beyond those that memory might hold, where there is a tenth more of it."""
+"""Factor by which batches grow where there is 10% more memory."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What gains most."""
+    """The largest gain."""
 
     name: str
     """A constraint or a variable."""
     limit: float
-    """What it is now: seconds, a share of the memory, a number."""
+    """The present limit: seconds, a share of the memory, or a number."""
     share: float
     """The throughput then over that now, less 1."""
 
@@ -93,7 +93,9 @@ def _limit(question: Question, constraint: Constraint) -> float:
 
 
 def _matters(space: Candidates, name: str) -> bool:
-    """Whether a looser constraint may let more in: more memory only where nothing else ends the batches before."""
+    """Return whether a looser constraint may admit more points: more memory, only where nothing else ends the batches
+    before.
+    """
     if name != "memory":
         return True
     last = (len(space.variables[0].values) - 1, *space.lowest[1:])

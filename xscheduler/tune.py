@@ -122,7 +122,7 @@ def _found(policy: str, result: SearchResult, question: Question) -> Alternative
 
 
 def _together(method: Method, searches: Sequence[Search]) -> Search:
-    """What several searches cost."""
+    """Sum the cost of several searches."""
     return Search(
         method,
         sum(cost.evaluations for cost in searches),
@@ -288,7 +288,7 @@ def _leanest(space: Candidates, point: Point) -> Point:
 
 
 def _binding(gain: Gain | None, otherwise: Binding | None) -> Binding | None:
-    """What gains most where it is raised: memory, a latency, or else the phase that takes longer."""
+    """Return the binding limit: memory, a latency, or else the slower phase."""
     if gain and gain.name in TIMES:
         return "latency"
     return "memory" if gain and gain.name == "memory" else otherwise

@@ -145,10 +145,10 @@ def simulate(
     typed = {"model": model, "cluster": cluster, "workload": workload, "profile": profile, "scale_to_context": False}
     order = OrderChoice.of(None, False)
     own = {"engine_settings": EngineSettings(**engine), "order": order}
-    found = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
-    one_by_one = "requests" in found.facts
-    estimate = None if one_by_one else from_dict(Estimate, found.facts, "the estimate")
-    return Simulated(found.schedule, estimate, found.facts, tuple(found.assumptions))
+    prediction = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
+    one_by_one = "requests" in prediction.facts
+    estimate = None if one_by_one else from_dict(Estimate, prediction.facts, "the estimate")
+    return Simulated(prediction.schedule, estimate, prediction.facts, tuple(prediction.assumptions))
 
 
 def plan(
@@ -170,8 +170,8 @@ def plan(
     check_choice(method, (*METHODS, "best"), "method")
     by_name = [f"{name}={file}" for name, file in profile.items()] if isinstance(profile, Mapping) else [profile]
     profiles = [text for text in by_name if text is not None]
-    found = plan_answer(Path(models), cluster, method, False, None, profile=profiles, **setting)
-    return Planned(found.best, "" if found.best else found.proposals[0].why_not, tuple(found.assumptions))
+    planned = plan_answer(Path(models), cluster, method, False, None, profile=profiles, **setting)
+    return Planned(planned.best, "" if planned.best else planned.proposals[0].why_not, tuple(planned.assumptions))
 
 
 def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -> None:

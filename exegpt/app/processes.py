@@ -35,8 +35,10 @@ class Processes:
         arguments: Sequence[tuple[Any, ...]],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[T]:
-        """What a module's function returns for each tuple of arguments, in their order; what it raises is raised.
-        `progress` is called with (done, total) as they come.
+        """Call a module's function with each tuple of arguments in several processes, and return its results in their
+        order.
+
+        Re-raises what the function raises. `progress` is called with (done, total) after each result.
         """
         if len(arguments) < WORTH and self._pool is None:
             return [work(*of_one) for of_one in arguments]

@@ -97,16 +97,16 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
     """
     from exegpt.engine import ENGINES
 
-    found = schedule.profile
-    if profile.fingerprint == found.fingerprint:
+    searched = schedule.profile
+    if profile.fingerprint == searched.fingerprint:
         return profile, ""
-    if engine is None and profile.source == found.source == "operators":
+    if engine is None and profile.source == searched.source == "operators":
         for name in ENGINES:
             served = _under(name, profile, schedule.model.spec, schedule.cluster)
-            if served.fingerprint == found.fingerprint:
-                return served, f"the schedule was found with the time of engine {name}, which is taken"
-    other = f"another profile, {found.source} ({found.fingerprint})"
-    return profile, f"the schedule was found on {other}, which --profile FILE takes: figures will differ"
+            if served.fingerprint == searched.fingerprint:
+                return served, f"profile: with the time of engine {name}, as in the search for the schedule"
+    other = f"another profile, {searched.source} ({searched.fingerprint})"
+    return profile, f"profile: the search for the schedule had {other}; pass it as --profile FILE for the same figures"
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:

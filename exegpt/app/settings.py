@@ -192,7 +192,7 @@ def find_setting(
 
 
 def _one_node_text(cluster: ClusterSpec) -> list[str]:
-    """Where so many devices are taken as one node that nodes of eight may be meant."""
+    """Warn where a single node has so many devices that nodes of eight may be meant."""
     devices, kind = cluster.devices_per_node, cluster.device.kind
     if cluster.name != f"{devices}x{kind}" or devices not in range(16, 1 << 20, 8):
         return []

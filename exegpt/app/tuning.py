@@ -110,8 +110,8 @@ def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
         tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
     advice = options.advice if options.advice is not None else len(bounds_s) == 1 and setting.cluster.devices <= 8
     answers = tuple(_bounded(options, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
-    found = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned))]
-    _write(options, setting, found[0] if found else None, tuned, answers[-1].advice)
+    schedules = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned))]
+    _write(options, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
     return answers
 
 
@@ -239,8 +239,8 @@ def _rated(
         return rated
     order = sorted(range(len(asked)), key=lambda place: -asked[place][0].cluster.devices)
     with Processes() as processes, output.progress(f"{len(asked)} clusters {at}") as progress:
-        found = processes.each(_tuned_at, [(*asked[place], *how) for place in order], progress)
-    by_place = dict(zip(order, found, strict=True))
+        answers = processes.each(_tuned_at, [(*asked[place], *how) for place in order], progress)
+    by_place = dict(zip(order, answers, strict=True))
     return [by_place[place] for place in range(len(asked))]
 
 

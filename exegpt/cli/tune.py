@@ -172,7 +172,7 @@ def tune(
 
 
 def _search_options(typed: dict[str, Any]) -> "SearchOptions":
-    """What the search is asked for; InputError for a choice that is none."""
+    """Return the search's options; InputError for an unknown choice."""
     from exegpt.app.choices import bound_meaning, check_choice, policy_names, with_prefixes
     from exegpt.app.search import SearchOptions
     from exegpt.duration import parse_duration

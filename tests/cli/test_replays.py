@@ -59,7 +59,7 @@ def test_a_schedule_simulated_on_another_profile_has_a_note(exegpt, tmp_path):
     path, options = tmp_path / "s.json", ("-l", "inf", "-c", "1xH100", "--policy", "orca", "--no-advice")
     document.write(tmp_path / "p.json", profile(builtin_model("opt-13b")))
     assert exegpt("tune", *options, "-p", tmp_path / "p.json", "-o", path).code == 0
-    another = "the schedule was found on another profile"
+    another = "the search for the schedule had another profile"
     assert another in exegpt("simulate", "-s", path).err
     assert another not in exegpt("simulate", "-s", path, "-p", tmp_path / "p.json").err
 

@@ -77,7 +77,10 @@ def replay_models(
     timeline: bool = False,
     stop: Stop | None = None,
 ) -> dict[str, ModelReplay]:
-    """Those of models that share devices, or of one alone. `stop`: when a unit's rest is left."""
+    """Replay models that share devices, or one alone.
+
+    `stop` ends a unit's replay early.
+    """
     profile = profiles[unit[0].name]
     if unit[0].share is None and isinstance(profile, Profile):
         (model,) = unit

@@ -29,7 +29,7 @@ SHARINGS: dict[str, Callable[[], Sharing]] = {
 """How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
 
 Stop = Callable[[Mapping[str, Items[Served]], float], bool]
-"""Whether a replay may end early, by each model's requests that have been served until a time in seconds."""
+"""Return whether to end a replay early, by each model's served requests and the time in seconds."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -152,7 +152,7 @@ def _replay_of(
     preemptions: int,
     reused: int,
 ) -> Replay:
-    """What `served` requests experienced, with the `busy` seconds of each device that a replica has."""
+    """Summarise served requests and the `busy` seconds of each replica's devices."""
     served = tuple(sorted(served, key=lambda s: (s.finish_s, s.index)))
     share = tuple(b / seconds if seconds else 0.0 for b in busy) + (0.0,) * schedule.idle
     estimate = summarise(served, seconds, schedule.meaning, utilisation=share)

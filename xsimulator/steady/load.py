@@ -26,7 +26,7 @@ from xsimulator.steady.residents import (
 Array = NDArray[np.float64]
 
 MOST_PHASES = 64
-"""Of RRA, by whose number requests are told apart."""
+"""The most phases of RRA by which requests are told apart."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,7 +72,7 @@ def equal(scenario: Scenario) -> bool:
 
 
 def ttft_slack(scenario: Scenario) -> float:
-    """By what share the TTFT of more residents may be lower than that of fewer."""
+    """Return the share by which TTFT may fall where there are more residents."""
     return _ITERATION_LESS if equal(scenario) else 0.0
 
 

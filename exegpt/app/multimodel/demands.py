@@ -48,8 +48,10 @@ class Demand:
 
 
 def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> tuple[Demand, ...]:
-    """What a models file asks for on a cluster; InputError for what can't be read or is unknown. `profile` as in
-    `profiles_by_model`, `options` as in `find_setting`.
+    """Read a models file's demands on a cluster.
+
+    `profile` as in `profiles_by_model`, `options` as in `find_setting`. Raises InputError for an unreadable file or an
+    unknown name.
     """
     if cluster != "local":
         parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault

@@ -124,19 +124,19 @@ def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) ->
     for text in (part for texts in typed for part in _parts(texts)):
         name, equals, file = text.partition("=")
         if not equals and (text == "roofline" or len(names) == 1):
-            given = dict.fromkeys(names, text)
+            files = dict.fromkeys(names, text)
         elif not (name and equals and file):
             raise InputError(f"--profile {text} names no model, and {has}: pass --profile NAME=FILE.")
         elif name not in names:
             raise InputError(f"--profile {text} is of no model of the file: {has}.")
         else:
-            given = {name: file}
-        for model in sorted(given.keys() & profiles.keys()):
+            files = {name: file}
+        for model in sorted(files.keys() & profiles.keys()):
             raise InputError(
-                f"--profile is given twice for model '{model}', as '{profiles[model]}' and as '{given[model]}': leave "
+                f"--profile is given twice for model '{model}', as '{profiles[model]}' and as '{files[model]}': leave "
                 "one of them out."
             )
-        profiles |= given
+        profiles |= files
     return profiles
 
 

@@ -35,7 +35,7 @@ class PlanAnswer:
     """An application's calls on the best budgets; None without one."""
     assumptions: list[str]
     imports: Mapping[str, KernelImport]
-    """By model that stands on a data sheet: the import that could take its place."""
+    """The import that could replace the data sheet, by model."""
 
     @property
     def best(self) -> Plan | StagePlan | None:

@@ -84,7 +84,7 @@ class Misses:
     _seen: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, served: Mapping[str, Items[Served]], now: float) -> bool:
-        """As `xsimulator.multimodel.replay.Stop`."""
+        """See `xsimulator.multimodel.replay.Stop`."""
         return any(self._too_many(name, of_model, now) for name, of_model in served.items())
 
     def _too_many(self, name: str, served: Items[Served], now: float) -> bool:
@@ -173,7 +173,9 @@ class Trial:
         return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
 
     def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
-        """What every model's requests experience; where a replay of shared devices is stopped, those served by then."""
+        """Return the served requests of every model; where a replay of shared devices stops early, those served until
+        then.
+        """
         from xsimulator.multimodel.plan_replay import replay_alone, replay_models
 
         profiles = {model.name: self.demands[model.name].setting.profile for model in self.unit}

@@ -165,7 +165,7 @@ def _joint(
 
 
 def _shared_above(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Proposal:
-    """What a method of sharing comes to where it does better than a level; what does worse isn't measured."""
+    """Return the plan of a sharing method if it is better than `level`; a worse one is not measured."""
     try:
         return Proposal(method, _plan_of(demands, cluster, method, [], level))
     except (Infeasible, InputError) as error:

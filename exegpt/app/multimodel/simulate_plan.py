@@ -45,19 +45,20 @@ def simulate_plan(
     path: Path,
     trace: Path | None,
     timeline: Path | None,
-    given: Sequence[str] = (),
+    profile: Sequence[str] = (),
     columns: dict[str, str] | None = None,
     scale: bool = False,
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
-    `given`: files of profiles, of layers or of iterations, as in `profiles_by_model`; `columns`: of the trace; `scale`:
-    whether its lengths are scaled to the models' contexts.
+
+    `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the trace's. `scale`
+    decides whether its lengths are scaled to the models' contexts.
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")
     for model in plan.models:
         check_schedule(model)
-    files = profiles_by_model(given, [model.name for model in plan.models], path)
+    files = profiles_by_model(profile, [model.name for model in plan.models], path)
     assumptions: list[str] = []
     if trace:
         requests = read_model_trace(trace, [model.name for model in plan.models], columns, assumptions.append)
