@@ -1,30 +1,33 @@
 """Relaxation: what a schedule would gain if one of its bounds, or a variable fixed by hand, were a tenth more."""
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from exegpt.duration import duration_text
 from exegpt.quantity import percent_text
-from exegpt.workload import MAX_TOKENS
 from xscheduler.advice import TIMES, WIDTHS
 from xscheduler.candidates import Candidates, candidates
 from xscheduler.ceilings import Bounds
 from xscheduler.question import Question
 from xscheduler.search import search
-from xscheduler.space import Constraint, Space, Variable
+from xscheduler.space import Constraint, Evaluation, Space, Variable
 
 RELAXED = 1.1
 """Factor by which each limit is raised."""
 _TENTH = "10%"
 LEAST_GAIN = 0.005
 """Smaller ones are none: budgets are searched in steps that matter as little."""
-_NEAR = 0.8
-"""Spaces are looked at again whose ceiling reaches this share of the throughput."""
+_NEAR = 0.9
+"""A ceiling's share of that under a looser constraint, at least: spaces whose ceiling is below are left out."""
 _APART = 1.15
 """Ratio of token budgets that are looked at again."""
 _FURTHER = 1.5
 """Factor by which batches grow where there is 10% more memory."""
+
+Raise = tuple[str, float, Callable[[Candidates], Space]]
+"""A constraint or variable, its present limit, and a space with it raised."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +55,34 @@ class Gain:
         return f"{self.name}={_raised(int(self.limit))} instead of {self.limit:.0f}, which is fixed, {more}"
 
 
-def largest_gain(spaces: Sequence[Candidates], question: Question, throughput: float, tolerance: float) -> Gain | None:
-    """Return the gain of the constraint or fixed variable that gives most where it alone is raised, over spaces of
-    a policy with the one of this throughput among them; None where none gives anything.
+def largest_gain(
+    spaces: Sequence[Candidates], best: Evaluation, question: Question, policy: str, tolerance: float
+) -> Gain | None:
+    """Return the largest gain of a constraint or fixed variable that is raised by itself; None where none gains.
+
+    `spaces` are the policy's, with the one of its `best` evaluation among them. The fullest constraint comes first:
+    the others must exceed its gain.
     """
-    near = _thinned([space for space in spaces if space.ceiling >= _NEAR * throughput])
-    policy = near[0].policy
-    raised: list[tuple[str, float, list[Space]]] = [
-        (
-            constraint.name,
-            _limit(question, constraint),
-            [_looser(space, constraint.name) for space in near if _matters(space, constraint.name)],
-        )
-        for constraint in near[0].constraints
-    ]
+    near = _thinned([space for space in spaces if space.ceiling >= _NEAR * best.throughput])
+    gain, floor = None, best.throughput * (1 + LEAST_GAIN)
+    for name, limit, looser in _raises(near, best, question, policy):
+        result = search([looser(space) for space in near if _matters(space, name)], "bnb", tolerance, floor)
+        if result.space:
+            gain, floor = Gain(name, limit, result.throughput / best.throughput - 1), result.throughput
+    return gain
+
+
+def _raises(near: Sequence[Candidates], best: Evaluation, question: Question, policy: str) -> Iterator[Raise]:
+    """Yield what may be raised, and how: fixed variables, then constraints, the fullest first."""
     for name, value in question.fixed.items():
         if any(name in space.controls(space.values(space.lowest)) for space in near):
-            raised.append((name, value, [_moved(space, policy, question, name) for space in near]))
-    gains = []
-    for name, limit, members in raised:
-        found = search(members, "bnb", tolerance, throughput * (1 + LEAST_GAIN))
-        if found.space:
-            gains.append(Gain(name, limit, found.throughput / throughput - 1))
-    return max(gains, key=lambda gain: gain.share, default=None)
+            yield name, value, functools.partial(_moved, policy=policy, question=question, name=name)
+    fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, near[0].constraints, strict=True)]
+    for place in sorted(range(len(fullness)), key=lambda place: -fullness[place]):
+        constraint = near[0].constraints[place]
+        if constraint.name in WIDTHS and question.widest[1] is None:
+            continue  # any number that a schedule may say
+        yield constraint.name, _limit(question, constraint), functools.partial(_looser, name=constraint.name)
 
 
 def _thinned(spaces: Sequence[Candidates]) -> list[Candidates]:
@@ -88,8 +96,8 @@ def _thinned(spaces: Sequence[Candidates]) -> list[Candidates]:
 
 
 def _limit(question: Question, constraint: Constraint) -> float:
-    """A constraint's limit; of sequences decoded at once their number."""
-    return float(question.widest[1] or MAX_TOKENS) if constraint.name in WIDTHS else constraint.limit
+    """Return a constraint's limit; for sequences decoded at once, their number."""
+    return float(question.widest[1] or 0) if constraint.name in WIDTHS else constraint.limit
 
 
 def _matters(space: Candidates, name: str) -> bool:
@@ -119,11 +127,11 @@ def _looser(space: Candidates, name: str) -> Space:
     variables = space.variables
     if name == "memory":
         variables = (_further(space), *variables[1:])
-    return Space(space.name, variables, constraints, space.simulate, known=space.known)
+    return Space(space.name, variables, constraints, space.simulate, space.ceiling / _NEAR, known=space.known)
 
 
 def _further(space: Candidates) -> Variable:
-    """The batches, and more of them as far as a token budget takes them; one that was fixed stays."""
+    """Return the batches with further ones, as far as a token budget takes them; a fixed one stays."""
     batches = space.variables[0]
     if not isinstance(batches.values, range):
         return batches

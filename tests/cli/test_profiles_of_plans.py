@@ -184,7 +184,9 @@ def test_a_plan_is_simulated_under_the_engine_that_it_was_made_for(exegpt, tmp_p
     assert any("with the time of engine tensorrt-llm, as in the search" in text for text in done.json["assumptions"])
     other = kernels(tmp_path / "other.json", 5.0)
     done = exegpt("simulate", "--plan", plan, "-p", f"chat={other}", "--json")
-    assert any("the search for the schedule had another profile, operators" in text for text in done.json["assumptions"])
+    assert any(
+        "the search for the schedule had another profile, operators" in text for text in done.json["assumptions"]
+    )
 
 
 def test_a_schedule_is_simulated_under_the_engine_that_it_was_found_with(exegpt, tmp_path, slow):
@@ -199,4 +201,8 @@ def test_a_schedule_is_simulated_under_the_engine_that_it_was_found_with(exegpt,
     assert not [text for text in named["assumptions"] if text.startswith("the schedule was found")]
     other = exegpt("simulate", "--schedule", file, "-p", slow, "--engine", "vllm", "--json").json
     assert other["throughput_tok_s"] != found["throughput_tok_s"]
-    assert [text for text in other["assumptions"] if text.startswith("profile: the search for the schedule had another profile")]
+    assert [
+        text
+        for text in other["assumptions"]
+        if text.startswith("profile: the search for the schedule had another profile")
+    ]
