@@ -60,10 +60,11 @@ def largest_gain(
 ) -> Gain | None:
     """Return the largest gain of a constraint or fixed variable that is raised by itself; None where none gains.
 
-    `spaces` are the policy's, with the one of its `best` evaluation among them. The fullest constraint comes first:
-    the others must exceed its gain.
+    `spaces` are the policy's, the one of its `best` evaluation first. The fullest constraint is raised first: the
+    others must exceed its gain.
     """
-    near = _thinned([space for space in spaces if space.ceiling >= _NEAR * best.throughput])
+    own, *others = spaces
+    near = _thinned([own, *(space for space in others if space.ceiling >= _NEAR * best.throughput)])
     gain, floor = None, best.throughput * (1 + LEAST_GAIN)
     for name, limit, looser in _raises(near, best, question, policy):
         result = search([looser(space) for space in near if _matters(space, name)], "bnb", tolerance, floor)
@@ -86,7 +87,7 @@ def _raises(near: Sequence[Candidates], best: Evaluation, question: Question, po
 
 
 def _thinned(spaces: Sequence[Candidates]) -> list[Candidates]:
-    """Without those whose token budget is close to another one's on the same allocation."""
+    """Without those whose token budget is close to an earlier one's on the same allocation."""
     kept: dict[object, Candidates] = {}
     for space in spaces:
         budget = math.log(space.constants.get("max_num_batched_tokens", 1), _APART)

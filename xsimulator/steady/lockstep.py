@@ -5,6 +5,7 @@ Who is encoded in one iteration also ends in one, and is followed by prompts tha
 vary would scatter them over all iterations, which is what the other formulas count with.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,6 +66,28 @@ class Turns:
         )
 
 
+@dataclass(frozen=True)
+class Window:
+    """The time after one iteration and until the end of another."""
+
+    begin: float
+    seconds: float
+    rate: float
+    """Prompts per second whose encoding ends within it: all of its last iteration, as a round need not end there."""
+
+    @classmethod
+    def of(cls, edges: Array, ends: Array, end: Callable[[Array], Array]) -> "Window":
+        """Build it from its edges, iterations [2], and the last iterations of all prompts, rising."""
+        begin, until = (float(second) for second in end(edges))
+        encoded = np.searchsorted(ends, edges, side="right")
+        return cls(begin, until - begin, float(encoded[1] - encoded[0]) / (until - begin))
+
+    def present(self, begins: Array, finishes: Array) -> float:
+        """Return the mean number of sequences that have begun and not finished."""
+        overlap = np.minimum(finishes, self.begin + self.seconds) - np.maximum(begins, self.begin)
+        return float(np.maximum(overlap, 0.0).sum()) / self.seconds
+
+
 def equal(scenario: Scenario) -> bool:
     """Whether all requests are equal, and run on one stage."""
     workload = scenario.load.workload
@@ -111,7 +134,7 @@ def outcome(
     kept = slice(-count - residents, -residents)
     first, last = found.starts[kept], found.ends[kept]
     begin, encoded, finish = end(first - 1), end(last), end(last + stay)
-    period = float(end(last[-1:])[0] - end(found.ends[-count - residents - 1 :][:1])[0]) / _MEASURED
+    window = Window.of(np.array([found.ends[-count - residents - 1], last[-1]]), found.ends, end)
     after, latency = finish - encoded, finish - begin
     between = float(after.mean()) / stay if stay else 0.0
 
@@ -124,15 +147,15 @@ def outcome(
     times = Times.seen(taken)
     alone = idle * float(found.ends[-1] - found.ends[-1 - count])
     return Outcome(
-        throughput=residents / period,
+        throughput=window.rate,
         lifetime=lifetime,
         first_token=Times.normal(times.mean) if not scenario.variation else times,
         demand=Demand(occupancy.blocks, most_tokens, residents),
         decode_batch=residents,
-        residents=lambda: float(latency.mean()) * residents / period,
+        residents=lambda: window.present(end(found.starts - 1), end(found.ends + stay)),
         busy=np.ones(1),
         seen=(Times.seen(latency), Times.seen((finish - begin - taken) / max(stay + shift - 1.0, 1.0))),
-        binding="decoding" if alone > 0.5 * _MEASURED * period else "encoding",
+        binding="decoding" if alone > 0.5 * window.seconds else "encoding",
     )
 
 

@@ -87,6 +87,19 @@ def test_few_residents_are_predicted_as_they_are_replayed(name, policy, n):
     assert tails == pytest.approx({key: np.percentile(times[key], 99) for key in tails}, rel=0.08)
 
 
+@pytest.mark.parametrize("output", [1, 2, 3])
+@pytest.mark.parametrize("n, prefills", [(20, 3), (20, 15), (33, 32), (16, 16)])
+def test_short_outputs_with_several_prefills_per_step_are_predicted(output, n, prefills):
+    """A round of residents need not end with an iteration: 20 prompts, 15 at a time."""
+    workload = Workload.fixed(100, output)
+    plan, profile = plan_of("orca", workload, n, prefills_per_step=prefills), profile_of()
+    times, rate, residents = replayed(plan, profile, workload.draw(4000, seed=1))
+    predicted = estimate(plan, profile)
+    assert predicted.throughput_seq_s == pytest.approx(rate, rel=0.03)
+    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.03)
+    assert predicted.residents == pytest.approx(residents, rel=0.03)
+
+
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("policy", ["orca", "chunked"])
 @pytest.mark.parametrize("lengths_of", [(100, 40), (1024, 16)])
