@@ -338,8 +338,14 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
 
 def test_the_plan_that_is_followed_is_shown(several, plan, directories):
     """The one that was posted last, with the directories in use; it stays, as it is pinned."""
-    shown = json.loads(several.get("/plan")[2])
-    assert shown["plan"] == to_dict(moved(plan, directories, {"tiny": 0, "wide": 1, "deep": 1}))
+    posted = moved(plan, directories, {"tiny": 0, "wide": 1, "deep": 1})
+    assert follow(several, posted)[0] == 202
+    until = time.monotonic() + 60
+    while (shown := json.loads(several.get("/plan")[2]))["plan"] != to_dict(posted):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    while several.get("/ready")[0] == 503:
+        time.sleep(0.05)
     assert (shown["watched_seq_s"], shown["last"]) == (None, None)
     assert shown["replans"] == {"followed": 0, "kept": 0, "failed": 0}
 
