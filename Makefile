@@ -10,10 +10,11 @@ MUTANTS_INSTALLED := .venv/installed-mutants
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
 
-# Two tests at a time, each on one thread; then those that count what this machine does, by themselves.
+# Three tests at a time, each on one thread: some wait for servers. Then those that count what this machine does, by
+# themselves.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not alone"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and alone" $$(grep -rl "mark.alone" tests --include=*.py)
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q

@@ -1,10 +1,13 @@
 """The demo's plan: a bound that its best schedule holds, and as many requests as a minute allows."""
 
+import pytest
+
 from exegpt.app import demo
 from exegpt.app.settings import find_setting
 from xsimulator.replay.event_simulator import replay
 
 
+@pytest.mark.slow
 def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(tiny, tiny_profile):
     setting = find_setting(str(tiny), "local", "T", str(tiny_profile))
     bounds = demo.places(demo.search_frontier(setting))

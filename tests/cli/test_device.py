@@ -35,7 +35,8 @@ def test_a_device_of_no_kind(exegpt, tiny, requests):
     assert done.code == 2 and "'tpu'" in done.err
 
 
-@pytest.mark.parametrize("dtype", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.slow  # measures for as long as the kernels of other types are references
 def test_a_run_in_another_dtype(exegpt, tiny, requests, dtype):
     done = exegpt("run", "--model", tiny, "--requests", requests, "--device", "cpu", "--dtype", dtype, "--json")
     assert done.code == 0, done.err

@@ -29,10 +29,17 @@ def tuned(*admission, method="bnb", policies=("orca", "chunked"), **how):
 
 
 @pytest.mark.parametrize(
-    ("admission", "bound_s"), [(("grow",), 20.0), pytest.param(BOTH, None, marks=pytest.mark.slow)]
+    ("admission", "bound_s", "policies"),
+    [
+        (("grow",), 20.0, ("orca",)),
+        pytest.param(("grow",), 20.0, ("chunked",), marks=pytest.mark.slow),
+        pytest.param(BOTH, None, ("orca", "chunked"), marks=pytest.mark.slow),
+    ],
 )
-def test_branch_and_bound_agrees_with_the_exhaustive_search(admission, bound_s):
-    found, oracle = (tuned(*admission, method=m, latency_bound_s=bound_s) for m in ("bnb", "exhaustive"))
+def test_branch_and_bound_agrees_with_the_exhaustive_search(admission, bound_s, policies):
+    found, oracle = (
+        tuned(*admission, method=m, latency_bound_s=bound_s, policies=policies) for m in ("bnb", "exhaustive")
+    )
     assert [a.schedule for a in found.alternatives] == [a.schedule for a in oracle.alternatives]
     assert found.search.evaluations < 0.1 * oracle.search.evaluations == 0.1 * oracle.search.space
 

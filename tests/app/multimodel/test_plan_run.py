@@ -133,6 +133,7 @@ def test_requests_reach_the_models_that_they_name(folder, tmp_path):
     assert results["r9"].arrival_s >= 0.3 > results["r0"].arrival_s
 
 
+@pytest.mark.slow
 def test_each_call_reads_what_the_models_before_it_wrote(folder, tmp_path):
     done = run(folder, "--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
     assert done.code == 0, done.err

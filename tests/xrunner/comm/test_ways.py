@@ -85,6 +85,7 @@ def check_logs(folder, direct):
         assert next(line[0] for line in log if line[0] in ("drop", "destroy")) == "drop"
 
 
+@pytest.mark.slow
 def test_graphs_end_before_communicators_when_a_run_is_refused(job, directories, tmp_path):
     done = job(2, "-m", "mpi4py", "-m", "tests.xrunner.refusing", directories["llama"], tmp_path)
     assert done.returncode == 0, done.stderr

@@ -174,6 +174,7 @@ def check_all(facts, cells, theirs):
             raise AssertionError(name) from error
 
 
+@pytest.mark.slow
 def test_repetition_penalties_over_two_ranks(job, tmp_path, directories):
     """The sampling state is on the last stage's rank, with WAA on both sides': the tokens of one rank alone."""
     todo = requests(temperature=0.9, top_p=0.9, repetition_penalty=1.3)
