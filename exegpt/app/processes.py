@@ -17,7 +17,9 @@ WORTH = 4
 class Processes:
     """Processes that are started when there is enough to do for the first time, and end with the context."""
 
-    def __init__(self) -> None:
+    def __init__(self, worth: int = WORTH) -> None:
+        """`worth`: the pieces of work that are enough."""
+        self._worth = worth
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Processes":
@@ -40,7 +42,7 @@ class Processes:
 
         Re-raises what the function raises. `progress` is called with (done, total) after each result.
         """
-        if len(arguments) < WORTH and self._pool is None:
+        if len(arguments) < 2 or (len(arguments) < self._worth and self._pool is None):
             return [work(*of_one) for of_one in arguments]
         if self._pool is None:
             self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"))

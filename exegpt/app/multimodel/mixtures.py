@@ -42,13 +42,14 @@ class Mixture:
         demands: tuple[Demand, ...],
         cluster: ClusterSpec,
         frontiers: Sequence[ModelFrontier],
+        processes: Processes,
     ):
         """With the models' frontiers, of which some may be known."""
         self._demands, self._cluster, self._frontiers = demands, cluster, frontiers
         self._planned: dict[Part, tuple[PlannedModel, ...]] = {}
         self._most: dict[Part, float] = {}
         """Of groups of several."""
-        self._processes = Processes()
+        self._processes = processes
         self.seconds = math.inf
         """Until which the requests of models without a rate must be done."""
 
@@ -64,9 +65,8 @@ class Mixture:
         floor = max((_headroom(plan.models) for plan in plans), default=0.0)
         where = Cluster(self._cluster.nodes, self._cluster.devices_per_node)
         search = GroupSearch(len(self._demands), where, self, known)
-        with self._processes:
-            found = search.best(floor, MOST, progress)
-            return self._plan(found) if found else None
+        found = search.best(floor, MOST, progress)
+        return self._plan(found) if found else None
 
     def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, float]":
         """What the units of other plans reach."""

@@ -1,14 +1,14 @@
 """Plans of several models on one cluster: how its devices are shared out, and what each model then does."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from exegpt.app.multimodel.demands import Demand
 from exegpt.app.multimodel.model_frontier import Frontiers, ModelFrontier
 from exegpt.app.multimodel.nearest import no_room, nothing_fits, rates_missed
 from exegpt.app.multimodel.plan_evaluation import Drawn
-from exegpt.app.processes import Processes
+from exegpt.app.processes import WORTH, Processes
 from exegpt.cluster import ClusterSpec
 from exegpt.cluster_plan import Plan, PlannedModel
 from exegpt.errors import Infeasible, InputError
@@ -28,6 +28,7 @@ _QUICK = ("orca",)
 goodput is rarely a tenth higher.
 """
 _MOST_WAYS = 1000
+_PIECES = 2
 _SHARING = ("muxserve", "temporal", "seallm", "alpaserve")
 
 
@@ -116,46 +117,63 @@ def propose(
     frontiers of earlier plans.
     """
     known: dict[str, Proposal] = {}
-    for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
-        try:
-            plan = make_plan(demands, cluster, method, known, kept)
-            known[method] = Proposal(method, _with_directories(plan, demands))
-        except (Infeasible, InputError) as error:
-            if len(methods) == 1 and isinstance(error, InputError):
-                raise
-            known[method] = _no_plan(method, error)
+    with Processes(_worth(demands)) as processes:
+        for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
+            try:
+                plan = _made(demands, cluster, method, known, kept, processes)
+                known[method] = Proposal(method, _with_directories(plan, demands))
+            except (Infeasible, InputError) as error:
+                if len(methods) == 1 and isinstance(error, InputError):
+                    raise
+                known[method] = _no_plan(method, error)
     return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
-def make_plan(
+def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
+    """Return the plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says
+    how near it comes.
+    """
+    with Processes(_worth(demands)) as processes:
+        return _made(demands, cluster, method, {}, None, processes)
+
+
+def _made(
     demands: tuple[Demand, ...],
     cluster: ClusterSpec,
     method: str,
-    known: dict[str, Proposal] | None = None,
-    kept: Frontiers | None = None,
+    known: dict[str, Proposal],
+    kept: Frontiers | None,
+    processes: Processes,
 ) -> Plan:
-    """The plan of a method; `known` are others', `kept` frontiers of earlier plans. Infeasible where it meets not all
-    rates, or the models don't fit; the sentence says how near it comes.
-    """
+    """As `make_plan`; `known` are other methods' plans, `kept` frontiers of earlier plans."""
     frontiers = _frontiers(demands, method, kept) if method in _POLICIES else []
     if method == "exegpt":
-        return _joint(demands, cluster, known or {}, frontiers)
-    return _plan_of(demands, cluster, method, frontiers)
+        return _joint(demands, cluster, known, frontiers, processes)
+    return _plan_of(demands, cluster, method, frontiers, processes)
+
+
+def _worth(demands: tuple[Demand, ...]) -> int:
+    """Return for how many pieces of work processes are started: three models with rates take them seconds each."""
+    return _PIECES if sum(demand.rate_seq_s is not None for demand in demands) > _PIECES else WORTH
 
 
 def _joint(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, known: dict[str, Proposal], frontiers: list[ModelFrontier]
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    known: dict[str, Proposal],
+    frontiers: list[ModelFrontier],
+    processes: Processes,
 ) -> Plan:
     """The best of devices of their own, of the other methods' plans, and of mixtures of both."""
     try:
-        alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers))
+        alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
     except Infeasible as error:
         alone = _no_plan("exegpt", error)
     proposals = [alone, *known.values()]
     if _may_share(demands, cluster):
-        for method in (other for other in _SHARING if other not in known):
-            proposals.append(_shared_above(demands, cluster, method, _highest(proposals)))
-    proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals])
+        others = [method for method in _SHARING if method not in known]
+        proposals += _shared_above(demands, cluster, others, _highest(proposals), processes)
+    proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals], processes)
     best = min(proposals, key=lambda proposal: proposal.order)
     if best.plan is None:
         if near := [proposal.near for proposal in proposals if proposal.near and proposal.near.headroom]:
@@ -164,12 +182,23 @@ def _joint(
     return replace(best.plan, method="exegpt")
 
 
-def _shared_above(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Proposal:
-    """Return the plan of a sharing method if it is better than `level`; a worse one is not measured."""
-    try:
-        return Proposal(method, _plan_of(demands, cluster, method, [], level))
-    except (Infeasible, InputError) as error:
-        return _no_plan(method, error)
+def _shared_above(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
+) -> list[Proposal]:
+    """Return the plans of sharing methods that are better than `level`; worse ones are not measured."""
+    placed, proposals = [], []
+    for method in methods:
+        try:
+            placed.append(_placed(demands, cluster, method, level))
+        except (Infeasible, InputError) as error:
+            proposals.append(_no_plan(method, error))
+    for plan in _measured(placed, demands, level, processes):
+        try:
+            _check_rates(plan)
+            proposals.append(Proposal(plan.method, plan))
+        except Infeasible as error:
+            proposals.append(_no_plan(plan.method, error))
+    return proposals
 
 
 def _highest(proposals: list[Proposal]) -> float:
@@ -179,7 +208,11 @@ def _highest(proposals: list[Proposal]) -> float:
 
 
 def _mixed(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, frontiers: list[ModelFrontier], plans: list[Plan | None]
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    frontiers: list[ModelFrontier],
+    plans: list[Plan | None],
+    processes: Processes,
 ) -> list[Proposal]:
     """The best mixture of models that share devices and of models alone, if it is better than these plans."""
     from exegpt.app.multimodel.mixtures import MOST_MODELS, Mixture
@@ -187,7 +220,7 @@ def _mixed(
 
     if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
         return []
-    mixture = Mixture(demands, cluster, frontiers)
+    mixture = Mixture(demands, cluster, frontiers, processes)
     with output.progress("groups that share devices") as progress:
         plan = mixture.improve([plan for plan in plans if plan], progress)
     if plan is None:
@@ -219,16 +252,14 @@ def _plan_of(
     cluster: ClusterSpec,
     method: str,
     frontiers: list[ModelFrontier],
-    level: float = 0.0,
+    processes: Processes,
 ) -> Plan:
-    """Infeasible where the plan meets not all rates. `level`: of headrooms below, that one is missed is all that
-    matters.
-    """
-    with output.progress(f"budgets by {method}") as progress:
-        if method in _SHARING:
-            plan = _shared(demands, cluster, method, level, progress)
-        else:
-            plan = _dedicated(demands, cluster, method, frontiers, progress)
+    """Infeasible where the plan meets not all rates."""
+    if method in _SHARING:
+        (plan,) = _measured([_placed(demands, cluster, method, 0.0)], demands, 0.0, processes)
+    else:
+        with output.progress(f"budgets by {method}") as progress:
+            plan = _dedicated(demands, cluster, method, frontiers, progress, processes)
     _check_rates(plan)
     return plan
 
@@ -241,28 +272,31 @@ def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None 
     return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
 
 
-def _shared(
-    demands: tuple[Demand, ...],
-    cluster: ClusterSpec,
-    method: str,
-    level: float,
-    progress: Callable[[int, int], None],
-) -> Plan:
-    """Models on devices that they share; units that don't reach a level of headroom have none."""
-    from exegpt.app.multimodel.plan_evaluation import evaluated
+def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
+    """Place models on devices that they share; their requests are replayed later (`_measured`)."""
     from exegpt.app.multimodel.shared_devices import place_together
     from exegpt.app.multimodel.staged_placement import place_in_groups
 
-    if method in ("seallm", "alpaserve"):
-        models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress, level)
-    else:
-        models = place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)
-    placed = Plan(Plan.VERSION, method, cluster, tuple(models))
+    with output.progress(f"budgets by {method}") as progress:
+        if method in ("seallm", "alpaserve"):
+            models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress, level)
+        else:
+            models = place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)
+    return Plan(Plan.VERSION, method, cluster, tuple(models))
+
+
+def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float, processes: Processes) -> list[Plan]:
+    """Replay the units of all these plans; those that don't reach a level of headroom have none."""
+    from exegpt.app.multimodel.plan_evaluation import evaluated
+
     by_name = {demand.name: demand for demand in demands}
-    with Processes() as processes:
-        units = processes.each(evaluated, [(unit, by_name, None, level) for unit in placed.units])
-    found = {model.name: model for unit in units for model in unit}
-    return replace(placed, models=tuple(found[demand.name] for demand in demands))
+    asked = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
+    units = processes.each(evaluated, [(unit, by_name, None, level) for _, unit in asked])
+    found = {(number, model.name): model for (number, _), unit in zip(asked, units, strict=True) for model in unit}
+    return [
+        replace(plan, models=tuple(found[number, demand.name] for demand in demands))
+        for number, plan in enumerate(placed)
+    ]
 
 
 def _dedicated(
@@ -271,21 +305,21 @@ def _dedicated(
     method: str,
     frontiers: list[ModelFrontier],
     progress: Callable[[int, int], None],
+    processes: Processes,
 ) -> Plan:
     """Models on devices of their own, whose numbers are chosen first; then all policies are searched on those."""
     from exegpt.app.multimodel.plan_evaluation import drawn
 
     requests = drawn({demand.name: demand for demand in demands})
     give = _searched if method == "exegpt" else _in_proportion
-    with Processes() as processes:
-        devices = give(demands, frontiers, cluster, progress, processes)
-        sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
-        found = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
-        planned = [
-            (served.planned(demand, of_model), demand, requests)
-            for demand, of_model, served in zip(demands, devices, found, strict=True)
-        ]
-        models = processes.each(_evaluated, planned)
+    devices = give(demands, frontiers, cluster, progress, processes)
+    sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
+    found = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
+    planned = [
+        (served.planned(demand, of_model), demand, requests)
+        for demand, of_model, served in zip(demands, devices, found, strict=True)
+    ]
+    models = processes.each(_evaluated, planned)
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 

@@ -12,6 +12,7 @@ from exegpt.app.multimodel.mixtures import Mixture
 from exegpt.app.multimodel.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
 from exegpt.app.multimodel.planning import propose
 from exegpt.app.multimodel.shared_devices import most_of_unit, share_unit
+from exegpt.app.processes import Processes
 from exegpt.cluster import parse_cluster
 
 CLUSTER = parse_cluster("2xA100-80GB")
@@ -96,7 +97,7 @@ def test_what_cant_be_better_is_not_planned(demands_and_plan):
     demands, plan = demands_and_plan
     best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
     frontiers = planning._frontiers(demands, "exegpt")
-    mixture = Mixture(demands, CLUSTER, frontiers)
+    mixture = Mixture(demands, CLUSTER, frontiers, Processes())
     assert mixture.improve([best], lambda done, total: None) is None
     assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
 
