@@ -25,6 +25,8 @@ _PROMPTS = np.array([256.0, 2048.0])
 """Prompts encoded together, up to the largest batch that is looked at: a batch of short ones has few tokens."""
 _TOKENS = 2.0**19
 """Tokens of prompts and of decoding sequences together, more than any iteration has."""
+_INTERLEAVED = np.geomspace(1.0, 2.0**20, 80)
+"""Prompts encoded while a query is there, up to more than any memory holds sequences of."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
 
@@ -111,23 +113,68 @@ def batch_that_fits(scenario: Scenario) -> int:
     return max(1, int(scenario.replica.room((1.0, 1.0)) / scenario.load.reservation(None).mean) + 1)
 
 
-def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None, encode: float = 0.0) -> float:
-    """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds.
-
-    `encode` are the seconds that each prompt's encoding takes of the same stages' time between the iterations: by
-    Little's law batch / `iterations` prompts are encoded in each iteration's time.
-    """
+def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None) -> float:
+    """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds."""
     within = len(reach.batch) - 1
     if budget is not None:
-        between = reach.batch * (reach.busiest + encode / max(iterations, 1e-12))
-        meets = np.flatnonzero(np.maximum(reach.iteration, between) * longest <= budget * MARGIN)
+        meets = np.flatnonzero(np.maximum(reach.iteration, reach.batch * reach.busiest) * longest <= budget * MARGIN)
         if not len(meets):
             return 0.0
         within = min(int(meets[-1]) + 1, within)  # the largest batch in time lies before the next one looked at
+    return _rate(reach, iterations, within)
+
+
+def _rate(reach: Reach, iterations: float, within: int) -> float:
+    """Sequences per second that decoding can take with the numbers of residents up to `within`."""
     busiest = float(reach.busiest[: within + 1].min())
     # what is resident leaves after its iterations, none of which is shorter than the last stage's way around
     flow = float((reach.batch / reach.iteration)[: within + 1].max())
     return min(1.0 / max(iterations * busiest, 1e-12), flow / max(iterations, 1e-12))
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """RRA's residents by the prompts that are encoded while the longest query is there, arrays [numbers of prompts].
+
+    An iteration without sequences is skipped. So the iterations that run have more residents than the average one: one
+    at least, however few prompts come.
+    """
+
+    prompts: Array
+    """Rising from 1."""
+    least: Array
+    """Residents in the longest query's iterations, on average: no fewer."""
+    most: Array
+    """Residents in an iteration that runs, on average: no more."""
+
+    @staticmethod
+    def of(load: Load, longest: float, stages: int) -> "Interleaved":
+        """Under a load, where the longest query needs so many iterations, on so many stages.
+
+        With w prompts in L iterations no fewer run than the longest of w queries needs, up to L: that many where all
+        begin together, and more where they begin in turn. Each stage's micro-batch has its share of the queries.
+        """
+        need, p = load.iterations
+        needed = np.minimum(need, longest)
+        until = np.cumsum(p)
+        before = np.concatenate([[0.0], until[:-1]])
+        share = _INTERLEAVED[:, None] / stages
+        runs = np.maximum((until**share - before**share) @ needed, 1e-12)
+        return Interleaved(
+            _INTERLEAVED,
+            _INTERLEAVED * float(needed @ p) / max(longest, 1e-12),
+            _INTERLEAVED * load.mean_iterations / runs,
+        )
+
+    def rate(self, reach: Reach, iterations: float, longest: float, budget: float, encode: float) -> float:
+        """As `decode_rate`, where each prompt's encoding takes `encode` seconds of the same stages' time."""
+        iteration, busiest = (np.interp(self.least, reach.batch, y) for y in (reach.iteration, reach.busiest))
+        work = self.prompts * encode + longest * self.least * busiest
+        meets = np.flatnonzero(np.maximum(longest * iteration, work) <= budget * MARGIN)
+        if not len(meets):
+            return 0.0
+        most = self.most[min(int(meets[-1]) + 1, len(self.most) - 1)]
+        return _rate(reach, iterations, min(int(np.searchsorted(reach.batch, most)), len(reach.batch) - 1))
 
 
 def token_seconds(side: Side) -> Array:

@@ -213,13 +213,21 @@ class Question:
         return ceilings.reach(replica.decode, self.load.resident_context, fit)
 
     @memoized
+    def _interleaved(self, stages: int) -> ceilings.Interleaved:
+        return ceilings.Interleaved.of(self.load, self.needs[1], stages)
+
+    @memoized
     def phased_bounds(self, layout: Layout, interleaved: bool = False) -> ceilings.Bounds:
         """For policies whose steps either encode or decode; `interleaved` where they encode within queries' lives
         (RRA).
         """
         scenario, reach, (mean, longest) = self.both(layout), self._reach(layout), self.needs
         encode = ceilings.encode_seconds(scenario.replica.decode, self.load.prompts)
-        rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s, encode if interleaved else 0.0)
+        bound = self.limits.latency_s
+        if interleaved and bound is not None:
+            rate = self._interleaved(len(layout.degrees)).rate(reach, mean, longest, bound, encode)
+        else:
+            rate = ceilings.decode_rate(reach, mean, longest, bound)
         ceiling = self.tokens_s(1.0 / (encode + 1.0 / rate) if rate else 0.0, layout.devices)
         return ceilings.Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
 

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from exegpt.bound import BoundMeaning
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
-from exegpt.workload import Workload, task
+from exegpt.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import policy_spaces
 from xscheduler.monotonicity import violations
@@ -117,3 +118,38 @@ def test_figures_rise_along_every_variable_as_is_declared(name, policy, admissio
             for constraint, share in zip(space.constraints, along.figures, strict=True):
                 most = 0.15 if constraint.name == "ttft" else 0.06
                 assert share <= most, (constraint.name, along.variable)
+
+
+def geometric(mean, longest):
+    """Outputs of which few are long."""
+    lengths = tuple(range(1, longest + 1))
+    weights = [(1 - 1 / mean) ** length for length in lengths]
+    return LengthDistribution(lengths, tuple(weight / sum(weights) for weight in weights))
+
+
+SHORT = LengthDistribution((1, 2), (0.9, 0.1))
+"""Outputs most of which end with prefill."""
+MIXED = LengthDistribution((8, 200), (0.9, 0.1))
+
+
+@pytest.mark.parametrize("loosened", [1.0005, 1.1, 1.4])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    ("outputs", "percentile"), [(SHORT, 99.9), (geometric(30, 120), 50.0), (geometric(30, 120), 99.9), (MIXED, 99.0)]
+)
+def test_rra_has_its_optimum_under_a_bound_that_few_schedules_meet(outputs, percentile, replicas, loosened, profiles):
+    """Few prompts are then encoded together, and many iterations have no sequence and are skipped; a percentile lies
+    on either side of a phase's end.
+    """
+    model, cluster, tables = builtin_model("llama-3.1-8b"), parse_cluster("2xA40"), profiles["llama-3.1-8b"]
+    cost_model = CostModel(model, cluster, tables, "fp16", watched=False)
+    load = Load(Workload("short", LengthDistribution.fixed(1000), outputs, 1), False)
+
+    def asked(latency_s):
+        limits, bound = Limits(latency_s=latency_s), BoundMeaning("requests", percentile)
+        return spaces("rra", Question(cost_model, load, limits, {"tp_degree": 1, "replicas": replicas}, bound=bound))
+
+    quickest = min(space.at(space.lowest).figures[2] for space in asked(1.0))
+    oracle, found = (search(asked(quickest * loosened), method) for method in ("exhaustive", "bnb"))
+    assert oracle.throughput > 0
+    assert found.throughput == oracle.throughput

@@ -11,7 +11,7 @@ from exegpt.schedule import BLOCK_SIZE
 from exegpt.workload import Workload
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import BlockDistribution, Reservation, grown_blocks
-from xsimulator.steady.prompts import Prompts, kinds_of
+from xsimulator.steady.prompts import Prompts, kinds_of, thinned
 from xsimulator.steady.residents import (
     Z95,
     Z999,
@@ -25,8 +25,8 @@ from xsimulator.steady.residents import (
 
 Array = NDArray[np.float64]
 
-MOST_PHASES = 64
-"""The most phases of RRA by which requests are told apart."""
+MOST_LENGTHS = 512
+"""The most output lengths that a batch's latencies are told apart by."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +47,18 @@ class Load:
         """The inputs."""
         return Prompts(self.workload.input)
 
-    @memoized
-    def outputs(self, decode_iterations: int | None = None) -> tuple[Array, Array]:
-        """Output lengths, and their probabilities, few enough for percentiles of what they live through: for RRA apart
-        by the number of phases of so many iterations, as far as a phase is no small part of the longest.
+    @functools.cached_property
+    def outputs(self) -> tuple[Array, Array]:
+        """Few output lengths, and their probabilities, for latencies of many kinds of prompts."""
+        return kinds_of(self.workload.output)
+
+    @functools.cached_property
+    def lengths(self) -> tuple[Array, Array]:
+        """The output lengths, and their probabilities, for latencies that depend on little else.
+
+        Fewer kinds, cut where a phase of RRA ends, move a percentile by several percent from one N_D to the next.
         """
-        longest, shift = float(self.workload.output.s[-1]), 1.0 if self.first_by_encoding else 0.0
-        if decode_iterations is None or longest > MOST_PHASES * decode_iterations:
-            return kinds_of(self.workload.output)
-        return kinds_of(self.workload.output, np.arange(decode_iterations, longest, decode_iterations) + shift)
+        return thinned(self.workload.output, MOST_LENGTHS)
 
     @functools.cached_property
     def iterations(self) -> tuple[Array, Array]:

@@ -154,7 +154,7 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     """The latencies of all requests."""
     if outcome.seen:
         return outcome.seen[0].later(scenario.front_end_s)
-    lengths, p = outcome.kinds or scenario.load.outputs()
+    lengths, p = outcome.kinds or scenario.load.outputs
     life = outcome.lifetime(lengths)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
@@ -173,7 +173,7 @@ def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
 
 def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     """The time per token after the first, of all requests of more than one token; None where there are none."""
-    lengths, p = outcome.kinds or scenario.load.outputs()
+    lengths, p = outcome.kinds or scenario.load.outputs
     many = lengths > 1
     if not many.any():
         return None

@@ -145,13 +145,12 @@ def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
     return (np.add.reduceat(p * s, starts)[kept] / weight[kept]), weight[kept]
 
 
-def kinds_of(distribution: LengthDistribution, ends: Array | None = None) -> tuple[Array, Array]:
+def kinds_of(distribution: LengthDistribution) -> tuple[Array, Array]:
     """Return few lengths that stand for all requests, and their shares: requests merged with those of the nearest
-    lengths at their mean, but not across `ends`, the lengths up to which requests are alike.
+    lengths at their mean.
     """
     s, p = distribution.s, distribution.p
-    apart = np.searchsorted(s, [] if ends is None else ends, side="right")
-    starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right"), apart]).astype(int))
+    starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right")]))
     starts = starts[starts < len(s)]
     weight = np.add.reduceat(p, starts)
     kept = weight > 0

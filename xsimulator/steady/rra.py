@@ -98,7 +98,7 @@ def outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
         first_token=Times.normal(first, float(np.hypot(deviation, spread))),
-        kinds=load.outputs(decode_iterations),
+        kinds=load.lengths,
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),

@@ -55,6 +55,7 @@ def outcome(
         throughput=batch / duration,
         lifetime=lifetime,
         first_token=Times.normal(first, float(np.hypot(deviation, spread))),
+        kinds=load.lengths,
         demand=Demand(
             blocks(scenario, batch),
             batch * max(load.prompts.mean / encode_count, 1 / parts),
