@@ -66,6 +66,10 @@ class Lifetime:
     """The standard deviation of the time from the first token to the last."""
     interruptions: Interruptions | None = None
     """What most of that deviation is made of, where it is known; few of them are not nearly normal."""
+    together: Array | None = None
+    """[n]: the share of the time between their first tokens that isn't between the last ones, where a batch ends
+    together; None: none.
+    """
 
 
 @dataclass(frozen=True)
@@ -141,9 +145,8 @@ def latency(scenario: Scenario, outcome: Outcome) -> float:
     if not scenario.bound.of_length:
         return latency_times(scenario, outcome).quantile(scenario.bound.share)
     life = outcome.lifetime(np.array([float(scenario.load.workload.p99_output)]))
-    return scenario.front_end_s + float(
-        life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], outcome.first_token.between)
-    )
+    between = outcome.first_token.between * (1.0 if life.together is None else 1.0 - life.together[0])
+    return scenario.front_end_s + float(life.seconds[0] + _sigmas(scenario) * np.hypot(life.deviation[0], between))
 
 
 def _sigmas(scenario: Scenario) -> float:
@@ -158,7 +161,13 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     life = outcome.lifetime(lengths)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
-    return outcome.first_token.merged(_KINDS).beside(scenario.front_end_s + life.seconds, life.deviation, p)
+    first, columns = outcome.first_token.merged(_KINDS), (scenario.front_end_s + life.seconds, life.deviation, p)
+    if life.together is None:
+        return first.beside(*columns)
+    together = life.together > 0  # what is left of the differences is near the normal's
+    seconds, deviation, shares = (column[together] for column in columns)
+    left = np.hypot(deviation, (1.0 - life.together[together]) * first.between)
+    return Times(seconds, left, shares).joined(first.beside(*(column[~together] for column in columns)))
 
 
 _KINDS = 12
@@ -185,9 +194,19 @@ def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
     seconds = life.seconds - outcome.first_token.mean
     if not scenario.variation:
         return Times(seconds / gaps, np.zeros(len(p)), p)
+    if life.together is not None and life.together.any() and len(outcome.first_token.p) > 1:
+        return _ending_together(seconds, life, outcome.first_token.merged(_KINDS), gaps, p)
     if life.interruptions is None or not life.interruptions.few.any():
         return Times(seconds / gaps, life.deviation_after / gaps, p)
     return _interrupted(seconds, life, gaps, p)
+
+
+def _ending_together(seconds: Array, life: Lifetime, first: Times, gaps: Array, p: Array) -> Times:
+    """The time per token of a batch's sequences by their first token: the earlier that is, the longer to the last."""
+    assert life.together is not None
+    means = seconds[:, None] + life.together[:, None] * (first.mean - first.seconds)
+    deviations = np.repeat(life.deviation_after / gaps, len(first.p))
+    return Times((means / gaps[:, None]).ravel(), deviations, (p[:, None] * first.p).ravel())
 
 
 def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times:

@@ -33,6 +33,17 @@ class PhaseTimes:
     first_decoded: tuple[float, float]
     """The same of the first iteration's micro-batches."""
 
+    @property
+    def together(self) -> float:
+        """Share of the time between encoding micro-batches that isn't between the decoding ones; more than 0."""
+        encoded, decoded = self.first_encoded[1], self.first_decoded[1]
+        return max(1.0 - decoded / encoded, 1e-9) if encoded else 1.0
+
+    @property
+    def lead(self) -> float:
+        """Seconds by which a decoding micro-batch leaves the last stage before the last one, on average."""
+        return float(self.decoded[0] - self.first_decoded[0])
+
 
 def phase_times(
     encode: Array,

@@ -1,5 +1,7 @@
 """RRA, round-robin allocation (paper section 4.1; docs/theory.md)."""
 
+import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +14,9 @@ from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
+
+_SURE = 0.999
+"""How often a micro-batch has a sequence, from where on it counts as always."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +40,7 @@ def phase(
     """The steady phase: B_E sequences encoded in so many micro-batches (None: one for every stage), then N_D decoding
     iterations, a micro-batch for every stage.
 
-    An iteration is skipped without sequences; for a `tagged` query, which is resident itself, it always runs.
+    Micro-batches without sequences are skipped; for a `tagged` query, which is resident itself, one always runs.
     """
     side, prompts = scenario.replica.decode, scenario.load.prompts
     steady = scenario.load.steady(decode_iterations)
@@ -44,20 +49,39 @@ def phase(
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that the micro-batch isn't empty
     encode = side.each(lambda group: prompts.micro_batches(group, encode_batch / encode_count, encode_count))
-    decode = side.decode(batches, steady.context)
-    if not tagged:
-        decode = runs[:, None] * decode
+    cells, hops = side.decode(batches, steady.context), side.hops(float(batches.max()))
     times = phase_times(
         encode,
-        decode,
+        cells if runs[-1] > _SURE else _shares(cells, float(hops.sum()), runs, parts, tagged)[:, None] * cells,
         micro_batches=parts,
-        hops=(
-            side.hops(encode_batch / encode_count * prompts.mean),
-            side.hops(float(batches.max())),
-        ),
+        hops=(side.hops(encode_batch / encode_count * prompts.mean), hops),
         sequences=encode_batch,
     )
-    return Phase(times, encode.sum(axis=0), decode.sum(axis=0) * parts)
+    return Phase(times, encode.sum(axis=0), runs @ cells * parts)
+
+
+def _shares(cells: Array, way: float, runs: Array, parts: int, tagged: bool) -> Array:
+    """[iterations]: the share of the time of an iteration of all micro-batches that one takes on average, where each
+    micro-batch `runs` so often.
+
+    A single micro-batch goes all the way around as well: an iteration is shorter only as far as the slowest stage has
+    less to do, or where there is no micro-batch. `way` are the seconds between the stages.
+    """
+    others = parts - tagged
+    number = np.arange(others + 1.0)
+    chances = _combinations(others) * runs[:, None] ** number * (1.0 - runs[:, None]) ** (others - number)
+    work, slowest = cells.sum(axis=-1), cells.max(axis=-1)
+    number += tagged
+    seconds = np.maximum((work + way)[:, None], number * slowest[:, None]) * (number > 0)
+    mean = (chances * seconds).sum(axis=-1)
+    shares: Array = np.clip(np.minimum((mean - way) / work, mean / (parts * slowest)), 0.0, 1.0)
+    return shares
+
+
+@functools.cache
+def _combinations(count: int) -> Array:
+    """[count + 1]: in how many ways some of so many are chosen."""
+    return np.array([math.comb(count, chosen) for chosen in range(count + 1)], dtype=np.float64)
 
 
 def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> int:
@@ -81,23 +105,27 @@ def outcome(
     load, steady = scenario.load, scenario.load.steady(decode_iterations)
     encode_count = micro_batches(scenario, encode_batch, encode_micro_batches)
     parts = decode_parts(scenario, encode_batch, decode_iterations)
-    if steady.any_active(encode_batch / parts)[-1] <= 0.999:
+    if steady.any_active(encode_batch / parts)[-1] <= _SURE:
         tagged = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
     deviation = load.prompts.deviation(scenario.replica.encode, encode_batch)
-    shift, ends = 1.0 if load.first_by_encoding else 0.0, np.concatenate([[times.encoded], tagged.decoded])
+    if load.first_by_encoding:
+        shift, first = 1.0, Times.even(*times.first_encoded, encode_count, deviation)
+    else:
+        shift, first = 0.0, Times.even(*tagged.first_decoded, parts, deviation)
+    ends = np.concatenate([[times.first_encoded[0]], tagged.decoded - tagged.lead])
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
         phases = np.maximum(np.ceil(np.round(need / decode_iterations, 9)), 1.0)  # a mean of 24 may be 24.0000001
         last = np.interp(need - (phases - 1) * decode_iterations, np.arange(decode_iterations + 1), ends)
         seconds: Array = (phases - 1) * tagged.period + last
-        return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1))
+        together = np.where(need > 0, tagged.together, 0.0)
+        return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1), together=together)
 
-    first, spread = times.first_encoded if shift else tagged.first_decoded
     return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
-        first_token=Times.normal(first, float(np.hypot(deviation, spread))),
+        first_token=first,
         kinds=load.lengths,
         demand=Demand(
             blocks(scenario, encode_batch, decode_iterations),
@@ -117,9 +145,11 @@ def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> f
     a query is active run, as for a tagged one.
     """
     need, p = load.iterations
-    before = float(active[0] - p[need > 0].sum())
-    iterations = np.diff(tagged.decoded, prepend=tagged.encoded)
-    return float((before + 1) * times.encoded + active @ iterations + before * (times.period - times.decoded[-1]))
+    decoding = float(p[need > 0].sum())
+    before = float(active[0] - decoding)
+    iterations = np.diff(tagged.decoded, prepend=times.encoded)
+    encoding = (before + decoding) * times.encoded + (1.0 - decoding) * times.first_encoded[0] - decoding * tagged.lead
+    return float(encoding + active @ iterations + before * (tagged.period - tagged.decoded[-1]))
 
 
 def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:

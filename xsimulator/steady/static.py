@@ -42,19 +42,21 @@ def outcome(
     shift = 1.0 if load.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
     deviation = load.prompts.deviation(side, batch)
+    first, count = (times.first_encoded, encode_count) if shift else (times.first_decoded, parts)
 
     def lifetime(lengths: Array) -> Lifetime:
-        seconds = np.interp(lengths - shift, np.arange(len(ends)), ends)
-        return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds))
+        need = lengths - shift
+        seconds = np.interp(need, np.arange(len(ends)), [times.first_encoded[0], *(times.decoded - times.lead)])
+        together = np.where(need > 0, times.together, 0.0)
+        return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds), together=together)
 
-    first, spread = times.first_encoded if shift else times.first_decoded
     longest, chances = load.workload.output.s - shift, load.longest_of(batch)
     duration = float(np.interp(longest, np.arange(len(ends)), ends) @ chances)
     decoding = decoding * float(longest @ chances) / max(len(ends) - 1, 1)
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
-        first_token=Times.normal(first, float(np.hypot(deviation, spread))),
+        first_token=Times.even(*first, count, deviation),
         kinds=load.lengths,
         demand=Demand(
             blocks(scenario, batch),
@@ -73,7 +75,9 @@ def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> fl
     need, p = load.iterations
     ended = np.concatenate([[0.0], np.cumsum(p)])[np.searchsorted(need, np.arange(1, len(times.decoded) + 1))]
     iterations = np.diff(times.decoded, prepend=times.encoded)
-    return batch * (times.encoded + float(iterations @ (1.0 - ended))) / duration
+    decoding = float(p[need > 0].sum())
+    encoding = decoding * (times.encoded - times.lead) + (1.0 - decoding) * times.first_encoded[0]
+    return batch * (encoding + float(iterations @ (1.0 - ended))) / duration
 
 
 def blocks(scenario: Scenario, batch: int) -> int:

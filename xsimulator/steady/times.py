@@ -1,6 +1,6 @@
 """Times that vary from request to request, as mixtures of normal distributions."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,17 @@ class Times:
     def normal(seconds: float, deviation: float = 0.0) -> "Times":
         """One kind."""
         return Times(np.array([seconds]), np.array([deviation]), np.ones(1))
+
+    @staticmethod
+    def even(seconds: float, deviation: float, count: int, own: float) -> "Times":
+        """So many equally likely kinds, evenly apart, with this mean and deviation of their means; `own` is the
+        deviation of each.
+        """
+        if count == 1 or deviation == 0.0:
+            return Times.normal(seconds, own)
+        places = np.arange(float(count)) - (count - 1) / 2
+        kinds: Array = seconds + places * (deviation / float(places.std()))
+        return Times(kinds, np.full(count, own), np.full(count, 1.0 / count))
 
     @staticmethod
     def seen(seconds: Array) -> "Times":
@@ -53,6 +64,10 @@ class Times:
     def quantile(self, q: float) -> float:
         """The time that the share `q` of the requests don't exceed."""
         return mixture_quantile(self.seconds, self.deviation, self.p, q)
+
+    def joined(self, others: "Times") -> "Times":
+        """The kinds of both, whose shares sum to 1 together."""
+        return Times(*(np.concatenate(pair) for pair in zip(astuple(self), astuple(others), strict=True)))
 
     def scaled(self, ratio: float) -> "Times":
         """All times the ratio."""

@@ -25,6 +25,7 @@ KINDS = {
     "chunked": lambda n: {"max_num_seqs": n, "max_num_batched_tokens": 2048},
     "static": lambda n: {"encode_batch": n},
     "rra": lambda n: {"encode_batch": n, "decode_iterations": 8},
+    "hybrid": lambda n: {"encode_batch": n, "micro_batches": 1},
 }
 
 
@@ -131,7 +132,12 @@ def answers_of(*tokens):
 
 
 @settings(max_examples=60, deadline=None)
-@given(workloads(), st.sampled_from(list(KINDS)), st.integers(1, 64), st.sampled_from(["none", "vllm"]))
+@given(
+    workloads(),
+    st.sampled_from(["orca", "chunked", "static", "rra"]),
+    st.integers(1, 64),
+    st.sampled_from(["none", "vllm"]),
+)
 @example(answers_of(1, 3), "static", 1, "none")
 @example(answers_of(1, 2), "rra", 1, "none")
 @example(answers_of(1, 2, 25), "rra", 1, "none")
@@ -158,3 +164,56 @@ def test_residents_are_a_replays_time_average(policy, n):
     plan = plan_of(policy, workload, n)
     *_, residents = replayed(plan, profile_of(), requests)
     assert estimate(plan, profile_of()).residents == pytest.approx(residents, rel=0.03)
+
+
+def geometric(mean, longest):
+    """Outputs of which few are long."""
+    weights = (1 - 1 / mean) ** np.arange(longest)
+    return LengthDistribution(tuple(range(1, longest + 1)), tuple((weights / weights.sum()).tolist()))
+
+
+@pytest.mark.parametrize(("devices", "n"), [(2, 2), (2, 8), (4, 4), (4, 16)])
+@pytest.mark.parametrize("iterations", [60, 400])
+def test_rra_on_a_pipeline_goes_all_the_way_round_for_few_sequences(devices, n, iterations):
+    """Towards a phase's end only some micro-batches are left: an iteration of one is as long as one of all."""
+    cluster, workload = (
+        parse_cluster(f"{devices}xH100-SXM"),
+        Workload("g", LengthDistribution.fixed(500), geometric(60, 400), 1),
+    )
+    plan, profile = (
+        plan_of("rra", workload, n, cluster, decode_iterations=iterations),
+        roofline_profile(LLAMA, cluster, "bf16"),
+    )
+    times, rate, residents = replayed(plan, profile, workload.draw(2000, seed=1))
+    predicted = estimate(plan, profile)
+    assert predicted.throughput_seq_s == pytest.approx(rate, rel=0.04)
+    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.04)
+    assert predicted.residents == pytest.approx(residents, rel=0.04)
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "rra"])
+@pytest.mark.parametrize("outputs", [LengthDistribution.fixed(1), LengthDistribution((1, 40), (0.75, 0.25))])
+def test_a_single_token_is_out_with_its_own_micro_batch(policy, outputs):
+    """Those that decode wait for the others' prefill: their times per token depend on the micro-batch too."""
+    requests = Workload("few", LengthDistribution.fixed(1000), outputs, 1).draw(4000, seed=1)
+    plan = plan_of(policy, Workload.from_requests("few", requests), 8, encode_micro_batches=4)
+    times, _, residents = replayed(plan, profile_of(), requests)
+    predicted = estimate(plan, profile_of())
+    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.03)
+    assert predicted.residents == pytest.approx(residents, rel=0.03)
+    assert predicted.ttft_p99_s == pytest.approx(np.percentile(times["ttft"], 99), rel=0.01)
+    assert predicted.latency_p99_s == pytest.approx(np.percentile(times["latency"], 99), rel=0.05)
+    if outputs.max > 1:
+        assert predicted.tpot_p99_s == pytest.approx(np.nanpercentile(times["tpot"], 99), rel=0.05)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_micro_batches_of_a_static_batch_end_one_after_the_other(devices):
+    """The first ones wait longer for their second token, and have their last one earlier than the last ones."""
+    cluster, workload = parse_cluster(f"{devices}xH100-SXM"), Workload.fixed(1000, 5)
+    plan, profile = plan_of("static", workload, 16, cluster), roofline_profile(LLAMA, cluster, "bf16")
+    times, *_ = replayed(plan, profile, workload.draw(2000))
+    predicted = estimate(plan, profile)
+    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.01)
+    assert predicted.tpot_s == pytest.approx(times["tpot"].mean(), rel=0.02)
+    assert predicted.tpot_p99_s == pytest.approx(times["tpot"].max(), rel=0.02)
