@@ -25,7 +25,7 @@ _PROMPTS = np.array([256.0, 2048.0])
 """Prompts encoded together, up to the largest batch that is looked at: a batch of short ones has few tokens."""
 _TOKENS = 2.0**19
 """Tokens of prompts and of decoding sequences together, more than any iteration has."""
-_INTERLEAVED = np.geomspace(1.0, 2.0**20, 80)
+_INTERLEAVED = np.geomspace(1.0, 2.0**20, 60)
 """Prompts encoded while a query is there, up to more than any memory holds sequences of."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
@@ -156,10 +156,8 @@ class Interleaved:
         """
         need, p = load.iterations
         needed = np.minimum(need, longest)
-        until = np.cumsum(p)
-        before = np.concatenate([[0.0], until[:-1]])
-        share = _INTERLEAVED[:, None] / stages
-        runs = np.maximum((until**share - before**share) @ needed, 1e-12)
+        no_longer = np.concatenate([[0.0], np.cumsum(p)]) ** (_INTERLEAVED[:, None] / stages)
+        runs = np.maximum(np.diff(no_longer) @ needed, 1e-12)
         return Interleaved(
             _INTERLEAVED,
             _INTERLEAVED * float(needed @ p) / max(longest, 1e-12),

@@ -25,7 +25,7 @@ from xsimulator.steady.residents import (
 
 Array = NDArray[np.float64]
 
-MOST_LENGTHS = 512
+MOST_LENGTHS = 256
 """The most output lengths that a batch's latencies are told apart by."""
 
 
@@ -70,6 +70,11 @@ class Load:
         """E[D]"""
         need, p = self.iterations
         return float(need @ p)
+
+    @functools.cached_property
+    def mean_residual(self) -> float:
+        """Iterations until a resident query ends, averaged over iterations; at least 1."""
+        return max(self.resident_context - self.workload.input.mean, 1.0)
 
     @functools.cached_property
     def resident_context(self) -> float:

@@ -66,6 +66,8 @@ class Lifetime:
     """The standard deviation of the time from the first token to the last."""
     interruptions: Interruptions | None = None
     """What most of that deviation is made of, where it is known; few of them are not nearly normal."""
+    decoding: Array | float = 0.0
+    """[n]: what iterations that vary add to `deviation`; the paper's meaning of a bound leaves it out."""
     together: Array | None = None
     """[n]: the share of the time between their first tokens that isn't between the last ones, where a batch ends
     together; None: none.
@@ -161,13 +163,16 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     life = outcome.lifetime(lengths)
     if not scenario.variation:
         return Times(scenario.front_end_s + life.seconds, np.zeros(len(p)), p)
-    first, columns = outcome.first_token.merged(_KINDS), (scenario.front_end_s + life.seconds, life.deviation, p)
+    first, deviation = outcome.first_token.merged(_KINDS), life.deviation + life.decoding
+    columns = scenario.front_end_s + life.seconds, deviation, p
     if life.together is None:
         return first.beside(*columns)
-    together = life.together > 0  # what is left of the differences is near the normal's
-    seconds, deviation, shares = (column[together] for column in columns)
-    left = np.hypot(deviation, (1.0 - life.together[together]) * first.between)
-    return Times(seconds, left, shares).joined(first.beside(*(column[~together] for column in columns)))
+    together = life.together > 0
+    left = np.hypot(deviation, (1.0 - life.together) * first.between)  # what they still differ by is near normal
+    if together.all():
+        return Times(columns[0], left, p)
+    last_together = Times(columns[0][together], left[together], p[together])
+    return last_together.joined(first.beside(*(column[~together] for column in columns)))
 
 
 _KINDS = 12

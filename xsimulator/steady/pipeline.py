@@ -5,6 +5,7 @@ decoding iteration, the micro-batch's own previous token is out. Every stage wor
 encoding micro-batches, then its decoding iterations, then the next phase's.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from xsimulator.cost.recurrences import iterations, phases, tandem
 
 Array = NDArray[np.float64]
 
+_APART = 1e-9
 _PHASES = 200
 """Phases after which the search for a cycle ends."""
 
@@ -33,11 +35,12 @@ class PhaseTimes:
     first_decoded: tuple[float, float]
     """The same of the first iteration's micro-batches."""
 
-    @property
-    def together(self) -> float:
-        """Share of the time between encoding micro-batches that isn't between the decoding ones; more than 0."""
+    def together(self, first_by_encoding: bool) -> float:
+        """Share of the time between micro-batches' first tokens that isn't between their last ones; more than 0."""
+        if not first_by_encoding:
+            return _APART
         encoded, decoded = self.first_encoded[1], self.first_decoded[1]
-        return max(1.0 - decoded / encoded, 1e-9) if encoded else 1.0
+        return max(1.0 - decoded / encoded, _APART) if encoded else 1.0
 
     @property
     def lead(self) -> float:
@@ -67,8 +70,24 @@ def phase_times(
     joins = micro_batches if sequences is None else min(sequences, micro_batches)
     decoded = np.empty(len(decode))
     most = _PHASES if repeats else 1
-    period, encoded, *first = phases(encode, decode, encode_hop, decode_hop, decoded, micro_batches, joins, most)
-    return PhaseTimes(period, encoded, decoded, *first)
+    period, encoded, first_encoded, first_decoded = phases(
+        encode, decode, encode_hop, decode_hop, decoded, micro_batches, joins, most
+    )
+    if len(encode) > 1:
+        first_encoded = _in_any_order(encode, *first_encoded)
+    return PhaseTimes(period, encoded, decoded, first_encoded, first_decoded)
+
+
+def _in_any_order(encode: Array, mean: float, deviation: float) -> tuple[float, float]:
+    """When encoding micro-batches leave the last stage, where they come in any order: from their mean and deviation
+    shortest first, which is too early for all but the last.
+    """
+    ends = list(itertools.accumulate(encode[:, encode.sum(axis=0).argmax()].tolist()))
+    count, mean_end = len(ends), sum(ends) / len(ends)
+    each = ends[-1] / count  # if all of them took equally long
+    later = each * (count + 1) / 2 - mean_end
+    wider = each * ((count**2 - 1) / 12) ** 0.5 - (sum((end - mean_end) ** 2 for end in ends) / count) ** 0.5
+    return mean + later, max(deviation + wider, 0.0)
 
 
 def iteration_times(decode: Array, hop: Array) -> tuple[Array, Array]:

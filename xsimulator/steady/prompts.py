@@ -1,6 +1,7 @@
 """Prompts whose lengths vary: the expected seconds to encode batches of them, and by how much they vary."""
 
 import functools
+import math
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -114,6 +115,19 @@ class Prompts:
         shorter, longer = side.each(lambda group: group.encode_fixed(batch, lengths))
         slope = float((longer - shorter).max()) / (0.1 * self.mean * batch)
         return float(slope * batch**0.5 * self.lengths.std)
+
+    def decode_deviation(
+        self, side: Side, batch: float, context: float, micro_batches: int, varying: float = 0.0
+    ) -> float:
+        """Standard deviation of the seconds of iterations that decode `batch` sequences in so many micro-batches: the
+        mean of their prompts' lengths varies. `context` is the mean one, `varying` the deviation of their number.
+        """
+        std = self.lengths.std / batch**0.5
+        batches = np.array([batch, batch, max(batch - varying, 1.0), batch + varying]) / micro_batches
+        contexts = np.array([max(context - std, 1.0), context + std, context, context])
+        cells: list[list[float]] = side.decode(batches, contexts).tolist()
+        short, long, few, many = (max(sum(stages), micro_batches * max(stages)) for stages in cells)
+        return math.hypot(long - short, many - few) / 2
 
     @memoized
     def batches(self, side: Side, batch: int) -> Encoding:

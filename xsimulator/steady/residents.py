@@ -58,6 +58,11 @@ class SteadyState:
         return some
 
     @functools.cached_property
+    def variance(self) -> float:
+        """Of the number of residents per unit of B_E, averaged over iterations."""
+        return float((self.present * (1.0 - np.minimum(self.present, 1.0))).sum(axis=0).mean())
+
+    @functools.cached_property
     def _nobody(self) -> Array:
         """[N_D]: logarithm of the probability that of one query of every age none is there."""
         with np.errstate(divide="ignore"):

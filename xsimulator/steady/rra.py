@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
+from xsimulator.steady.residents import SteadyState
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
 
@@ -67,6 +68,8 @@ def _shares(cells: Array, way: float, runs: Array, parts: int, tagged: bool) -> 
     A single micro-batch goes all the way around as well: an iteration is shorter only as far as the slowest stage has
     less to do, or where there is no micro-batch. `way` are the seconds between the stages.
     """
+    if parts == 1:
+        return np.ones_like(runs) if tagged else runs
     others = parts - tagged
     number = np.arange(others + 1.0)
     chances = _combinations(others) * runs[:, None] ** number * (1.0 - runs[:, None]) ** (others - number)
@@ -114,13 +117,20 @@ def outcome(
         shift, first = 0.0, Times.even(*tagged.first_decoded, parts, deviation)
     ends = np.concatenate([[times.first_encoded[0]], tagged.decoded - tagged.lead])
 
+    share = tagged.together(load.first_by_encoding)
+    behind = share * (1.0 - 1.0 / encode_count) / 2  # of the encoding, after a sequence's own
+
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
         phases = np.maximum(np.ceil(np.round(need / decode_iterations, 9)), 1.0)  # a mean of 24 may be 24.0000001
         last = np.interp(need - (phases - 1) * decode_iterations, np.arange(decode_iterations + 1), ends)
         seconds: Array = (phases - 1) * tagged.period + last
-        together = np.where(need > 0, tagged.together, 0.0)
-        return Lifetime(seconds, deviation * np.sqrt(phases), deviation * np.sqrt(phases - 1), together=together)
+        together = np.where(need > 0, share, 0.0) if len(first.p) > 1 else None
+        others = (phases - 1) * decode_iterations / load.mean_residual  # others take their place in the meantime
+        mean = _iterations_vary(scenario, encode_batch, steady, parts) * np.sqrt(_persisting(others))
+        after_first = deviation * np.sqrt(phases - 1 + behind) + mean * (lengths - 1.0)
+        decoding = mean * np.maximum(need, 0.0)
+        return Lifetime(seconds, deviation * np.sqrt(phases), after_first, decoding=decoding, together=together)
 
     return Outcome(
         throughput=encode_batch / times.period,
@@ -137,6 +147,22 @@ def outcome(
         busy=(steady_phase.encoding + steady_phase.decoding) / times.period,
         binding="encoding" if steady_phase.encoding.sum() > steady_phase.decoding.sum() else "decoding",
     )
+
+
+def _iterations_vary(scenario: Scenario, encode_batch: int, steady: SteadyState, parts: int) -> float:
+    """Standard deviation of the seconds of an iteration, for its sequences' inputs and number vary."""
+    load, resident = scenario.load, max(encode_batch * float(steady.active.mean()), 1.0)
+    number = math.sqrt(encode_batch * steady.variance)
+    return load.prompts.decode_deviation(scenario.replica.decode, resident, load.resident_context, parts, number)
+
+
+def _persisting(times: Array) -> Array:
+    """Variance of the mean of what varies between residents over so many of their stays, relative to one moment's: of
+    an exponential correlation.
+    """
+    x = np.maximum(times, 1e-3)
+    shares: Array = 2.0 * (x - 1.0 + np.exp(-x)) / x**2
+    return shares
 
 
 def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> float:

@@ -42,13 +42,19 @@ def outcome(
     shift = 1.0 if load.first_by_encoding else 0.0
     ends = np.concatenate([[times.encoded], times.decoded])
     deviation = load.prompts.deviation(side, batch)
-    first, count = (times.first_encoded, encode_count) if shift else (times.first_decoded, parts)
+    first_times, count = (times.first_encoded, encode_count) if shift else (times.first_decoded, parts)
+    first = Times.even(*first_times, count, deviation)
+    share = times.together(load.first_by_encoding)
+    behind = share * (1.0 - 1.0 / encode_count) / 2  # of the encoding, after a sequence's own
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
         seconds = np.interp(need, np.arange(len(ends)), [times.first_encoded[0], *(times.decoded - times.lead)])
-        together = np.where(need > 0, times.together, 0.0)
-        return Lifetime(seconds, np.full_like(seconds, deviation), np.zeros_like(seconds), together=together)
+        together = np.where(need > 0, share, 0.0) if len(first.p) > 1 else None
+        iteration = load.prompts.decode_deviation(side, batch, load.resident_context, parts)
+        decoding = np.maximum(need, 0.0) * iteration
+        after_first = deviation * behind**0.5 + (lengths - 1.0) * iteration
+        return Lifetime(seconds, np.full_like(seconds, deviation), after_first, decoding=decoding, together=together)
 
     longest, chances = load.workload.output.s - shift, load.longest_of(batch)
     duration = float(np.interp(longest, np.arange(len(ends)), ends) @ chances)
@@ -56,7 +62,7 @@ def outcome(
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
-        first_token=Times.even(*first, count, deviation),
+        first_token=first,
         kinds=load.lengths,
         demand=Demand(
             blocks(scenario, batch),

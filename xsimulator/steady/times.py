@@ -1,6 +1,6 @@
 """Times that vary from request to request, as mixtures of normal distributions."""
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ class Times:
         """
         if count == 1 or deviation == 0.0:
             return Times.normal(seconds, own)
-        places = np.arange(float(count)) - (count - 1) / 2
-        kinds: Array = seconds + places * (deviation / float(places.std()))
+        between = deviation / ((count**2 - 1) / 12) ** 0.5
+        kinds = seconds + between * (np.arange(float(count)) - (count - 1) / 2)
         return Times(kinds, np.full(count, own), np.full(count, 1.0 / count))
 
     @staticmethod
@@ -67,7 +67,11 @@ class Times:
 
     def joined(self, others: "Times") -> "Times":
         """The kinds of both, whose shares sum to 1 together."""
-        return Times(*(np.concatenate(pair) for pair in zip(astuple(self), astuple(others), strict=True)))
+        return Times(
+            np.concatenate([self.seconds, others.seconds]),
+            np.concatenate([self.deviation, others.deviation]),
+            np.concatenate([self.p, others.p]),
+        )
 
     def scaled(self, ratio: float) -> "Times":
         """All times the ratio."""

@@ -34,10 +34,10 @@ def profile_of(engine="none", cluster=H100):
     return roofline_profile(LLAMA, cluster, "bf16", engine=ENGINES[engine])
 
 
-def plan_of(policy, workload, n, cluster=H100, **changes):
-    stages = uniform_stages(LLAMA, cluster, 1)
+def plan_of(policy, workload, n, cluster=H100, model=LLAMA, **changes):
+    stages = uniform_stages(model, cluster, 1)
     fields = {"cluster": cluster, "stages": stages, "kv_blocks": 10**6, "dtype": "bf16", "kv_dtype": "bf16"}
-    return schedule(policy, LLAMA, workload.without_requests, **fields | KINDS[policy](n) | changes)
+    return schedule(policy, model, workload.without_requests, **fields | KINDS[policy](n) | changes)
 
 
 def replayed(plan, profile, requests):
@@ -217,3 +217,32 @@ def test_micro_batches_of_a_static_batch_end_one_after_the_other(devices):
     assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.01)
     assert predicted.tpot_s == pytest.approx(times["tpot"].mean(), rel=0.02)
     assert predicted.tpot_p99_s == pytest.approx(times["tpot"].max(), rel=0.02)
+
+
+@pytest.mark.parametrize("policy", ["static", "rra"])
+@pytest.mark.parametrize(("name", "outputs"), [("t5-11b", 64), ("t5-11b", 200), ("opt-13b", 64), ("opt-13b", 200)])
+def test_tails_allow_for_iterations_that_vary_with_their_batch(name, outputs, policy):
+    """A batch of long prompts decodes slowly until all have left, and so does one with more sequences."""
+    rng = np.random.default_rng(5)
+    inputs = np.clip(rng.lognormal(6.2, 0.9, 500), 1, 1500).astype(int)
+    lengths = LengthDistribution.fixed(outputs) if outputs == 64 else geometric(outputs / 4, outputs)
+    requests = Workload("varied", LengthDistribution.from_samples(inputs), lengths, 1).draw(4000, seed=1)
+    model, cluster = builtin_model(name), parse_cluster("1xA40")
+    profile = roofline_profile(model, cluster, "bf16")
+    plan = plan_of(policy, Workload.from_requests("varied", requests), 8, cluster, model=model)
+    times, *_ = replayed(plan, profile, requests)
+    predicted = estimate(plan, profile)
+    assert predicted.latency_p99_s == pytest.approx(np.percentile(times["latency"], 99), rel=0.06)
+    assert predicted.tpot_p99_s == pytest.approx(np.nanpercentile(times["tpot"], 99), rel=0.07)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("policy", ["static", "rra"])
+def test_micro_batches_are_encoded_in_any_order(policy, devices):
+    """Not shortest first, which would bring most first tokens early."""
+    requests, cluster = task("S").draw(4000, seed=1), parse_cluster(f"{devices}xH100-SXM")
+    plan = plan_of(policy, Workload.from_requests("S", requests), 16, cluster)
+    times, *_ = replayed(plan, roofline_profile(LLAMA, cluster, "bf16"), requests)
+    assert estimate(plan, roofline_profile(LLAMA, cluster, "bf16")).ttft_s == pytest.approx(
+        times["ttft"].mean(), rel=0.09
+    )
