@@ -1,6 +1,7 @@
 """Candidates: one policy's space on one allocation, and the Estimate and the Schedule of a point of it."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,9 @@ from xsimulator.steady.scenario import Scenario
 
 Values = tuple[int, ...]
 
+_POOLS_APART = 1.005
+"""Ratio of two pools between which none is looked for."""
+
 
 @dataclass(eq=False)
 class Candidates(Space):
@@ -29,6 +33,8 @@ class Candidates(Space):
     """The variables that are fixed in it."""
     quickest_s: float = 0.0
     """No point has a lower latency."""
+    pools: dict[Values, int] = field(default_factory=dict)
+    """KV blocks of the points whose pool is smaller than memory, so that fewer residents keep the bounds."""
 
     @functools.cached_property
     def where(self) -> Scenario:
@@ -43,7 +49,34 @@ class Candidates(Space):
 
     def controls(self, values: Values) -> dict[str, Any]:
         """All control variables of a point by their names in a Schedule."""
-        return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants}
+        pool = {"kv_blocks": self.pools[values]} if values in self.pools else {}
+        return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants, **pool}
+
+    def with_least_memory(self, values: Values) -> Outcome:
+        """The evaluation of a point whose latency is the lowest: with a pool for a single sequence, where its residents
+        grow with the pool.
+        """
+        if not TRAITS[self.policy].disaggregated:
+            return self.outcome(values)
+        return self.steady({**self.controls(values), "kv_blocks": self.where.load.reservation(None).longest})
+
+    def shrink(self, values: Values, limits: Limits, blocks: int) -> Outcome:
+        """Give a point the largest pool below `blocks` with which it keeps the bounds, to half a percent; the smallest
+        one where none does. Residents grow until the pool is full, so that more memory alone makes all of them slower.
+        """
+        low, high = self.where.load.reservation(None).longest, blocks
+        smallest = self.with_least_memory(values)
+        self.pools[values] = low
+        if limits.late(self.where, smallest):
+            return smallest
+        while high > max(low * _POOLS_APART, low + 1):
+            self.pools[values] = pool = max(low + 1, math.isqrt(low * high))
+            if limits.late(self.where, self.outcome(values)):
+                high = pool
+            else:
+                low = pool
+        self.pools[values] = low
+        return self.outcome(values)
 
     def outcome(self, values: Values) -> Outcome:
         """The evaluation of a point."""
@@ -79,10 +112,13 @@ def candidates(
 
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
+        crest, waits = result.crest, TRAITS[policy].disaggregated and (result.crest or values[0] == 1)
+        if waits and limits.late(where, result):
+            result = space.shrink(values, limits, result.demand.blocks)
         beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)
         figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
         tokens = where.replicas * where.load.workload.output.mean
-        return Evaluation(result.throughput * tokens, figures, result.crest * tokens, result.falls)
+        return Evaluation(result.throughput * tokens, figures, max(crest, result.crest) * tokens, result.falls)
 
     space = Candidates(
         policy,
@@ -102,6 +138,7 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     """The Schedule of a point."""
     where, controls, traits = space.where, space.controls(values), TRAITS[space.policy]
     replica, cost_model, outcome = where.replica, where.replica.cost_model, space.outcome(values)
+    controls.pop("kv_blocks", None)
     if traits.adjustable:
         controls["decode_batch"] = outcome.decode_batch
 

@@ -58,8 +58,6 @@ class EncodeReach:
     """Prompts per second; 0 where the weights don't fit."""
     latency: float
     """Seconds in which one prompt comes through."""
-    slowest: float
-    """Prompts per second, one at a time: it never sends fewer."""
 
 
 def encode_reach(replica: ReplicaCost, prompts: Prompts) -> EncodeReach:
@@ -67,17 +65,7 @@ def encode_reach(replica: ReplicaCost, prompts: Prompts) -> EncodeReach:
     fits, side = replica.room((1.0, 1.0)) >= 1, replica.encode
     single_prompt = side.each(lambda group: prompts.encode(group, 1.0))
     rate = fits / encode_seconds(side, prompts)
-    return EncodeReach(rate, float(single_prompt.sum()), 1.0 / float(single_prompt.max()))
-
-
-def iteration_at(reach: Reach, iterations: float, rate: float) -> float:
-    """Seconds of an iteration at least where so many sequences per second, of `iterations` each, come to be decoded.
-
-    Where they are more than fit, the memory is full, on average to a third at least: it is sized for a peak.
-    """
-    flow = reach.batch / reach.iteration / max(iterations, 1e-12)
-    below = np.flatnonzero((flow <= rate) & (reach.batch <= reach.batch[-1] / 3))
-    return float(reach.iteration[below[-1] if len(below) else 0])
+    return EncodeReach(rate, float(single_prompt.sum()))
 
 
 def encode_seconds(side: Side, prompts: Prompts) -> float:

@@ -257,7 +257,7 @@ def _waa_family(
 
     def bounds(encoder: ceilings.EncodeReach) -> Bounds:
         """With an encoding side that can do this."""
-        quickest = (encoder.latency + longest * ceilings.iteration_at(decoder, mean, encoder.slowest)) / ceilings.MARGIN
+        quickest = (encoder.latency + longest * float(decoder.iteration[0])) / ceilings.MARGIN
         if bound is not None and quickest > bound:
             return Bounds(0.0, quickest)
         budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
@@ -279,9 +279,7 @@ def _waa_family(
         ]
 
     reach = encoders.values()
-    best = bounds(
-        ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach), min(e.slowest for e in reach))
-    )
+    best = bounds(ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach)))
     return CandidateFamily(
         policy,
         best.ceiling,

@@ -96,6 +96,11 @@ class Limits:
             figures.append(times.quantile(scenario.bound.share) if times else 0.0)
         return tuple(figures)
 
+    def late(self, scenario: Scenario, outcome: Outcome) -> bool:
+        """Whether an outcome breaks a bound on latencies."""
+        bounds = (bound for bound in (self.latency_s, self.ttft_s, self.tpot_s) if bound is not None)
+        return any(figure > bound for figure, bound in zip(self.figures(scenario, outcome), bounds, strict=True))
+
 
 @dataclass(frozen=True, eq=False)
 class Question:

@@ -354,7 +354,7 @@ def _of(family: CandidateFamily) -> Members:
 
 
 def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
-    result = space.outcome(space.values(space.lowest))
+    result = space.with_least_memory(space.values(space.lowest))
     return latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
 
 

@@ -46,7 +46,13 @@ def estimate(
 
 def _waa(scenario: Scenario) -> Steady:
     sides = functools.cache(functools.partial(WAA, scenario))
-    return lambda controls: sides(controls["micro_batches"]).outcome(controls["encode_batch"])
+
+    def outcome(controls: Controls) -> Outcome:
+        blocks = controls.get("kv_blocks")
+        pool = blocks and blocks * controls.get("block_size", BLOCK_SIZE) // BLOCK_SIZE
+        return sides(controls["micro_batches"]).outcome(controls["encode_batch"], pool)
+
+    return outcome
 
 
 def _static(scenario: Scenario) -> Steady:

@@ -2,11 +2,15 @@
 
 import itertools
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from exegpt.bound import BoundMeaning
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
+from exegpt.engine import ENGINES
 from exegpt.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.arrivals import Arrivals
@@ -14,6 +18,8 @@ from xscheduler.goodput import Bounds
 from xscheduler.open_tune import tune_at
 from xscheduler.policy_spaces import POLICIES
 from xscheduler.tune import tune
+from xsimulator import estimate
+from xsimulator.replay.compiled import Replicas, Requests
 
 FALL, GOODPUT_FALL = 0.005, 0.01
 """Shares by which throughput, and goodput, may fall."""
@@ -155,3 +161,47 @@ CHAT = Bounds(None, 1.0, 0.04)
 )
 def test_goodput_never_falls_with_more_devices_or_looser_bounds(fewer, more):
     assert falls([(cluster, goodput(cluster, bounds)) for cluster, bounds in (fewer, more)], GOODPUT_FALL) == []
+
+
+def waa_within(latency_s, memory_fraction):
+    """WAA-C on four L40S: what is found, and the profile."""
+    cluster, bound = parse_cluster("4xL40S", memory_fraction), BoundMeaning("requests", 90.0)
+    model = builtin_model("llama-3.1-8b")
+    profile = roofline_profile(model, cluster, "bf16", engine=ENGINES["exegpt"])
+    how = {"latency_bound_s": latency_s, "bound": bound, "policies": ("waa-c",)}
+    return tune(model, cluster, Workload.fixed(128, 1024), profile, **how), profile
+
+
+@pytest.mark.parametrize("latency_s", [48.0, 60.6])
+def test_more_memory_never_makes_waa_miss_a_bound(latency_s):
+    """Its residents grow until memory is full, so that only a smaller pool keeps a bound."""
+    rates = []
+    for fraction in (0.7, 0.9, 0.99):
+        tuned, profile = waa_within(latency_s, fraction)
+        assert tuned.schedule and tuned.estimate.latency_s <= latency_s
+        rates.append(tuned.estimate.throughput_tok_s)
+        assert estimate(tuned.schedule, profile).throughput_tok_s == pytest.approx(rates[-1], rel=1e-6)
+    assert all(more >= 0.995 * less for less, more in itertools.pairwise(rates))
+
+
+def test_a_pool_that_keeps_waas_bound_is_replayed_as_predicted():
+    tuned, profile = waa_within(60.6, 0.99)
+    one = replace(tuned.schedule, replicas=1)
+    requests = one.workload.draw(5000)
+    nothing = np.zeros(len(requests))
+    inputs, outputs = (np.array([getattr(r, side) for r in requests], dtype=float) for side in ("input", "output"))
+    times = Replicas(profile).serve(one, Requests(nothing, inputs, outputs, nothing))
+    kept = slice(1500, 4000)
+    latencies, ends = (times.finished - times.started)[kept], np.sort(times.finished)[kept]
+    assert np.percentile(latencies, 90) == pytest.approx(tuned.estimate.latency_s, rel=0.02)
+    rate = (len(ends) - 1) / (ends[-1] - ends[0])
+    assert rate * tuned.schedule.replicas == pytest.approx(tuned.estimate.throughput_seq_s, rel=0.02)
+
+
+def test_waas_lowest_latency_is_one_that_a_bound_can_ask_for():
+    tuned, _ = waa_within(1.0, 0.99)
+    assert not tuned.schedule
+    found, _ = waa_within(tuned.lowest_latency_s * 1.001, 0.99)
+    assert found.schedule
+    missed, _ = waa_within(tuned.lowest_latency_s * 0.999, 0.99)
+    assert not missed.schedule

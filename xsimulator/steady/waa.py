@@ -31,6 +31,8 @@ Array = NDArray[np.float64]
 
 BATCHES: list[int] = np.unique(np.rint(2.0 ** np.arange(0, 14, 0.5))).astype(int).tolist()
 """Between which the encoding side is taken to be linear."""
+MAX_BLOCKS = 2**62
+"""KV blocks of a pool that only memory limits."""
 _ROUNDS = 60
 """After which at the latest a saturated decoding side's rate and residents agree."""
 
@@ -83,9 +85,13 @@ class WAA:
     scenario: Scenario
     micro_batches: int
 
-    def outcome(self, encode_batch: int) -> Outcome:
-        """A query's phases: its batch's encoding, the KV transfer, the wait for an iteration's end, D iterations."""
+    def outcome(self, encode_batch: int, most_blocks: int | None = None) -> Outcome:
+        """A query's phases: its batch's encoding, the KV transfer, the wait for an iteration's end, D iterations.
+        `most_blocks` are the KV blocks of the decoding side's pool; None: as many as memory holds.
+        """
         flow, load = self.flow(encode_batch), self.scenario.load
+        if most_blocks is not None and most_blocks < flow.blocks:
+            flow = self.flow(encode_batch, most_blocks)
         encoder, decoder = flow.encoder, flow.decoder
         shift = 1.0 if load.first_by_encoding else 0.0
         iteration_s = float(decoder.fast.seconds.mean())
@@ -114,7 +120,7 @@ class WAA:
             falls=flow.falls,
         )
 
-    def flow(self, encode_batch: int) -> Flow:
+    def flow(self, encode_batch: int, most_blocks: int = MAX_BLOCKS) -> Flow:
         """The steady state: full batches every T_E. Where the decoding side can't keep up with them, or memory doesn't
         hold who is then resident even for batches of one, a saturated memory; larger batches than memory holds need
         more than there is.
@@ -122,11 +128,11 @@ class WAA:
         load, encoder = self.scenario.load, self.encoding(encode_batch)
         decoder = fixed_point(self.scenario, encode_batch, self.micro_batches, encoder.period)
         resident, need = self._demand(encode_batch, encoder, decoder)
-        room = self.room_for(resident)
+        room = min(self.room_for(resident), most_blocks)
         period = max(encoder.period, decoder.period)
         waits = decoder.period > encoder.period * 1.001  # whatever the batch: residents grow until memory is full
         runs = room >= load.reservation(None).longest and load.iterations[0].any()
-        if runs and (waits or (need > room and self._saturates_anyway)):
+        if runs and (waits or (need > room and self._saturates_anyway(most_blocks))):
             return self._saturated_flow(encode_batch, room)
         busy = np.concatenate([encoder.busy, decoder.busy]) / period
         return Flow(encode_batch / period, encoder, decoder, resident, need, busy, waits)
@@ -196,13 +202,18 @@ class WAA:
 
     # ---- saturated ----
 
+    def _saturates_anyway(self, most_blocks: int) -> bool:
+        """Whether the pool doesn't hold the residents of batches of one."""
+        need, room = self._of_one
+        return need > min(room, most_blocks)
+
     @functools.cached_property
-    def _saturates_anyway(self) -> bool:
-        """Whether memory doesn't hold the residents of batches of one."""
+    def _of_one(self) -> tuple[int, int]:
+        """KV blocks that batches of one need, and that fit beside them."""
         encoder = self.encoding(1)
         decoder = fixed_point(self.scenario, 1, self.micro_batches, encoder.period)
         resident, need = self._demand(1, encoder, decoder)
-        return need > self.room_for(resident)
+        return need, self.room_for(resident)
 
     def _saturated_flow(self, encode_batch: int, room: int) -> Flow:
         """The steady state where the decoding side's memory is full.
