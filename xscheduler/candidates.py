@@ -1,7 +1,6 @@
 """Candidates: one policy's space on one allocation, and the Estimate and the Schedule of a point of it."""
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +18,8 @@ from xsimulator.steady.scenario import Scenario
 
 Values = tuple[int, ...]
 
-_POOLS_APART = 1.005
-"""Ratio of two pools between which none is looked for."""
+_NEAR = 0.002
+"""The share by which a pool may keep below the bounds without a larger one being looked for."""
 
 
 @dataclass(eq=False)
@@ -60,21 +59,25 @@ class Candidates(Space):
             return self.outcome(values)
         return self.steady({**self.controls(values), "kv_blocks": self.where.load.reservation(None).longest})
 
-    def shrink(self, values: Values, limits: Limits, blocks: int) -> Outcome:
-        """Give a point the largest pool below `blocks` with which it keeps the bounds, to half a percent; the smallest
-        one where none does. Residents grow until the pool is full, so that more memory alone makes all of them slower.
+    def shrink(self, values: Values, limits: Limits, full: Outcome) -> Outcome:
+        """Give a point that misses a bound the largest pool with which it keeps them, nearly; the smallest one where
+        none does. Residents grow until the pool is full, so that more memory alone makes all of them slower.
+
+        Latencies are almost linear in the pool, so the next one tried is where the line between two meets the bound, as
+        long as that halves what lies between them; else the middle.
         """
-        low, high = self.where.load.reservation(None).longest, blocks
-        smallest = self.with_least_memory(values)
-        self.pools[values] = low
-        if limits.late(self.where, smallest):
-            return smallest
-        while high > max(low * _POOLS_APART, low + 1):
-            self.pools[values] = pool = max(low + 1, math.isqrt(low * high))
-            if limits.late(self.where, self.outcome(values)):
-                high = pool
+        low, high = self.where.load.reservation(None).longest, full.demand.blocks
+        smallest, halved = self.with_least_memory(values), True
+        below, above = limits.fullness(self.where, smallest), limits.fullness(self.where, full)
+        while below <= 1.0 - _NEAR and high - low > 1:
+            share = (1.0 - _NEAR / 2 - below) / (above - below) if halved else 0.5
+            self.pools[values] = pool = min(max(low + int(share * (high - low)), low + 1), high - 1)
+            tried, between = limits.fullness(self.where, self.outcome(values)), high - low
+            if tried > 1.0:
+                high, above = pool, tried
             else:
-                low = pool
+                low, below = pool, tried
+            halved = high - low <= between / 2
         self.pools[values] = low
         return self.outcome(values)
 
@@ -113,8 +116,8 @@ def candidates(
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
         crest, waits = result.crest, TRAITS[policy].disaggregated and (result.crest or values[0] == 1)
-        if waits and limits.late(where, result):
-            result = space.shrink(values, limits, result.demand.blocks)
+        if waits and limits.fullness(where, result) > 1.0:
+            result = space.shrink(values, limits, result)
         beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)
         figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
         tokens = where.replicas * where.load.workload.output.mean

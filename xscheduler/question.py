@@ -96,10 +96,11 @@ class Limits:
             figures.append(times.quantile(scenario.bound.share) if times else 0.0)
         return tuple(figures)
 
-    def late(self, scenario: Scenario, outcome: Outcome) -> bool:
-        """Whether an outcome breaks a bound on latencies."""
-        bounds = (bound for bound in (self.latency_s, self.ttft_s, self.tpot_s) if bound is not None)
-        return any(figure > bound for figure, bound in zip(self.figures(scenario, outcome), bounds, strict=True))
+    def fullness(self, scenario: Scenario, outcome: Outcome) -> float:
+        """The largest figure over its bound of those on latencies; 0 without one."""
+        bounds = [bound for bound in (self.latency_s, self.ttft_s, self.tpot_s) if bound is not None]
+        figures = self.figures(scenario, outcome) if bounds else ()
+        return max((figure / bound for figure, bound in zip(figures, bounds, strict=True)), default=0.0)
 
 
 @dataclass(frozen=True, eq=False)
