@@ -5,7 +5,6 @@ Who is encoded in one iteration also ends in one, and is followed by prompts tha
 vary would scatter them over all iterations, which is what the other formulas count with.
 """
 
-import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,15 +20,16 @@ from xsimulator.steady.times import Times
 
 Array = NDArray[np.float64]
 
-_BEFORE = (6, 48, 2000)
+_BEFORE, _BEFORE_VARIED = (6, 48, 2000), (6, 480, 8000)
 """The fewest and the most rounds, in each of which every slot is taken once, that let the slots fall in step; and
-between these so many that there are so many prompts."""
-_ROUNDS, _PROMPTS, _PARTS = 2, 256, 2048
-"""What is looked at afterwards: the fewest rounds, and prompts and their parts if they are more."""
+between these so many that there are so many prompts. Inputs that vary draw them apart slowly."""
+_PROMPTS, _PARTS, _EARLIER = 256, 2048, 32
+"""Prompts that are looked at afterwards, if that is more than a round, and has no more than so many parts; and those
+before them that the pipeline is filled with."""
 _MOST = 60_000
 """Parts of prompts that are followed at most."""
-_BLOCK = 256
-"""Prompts that have all lengths evenly."""
+_CYCLE = 509
+"""Prompts that have all lengths evenly and then come again: a prime number, so that no slot sees few of them."""
 _ITERATION_LESS = 0.55
 """The share of a TTFT of two iterations that one less takes off, the longer one at most."""
 
@@ -40,7 +40,7 @@ class Turns:
 
     residents: int
     kept: slice
-    """The prompts that are looked at; a round before them and one after them are known too."""
+    """The prompts that are looked at; some before them, and a round after them, are known too."""
     starts: Array
     """[prompts]: the first iteration of each."""
     ends: Array
@@ -90,13 +90,16 @@ def turns(
 
     `budget` is in prompts where these are encoded `whole`, else in tokens, of which a sequence that decodes takes one.
     """
-    inputs, (fewest, most_rounds, enough) = scenario.load.workload.input, _BEFORE
+    inputs = scenario.load.workload.input
+    varied = len(inputs.s) > 1
+    fewest, most_rounds, enough = _BEFORE_VARIED if varied else _BEFORE
     share = 0.0 if whole else 1.0
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
+    enough = min(enough, int(_MOST / 2 / (each + 1 + idle)))
     before = residents * min(max(enough // residents, fewest), most_rounds)
-    count = max(residents * _ROUNDS, min(_PROMPTS, int(_PARTS / each)))
-    if len(inputs.s) > 1:
-        count = -(-max(count, _PROMPTS) // _BLOCK) * _BLOCK
+    count = max(residents, min(_PROMPTS, int(_PARTS / each)))
+    if varied:
+        count = -(-count // _CYCLE) * _CYCLE
     most = int((before + count + residents) * (each + 1 + idle))
     if most > _MOST:
         return None
@@ -108,9 +111,8 @@ def turns(
     n, parts = slots(followed, *written, budget, share, stay, idle, residents)
     if not n:
         return None
-    first = starts[before - residents]
-    rows = slice(int(np.searchsorted(iterations[:n], first)), n)
-    kept = slice(int(np.searchsorted(at[:parts], first)), parts)
+    row = int(np.searchsorted(iterations[:n], starts[before - min(residents, _EARLIER)])) - 1
+    rows, kept = slice(row, n), slice(int(np.searchsorted(at[:parts], iterations[row])), parts)
     places = prompt[kept].astype(np.intp)
     unit = lengths[places] if whole else 1.0
     looked_at = slice(before, before + count)
@@ -119,19 +121,10 @@ def turns(
 
 
 def _lengths(distribution: LengthDistribution, count: int) -> Array:
-    """[count]: lengths drawn from a distribution, evenly in every block, always the same."""
-    if len(distribution.s) == 1:
-        return np.full(count, float(distribution.s[0]))
-    index = np.searchsorted(np.cumsum(distribution.p), _even_draws(-(-count // _BLOCK))[:count])
-    lengths: Array = distribution.s[np.minimum(index, len(distribution.s) - 1)]
-    return np.ascontiguousarray(lengths, dtype=np.float64)
-
-
-@functools.cache
-def _even_draws(blocks: int) -> Array:
-    """[blocks * _BLOCK]: draws from (0, 1), evenly in every block."""
-    rng = np.random.default_rng(0)
-    return np.concatenate([(rng.permutation(_BLOCK) + 0.5) / _BLOCK for _ in range(blocks)])
+    """[count]: lengths drawn from a distribution, evenly in every cycle, always the same."""
+    quantiles = (np.random.default_rng(0).permutation(_CYCLE) + 0.5) / _CYCLE
+    index = np.searchsorted(np.cumsum(distribution.p), quantiles)
+    return np.resize(distribution.s[np.minimum(index, len(distribution.s) - 1)].astype(np.float64), count)
 
 
 def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens: float) -> Outcome:
