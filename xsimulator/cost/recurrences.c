@@ -304,13 +304,15 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
 
 /* Iterations one after the other through a pipeline, micro-batch by micro-batch, each row `repeats` times. */
 typedef struct {
-    const double *seconds, *hops, *waits;
-    double *free_at; /* [stages]: when each stage is free; behind it `token` */
+    const double *seconds, *hops, *waits, *gives;
+    double *free_at; /* [stages]: when each stage is free; behind it `token` and `outs` */
     double *token;   /* [micro_batches]: when each one's last token is out */
-    Py_ssize_t micro_batches, stages;
+    double *outs;    /* [underway]: when the last iterations that gave tokens were out */
+    Py_ssize_t micro_batches, stages, underway, sent;
 } Rows;
 
-/* Run a row once. A micro-batch that decodes waits for its token; without any, the row waits for all stages. */
+/* Run a row once. A micro-batch that decodes waits for its token; without any, the row waits for all stages. The next
+ * one begins when the first stage is free and few enough are under way. */
 static void run_row(Rows *rows, Py_ssize_t row) {
     int some = 0;
     for (Py_ssize_t m = 0; m < rows->micro_batches; m++) {
@@ -325,6 +327,10 @@ static void run_row(Rows *rows, Py_ssize_t row) {
         some = 1;
     }
     for (Py_ssize_t s = 1; !some && s < rows->stages; s++) rows->free_at[0] = larger(rows->free_at[0], rows->free_at[s]);
+    if (rows->stages > 1) {
+        if (rows->gives[row]) rows->outs[rows->sent++ % rows->underway] = rows->free_at[rows->stages - 1];
+        rows->free_at[0] = larger(rows->free_at[0], rows->outs[rows->sent % rows->underway]);
+    }
     for (Py_ssize_t m = 0; m < rows->micro_batches; m++)
         if (rows->waits[row * rows->micro_batches + m] < 0.0) rows->token[m] = rows->free_at[0];
 }
@@ -337,34 +343,37 @@ static void run_again(Rows *rows, Py_ssize_t row, double repeats, double *before
         run_row(rows, row);
         double later = later_by(rows->free_at, before, size);
         if (later < 0.0) continue;
-        for (Py_ssize_t i = 0; i < size; i++) rows->free_at[i] += later * (left - 1.0);
+        for (Py_ssize_t i = 0; i < size + rows->underway; i++) rows->free_at[i] += later * (left - 1.0);
         return;
     }
 }
 
 static PyObject *repeated(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
-    Py_buffer views[7];
-    if (!take_arrays(arguments, nargs, 7, "rrrrwww", views)) return NULL;
-    Rows rows = {.seconds = views[0].buf, .hops = views[1].buf, .waits = views[3].buf};
+    Py_buffer views[8];
+    if (!take_arrays(arguments, nargs, 8, "rrrrrwww", views)) return NULL;
+    Rows rows = {.seconds = views[0].buf, .hops = views[1].buf, .waits = views[3].buf, .gives = views[4].buf};
     const double *repeats = views[2].buf;
-    double *firsts = views[4].buf, *lasts = views[5].buf, *frees = views[6].buf;
+    double *firsts = views[5].buf, *lasts = views[6].buf, *frees = views[7].buf;
     Py_ssize_t count = size_of(&views[2]), cells = size_of(&views[3]);
-    int fits = count && cells && cells % count == 0 && size_of(&views[0]) % cells == 0 &&
-               size_of(&views[1]) == size_of(&views[0]) && size_of(&views[4]) == cells && size_of(&views[5]) == cells &&
-               size_of(&views[6]) == count;
-    if (fits) rows.micro_batches = cells / count, rows.stages = size_of(&views[0]) / cells;
-    Py_ssize_t size = rows.stages + rows.micro_batches;
-    fits = fits && rows.stages && (rows.free_at = zeros(2 * size));
-    rows.token = rows.free_at + rows.stages;
+    int fits = count && cells && cells % count == 0 && size_of(&views[0]) >= cells && size_of(&views[0]) % cells == 0 &&
+               size_of(&views[1]) == size_of(&views[0]) && size_of(&views[4]) == count && size_of(&views[5]) == cells &&
+               size_of(&views[6]) == cells && size_of(&views[7]) == count;
+    if (fits) {
+        rows.micro_batches = cells / count, rows.stages = size_of(&views[0]) / cells;
+        rows.underway = 2 * rows.stages - 1;
+        Py_ssize_t size = rows.stages + rows.micro_batches;
+        fits = (rows.free_at = zeros(2 * size + rows.underway)) != NULL;
+        rows.token = rows.free_at + rows.stages, rows.outs = rows.free_at + size;
+    }
     for (Py_ssize_t row = 0; fits && row < count; row++) {
         run_row(&rows, row);
         memcpy(firsts + row * rows.micro_batches, rows.token, rows.micro_batches * sizeof(double));
-        run_again(&rows, row, repeats[row] - 1.0, rows.free_at + size);
+        run_again(&rows, row, repeats[row] - 1.0, rows.outs + rows.underway);
         memcpy(lasts + row * rows.micro_batches, rows.token, rows.micro_batches * sizeof(double));
         frees[row] = rows.free_at[0];
     }
     free(rows.free_at);
-    release_arrays(views, 7);
+    release_arrays(views, 8);
     if (!fits) return size_error();
     Py_RETURN_NONE;
 }

@@ -77,14 +77,23 @@ def follow(
     """
 
 def repeated(
-    seconds: Array, hops: Array, repeats: Array, waits: Array, firsts: Array, lasts: Array, frees: Array
+    seconds: Array,
+    hops: Array,
+    repeats: Array,
+    waits: Array,
+    gives: Array,
+    firsts: Array,
+    lasts: Array,
+    frees: Array,
 ) -> None:
-    """Run iterations one after the other from an empty pipeline, `repeats` [n] times each.
+    """Run iterations one after the other from an empty pipeline, `repeats` [n] times each, of those that give tokens
+    (`gives` [n], not 0) two for each stage but one at most under way.
 
-    `seconds` and `hops` [n, micro-batches, stages] are of one such iteration. `waits` [n, micro-batches]: positive where
-    a micro-batch takes the tokens of its iteration before, 0 where it has prompts alone, negative where it has nothing.
-    An iteration without any waits until all stages are free. Writes when each micro-batch leaves the last stage in the
-    first and in the last of these iterations, [n, micro-batches], and when the first stage is free after them, [n].
+    `seconds` and `hops` [n, micro-batches, stages] are of one such iteration. `waits` [n, micro-batches]: positive
+    where a micro-batch takes the tokens of its iteration before, 0 where it has prompts alone, negative where it has
+    nothing. An iteration without any waits until all stages are free. Writes when each micro-batch leaves the last
+    stage in the first and in the last of these iterations, [n, micro-batches], and when the next one may begin after
+    them, [n].
     """
 
 def slots(
@@ -107,9 +116,9 @@ def slots(
     An iteration has room for `budget` of prompts, less `share` for every sequence that decodes in it; what is left of a
     prompt goes on in the next. `residents` slots: a prompt's sequence decodes for `stay` iterations after its last one,
     its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and last iteration to
-    `starts` and `ends` [prompts]; the numbers of the `iterations` with prompts, or with slots that are empty; and of the
-    prompts' parts the iteration, the prompt, and from where to where they go. Returns how many iterations and parts these
-    are; 0 and 0 where the arrays are too short.
+    `starts` and `ends` [prompts]; the numbers of the `iterations` with prompts, or with slots that are empty; and of
+    the prompts' parts the iteration, the prompt, and from where to where they go. Returns how many iterations and parts
+    these are; 0 and 0 where the arrays are too short.
     """
 
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:

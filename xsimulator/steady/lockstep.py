@@ -83,9 +83,7 @@ def ttft_slack(scenario: Scenario) -> float:
     return _ITERATION_LESS if in_step(scenario) else 0.0
 
 
-def turns(
-    scenario: Scenario, residents: int, budget: float, whole: bool, stay: float, idle: int = 0
-) -> Turns | None:
+def turns(scenario: Scenario, residents: int, budget: float, whole: bool, stay: float, idle: int = 0) -> Turns | None:
     """Follow prompts with `slots`; None where that would be too long.
 
     `budget` is in prompts where these are encoded `whole`, else in tokens, of which a sequence that decodes takes one.
@@ -111,7 +109,8 @@ def turns(
     n, parts = slots(followed, *written, budget, share, stay, idle, residents)
     if not n:
         return None
-    row = int(np.searchsorted(iterations[:n], starts[before - min(residents, _EARLIER)])) - 1
+    earlier = min(residents, _EARLIER) if stay else before - residents  # prompts alone pile up before a slow stage
+    row = int(np.searchsorted(iterations[:n], starts[before - earlier])) - 1
     rows, kept = slice(row, n), slice(int(np.searchsorted(at[:parts], iterations[row])), parts)
     places = prompt[kept].astype(np.intp)
     unit = lengths[places] if whole else 1.0
@@ -176,12 +175,14 @@ def _moments(scenario: Scenario, turns: Turns, stay: float) -> Moments:
     side, parts = scenario.replica.decode, len(scenario.replica.stages)
     numbers = np.union1d(turns.iterations, turns.iterations + 1.0)  # what follows is the same until the next of these
     decoding = np.stack([_decoding(turns, numbers, m, parts, stay) for m in range(parts)], axis=1)
-    tokens, seconds = _cells(scenario, turns, numbers, decoding)
+    tokens, completed, seconds = _cells(scenario, turns, numbers, decoding)
+    sampled = decoding if scenario.load.encoder_decoder else decoding + completed
     repeats = np.append(np.diff(numbers), 1.0)
     waits = np.where(decoding > 0, 1.0, np.where(tokens > 0, 0.0, -1.0))
     firsts, lasts = np.empty((2, *waits.shape))
     free = np.empty(len(numbers))
-    repeated(seconds, side.hops_of(tokens + decoding), repeats, waits, firsts, lasts, free)
+    gives = (sampled.sum(axis=1) > 0).astype(np.float64)
+    repeated(seconds, side.hops_of(tokens + decoding), repeats, waits, gives, firsts, lasts, free)
     prompts = np.arange(turns.kept.start, turns.kept.stop + turns.residents)
     starts, ends, group = turns.starts[prompts], turns.ends[prompts], prompts % parts
     begins = free[np.searchsorted(numbers, starts) - 1]
@@ -202,15 +203,17 @@ def _decoding(turns: Turns, numbers: Array, micro_batch: int, parts: int, stay: 
     return np.asarray(np.searchsorted(ends, numbers) - np.searchsorted(ends + stay, numbers), dtype=np.float64)
 
 
-def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) -> tuple[Array, Array]:
-    """Prompt tokens of the iterations of these numbers [n, micro-batches], and their seconds [..., stages]."""
+def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) -> tuple[Array, Array, Array]:
+    """Prompt tokens of the iterations of these numbers [n, micro-batches], prompts that end in them, and their seconds
+    [..., stages].
+    """
     shape, count = decoding.shape, decoding.size
     cell = np.searchsorted(numbers, turns.at) * shape[1] + turns.prompt % shape[1]
     sizes, past = turns.untils - turns.froms, turns.froms
     fresh, ends = past == 0, turns.untils >= turns.lengths[turns.prompt]
     beside = np.bincount(cell[fresh], minlength=count).astype(np.float64)
     tokens = np.bincount(cell, sizes, count)
-    chunks, completed = (np.bincount(c, minlength=count).astype(np.float64) for c in (cell, cell[ends]))
+    chunks, completed = (np.bincount(c, None, count).astype(np.float64) for c in (cell, cell[ends]))
     flat = decoding.ravel()
 
     def of(group: Group) -> PartSeconds:
@@ -222,4 +225,4 @@ def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) ->
 
     seconds = scenario.replica.decode.each(of)
     seconds[(tokens == 0) & (flat == 0)] = 0.0
-    return tokens.reshape(shape), seconds.reshape(*shape, -1)
+    return np.reshape(tokens, shape), np.reshape(completed, shape), seconds.reshape(*shape, -1)
