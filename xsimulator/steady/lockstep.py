@@ -93,6 +93,8 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, stay: 
     fewest, most_rounds, enough = _BEFORE_VARIED if varied else _BEFORE
     share = 0.0 if whole else 1.0
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
+    if not stay:
+        most_rounds = enough  # prompts alone pile up before a slow stage, a little in every round
     enough = min(enough, int(_MOST / 2 / (each + 1 + idle)))
     before = residents * min(max(enough // residents, fewest), most_rounds)
     count = max(residents, min(_PROMPTS, int(_PARTS / each)))
@@ -109,7 +111,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, stay: 
     n, parts = slots(followed, *written, budget, share, stay, idle, residents)
     if not n:
         return None
-    earlier = min(residents, _EARLIER) if stay else before - residents  # prompts alone pile up before a slow stage
+    earlier = min(residents, _EARLIER) if stay else before - residents
     row = int(np.searchsorted(iterations[:n], starts[before - earlier])) - 1
     rows, kept = slice(row, n), slice(int(np.searchsorted(at[:parts], iterations[row])), parts)
     places = prompt[kept].astype(np.intp)
