@@ -378,40 +378,68 @@ static PyObject *repeated(PyObject *Py_UNUSED(module), PyObject *const *argument
     Py_RETURN_NONE;
 }
 
-/* Prompts that share iterations first come, first served: `budget` an iteration, of which a sequence that decodes takes
- * `share`. A prompt's sequence decodes for `stay` iterations, then the next one takes its slot. */
+/* Numbers of iterations, the smallest first. */
 typedef struct {
-    const double *lengths;         /* [prompts] */
-    double budget, share, stay, idle;
+    double *values;
+    Py_ssize_t count;
+} Heap;
+
+static void push(Heap *heap, double value) {
+    Py_ssize_t place = heap->count++;
+    for (; place && heap->values[(place - 1) / 2] > value; place = (place - 1) / 2)
+        heap->values[place] = heap->values[(place - 1) / 2];
+    heap->values[place] = value;
+}
+
+static double pop(Heap *heap) {
+    double first = heap->values[0], last = heap->values[--heap->count];
+    Py_ssize_t place = 0, child;
+    for (; (child = 2 * place + 1) < heap->count; place = child) {
+        if (child + 1 < heap->count && heap->values[child + 1] < heap->values[child]) child++;
+        if (heap->values[child] >= last) break;
+        heap->values[place] = heap->values[child];
+    }
+    heap->values[place] = last;
+    return first;
+}
+
+/* Prompts that share iterations first come, first served: `budget` an iteration, of which a sequence that decodes takes
+ * `share`. A prompt's sequence decodes for its `stays`, then the next one takes its slot. */
+typedef struct {
+    const double *lengths, *stays; /* [prompts] */
+    double budget, share, idle;
     Py_ssize_t residents;
     double *starts, *ends;         /* [prompts]: its first and its last iteration */
     double *iterations;            /* [most]: of those with prompts or empty slots */
     double *at, *prompt;           /* [most]: the iterations and prompts of parts of these */
     double *froms, *untils;        /* [most]: where in the prompt they begin and end */
     Py_ssize_t most, count, parts;
+    Heap slots;                    /* the iterations from which slots are free */
+    Heap decoding;                 /* the last iterations of sequences that decode */
+    Py_ssize_t prefilled;          /* prompts whose last iteration is over */
 } Slots;
 
 /* Begin iteration `now`: how many sequences decode in it. Negative where there are too many iterations. */
-static double begin_iteration(Slots *s, double now, Py_ssize_t prompt, Py_ssize_t *prefilled, Py_ssize_t *left) {
+static double begin_iteration(Slots *s, double now, Py_ssize_t prompt) {
     if (s->count == s->most) return -1.0;
-    while (*prefilled < prompt && s->ends[*prefilled] < now) ++*prefilled;
-    while (*left < *prefilled && s->ends[*left] + s->stay < now) ++*left;
+    for (; s->prefilled < prompt && s->ends[s->prefilled] < now; s->prefilled++)
+        push(&s->decoding, s->ends[s->prefilled] + s->stays[s->prefilled]);
+    while (s->decoding.count && s->decoding.values[0] < now) pop(&s->decoding);
     s->iterations[s->count++] = now;
-    return (double)(*prefilled - *left);
+    return (double)s->decoding.count;
 }
 
 /* Follow the prompts; false where there are more iterations or parts than room for them. */
 static int take_turns(Slots *s, Py_ssize_t prompts) {
-    Py_ssize_t prefilled = 0, left = 0; /* prompts whose last iteration, and whose sequence's, is over */
     double now = -1.0, room = 0.0;
     for (Py_ssize_t j = 0; j < prompts; j++) {
-        double arrival = j < s->residents ? 0.0 : s->ends[j - s->residents] + s->stay + s->idle + 1.0;
+        double arrival = j < s->residents ? 0.0 : pop(&s->slots);
         for (double done = 0.0; done < s->lengths[j];) {
             if (room <= 0.0 || arrival > now) {
                 for (double empty = larger(arrival - s->idle, now + 1.0); empty < arrival; empty += 1.0)
-                    if (begin_iteration(s, empty, j, &prefilled, &left) < 0.0) return 0;
+                    if (begin_iteration(s, empty, j) < 0.0) return 0;
                 now = larger(arrival, now + 1.0);
-                double decoding = begin_iteration(s, now, j, &prefilled, &left);
+                double decoding = begin_iteration(s, now, j);
                 if (decoding < 0.0) return 0;
                 room = s->budget - s->share * decoding;
                 if (room <= 0.0) continue;
@@ -425,24 +453,30 @@ static int take_turns(Slots *s, Py_ssize_t prompts) {
             room -= part;
         }
         s->ends[j] = now;
+        push(&s->slots, now + s->stays[j] + s->idle + 1.0);
     }
     return 1;
 }
 
 static PyObject *slots(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
-    Py_buffer views[8];
-    if (!take_arrays(arguments, nargs, 13, "rwwwwwww", views)) return NULL;
-    Slots s = {.lengths = views[0].buf, .starts = views[1].buf, .ends = views[2].buf, .iterations = views[3].buf};
-    s.at = views[4].buf, s.prompt = views[5].buf, s.froms = views[6].buf, s.untils = views[7].buf;
-    s.budget = PyFloat_AsDouble(arguments[8]), s.share = PyFloat_AsDouble(arguments[9]);
-    s.stay = PyFloat_AsDouble(arguments[10]), s.idle = PyFloat_AsDouble(arguments[11]);
-    s.residents = PyLong_AsSsize_t(arguments[12]), s.most = size_of(&views[3]);
+    Py_buffer views[9];
+    if (!take_arrays(arguments, nargs, 13, "rrwwwwwww", views)) return NULL;
+    Slots s = {.lengths = views[0].buf, .stays = views[1].buf, .starts = views[2].buf, .ends = views[3].buf};
+    s.iterations = views[4].buf, s.at = views[5].buf, s.prompt = views[6].buf;
+    s.froms = views[7].buf, s.untils = views[8].buf;
+    s.budget = PyFloat_AsDouble(arguments[9]), s.share = PyFloat_AsDouble(arguments[10]);
+    s.idle = PyFloat_AsDouble(arguments[11]), s.residents = PyLong_AsSsize_t(arguments[12]);
+    s.most = size_of(&views[4]);
     Py_ssize_t prompts = size_of(&views[0]);
-    int fits = s.residents > 0 && size_of(&views[1]) == prompts && size_of(&views[2]) == prompts && !PyErr_Occurred();
-    for (int i = 4; fits && i < 8; i++) fits = size_of(&views[i]) == s.most;
-    int followed = fits && take_turns(&s, prompts);
-    release_arrays(views, 8);
-    if (!fits) return size_error();
+    int fits = s.residents > 0 && !PyErr_Occurred();
+    for (int i = 1; fits && i < 4; i++) fits = size_of(&views[i]) == prompts;
+    for (int i = 5; fits && i < 9; i++) fits = size_of(&views[i]) == s.most;
+    double *memory = fits ? zeros(2 * prompts) : NULL;
+    s.slots.values = memory, s.decoding.values = memory ? memory + prompts : NULL;
+    int followed = memory && take_turns(&s, prompts);
+    free(memory);
+    release_arrays(views, 9);
+    if (!fits || !memory) return size_error();
     return followed ? Py_BuildValue("nn", s.count, s.parts) : Py_BuildValue("nn", (Py_ssize_t)0, (Py_ssize_t)0);
 }
 

@@ -98,6 +98,7 @@ def repeated(
 
 def slots(
     lengths: Array,
+    stays: Array,
     starts: Array,
     ends: Array,
     iterations: Array,
@@ -107,18 +108,17 @@ def slots(
     untils: Array,
     budget: float,
     share: float,
-    stay: float,
     idle: float,
     residents: int,
 ) -> tuple[int, int]:
     """Follow prompts of some `lengths` [prompts] that share iterations, first come, first served.
 
     An iteration has room for `budget` of prompts, less `share` for every sequence that decodes in it; what is left of a
-    prompt goes on in the next. `residents` slots: a prompt's sequence decodes for `stay` iterations after its last one,
-    its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and last iteration to
-    `starts` and `ends` [prompts]; the numbers of the `iterations` with prompts, or with slots that are empty; and of
-    the prompts' parts the iteration, the prompt, and from where to where they go. Returns how many iterations and parts
-    these are; 0 and 0 where the arrays are too short.
+    prompt goes on in the next. `residents` slots: a prompt's sequence decodes for its `stays` [prompts] iterations
+    after its last one, its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and
+    last iteration to `starts` and `ends` [prompts]; the numbers of the `iterations` with prompts, or with slots that
+    are empty; and of the prompts' parts the iteration, the prompt, and from where to where they go. Returns how many
+    iterations and parts these are; 0 and 0 where the arrays are too short.
     """
 
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:

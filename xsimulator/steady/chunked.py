@@ -75,7 +75,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
     chunks, count, room = np.zeros(0), 1.0, budget
     occupancy, rate = entering(count)
     if lockstep.in_step(scenario) and not occupancy.preemptions:
-        turns = lockstep.turns(scenario, max_num_seqs, budget, False, iterations, scenario.idle_iterations)
+        turns = lockstep.turns(scenario, max_num_seqs, budget, False, scenario.idle_iterations)
         if turns:
             return lockstep.outcome(scenario, turns, occupancy, budget)
     for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate

@@ -183,9 +183,7 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
     return tokens
 
 
-def _parts(
-    scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float, residents: float
-) -> tuple[float, float]:
+def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float, residents: float) -> tuple[float, float]:
     """Seconds of a sequence's prefill, about `first`, and from one of its tokens to its next.
 
     Iterations are longer where they prefill, and a sequence decodes in none that prefills itself: the mean over a whole

@@ -1,8 +1,9 @@
-"""Iteration-level scheduling of requests whose outputs have one length and that begin together: they stay in step, so
-that many of them, followed prompt by prompt, are the steady state.
+"""Iteration-level scheduling of requests that begin together and whose outputs have one length, or are short: they stay
+in step, so that many of them, followed prompt by prompt, are the steady state.
 
 Who is encoded in one iteration also ends in one, and is followed by prompts that begin together again. Outputs that
-vary would scatter them over all iterations, which is what the other formulas count with.
+vary would scatter them over all iterations, which is what the other formulas count with. But short ones are hardly
+scattered, and a micro-batch without any decoding sequence waits for no token.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _MOST = 60_000
 """Parts of prompts that are followed at most."""
 _CYCLE = 509
 """Prompts that have all lengths evenly and then come again: a prime number, so that no slot sees few of them."""
+_SHORT = 32
+"""Output tokens, of the longest, up to which those that vary are followed too."""
 _ITERATION_LESS = 0.55
 """The share of a TTFT of two iterations that one less takes off, the longer one at most."""
 
@@ -57,6 +60,8 @@ class Turns:
     """[parts]: and ends."""
     lengths: Array
     """[prompts]: tokens."""
+    stays: Array
+    """[prompts]: iterations in which their sequences decode."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +79,9 @@ class Moments:
 
 
 def in_step(scenario: Scenario) -> bool:
-    """Whether all requests have the same number of output tokens."""
-    return len(scenario.load.workload.output.s) == 1
+    """Whether all requests have the same number of output tokens, or few."""
+    outputs = scenario.load.workload.output
+    return len(outputs.s) == 1 or outputs.max <= _SHORT
 
 
 def ttft_slack(scenario: Scenario) -> float:
@@ -83,17 +89,19 @@ def ttft_slack(scenario: Scenario) -> float:
     return _ITERATION_LESS if in_step(scenario) else 0.0
 
 
-def turns(scenario: Scenario, residents: int, budget: float, whole: bool, stay: float, idle: int = 0) -> Turns | None:
+def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: int = 0) -> Turns | None:
     """Follow prompts with `slots`; None where that would be too long.
 
     `budget` is in prompts where these are encoded `whole`, else in tokens, of which a sequence that decodes takes one.
     """
     inputs = scenario.load.workload.input
-    varied = len(inputs.s) > 1
+    outputs, shift = scenario.load.workload.output, 1.0 if scenario.load.first_by_encoding else 0.0
+    varied = len(inputs.s) > 1 or len(outputs.s) > 1
     fewest, most_rounds, enough = _BEFORE_VARIED if varied else _BEFORE
     share = 0.0 if whole else 1.0
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
-    if not stay:
+    alone = outputs.max <= shift
+    if alone:
         most_rounds = enough  # prompts alone pile up before a slow stage, a little in every round
     enough = min(enough, int(_MOST / 2 / (each + 1 + idle)))
     before = residents * min(max(enough // residents, fewest), most_rounds)
@@ -103,27 +111,28 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, stay: 
     most = int((before + count + residents) * (each + 1 + idle))
     if most > _MOST:
         return None
-    lengths = _lengths(inputs, before + count + residents)
+    lengths, answers = (_lengths(d, before + count + residents, seed) for seed, d in enumerate((inputs, outputs)))
+    stays = answers - shift
     starts, ends = np.empty((2, len(lengths)))
     iterations, at, prompt, froms, untils = np.empty((5, most))
     followed = np.ones(len(lengths)) if whole else lengths
     written = (starts, ends, iterations, at, prompt, froms, untils)
-    n, parts = slots(followed, *written, budget, share, stay, idle, residents)
+    n, parts = slots(followed, stays, *written, budget, share, idle, residents)
     if not n:
         return None
-    earlier = min(residents, _EARLIER) if stay else before - residents
+    earlier = min(residents, _EARLIER) if not alone else before - residents
     row = int(np.searchsorted(iterations[:n], starts[before - earlier])) - 1
     rows, kept = slice(row, n), slice(int(np.searchsorted(at[:parts], iterations[row])), parts)
     places = prompt[kept].astype(np.intp)
     unit = lengths[places] if whole else 1.0
     looked_at = slice(before, before + count)
     parts_of = (at[kept], places, froms[kept] * unit, untils[kept] * unit)
-    return Turns(residents, looked_at, starts, ends, iterations[rows], *parts_of, lengths)
+    return Turns(residents, looked_at, starts, ends, iterations[rows], *parts_of, lengths, stays)
 
 
-def _lengths(distribution: LengthDistribution, count: int) -> Array:
+def _lengths(distribution: LengthDistribution, count: int, seed: int) -> Array:
     """[count]: lengths drawn from a distribution, evenly in every cycle, always the same."""
-    quantiles = (np.random.default_rng(0).permutation(_CYCLE) + 0.5) / _CYCLE
+    quantiles = (np.random.default_rng(seed).permutation(_CYCLE) + 0.5) / _CYCLE
     index = np.searchsorted(np.cumsum(distribution.p), quantiles)
     return np.resize(distribution.s[np.minimum(index, len(distribution.s) - 1)].astype(np.float64), count)
 
@@ -131,18 +140,21 @@ def _lengths(distribution: LengthDistribution, count: int) -> Array:
 def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens: float) -> Outcome:
     """Return the steady state of these turns, in iterations of at most so many tokens."""
     load, residents = scenario.load, turns.residents
-    stay, shift = load.mean_iterations, 1.0 if load.first_by_encoding else 0.0
-    moments = _moments(scenario, turns, stay)
+    shift = 1.0 if load.first_by_encoding else 0.0
+    moments = _moments(scenario, turns)
+    need = turns.stays[turns.kept]
     begin, encoded, finish = moments.begin, moments.encoded, moments.finish
     after, latency, taken = finish - encoded, finish - begin, moments.first - begin
-    rate, between = len(begin) / moments.seconds, float(after.mean()) / stay if stay else 0.0
+    rate, between = len(begin) / moments.seconds, float(after.mean() / need.mean()) if need.any() else 0.0
 
     def lifetime(lengths: Array) -> Lifetime:
-        need = np.maximum(lengths - shift, 0.0)
-        means = float((encoded - begin).mean()) + need * between
-        return Lifetime(means, np.full_like(need, latency.std()), np.full_like(need, after.std()))
+        more = np.maximum(lengths - shift, 0.0)
+        means = float((encoded - begin).mean()) + more * between
+        return Lifetime(means, np.full_like(more, latency.std()), np.full_like(more, after.std()))
 
-    times = Times.seen(taken)
+    times, gaps = Times.seen(taken), need + shift - 1.0
+    many = gaps > 0
+    tokens = (finish - moments.first)[many] / gaps[many] if many.any() else np.zeros(1)
     return Outcome(
         throughput=rate,
         lifetime=lifetime,
@@ -151,7 +163,7 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
         decode_batch=residents,
         residents=lambda: rate * float(latency.mean()),
         busy=moments.busy,
-        seen=(Times.seen(latency), Times.seen((finish - begin - taken) / max(stay + shift - 1.0, 1.0))),
+        seen=(Times.seen(latency), Times.seen(tokens)),
         binding="decoding" if _decoding_alone(scenario, turns) > 0.5 * moments.seconds else "encoding",
     )
 
@@ -172,11 +184,12 @@ def _round_mean(of: Array, turns: Turns) -> float:
     return float((of[kept.stop : kept.stop + n] - of[kept.start : kept.start + n]).mean())
 
 
-def _moments(scenario: Scenario, turns: Turns, stay: float) -> Moments:
+def _moments(scenario: Scenario, turns: Turns) -> Moments:
     """Follow the iterations of the turns through the stages, one micro-batch for each of these."""
     side, parts = scenario.replica.decode, len(scenario.replica.stages)
-    numbers = np.union1d(turns.iterations, turns.iterations + 1.0)  # what follows is the same until the next of these
-    decoding = np.stack([_decoding(turns, numbers, m, parts, stay) for m in range(parts)], axis=1)
+    finishes = turns.ends + turns.stays
+    numbers = _changes(turns, finishes)
+    decoding = np.stack([_decoding(turns, finishes, numbers, m, parts) for m in range(parts)], axis=1)
     tokens, completed, seconds = _cells(scenario, turns, numbers, decoding)
     sampled = decoding if scenario.load.encoder_decoder else decoding + completed
     repeats = np.append(np.diff(numbers), 1.0)
@@ -192,17 +205,24 @@ def _moments(scenario: Scenario, turns: Turns, stay: float) -> Moments:
     took = float((begins[count:] - begins[: turns.residents]).mean())
     encoded = firsts[encoding, group]
     first = encoded if scenario.load.first_by_encoding else firsts[encoding + 1, group]
-    finish = lasts[np.searchsorted(numbers, ends + stay, side="right") - 1, group]
+    finish = lasts[np.searchsorted(numbers, finishes[prompts], side="right") - 1, group]
     rows = slice(*np.searchsorted(numbers, starts[[0, count]]))
     worked = repeats[rows] @ seconds[rows].sum(axis=1)
     busy = np.minimum(worked / (begins[count] - begins[0]), 1.0)
     return Moments(begins[:count], encoded[:count], first[:count], finish[:count], took, busy)
 
 
-def _decoding(turns: Turns, numbers: Array, micro_batch: int, parts: int, stay: float) -> Array:
+def _changes(turns: Turns, finishes: Array) -> Array:
+    """Numbers of iterations after which all are the same until the next of these numbers."""
+    begin, end = turns.iterations[0], turns.starts[-1]
+    ended = finishes[(finishes >= begin) & (finishes < end)] if np.ptp(turns.stays) else finishes[:0]
+    return np.unique(np.concatenate([turns.iterations, turns.iterations + 1.0, ended + 1.0]))
+
+
+def _decoding(turns: Turns, finishes: Array, numbers: Array, micro_batch: int, parts: int) -> Array:
     """Sequences of a micro-batch that decode in iterations of these numbers."""
-    ends = turns.ends[micro_batch::parts]
-    return np.asarray(np.searchsorted(ends, numbers) - np.searchsorted(ends + stay, numbers), dtype=np.float64)
+    ends, last = turns.ends[micro_batch::parts], np.sort(finishes[micro_batch::parts])
+    return np.asarray(np.searchsorted(ends, numbers) - np.searchsorted(last, numbers), dtype=np.float64)
 
 
 def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) -> tuple[Array, Array, Array]:

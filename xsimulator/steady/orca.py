@@ -52,7 +52,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     idle = scenario.idle_iterations
     longest = float(min(prefills_per_step, max_num_seqs) * scenario.load.workload.input.max + max_num_seqs)
     if lockstep.in_step(scenario) and not occupancy.preemptions:
-        turns = lockstep.turns(scenario, max_num_seqs, float(prefills_per_step), True, runs - 1.0, idle)
+        turns = lockstep.turns(scenario, max_num_seqs, float(prefills_per_step), True, idle)
         if turns:
             return lockstep.outcome(scenario, turns, occupancy, longest)
     most_entering = occupancy.entering(runs, idle, occupancy.prefills / prefills_per_step)
