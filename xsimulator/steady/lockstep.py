@@ -24,14 +24,16 @@ Array = NDArray[np.float64]
 _BEFORE, _BEFORE_VARIED = (6, 48, 2000), (6, 480, 8000)
 """The fewest and the most rounds, in each of which every slot is taken once, that let the slots fall in step; and
 between these so many that there are so many prompts. Inputs that vary draw them apart slowly."""
-_PROMPTS, _PARTS, _EARLIER = 256, 2048, 32
-"""Prompts that are looked at afterwards, if that is more than a round, and has no more than so many parts; and those
-before them that the pipeline is filled with."""
+_PROMPTS, _PARTS = 256, 2048
+"""Prompts that are looked at afterwards, if that is more than a round, and has no more than so many parts."""
+_EARLIER, _EARLIER_ALONE = 32, 640
+"""Prompts before them that a pipeline is filled with, and where no sequence decodes: then they pile up before a slow
+stage, a little in every round."""
 _MOST = 60_000
 """Parts of prompts that are followed at most."""
 _CYCLE = 509
 """Prompts that have all lengths evenly and then come again: a prime number, so that no slot sees few of them."""
-_SHORT = 32
+_SHORT = 64
 """Output tokens, of the longest, up to which those that vary are followed too."""
 _ITERATION_LESS = 0.55
 """The share of a TTFT of two iterations that one less takes off, the longer one at most."""
@@ -102,7 +104,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
     alone = outputs.max <= shift
     if alone:
-        most_rounds = enough  # prompts alone pile up before a slow stage, a little in every round
+        most_rounds = enough
     enough = min(enough, int(_MOST / 2 / (each + 1 + idle)))
     before = residents * min(max(enough // residents, fewest), most_rounds)
     count = max(residents, min(_PROMPTS, int(_PARTS / each)))
@@ -120,7 +122,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     n, parts = slots(followed, stays, *written, budget, share, idle, residents)
     if not n:
         return None
-    earlier = min(residents, _EARLIER) if not alone else before - residents
+    earlier = min(_EARLIER_ALONE if alone else _EARLIER, before - residents)
     row = int(np.searchsorted(iterations[:n], starts[before - earlier])) - 1
     rows, kept = slice(row, n), slice(int(np.searchsorted(at[:parts], iterations[row])), parts)
     places = prompt[kept].astype(np.intp)
@@ -170,6 +172,8 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
 
 def _decoding_alone(scenario: Scenario, turns: Turns) -> float:
     """Seconds that the iterations of the turns would take without prompts."""
+    if not turns.stays.any():
+        return 0.0
     stages = len(scenario.replica.stages)
     parts = min(stages, turns.residents)
     batch, side = turns.residents / parts, scenario.replica.decode

@@ -13,7 +13,7 @@ from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 
 
-def check(policy, workload, count, n, devices=1, engine="none", share=0.03, around=(99, 99), **controls):
+def check(policy, workload, count, n, devices=1, engine="none", share=0.03, around=(99, 99), tpot=None, **controls):
     """Compare an estimate with a replay of `count` requests: its TTFT p99 with those percentiles of the replay."""
     requests = workload.draw(count, seed=1)
     cluster, workload = parse_cluster(f"{devices}xH100-SXM"), Workload.from_requests("drawn", requests)
@@ -24,6 +24,8 @@ def check(policy, workload, count, n, devices=1, engine="none", share=0.03, arou
     assert predicted.throughput_seq_s == pytest.approx(rate, rel=0.03)
     assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.03)
     assert predicted.ttft_s == pytest.approx(times["ttft"].mean(), rel=share)
+    if tpot:
+        assert predicted.tpot_s == pytest.approx(times["tpot"].mean(), rel=tpot)
     low, high = np.percentile(times["ttft"], around)
     assert low * (1 - share) <= predicted.ttft_p99_s <= high * (1 + share)
 
@@ -82,3 +84,23 @@ INPUTS = {
 )
 def test_inputs_that_vary_stay_in_step_where_outputs_do_not(inputs, policy, output, n, controls, devices):
     check(policy, varied(INPUTS[inputs], output), 20_000, n, devices, share=0.06, around=(97.5, 99.7), **controls)
+
+
+MOSTLY_ONE = {"9 of 10 of one": [1] * 9 + [2], "5 of 6 of one": [1] * 5 + [3], "up to five": [1, 2, 3, 4, 5]}
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("outputs", list(MOSTLY_ONE))
+@pytest.mark.parametrize(
+    ("policy", "n", "controls"),
+    [
+        ("chunked", 16, {"max_num_batched_tokens": 2048}),
+        ("chunked", 4, {"max_num_batched_tokens": 512}),
+        ("orca", 2, {"prefills_per_step": 2}),
+        ("orca", 16, {"prefills_per_step": 4}),
+    ],
+)
+def test_short_outputs_are_predicted_as_they_are_replayed(policy, n, controls, outputs, devices):
+    """A micro-batch without any decoding sequence waits for no token, and of a stay most is prefill."""
+    workload = Workload("short", *map(LengthDistribution.from_samples, (INPUTS["even"], MOSTLY_ONE[outputs])), 3)
+    check(policy, workload, 8000, n, devices, share=0.06, around=(97.5, 99.7), tpot=0.08, **controls)
