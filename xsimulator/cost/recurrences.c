@@ -378,29 +378,17 @@ static PyObject *repeated(PyObject *Py_UNUSED(module), PyObject *const *argument
     Py_RETURN_NONE;
 }
 
-/* Numbers of iterations, the smallest first. */
+/* Numbers of iterations that rise, of which the first are gone: nearly all come in order. */
 typedef struct {
     double *values;
-    Py_ssize_t count;
-} Heap;
+    Py_ssize_t first, end;
+} Queue;
 
-static void push(Heap *heap, double value) {
-    Py_ssize_t place = heap->count++;
-    for (; place && heap->values[(place - 1) / 2] > value; place = (place - 1) / 2)
-        heap->values[place] = heap->values[(place - 1) / 2];
-    heap->values[place] = value;
-}
-
-static double pop(Heap *heap) {
-    double first = heap->values[0], last = heap->values[--heap->count];
-    Py_ssize_t place = 0, child;
-    for (; (child = 2 * place + 1) < heap->count; place = child) {
-        if (child + 1 < heap->count && heap->values[child + 1] < heap->values[child]) child++;
-        if (heap->values[child] >= last) break;
-        heap->values[place] = heap->values[child];
-    }
-    heap->values[place] = last;
-    return first;
+static void push(Queue *queue, double value) {
+    Py_ssize_t place = queue->end++;
+    for (; place > queue->first && queue->values[place - 1] > value; place--)
+        queue->values[place] = queue->values[place - 1];
+    queue->values[place] = value;
 }
 
 /* Prompts that share iterations first come, first served: `budget` an iteration, of which a sequence that decodes takes
@@ -414,8 +402,8 @@ typedef struct {
     double *at, *prompt;           /* [most]: the iterations and prompts of parts of these */
     double *froms, *untils;        /* [most]: where in the prompt they begin and end */
     Py_ssize_t most, count, parts;
-    Heap slots;                    /* the iterations from which slots are free */
-    Heap decoding;                 /* the last iterations of sequences that decode */
+    Queue slots;                   /* the iterations from which slots are free */
+    Queue decoding;                /* the last iterations of sequences that decode */
     Py_ssize_t prefilled;          /* prompts whose last iteration is over */
 } Slots;
 
@@ -424,16 +412,16 @@ static double begin_iteration(Slots *s, double now, Py_ssize_t prompt) {
     if (s->count == s->most) return -1.0;
     for (; s->prefilled < prompt && s->ends[s->prefilled] < now; s->prefilled++)
         push(&s->decoding, s->ends[s->prefilled] + s->stays[s->prefilled]);
-    while (s->decoding.count && s->decoding.values[0] < now) pop(&s->decoding);
+    while (s->decoding.first < s->decoding.end && s->decoding.values[s->decoding.first] < now) s->decoding.first++;
     s->iterations[s->count++] = now;
-    return (double)s->decoding.count;
+    return (double)(s->decoding.end - s->decoding.first);
 }
 
 /* Follow the prompts; false where there are more iterations or parts than room for them. */
 static int take_turns(Slots *s, Py_ssize_t prompts) {
     double now = -1.0, room = 0.0;
     for (Py_ssize_t j = 0; j < prompts; j++) {
-        double arrival = j < s->residents ? 0.0 : pop(&s->slots);
+        double arrival = j < s->residents ? 0.0 : s->slots.values[s->slots.first++];
         for (double done = 0.0; done < s->lengths[j];) {
             if (room <= 0.0 || arrival > now) {
                 for (double empty = larger(arrival - s->idle, now + 1.0); empty < arrival; empty += 1.0)

@@ -27,7 +27,7 @@ between these so many that there are so many prompts. Inputs that vary draw them
 _PROMPTS, _PARTS = 256, 2048
 """Prompts that are looked at afterwards, if that is more than a round, and has no more than so many parts."""
 _EARLIER, _EARLIER_ALONE = 32, 640
-"""Prompts before them that a pipeline is filled with, and where no sequence decodes: then they pile up before a slow
+"""Prompts before them that a pipeline is filled with, and where few sequences decode: then they pile up before a slow
 stage, a little in every round."""
 _MOST = 60_000
 """Parts of prompts that are followed at most."""
@@ -102,7 +102,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
     fewest, most_rounds, enough = _BEFORE_VARIED if varied else _BEFORE
     share = 0.0 if whole else 1.0
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
-    alone = outputs.max <= shift
+    alone = scenario.load.mean_iterations < 1.0
     if alone:
         most_rounds = enough
     enough = min(enough, int(_MOST / 2 / (each + 1 + idle)))
@@ -225,7 +225,9 @@ def _changes(turns: Turns, finishes: Array) -> Array:
 
 def _decoding(turns: Turns, finishes: Array, numbers: Array, micro_batch: int, parts: int) -> Array:
     """Sequences of a micro-batch that decode in iterations of these numbers."""
-    ends, last = turns.ends[micro_batch::parts], np.sort(finishes[micro_batch::parts])
+    ends, last = turns.ends[micro_batch::parts], finishes[micro_batch::parts]
+    if np.ptp(turns.stays):
+        last = np.sort(last)
     return np.asarray(np.searchsorted(ends, numbers) - np.searchsorted(last, numbers), dtype=np.float64)
 
 

@@ -22,7 +22,7 @@ def check(policy, workload, count, n, devices=1, engine="none", share=0.03, arou
     times, rate, _ = replayed(plan, profile, requests)
     predicted = estimate(plan, profile)
     assert predicted.throughput_seq_s == pytest.approx(rate, rel=0.03)
-    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.03)
+    assert predicted.latency_mean_s == pytest.approx(times["latency"].mean(), rel=0.03 if tpot is None else 0.05)
     assert predicted.ttft_s == pytest.approx(times["ttft"].mean(), rel=share)
     if tpot:
         assert predicted.tpot_s == pytest.approx(times["tpot"].mean(), rel=tpot)
