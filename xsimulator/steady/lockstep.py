@@ -96,40 +96,43 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
 
     `budget` is in prompts where these are encoded `whole`, else in tokens, of which a sequence that decodes takes one.
     """
-    inputs = scenario.load.workload.input
-    outputs, shift = scenario.load.workload.output, 1.0 if scenario.load.first_by_encoding else 0.0
-    varied = len(inputs.s) > 1 or len(outputs.s) > 1
-    fewest, most_rounds, enough = _BEFORE_VARIED if varied else _BEFORE
-    share = 0.0 if whole else 1.0
+    load, share = scenario.load, 0.0 if whole else 1.0
+    inputs, outputs = load.workload.input, load.workload.output
     each = 1.0 if whole else 1.0 + inputs.mean // max(budget - share * residents, 1.0)
-    alone = scenario.load.mean_iterations < 1.0
-    if alone:
-        most_rounds = enough
-    enough = min(enough, int(_MOST / 2 / (each + 1 + idle)))
-    before = residents * min(max(enough // residents, fewest), most_rounds)
-    count = max(residents, min(_PROMPTS, int(_PARTS / each)))
-    if varied:
-        count = -(-count // _CYCLE) * _CYCLE
-    most = int((before + count + residents) * (each + 1 + idle))
+    before, earlier, count = _counts(scenario, residents, each + 1.0 + idle)
+    total = before + count + residents
+    most = int(total * (each + 1.0 + idle))
     if most > _MOST:
         return None
-    lengths, answers = (_lengths(d, before + count + residents, seed) for seed, d in enumerate((inputs, outputs)))
-    stays = answers - shift
-    starts, ends = np.empty((2, len(lengths)))
+    lengths, stays = _lengths(inputs, total, 0), _lengths(outputs, total, 1) - (1.0 if load.first_by_encoding else 0.0)
+    starts, ends = np.empty((2, total))
     iterations, at, prompt, froms, untils = np.empty((5, most))
-    followed = np.ones(len(lengths)) if whole else lengths
     written = (starts, ends, iterations, at, prompt, froms, untils)
+    followed = np.ones(total) if whole else lengths
     n, parts = slots(followed, stays, *written, budget, share, idle, residents)
     if not n:
         return None
-    earlier = min(_EARLIER_ALONE if alone else _EARLIER, before - residents)
     row = int(np.searchsorted(iterations[:n], starts[before - earlier])) - 1
     rows, kept = slice(row, n), slice(int(np.searchsorted(at[:parts], iterations[row])), parts)
     places = prompt[kept].astype(np.intp)
     unit = lengths[places] if whole else 1.0
-    looked_at = slice(before, before + count)
     parts_of = (at[kept], places, froms[kept] * unit, untils[kept] * unit)
-    return Turns(residents, looked_at, starts, ends, iterations[rows], *parts_of, lengths, stays)
+    return Turns(residents, slice(before, before + count), starts, ends, iterations[rows], *parts_of, lengths, stays)
+
+
+def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int, int]:
+    """How many prompts, of so many parts each, go before those that are looked at; with how many of these a pipeline is
+    filled; and how many are looked at.
+    """
+    load = scenario.load
+    varied = max(len(load.workload.input.s), len(load.workload.output.s)) > 1
+    few = load.mean_iterations < 1.0
+    fewest, most, enough = _BEFORE_VARIED if varied else _BEFORE
+    enough = min(enough, int(_MOST / 2 / parts))
+    before = residents * min(max(enough // residents, fewest), enough if few else most)
+    earlier = min(_EARLIER_ALONE if few else _EARLIER, before - residents)
+    count = max(residents, min(_PROMPTS, int(_PARTS / parts)))
+    return before, earlier, -(-count // _CYCLE) * _CYCLE if varied else count
 
 
 def _lengths(distribution: LengthDistribution, count: int, seed: int) -> Array:

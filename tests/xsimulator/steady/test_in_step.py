@@ -103,4 +103,4 @@ MOSTLY_ONE = {"9 of 10 of one": [1] * 9 + [2], "5 of 6 of one": [1] * 5 + [3], "
 def test_short_outputs_are_predicted_as_they_are_replayed(policy, n, controls, outputs, devices):
     """A micro-batch without any decoding sequence waits for no token, and of a stay most is prefill."""
     workload = Workload("short", *map(LengthDistribution.from_samples, (INPUTS["even"], MOSTLY_ONE[outputs])), 3)
-    check(policy, workload, 8000, n, devices, share=0.06, around=(97.5, 99.7), tpot=0.08, **controls)
+    check(policy, workload, 8000, n, devices, share=0.06, around=(95, 99.7), tpot=0.08, **controls)
