@@ -158,7 +158,7 @@ def _orca(policy: str, question: Question) -> Iterator[Candidates]:
             continue
         slack, most = lockstep.ttft_slack(question.both(layout)), batches.values[-1]
         few = {prefills for prefills in PREFILLS if prefills <= most}
-        if lockstep.equal(question.both(layout)):
+        if lockstep.in_step(question.both(layout)):
             few.add(most)  # where all begin together, no prompt interrupts another's decoding
         for prefills in _enumerated(question, "prefills_per_step", tuple(sorted(few))):
             constants = {"prefills_per_step": prefills, "admission": rule, "ttft_slack": slack}

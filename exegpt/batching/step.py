@@ -42,3 +42,9 @@ class Step(Work):
     """Iterations in a row for which the policy decides this, unless a sequence finishes, is aborted or arrives."""
     arrivals: bool = False
     """Whether an arrival may end the row."""
+
+    def gives_tokens(self, encoder_decoder: bool) -> bool:
+        """Whether any token is sampled; an encoder-decoder's prompts give none."""
+        return bool(self.decode) or (
+            not encoder_decoder and any(count >= sequence.to_prefill for sequence, count in self.encode)
+        )

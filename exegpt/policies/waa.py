@@ -10,9 +10,9 @@ from exegpt.schedule import Schedule, StagePhase
 
 
 def most_underway(stages: int) -> int:
-    """Batches that the encoding side may hold at once: one on each of its stages and one before each but the first.
+    """Batches, or steps, that stages may hold at once: one on each of them and one before each but the first.
 
-    More would not make it faster, only hold blocks.
+    More would not make them faster, only hold blocks and let requests wait on the way.
     """
     return 2 * stages - 1
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from exegpt.batching import MicroBatch, MicroBatching, Step
+from exegpt.policies.waa import most_underway
 from exegpt.schedule import Schedule, StagePhase
 from xrunner.comm.transport import TOKENS
 from xrunner.core.outputs import Outputs
@@ -51,6 +52,8 @@ class Lane(Protocol):
 class _Flight:
     """A micro-batch that is still on the stages."""
 
+    step: int
+    """The number of its step."""
     receivers: list[Running]
     prompts: PromptRows | None
     result: torch.Tensor
@@ -64,13 +67,13 @@ class OwnLane:
     micro-batch that decodes is held back until the tokens that it takes are there.
     """
 
-    free = True
-
     def __init__(self, worker: Worker, schedule: Schedule, outputs: Outputs, assemble: Assembler):
         self.phase = worker.place.line[0].phase
         self._worker, self._outputs, self._assemble = worker, outputs, assemble
         self._flying: deque[Any] = deque()
         """Micro-batches whose tokens are on their way, in order."""
+        self._steps = 0
+        """How many have been run."""
         self.follow(schedule)
 
     def follow(self, schedule: Schedule) -> None:
@@ -79,12 +82,19 @@ class OwnLane:
         self._micro_batching = MicroBatching(count, schedule.encode_micro_batches, schedule.replicas)
 
     @property
+    def free(self) -> bool:
+        """Whether it can take a step: with prompts, which wait for no token, it could run far ahead of other ranks."""
+        stages = len(self._worker.place.line)
+        return stages == 1 or len({flight.step for flight in self._flying}) < most_underway(stages)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is on its way."""
         return not self._flying
 
     def run(self, step: Step, now: float) -> None:
         """Order a step that was decided at `now`, and do this rank's share of it."""
+        self._steps += 1
         for number, micro_batch in enumerate(self._micro_batching.split(step)):
             self._await_tokens(micro_batch)
             # Alone, deciding is a part of the iteration, as it was when profiled; else waiting isn't.
@@ -134,4 +144,4 @@ class OwnLane:
             assert transport
             result = torch.empty(batch.result_size, dtype=torch.int64)
             pending = transport.expect(result, place.sampler, TOKENS)
-            self._flying.append(_Flight(receivers, batch.prompt_logprobs, result, pending))
+            self._flying.append(_Flight(self._steps, receivers, batch.prompt_logprobs, result, pending))

@@ -63,14 +63,21 @@ class Group:
         return seconds
 
     def part_seconds(
-        self, prompt_tokens: ArrayLike, prompts: ArrayLike, decoding: ArrayLike, attention: tuple[Any, Any]
+        self,
+        prompt_tokens: ArrayLike,
+        prompts: ArrayLike,
+        decoding: ArrayLike,
+        attention: tuple[Any, Any],
+        completed: ArrayLike | None = None,
     ) -> PartSeconds:
-        """An iteration on `prompt_tokens` tokens of `prompts` prompts that end here, beside `decoding` sequences.
+        """An iteration on `prompt_tokens` tokens of `prompts` prompts or chunks, beside `decoding` sequences.
 
-        `attention` are the seconds of one layer's attention for the prompts and for the decoding sequences.
+        `attention` are the seconds of one layer's attention for the prompts and for the decoding sequences. `completed`
+        prompts end here (None: all) and sample a token.
         """
         sequences = np.add(prompts, decoding)
-        tables, rows = self.tables, np.asarray(decoding if self.encoder_decoder else sequences)
+        sampled = sequences if completed is None else np.add(completed, decoding)
+        tables, rows = self.tables, np.asarray(decoding if self.encoder_decoder else sampled)
         layer, encoder_layer = self._layers(prompt_tokens, decoding, attention)
         head: Any = 0.0
         if rows.any():
@@ -146,10 +153,11 @@ class Group:
         decoding: ArrayLike,
         context: ArrayLike,
         attention: ArrayLike = 0.0,
+        completed: ArrayLike | None = None,
     ) -> PartSeconds:
-        """Seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts beside `decoding` sequences;
-        `attention` is what the prompts' takes in one layer.
+        """Seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts or chunks beside `decoding` sequences;
+        `attention` is what the prompts' takes in one layer, `completed` as in `part_seconds`.
         """
         some = np.asarray(decoding) > 0
         decoded = some * self._decode_attention(np.maximum(decoding, 1.0), context)
-        return self.part_seconds(prompt_tokens, prompts, decoding, (attention, decoded))
+        return self.part_seconds(prompt_tokens, prompts, decoding, (attention, decoded), completed)

@@ -302,68 +302,169 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
     return Py_BuildValue("nd", ran, now);
 }
 
-/* Prompts of `length` that share iterations first come, first served: `budget` an iteration, of which a sequence that
- * decodes takes `share`. A prompt's sequence decodes for `stay` iterations, then the next one takes its slot. */
+/* Iterations one after the other through a pipeline, micro-batch by micro-batch, each row `repeats` times. */
 typedef struct {
-    double length, budget, share, stay, idle;
+    const double *seconds, *hops, *waits, *gives;
+    double *free_at; /* [stages]: when each stage is free; behind it `token` and `outs` */
+    double *token;   /* [micro_batches]: when each one's last token is out */
+    double *outs;    /* [underway]: when the last iterations that gave tokens were out */
+    Py_ssize_t micro_batches, stages, underway, sent;
+} Rows;
+
+/* Run a row once. A micro-batch that decodes waits for its token; without any, the row waits for all stages. The next
+ * one begins when the first stage is free and few enough are under way. */
+static void run_row(Rows *rows, Py_ssize_t row) {
+    int some = 0;
+    for (Py_ssize_t m = 0; m < rows->micro_batches; m++) {
+        Py_ssize_t cell = row * rows->micro_batches + m;
+        const double *seconds = rows->seconds + cell * rows->stages, *hops = rows->hops + cell * rows->stages;
+        if (rows->waits[cell] < 0.0) continue;
+        double ready = larger(rows->waits[cell] > 0.0 ? rows->token[m] : 0.0, rows->free_at[0]);
+        rows->free_at[0] = ready += seconds[0];
+        for (Py_ssize_t s = 1; s < rows->stages; s++)
+            rows->free_at[s] = ready = larger(rows->free_at[s], ready + hops[s]) + seconds[s];
+        rows->token[m] = ready;
+        some = 1;
+    }
+    for (Py_ssize_t s = 1; !some && s < rows->stages; s++) rows->free_at[0] = larger(rows->free_at[0], rows->free_at[s]);
+    if (rows->stages > 1) {
+        if (rows->gives[row]) rows->outs[rows->sent++ % rows->underway] = rows->free_at[rows->stages - 1];
+        rows->free_at[0] = larger(rows->free_at[0], rows->outs[rows->sent % rows->underway]);
+    }
+    for (Py_ssize_t m = 0; m < rows->micro_batches; m++)
+        if (rows->waits[row * rows->micro_batches + m] < 0.0) rows->token[m] = rows->free_at[0];
+}
+
+/* Run a row again: all that are left at once, when one has moved all by the same time. `before` [state] is written. */
+static void run_again(Rows *rows, Py_ssize_t row, double repeats, double *before) {
+    Py_ssize_t size = rows->stages + rows->micro_batches;
+    for (double left = repeats; left > 0.0; left -= 1.0) {
+        memcpy(before, rows->free_at, size * sizeof(double));
+        run_row(rows, row);
+        double later = later_by(rows->free_at, before, size);
+        if (later < 0.0) continue;
+        for (Py_ssize_t i = 0; i < size + rows->underway; i++) rows->free_at[i] += later * (left - 1.0);
+        return;
+    }
+}
+
+static PyObject *repeated(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
+    Py_buffer views[8];
+    if (!take_arrays(arguments, nargs, 8, "rrrrrwww", views)) return NULL;
+    Rows rows = {.seconds = views[0].buf, .hops = views[1].buf, .waits = views[3].buf, .gives = views[4].buf};
+    const double *repeats = views[2].buf;
+    double *firsts = views[5].buf, *lasts = views[6].buf, *frees = views[7].buf;
+    Py_ssize_t count = size_of(&views[2]), cells = size_of(&views[3]);
+    int fits = count && cells && cells % count == 0 && size_of(&views[0]) >= cells && size_of(&views[0]) % cells == 0 &&
+               size_of(&views[1]) == size_of(&views[0]) && size_of(&views[4]) == count && size_of(&views[5]) == cells &&
+               size_of(&views[6]) == cells && size_of(&views[7]) == count;
+    if (fits) {
+        rows.micro_batches = cells / count, rows.stages = size_of(&views[0]) / cells;
+        rows.underway = 2 * rows.stages - 1;
+        Py_ssize_t size = rows.stages + rows.micro_batches;
+        fits = (rows.free_at = zeros(2 * size + rows.underway)) != NULL;
+        rows.token = rows.free_at + rows.stages, rows.outs = rows.free_at + size;
+    }
+    for (Py_ssize_t row = 0; fits && row < count; row++) {
+        run_row(&rows, row);
+        memcpy(firsts + row * rows.micro_batches, rows.token, rows.micro_batches * sizeof(double));
+        run_again(&rows, row, repeats[row] - 1.0, rows.outs + rows.underway);
+        memcpy(lasts + row * rows.micro_batches, rows.token, rows.micro_batches * sizeof(double));
+        frees[row] = rows.free_at[0];
+    }
+    free(rows.free_at);
+    release_arrays(views, 8);
+    if (!fits) return size_error();
+    Py_RETURN_NONE;
+}
+
+/* Numbers of iterations that rise, of which the first are gone: nearly all come in order. */
+typedef struct {
+    double *values;
+    Py_ssize_t first, end;
+} Queue;
+
+static void push(Queue *queue, double value) {
+    Py_ssize_t place = queue->end++;
+    for (; place > queue->first && queue->values[place - 1] > value; place--)
+        queue->values[place] = queue->values[place - 1];
+    queue->values[place] = value;
+}
+
+/* Prompts that share iterations first come, first served: `budget` an iteration, of which a sequence that decodes takes
+ * `share`. A prompt's sequence decodes for its `stays`, then the next one takes its slot. */
+typedef struct {
+    const double *lengths, *stays; /* [prompts] */
+    double budget, share, idle;
     Py_ssize_t residents;
-    double *starts, *ends;           /* [prompts]: its first and its last iteration */
-    double *iterations, *decodes;    /* [most]: of those with prompts or empty slots */
-    double *rows, *froms, *untils;   /* [most]: the parts of prompts, each in one of these */
+    double *starts, *ends;         /* [prompts]: its first and its last iteration */
+    double *iterations;            /* [most]: of those with prompts or empty slots */
+    double *at, *prompt;           /* [most]: the iterations and prompts of parts of these */
+    double *froms, *untils;        /* [most]: where in the prompt they begin and end */
     Py_ssize_t most, count, parts;
+    Queue slots;                   /* the iterations from which slots are free */
+    Queue decoding;                /* the last iterations of sequences that decode */
+    Py_ssize_t prefilled;          /* prompts whose last iteration is over */
 } Slots;
 
-/* Begin iteration `now`: how many sequences decode in it. False where there are too many. */
-static int begin_iteration(Slots *s, double now, Py_ssize_t prompt, Py_ssize_t *prefilled, Py_ssize_t *left) {
-    if (s->count == s->most) return 0;
-    while (*prefilled < prompt && s->ends[*prefilled] < now) ++*prefilled;
-    while (*left < *prefilled && s->ends[*left] + s->stay < now) ++*left;
-    s->iterations[s->count] = now;
-    s->decodes[s->count++] = (double)(*prefilled - *left);
-    return 1;
+/* Begin iteration `now`: how many sequences decode in it. Negative where there are too many iterations. */
+static double begin_iteration(Slots *s, double now, Py_ssize_t prompt) {
+    if (s->count == s->most) return -1.0;
+    for (; s->prefilled < prompt && s->ends[s->prefilled] < now; s->prefilled++)
+        push(&s->decoding, s->ends[s->prefilled] + s->stays[s->prefilled]);
+    while (s->decoding.first < s->decoding.end && s->decoding.values[s->decoding.first] < now) s->decoding.first++;
+    s->iterations[s->count++] = now;
+    return (double)(s->decoding.end - s->decoding.first);
 }
 
 /* Follow the prompts; false where there are more iterations or parts than room for them. */
 static int take_turns(Slots *s, Py_ssize_t prompts) {
-    Py_ssize_t prefilled = 0, left = 0; /* prompts whose last iteration, and whose sequence's, is over */
     double now = -1.0, room = 0.0;
     for (Py_ssize_t j = 0; j < prompts; j++) {
-        double arrival = j < s->residents ? 0.0 : s->ends[j - s->residents] + s->stay + s->idle + 1.0;
-        for (double done = 0.0; done < s->length;) {
+        double arrival = j < s->residents ? 0.0 : s->slots.values[s->slots.first++];
+        for (double done = 0.0; done < s->lengths[j];) {
             if (room <= 0.0 || arrival > now) {
                 for (double empty = larger(arrival - s->idle, now + 1.0); empty < arrival; empty += 1.0)
-                    if (!begin_iteration(s, empty, j, &prefilled, &left)) return 0;
+                    if (begin_iteration(s, empty, j) < 0.0) return 0;
                 now = larger(arrival, now + 1.0);
-                if (!begin_iteration(s, now, j, &prefilled, &left)) return 0;
-                room = s->budget - s->share * s->decodes[s->count - 1];
+                double decoding = begin_iteration(s, now, j);
+                if (decoding < 0.0) return 0;
+                room = s->budget - s->share * decoding;
                 if (room <= 0.0) continue;
             }
             if (s->parts == s->most) return 0;
             if (done == 0.0) s->starts[j] = now;
-            double part = s->length - done < room ? s->length - done : room;
-            s->rows[s->parts] = (double)(s->count - 1);
+            double part = s->lengths[j] - done < room ? s->lengths[j] - done : room;
+            s->at[s->parts] = now, s->prompt[s->parts] = (double)j;
             s->froms[s->parts] = done;
             s->untils[s->parts++] = done += part;
             room -= part;
         }
         s->ends[j] = now;
+        push(&s->slots, now + s->stays[j] + s->idle + 1.0);
     }
     return 1;
 }
 
 static PyObject *slots(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
-    Py_buffer views[7];
-    if (!take_arrays(arguments, nargs, 13, "wwwwwww", views)) return NULL;
-    Slots s = {.starts = views[0].buf, .ends = views[1].buf, .iterations = views[2].buf, .decodes = views[3].buf};
-    s.rows = views[4].buf, s.froms = views[5].buf, s.untils = views[6].buf;
-    s.length = PyFloat_AsDouble(arguments[7]), s.budget = PyFloat_AsDouble(arguments[8]);
-    s.share = PyFloat_AsDouble(arguments[9]), s.stay = PyFloat_AsDouble(arguments[10]);
-    s.idle = PyFloat_AsDouble(arguments[11]), s.residents = PyLong_AsSsize_t(arguments[12]), s.most = size_of(&views[2]);
-    int fits = s.residents > 0 && size_of(&views[1]) == size_of(&views[0]) && !PyErr_Occurred();
-    for (int i = 3; fits && i < 7; i++) fits = size_of(&views[i]) == s.most;
-    int followed = fits && take_turns(&s, size_of(&views[0]));
-    release_arrays(views, 7);
-    if (!fits) return size_error();
+    Py_buffer views[9];
+    if (!take_arrays(arguments, nargs, 13, "rrwwwwwww", views)) return NULL;
+    Slots s = {.lengths = views[0].buf, .stays = views[1].buf, .starts = views[2].buf, .ends = views[3].buf};
+    s.iterations = views[4].buf, s.at = views[5].buf, s.prompt = views[6].buf;
+    s.froms = views[7].buf, s.untils = views[8].buf;
+    s.budget = PyFloat_AsDouble(arguments[9]), s.share = PyFloat_AsDouble(arguments[10]);
+    s.idle = PyFloat_AsDouble(arguments[11]), s.residents = PyLong_AsSsize_t(arguments[12]);
+    s.most = size_of(&views[4]);
+    Py_ssize_t prompts = size_of(&views[0]);
+    int fits = s.residents > 0 && !PyErr_Occurred();
+    for (int i = 1; fits && i < 4; i++) fits = size_of(&views[i]) == prompts;
+    for (int i = 5; fits && i < 9; i++) fits = size_of(&views[i]) == s.most;
+    double *memory = fits ? zeros(2 * prompts) : NULL;
+    s.slots.values = memory, s.decoding.values = memory ? memory + prompts : NULL;
+    int followed = memory && take_turns(&s, prompts);
+    free(memory);
+    release_arrays(views, 9);
+    if (!fits || !memory) return size_error();
     return followed ? Py_BuildValue("nn", s.count, s.parts) : Py_BuildValue("nn", (Py_ssize_t)0, (Py_ssize_t)0);
 }
 
@@ -406,7 +507,8 @@ static PyMethodDef functions[] = {
     FUNCTION(iterations, "Iterations alone, from an empty pipeline."),
     FUNCTION(tandem, "Items one after the other through stages."),
     FUNCTION(follow, "Iterations until the first stage is free at some time."),
-    FUNCTION(slots, "Equal prompts that share iterations."),
+    FUNCTION(repeated, "Iterations one after the other, each of them repeated."),
+    FUNCTION(slots, "Prompts that share iterations."),
     FUNCTION(mixture_quantile, "A quantile of a mixture of normal distributions."),
     {NULL, NULL, 0, NULL},
 };

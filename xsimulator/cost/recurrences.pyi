@@ -76,29 +76,49 @@ def follow(
     `starts` and `ends` written. Returns how many iterations ran, and when the next one is decided.
     """
 
+def repeated(
+    seconds: Array,
+    hops: Array,
+    repeats: Array,
+    waits: Array,
+    gives: Array,
+    firsts: Array,
+    lasts: Array,
+    frees: Array,
+) -> None:
+    """Run iterations one after the other from an empty pipeline, `repeats` [n] times each, of those that give tokens
+    (`gives` [n], not 0) two for each stage but one at most under way.
+
+    `seconds` and `hops` [n, micro-batches, stages] are of one such iteration. `waits` [n, micro-batches]: positive
+    where a micro-batch takes the tokens of its iteration before, 0 where it has prompts alone, negative where it has
+    nothing. An iteration without any waits until all stages are free. Writes when each micro-batch leaves the last
+    stage in the first and in the last of these iterations, [n, micro-batches], and when the next one may begin after
+    them, [n].
+    """
+
 def slots(
+    lengths: Array,
+    stays: Array,
     starts: Array,
     ends: Array,
     iterations: Array,
-    decodes: Array,
-    rows: Array,
+    at: Array,
+    prompt: Array,
     froms: Array,
     untils: Array,
-    length: float,
     budget: float,
     share: float,
-    stay: float,
     idle: float,
     residents: int,
 ) -> tuple[int, int]:
-    """Equal prompts that share iterations, first come, first served.
+    """Follow prompts of some `lengths` [prompts] that share iterations, first come, first served.
 
-    An iteration has room for `budget` of a prompt's `length`, less `share` for every sequence that decodes in it; what
-    is left of a prompt goes on in the next. `residents` slots: a prompt's sequence decodes for `stay` iterations after
-    its last one, its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and last
-    iteration to `starts` and `ends` [prompts]; of the iterations with prompts, or with slots that are empty, the
-    numbers and how many sequences decode; and of the prompts' parts the place of their iteration, and from where to
-    where they go. Returns how many iterations and parts these are; 0 and 0 where the arrays are too short.
+    An iteration has room for `budget` of prompts, less `share` for every sequence that decodes in it; what is left of a
+    prompt goes on in the next. `residents` slots: a prompt's sequence decodes for its `stays` [prompts] iterations
+    after its last one, its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and
+    last iteration to `starts` and `ends` [prompts]; the numbers of the `iterations` with prompts, or with slots that
+    are empty; and of the prompts' parts the iteration, the prompt, and from where to where they go. Returns how many
+    iterations and parts these are; 0 and 0 where the arrays are too short.
     """
 
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:

@@ -135,6 +135,16 @@ class Side:
             seconds += far * self.links.between_nodes.at(sent)
         return seconds
 
+    def hops_of(self, tokens: Array) -> Array:
+        """`hops` of an array: its shape and [stages]."""
+        sent, (near, far) = tokens * self.links.token_bytes, self._hops
+        seconds: Array = np.zeros((*tokens.shape, len(self.stages)))
+        if near is not None:
+            seconds += np.multiply.outer(self.links.within_node(sent), near)
+        if far is not None:
+            seconds += np.multiply.outer(self.links.between_nodes(sent), far)
+        return seconds
+
     def hops_together(self, tokens: float) -> float:
         """Seconds of all hops together."""
         sent, (near, far) = tokens * self.links.token_bytes, self._hop_counts

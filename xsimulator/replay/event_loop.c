@@ -87,8 +87,17 @@ static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
     return ran;
 }
 
-static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *watch) {
+/* Whether a step samples any token. */
+static int gives_tokens(const Ledger *l, const Step *step) {
+    int gives = step->decodes > 0;
+    for (Py_ssize_t i = 0; !gives && !l->encoder_decoder && i < step->encodes; i++) gives = step->chunks[i].completes;
+    return gives;
+}
+
+/* `outs` are when the last steps that gave tokens left the pipeline, as many as may be under way on it. */
+static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, double *outs, Watch *watch) {
     double now = 0.0;
+    Py_ssize_t underway = 2 * p->stages - 1, sent = 0;
     while (!idle(l)) {
         if (l->leavings && now >= done(p)) settle(l);
         next_step(policy, l, step, now);
@@ -104,8 +113,13 @@ static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, Watch *
         }
         Py_ssize_t iterations = 1;
         start(l, p, step, now);
+        if (p->stages > 1 && outs[(sent + 1) % underway] > now) step->repeats = 1;
         if (step->encodes) now = run_encoding(p, l, step, now);
         else iterations = decode_row(l, p, step, &now);
+        if (p->stages > 1) {
+            if (gives_tokens(l, step)) outs[sent++ % underway] = done(p);
+            now = larger(now, outs[sent % underway]);
+        }
         book(l, p, step, iterations);
         if (broken(watch, l, now)) return BROKEN;
     }
@@ -333,7 +347,7 @@ static int sizes_fit(const Py_buffer *views) {
 static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, const Grid *transfer, Step *steps, double *outs,
                            Watch *watch) {
     End end = policy->name == WAA ? disaggregated(policy, l, &sides[0], &sides[1], transfer, steps, outs, watch)
-                                  : colocated(policy, l, &sides[0], &steps[0], watch);
+                                  : colocated(policy, l, &sides[0], &steps[0], outs, watch);
     l->finishes = 0;
     return end == DONE && broken(watch, l, INFINITY) ? BROKEN : end;
 }

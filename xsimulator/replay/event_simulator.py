@@ -2,9 +2,9 @@
 
 It follows the same policies and the same ledger as the runner; where the runner computes a step, it asks the profile
 how long the step takes. On a pipeline every step is split into micro-batches (as many as stages, unless the schedule
-says otherwise), a sequence always in the same one. The next step is decided when the first stage is free, as though it
-knew already what ends in the step before. From one event to the next, decoding iterations that are alike but for their
-growing contexts are followed at once.
+says otherwise), a sequence always in the same one. The next step is decided when the first stage is free and few enough
+steps are under way, as though it knew already what ends in the step before. From one event to the next, decoding
+iterations that are alike but for their growing contexts are followed at once.
 """
 
 import itertools

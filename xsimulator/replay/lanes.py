@@ -65,6 +65,8 @@ class Lane:
     """Whether it had nothing to run when it last decided."""
     _running: tuple[Step, Ran] | None = field(default=None, init=False)
     """What ends at `at`."""
+    _outs: deque[float] = field(default_factory=deque, init=False)
+    """When the last steps that gave tokens left the pipeline, as many as may be under way on it."""
 
     @property
     def event(self) -> tuple[float, int]:
@@ -99,10 +101,11 @@ class Lane:
             if step.arrivals:
                 until = min(until, self._next_arrival(now))
             self.record.start(step, self.pipeline.start_s(now))
-            ran = self.pipeline.run(step, now, 1 if self.step_by_step else ledger.repeats(step), until)
+            once = self.step_by_step or self._out(most_underway(len(self.pipeline.stages)) - 1) > now
+            ran = self.pipeline.run(step, now, 1 if once else ledger.repeats(step), until)
             if ran.iterations > 1:
                 ledger.extend(step, ran.iterations)
-            self.at = self.transfer.send(step, ran) if self.phase == "encode" else ran.next_s
+            self.at = self.transfer.send(step, ran) if self.phase == "encode" else self._next_decision(step, ran)
             if self.phase == "decode":
                 if ran.iterations > 1:  # all but the last have ended before another lane acts
                     ledger.advance(step, ran.iterations - 1)
@@ -114,6 +117,23 @@ class Lane:
             finished = self.ledger.advance(step)
         self.record.book(step, ran, finished)
         return bool(finished or step.encode)
+
+    def _next_decision(self, step: Step, ran: Ran) -> float:
+        """When the next step is decided: no sooner than few enough steps that give tokens are under way, for with
+        prompts, which wait for no token, the first stage could run far ahead of the others.
+        """
+        stages = len(self.pipeline.stages)
+        if self.phase != "both" or stages == 1:
+            return ran.next_s
+        if step.gives_tokens(self.ledger.encoder_decoder):
+            self._outs.append(self.pipeline.seconds)
+            if len(self._outs) > most_underway(stages):
+                self._outs.popleft()
+        return max(ran.next_s, self._out(most_underway(stages)))
+
+    def _out(self, back: int) -> float:
+        """When the last but so many of the steps that gave tokens left the pipeline."""
+        return self._outs[-back] if 0 < back <= len(self._outs) else 0.0
 
     def _next_arrival(self, now: float) -> float:
         """When the next request, or the next encoded batch, arrives; endless where none does."""

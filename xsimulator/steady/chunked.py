@@ -74,10 +74,10 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
 
     chunks, count, room = np.zeros(0), 1.0, budget
     occupancy, rate = entering(count)
-    if lockstep.equal(scenario) and not occupancy.preemptions:
-        turns = lockstep.turns(max_num_seqs, lengths.mean, budget, 1.0, iterations, scenario.idle_iterations)
+    if lockstep.in_step(scenario) and not occupancy.preemptions:
+        turns = lockstep.turns(scenario, max_num_seqs, budget, False, scenario.idle_iterations)
         if turns:
-            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, budget, 1.0)
+            return lockstep.outcome(scenario, turns, occupancy, budget)
     for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
         chunks = chunks_of(lengths, room, rate * occupancy.prefills * lengths.mean / room)

@@ -183,18 +183,24 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
     return tokens
 
 
-def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float) -> tuple[float, float]:
-    """Seconds of a sequence's prefill, `first` or less, and from one of its tokens to its next.
+def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float, residents: float) -> tuple[float, float]:
+    """Seconds of a sequence's prefill, about `first`, and from one of its tokens to its next.
 
     Iterations are longer where they prefill, and a sequence decodes in none that prefills itself: the mean over a whole
     stay is `rounds.mean`, so that what its own prefill takes beyond that, its decoding iterations are shorter, as far
-    as these are longer than iterations without any prompt.
+    as these are longer than iterations without any prompt. Where it decodes in few, that rest says little of one: it is
+    then as long as with the others' prompts, and the prefill takes the rest.
     """
-    need = scenario.load.mean_iterations
-    stay = (mixture.prefill_iterations + need) * rounds.mean
-    shortest = _idle(scenario, mixture) if len(scenario.replica.stages) == 1 else 0.0
-    first = min(first, max(stay - need * shortest, mixture.prefill_iterations * shortest))
-    return (first, (stay - first) / need) if need else (stay, rounds.mean)
+    need, iterations = scenario.load.mean_iterations, mixture.prefill_iterations
+    stay = (iterations + need) * rounds.mean
+    if not need:
+        return stay, rounds.mean
+    one = len(scenario.replica.stages) == 1
+    shortest = _idle(scenario, mixture) if one else 0.0
+    rest = stay - min(first, max(stay - need * shortest, iterations * shortest))
+    beside = shortest + (rounds.mean - shortest) * (1.0 - 1.0 / max(residents, 1.0)) if one else rounds.mean
+    between = (rest + iterations * beside) / (need + iterations)
+    return stay - need * between, between
 
 
 def _idle(scenario: Scenario, mixture: Mixture) -> float:
@@ -240,8 +246,9 @@ def from_iterations(
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
     found = encoded() if one else None
     times = found.times if found else Times.normal(first, rounds.first_deviation)
-    encode_s, between = _parts(scenario, mixture, rounds, times.mean)
-    times = times.scaled(encode_s / times.mean)
+    encode_s, between = _parts(scenario, mixture, rounds, times.mean, occupancy.residents)
+    longer = encode_s - times.mean
+    times = times.later(longer) if longer > 0 else times.scaled(encode_s / times.mean)
     wait_s = occupancy.wait_iterations * rounds.mean
     shift = 1.0 if scenario.load.first_by_encoding else 0.0
     others = rate * occupancy.prefills * max(0.0, 1.0 - 1.0 / max(occupancy.residents, 1.0))

@@ -50,12 +50,11 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
     stay = runs + scenario.idle_iterations
     occupancy = pool.occupancy(scenario.load, max_num_seqs, stay, prefills_per_step)
     idle = scenario.idle_iterations
-    if lockstep.equal(scenario) and not occupancy.preemptions:
-        turns = lockstep.turns(max_num_seqs, 1.0, float(prefills_per_step), 0.0, runs - 1.0, idle)
+    longest = float(min(prefills_per_step, max_num_seqs) * scenario.load.workload.input.max + max_num_seqs)
+    if lockstep.in_step(scenario) and not occupancy.preemptions:
+        turns = lockstep.turns(scenario, max_num_seqs, float(prefills_per_step), True, idle)
         if turns:
-            length = scenario.load.prompts.mean
-            longest = min(prefills_per_step, max_num_seqs) * length + max_num_seqs
-            return lockstep.outcome(scenario, turns, max_num_seqs, occupancy, longest, length)
+            return lockstep.outcome(scenario, turns, occupancy, longest)
     most_entering = occupancy.entering(runs, idle, occupancy.prefills / prefills_per_step)
     rate = min(prefills_per_step / occupancy.prefills, most_entering)
     most = min(prefills_per_step, max_num_seqs)
@@ -68,7 +67,6 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
         chunk=scenario.load.workload.input,
         prefill_iterations=1.0,
     )
-    longest = float(most * scenario.load.workload.input.max + max_num_seqs)
     return from_iterations(
         scenario, mixture, rate, max_num_seqs, occupancy, longest, lambda: _encoded(scenario, mixture)
     )

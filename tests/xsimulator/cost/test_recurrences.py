@@ -12,6 +12,8 @@ RIGHT = {
     "phases": (Z((3, 2)), Z((4, 1, 2)), Z(2), Z(2), Z(4), 2, 2, 9),
     "iterations": (Z((5, 3, 2)), Z(2), Z(3), Z((5, 3, 2)), Z((5, 3, 2))),
     "tandem": (Z((4, 2)), Z(2), Z(4), Z(4), 3),
+    "repeated": (Z((4, 3, 2)), Z((4, 3, 2)), Z(4), Z((4, 3)), Z(4), Z((4, 3)), Z((4, 3)), Z(4)),
+    "slots": (np.ones(5), Z(5), Z(5), Z(5), *Z((5, 40)), 1.0, 0.0, 0.0, 2),
     "follow": (Z((4, 3, 2)), Z((3, 2)), Z(3), Z(2), Z(2), Z((4, 3, 2)), Z((4, 3, 2)), 0.0, 1.0, False),
 }
 
@@ -42,3 +44,34 @@ def test_places_outside_the_side_are_refused():
 def test_counts_below_one_are_refused(counts):
     with pytest.raises(ValueError, match="fit together"):
         recurrences.phases(*RIGHT["phases"][:5], *counts)
+
+
+def test_a_repeated_iteration_is_the_iteration_many_times():
+    """Micro-batches that differ, an iteration of prompts alone, and one with nothing, which waits for all stages."""
+    rng = np.random.default_rng(0)
+    seconds, hops = rng.uniform(1, 2, (4, 3, 2)), rng.uniform(0, 0.1, (4, 3, 2))
+    waits = np.array([[1.0, 0.0, -1.0], [1.0, 1.0, 1.0], [-1.0, -1.0, -1.0], [1.0, -1.0, 1.0]])
+    gives, repeats = np.array([1.0, 1.0, 0.0, 1.0]), np.array([1.0, 500.0, 1.0, 90.0])
+
+    def run(rows, repeats):
+        firsts, lasts, frees = np.empty((len(rows), 3)), np.empty((len(rows), 3)), np.empty(len(rows))
+        cells = (np.ascontiguousarray(a[rows]) for a in (seconds, hops))
+        recurrences.repeated(*cells, repeats, waits[rows], gives[rows], firsts, lasts, frees)
+        return lasts, frees
+
+    lasts, frees = run(np.arange(4), repeats)
+    rows = np.repeat(np.arange(4), repeats.astype(int))
+    each_lasts, each_frees = run(rows, np.ones(len(rows)))
+    ends = np.cumsum(repeats).astype(int) - 1
+    assert frees == pytest.approx(each_frees[ends])
+    assert lasts[waits >= 0] == pytest.approx(each_lasts[ends][waits >= 0])
+
+
+def test_a_slot_is_taken_by_the_next_prompt_as_soon_as_its_sequence_ends():
+    """Two slots, one prompt an iteration; the second sequence ends first."""
+    starts, ends = np.empty((2, 4))
+    iterations, at, prompt, froms, untils = np.empty((5, 40))
+    stays = np.array([5.0, 1.0, 2.0, 0.0])
+    arrays = (np.ones(4), stays, starts, ends, iterations, at, prompt, froms, untils)
+    recurrences.slots(*arrays, 1.0, 0.0, 0.0, 2)
+    assert starts.tolist() == ends.tolist() == [0.0, 1.0, 3.0, 6.0]

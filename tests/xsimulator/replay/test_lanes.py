@@ -8,10 +8,12 @@ import pytest
 
 from exegpt.batching import BlockPool, Ledger, Sequence
 from exegpt.batching.sequence import PREEMPTED
+from exegpt.cluster import parse_cluster
 from exegpt.orders import fcfs
 from exegpt.policies import make_policy
+from exegpt.schedule import Stage
 from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import schedule
+from tests.exegpt.nouns import MODEL, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
 from xsimulator.replay.event_simulator import replay
 from xsimulator.replay.lanes import Lane
@@ -107,3 +109,16 @@ def test_a_policy_that_decides_nothing_is_an_error(plan, monkeypatch):
     monkeypatch.setattr("xsimulator.replay.replica.make_policy", lambda *_: Idle())
     with pytest.raises(RuntimeError, match="never be admitted"):
         replay(plan, PROFILE, [RequestLengths(20, 4, 1.0)])
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked", "static"])
+@pytest.mark.parametrize("way", [{}, {"lanes": True}, {"step_by_step": True}])
+def test_prompts_alone_do_not_pile_up_before_a_slow_stage(policy, way):
+    """The last stage has nearly all layers, and no prompt waits for a token: 2 · 2 - 1 steps are under way."""
+    stages = tuple(Stage((i,), 1, "both", None, layers) for i, layers in enumerate([(0, 1), (1, MODEL.layers)]))
+    plan = schedule(policy, cluster=parse_cluster("2xA40"), stages=stages)
+    served = replay(plan, PROFILE, [RequestLengths(20, 1)] * 80, timeline=False, **way).served
+    finishes = [sum(s.finish_s <= step for s in served) for step in sorted({s.start_s for s in served})]
+    begun = [sum(s.start_s < step for s in served) for step in sorted({s.start_s for s in served})]
+    each = max(begun[1:2])
+    assert max(b - f for b, f in zip(begun, finishes, strict=True)) == 2 * each
