@@ -16,7 +16,7 @@ from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
-from exegpt.policies import TRAITS, runs
+from exegpt.policies import TRAITS, check_budget, runs
 from exegpt.profile import Profile
 from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.workload import Workload
@@ -222,6 +222,7 @@ def check_asked(
             raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
+    check_budget(fixed)
     with_variables(policies, fixed)
 
 

@@ -193,6 +193,8 @@ def test_bad_requests_are_refused_in_a_sentence():
         answer(fixed=FrozenDict(kv_blocks=2))
     with pytest.raises(InputError, match="fixed to 0"):
         answer(fixed=FrozenDict(encode_batch=0))
+    with pytest.raises(InputError, match="A budget of 128 tokens per iteration can't give 512 sequences a token each"):
+        answer(policies=("chunked",), fixed=FrozenDict(max_num_seqs=512, max_num_batched_tokens=128))
     with pytest.raises(InputError, match="search method"):
         answer(method="guess")
 
