@@ -397,7 +397,7 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
         if constraint.name in WIDTHS:
             return f"even its smallest batch would {too_wide(question.widest, figure)}"
         return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
-    return "no point of its space meets all bounds at once"
+    return "none of its schedules fits into memory and keeps every bound"
 
 
 def _too_large(policy: str, question: Question) -> str:

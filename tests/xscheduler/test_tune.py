@@ -148,6 +148,12 @@ def test_what_limits_is_named():
     assert "memory" in {a.estimate.binding for a in answer(None).alternatives}
 
 
+@pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
+def test_decoding_limits_nothing_where_outputs_have_one_token(policy):
+    (one_token,) = tune(MODEL, ONE, Workload.fixed(1, 1), profile(), policies=(policy,)).alternatives
+    assert one_token.estimate.binding in ("encoding", "memory")
+
+
 def test_variables_can_be_fixed_by_hand():
     found = answer(20.0, policies=("rra",), fixed=FrozenDict(decode_iterations=7, tp_degree=4))
     assert found.schedule.decode_iterations == 7
