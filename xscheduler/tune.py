@@ -236,8 +236,8 @@ def _alternative(
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
-    alike = (s for s in made_spaces(members) if isinstance(s, Candidates) and (leads or s.where is space.where))
-    gain = largest_gain([space, *alike], space.at(point), question, policy, tolerance)
+    searched = (s for s in made_spaces(members) if isinstance(s, Candidates))
+    gain = largest_gain([space, *searched], space.at(point), question, tolerance, leads)
     estimate = replace(estimate, binding=_binding(gain, estimate.binding))
     limited = f"limited by {estimate.binding}: {gain.text if gain else busy_text(estimate)}"
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)

@@ -64,7 +64,7 @@ def named(reason):
     """What a reason names, and the gain that it promises."""
     if "the devices are busy" in reason:
         return None, 0.0
-    share = float(re.search(r"would give ([\d.]+)% more throughput", reason)[1]) / 100
+    share = float(re.search(r"would give at least ([\d.]+)% more throughput", reason)[1]) / 100
     for name, text in TIMES.items():
         if f"a bounded {text} of" in reason:
             return name, share
@@ -100,5 +100,5 @@ def test_a_bound_on_sequences_is_named():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("orca",), "most_resident": 10})
     assert re.search(
-        r"at most 10 sequences are decoded at once, and 10% more would give [\d.]+% more", found.alternatives[0].reason
+        r"at most 10 sequences are decoded at once, and 10% more would give at least [\d.]+% more", found.alternatives[0].reason
     )
