@@ -11,7 +11,6 @@ one, beside all sequences that decode. So there batches are searched together wi
 
 import math
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -38,7 +37,13 @@ AtValue = Callable[[Candidates, int], Candidates | None]
 
 
 def refined(
-    members: Sequence[Candidates], name: str, at_value: AtValue, method: Method, tolerance: float, floor: float = 0.0
+    members: Sequence[Candidates],
+    name: str,
+    at_value: AtValue,
+    method: Method,
+    tolerance: float,
+    floor: float = 0.0,
+    steps: Sequence[float] = STEPS,
 ) -> tuple[list[Candidates], SearchResult]:
     """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them. Only
     throughputs above `floor` are of interest.
@@ -58,7 +63,7 @@ def refined(
         if not isinstance(found.space, Candidates):
             continue
         local = Incumbent(found.throughput, found.space, found.point)
-        added += around(local, [space.constants[name] for space in group], name, at_value)
+        added += _around(local, [space.constants[name] for space in group], name, at_value, steps)
         if local.throughput > best.throughput:
             best = local
     if method == "exhaustive":
@@ -82,16 +87,14 @@ def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
     return list(groups.values())
 
 
-def around(
-    best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float] = STEPS
-) -> list[Candidates]:
+def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float]) -> list[Candidates]:
     """Look at values from the second of the grid below the best one, for peaks are narrow and close where prompts have
     many chunks, to the next above it, or twice the last one; then closer around the best, and at last at every batch
     near its batch; the spaces that were looked at.
     """
     added: dict[int, Candidates | None] = {}
     edges = [*grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]
-    place = max(bisect_right(grid, _value(best, name)) - 1, 0)
+    place = grid.index(_value(best, name))
     low, high = float(edges[max(place - 2, 0)]), float(edges[place + 1])
     for ratio in steps:
         start, batch, first = best.space, best.point[0], _value(best, name)

@@ -11,9 +11,9 @@ from xscheduler.advice import TIMES, WIDTHS
 from xscheduler.candidates import Candidates, allocation
 from xscheduler.policy_spaces import REFINED, at_value, spaces
 from xscheduler.question import Question
-from xscheduler.refine import around
+from xscheduler.refine import refined
 from xscheduler.search import search
-from xscheduler.space import Evaluation, Incumbent
+from xscheduler.space import Evaluation
 
 RELAXED = 1.1
 """Factor by which each limit is raised."""
@@ -60,23 +60,25 @@ def largest_gain(
     own, by_key = searched[0], {_key(space): space for space in searched}
     asked = question if leads else replace(question, fixed=question.fixed | allocation(own))
     gain, floor = None, best.throughput * (1 + LEAST_GAIN)
-    for name, limit in _raises(own, best, question):
-        throughput = _Looser(_looser(asked, name), name, own, by_key).reached(tolerance, floor)
+    for name, limit, fullness in _raises(own, best, question):
+        throughput = _Looser(_looser(asked, name), name, fullness, own, by_key).reached(tolerance, floor)
         if throughput > floor:
             gain, floor = Gain(name, limit, throughput / best.throughput - 1), throughput
     return gain
 
 
-def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float]]:
-    """Yield what may be raised, and its present limit: fixed variables, then constraints, the fullest first."""
-    yield from ((name, value) for name, value in question.fixed.items() if name in own.controls(own.values(own.lowest)))
+def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float, float]]:
+    """Yield what may be raised, its present limit and what share of it is used: fixed variables, then constraints, the
+    fullest first.
+    """
+    controls = own.controls(own.values(own.lowest))
+    yield from ((name, value, 1.0) for name, value in question.fixed.items() if name in controls)
     fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, own.constraints, strict=True)]
-    for place in sorted(range(len(fullness)), key=lambda place: -fullness[place]):
-        constraint = own.constraints[place]
+    for full, constraint in sorted(zip(fullness, own.constraints, strict=True), key=lambda pair: -pair[0]):
         if constraint.name not in WIDTHS:
-            yield constraint.name, constraint.limit
+            yield constraint.name, constraint.limit, full
         elif widest := question.widest[1]:  # None: any number that a schedule may say
-            yield constraint.name, widest
+            yield constraint.name, widest, full
 
 
 def _raised(value: int) -> int:
@@ -111,6 +113,8 @@ class _Looser:
     question: Question
     name: str
     """What is raised."""
+    fullness: float
+    """What share of it the best evaluation uses."""
     own: Candidates
     """The best space of the question as it was."""
     searched: dict[tuple[object, ...], Candidates]
@@ -129,12 +133,12 @@ class _Looser:
             members = [space for space in lines if space.ceiling > floor and self._matters(space)]
         alike = self._alike(name, lines) if name else []
         result = search([*alike, *members], "bnb", tolerance, floor)
-        if name is None or not isinstance(result.space, Candidates):
+        binds = self.name in TIMES and self.fullness > 1 / RELAXED
+        if not name or not (result.space or binds):
             return result.throughput
-        best = Incumbent(result.throughput, result.space, result.point)
-        grid = sorted({space.constants[name] for space in lines if space.where is result.space.where})
-        around(best, grid, name, functools.partial(self._at_value, name), _STEPS)
-        return best.throughput
+        at_value, reached = functools.partial(self._at_value, name), max(floor, result.throughput)
+        _, closer = refined([*alike, *members], name, at_value, "bnb", tolerance, reached, _STEPS)
+        return max(result.throughput, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
         """The space of `own`'s allocation and constants; none where memory has no room for it."""

@@ -100,5 +100,6 @@ def test_a_bound_on_sequences_is_named():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("orca",), "most_resident": 10})
     assert re.search(
-        r"at most 10 sequences are decoded at once, and 10% more would give at least [\d.]+% more", found.alternatives[0].reason
+        r"at most 10 sequences are decoded at once, and 10% more would give at least [\d.]+% more",
+        found.alternatives[0].reason,
     )
