@@ -13,7 +13,7 @@ from xscheduler.policy_spaces import REFINED, at_value, spaces
 from xscheduler.question import Question
 from xscheduler.refine import refined
 from xscheduler.search import search
-from xscheduler.space import Evaluation
+from xscheduler.space import Evaluation, Point
 
 RELAXED = 1.1
 """Factor by which each limit is raised."""
@@ -50,17 +50,20 @@ class Gain:
 
 
 def largest_gain(
-    searched: Sequence[Candidates], best: Evaluation, question: Question, tolerance: float, leads: bool
+    searched: Sequence[Candidates], point: Point, question: Question, tolerance: float, leads: bool
 ) -> Gain | None:
     """Return the largest gain of a constraint or fixed variable that is raised by itself; None where none gains.
 
-    `searched` are a policy's spaces, the one of its `best` evaluation first. Other allocations than its own are
-    searched only if the policy `leads`. The fullest constraint is raised first: the others must exceed its gain.
+    `searched` are a policy's spaces, the one of its best `point` first. Other allocations than its own are searched
+    only if the policy `leads`. The fullest constraint is raised first: the others must exceed its gain.
     """
     own, by_key = searched[0], {_key(space): space for space in searched}
+    best, batch = own.at(point), own.values(point)[0]
     asked = question if leads else replace(question, fixed=question.fixed | allocation(own))
     gain, floor = None, best.throughput * (1 + LEAST_GAIN)
     for name, limit, fullness in _raises(own, best, question):
+        if name == "memory" and not leads and fullness * (1 + 1 / batch) <= 1:
+            continue  # a larger batch would fit, so that another bound excludes it
         throughput = _Looser(_looser(asked, name), name, fullness, own, by_key).reached(tolerance, floor)
         if throughput > floor:
             gain, floor = Gain(name, limit, throughput / best.throughput - 1), throughput
@@ -121,7 +124,9 @@ class _Looser:
     """All spaces of it."""
 
     def reached(self, tolerance: float, floor: float) -> float:
-        """The throughput of the best point found: of the spaces on the grid and the one like `own`, then around it."""
+        """The throughput of the best point found, or 0: of the spaces on the grid and the one like `own`, and of values
+        of the refined variable between them where that may gain.
+        """
         policy, question = self.own.policy, self.question
         name = REFINED.get(policy)
         if name in question.fixed:
@@ -132,13 +137,14 @@ class _Looser:
             lines = [self._as_known(space) for space in lines]
             members = [space for space in lines if space.ceiling > floor and self._matters(space)]
         alike = self._alike(name, lines) if name else []
-        result = search([*alike, *members], "bnb", tolerance, floor)
-        binds = self.name in TIMES and self.fullness > 1 / RELAXED
-        if not name or not (result.space or binds):
-            return result.throughput
-        at_value, reached = functools.partial(self._at_value, name), max(floor, result.throughput)
-        _, closer = refined([*alike, *members], name, at_value, "bnb", tolerance, reached, _STEPS)
-        return max(result.throughput, closer.throughput)
+        reached, members = 0.0, [*alike, *members]
+        if not name or self.name not in TIMES or self.fullness <= 1 / RELAXED:
+            reached = search(members, "bnb", tolerance, floor).throughput
+            if not name or not reached:
+                return reached
+        at_value = functools.partial(self._at_value, name)
+        _, closer = refined(members, name, at_value, "bnb", tolerance, max(floor, reached), _STEPS)
+        return max(reached, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
         """The space of `own`'s allocation and constants; none where memory has no room for it."""

@@ -237,7 +237,7 @@ def _alternative(
     values = space.values(point)
     estimate = space.estimate(values)
     searched = (s for s in made_spaces(members) if isinstance(s, Candidates))
-    gain = largest_gain([space, *searched], space.at(point), question, tolerance, leads)
+    gain = largest_gain([space, *searched], point, question, tolerance, leads)
     estimate = replace(estimate, binding=_binding(gain, estimate.binding))
     limited = f"limited by {estimate.binding}: {gain.text if gain else busy_text(estimate)}"
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
