@@ -172,7 +172,8 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
         scenario = question.both(layout)
         batches, bounds = _residents(question, scenario, rule), question.mixed_bounds(layout, rule)
         if question.open_system:
-            budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS, rule)
+            if not (budgets := _budgets(question, scenario, FINE_TOKEN_BUDGETS, rule)):
+                continue
             variables = _within(batches, budgets[-1]), Variable("max_num_batched_tokens", budgets)
             yield _grid(policy, question, layout, variables, bounds, admission=rule)
             continue
@@ -207,7 +208,9 @@ def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...], a
     a fixed number of sequences.
     """
     need, least = scenario.load.resident_blocks(admission).mean, question.fixed.get("max_num_seqs", 1)
-    asked = sorted({max(budget, least) for budget in _enumerated(question, "max_num_batched_tokens", budgets)})
+    asked = sorted({max(budget, least) for budget in budgets})
+    if fixed := question.fixed.get("max_num_batched_tokens"):
+        asked = [fixed] if fixed >= least else []
     return tuple(
         budget for budget in asked if budget == asked[0] or scenario.replica.room((float(budget), 1.0)) >= need
     )

@@ -227,6 +227,12 @@ def test_no_token_budget_is_below_a_fixed_number_of_sequences(open_system):
         assert at_value(asked, "max_num_batched_tokens", found[0], 301)
 
 
+@pytest.mark.parametrize("open_system", [False, True])
+def test_a_fixed_budget_below_a_fixed_number_of_sequences_has_no_space(open_system):
+    fixed = {"max_num_seqs": 300, "max_num_batched_tokens": 299}
+    assert not spaces("chunked", question("1xH100-SXM", open_system=open_system, fixed=fixed))
+
+
 def test_more_sequences_than_any_budget_of_the_grid_get_their_own():
     (space,) = spaces("chunked", question("1xH100-SXM", fixed={"max_num_seqs": 2 * TOKEN_BUDGETS[-1]}))
     assert space.constants["max_num_batched_tokens"] == 2 * TOKEN_BUDGETS[-1]

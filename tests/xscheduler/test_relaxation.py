@@ -142,6 +142,13 @@ def test_an_answer_that_nothing_betters_says_that_the_devices_are_busy():
     assert f"limited by {found.estimate.binding}: " in said
 
 
+def test_no_gain_is_promised_for_more_sequences_than_a_fixed_budget_holds():
+    model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
+    fixed = {"max_num_seqs": 10, "max_num_batched_tokens": 10}
+    found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("chunked",), "fixed": fixed})
+    assert named(found.alternatives[0].reason)[0] in (None, "max_num_batched_tokens")
+
+
 def test_a_bound_on_sequences_is_named():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("orca",), "most_resident": 10})
