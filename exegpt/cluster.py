@@ -4,7 +4,7 @@ import math
 import os
 import platform
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from exegpt.errors import InputError
@@ -136,6 +136,13 @@ class ClusterSpec(Noun):
     def devices(self) -> int:
         """Number of devices (N)."""
         return self.nodes * self.devices_per_node
+
+    def with_memory(self, factor: float) -> "ClusterSpec":
+        """The same devices with so many times the memory."""
+        device = self.device
+        visible = device.visible_bytes and factor * device.visible_bytes
+        more = replace(device, memory_bytes=factor * device.memory_bytes, visible_bytes=visible)
+        return replace(self, device=more)
 
     @property
     def is_cpu(self) -> bool:

@@ -77,14 +77,10 @@ def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
     return long
 
 
-def bound_latency(served: Sequence[Served], bound: BoundMeaning, since: str) -> float | None:
+def _bound_latency(columns: ServedColumns, bound: BoundMeaning, since: str) -> float:
     """The latency that the bound is about: the percentile of all requests, or `p99-length`: the 95th percentile over
     the requests whose output length lies between the 98th and the 100th percentile of all.
     """
-    return _bound_latency(ServedColumns.of(served), bound, since) if served else None
-
-
-def _bound_latency(columns: ServedColumns, bound: BoundMeaning, since: str) -> float:
     latency = columns.latencies(since)["latency"]
     if bound.of_length:
         return float(np.percentile(latency[long_outputs(columns.output_tokens)], 100 * OF_LONGEST))

@@ -4,9 +4,11 @@ import warnings
 
 from xscheduler.space import Incumbent, Space
 
+TRIALS = 200
 
-def black_box(spaces: list[Space], incumbent: Incumbent, trials: int = 200, seed: int = 0) -> None:
-    """The best feasible point that `trials` trials find over all spaces together, left in `incumbent`."""
+
+def black_box(spaces: list[Space], incumbent: Incumbent) -> None:
+    """The best feasible point that so many trials find over all spaces together, left in `incumbent`."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -26,6 +28,6 @@ def black_box(spaces: list[Space], incumbent: Incumbent, trials: int = 200, seed
     most = max(len(space.constraints) for space in spaces)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # Optuna 5 names another way, which Optuna 4 doesn't have
-        sampler = optuna.samplers.TPESampler(seed=seed, constraints_func=lambda trial: trial.user_attrs["excess"])
+        sampler = optuna.samplers.TPESampler(seed=0, constraints_func=lambda trial: trial.user_attrs["excess"])
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    study.optimize(objective, n_trials=min(trials, sum(space.size for space in spaces)))
+    study.optimize(objective, n_trials=min(TRIALS, sum(space.size for space in spaces)))

@@ -137,6 +137,21 @@ def candidates(
     return space
 
 
+def _groups(space: Candidates, side: str) -> dict[str, int]:
+    """T_P: the degree, and the devices in groups, of the stages that one phase runs through."""
+    grouped = [s for s in space.where.replica.stages if s.phase in ("both", side) and s.tp > 1]
+    return {"tp_degree": grouped[0].tp if grouped else 1, "tp_gpus": sum(s.tp for s in grouped)}
+
+
+def allocation(space: Candidates) -> dict[str, int]:
+    """The variables that fix a space's allocation."""
+    fixed = {"replicas": space.where.replicas, **_groups(space, "decode")}
+    if not TRAITS[space.policy].disaggregated:
+        return fixed
+    devices = sum(s.tp for s in space.where.replica.stages if s.phase == "encode")
+    return fixed | {"encode_tp_degree": _groups(space, "encode")["tp_degree"], "encode_devices": devices}
+
+
 def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     """The Schedule of a point."""
     where, controls, traits = space.where, space.controls(values), TRAITS[space.policy]
@@ -145,14 +160,9 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     if traits.adjustable:
         controls["decode_batch"] = outcome.decode_batch
 
-    def partial(side: str) -> tuple[int, int]:
-        """T_P: the degree, and the devices in groups."""
-        grouped = [s for s in replica.stages if s.phase in ("both", side) and s.tp > 1]
-        return (grouped[0].tp if grouped else 1), sum(s.tp for s in grouped)
-
-    controls["tp_degree"], controls["tp_gpus"] = partial("decode")
+    controls |= _groups(space, "decode")
     if traits.disaggregated:
-        controls["encode_tp_degree"], controls["encode_tp_gpus"] = partial("encode")
+        controls |= {f"encode_{name}": value for name, value in _groups(space, "encode").items()}
     made = Schedule(
         version=Schedule.VERSION,
         policy=space.policy,

@@ -114,7 +114,6 @@ class Meter:
     arrivals: Arrivals
     bounds: Bounds
     replays: int = 0
-    requests: int = 0
 
     def __post_init__(self) -> None:
         self._replicas = Replicas(self.profile)
@@ -180,14 +179,12 @@ class Meter:
         """
         sample, served = self.arrivals.sample(count, schedule.replicas, schedule.meaning), list[Times]()
         watch = Watch(self.bounds.limits, sample.allowed if ends else np.full(3, math.inf), np.zeros(3))
-        begun = 0
         for requests in sample.replicas:
-            begun += len(requests.arrivals)
             times = self._replicas.serve(schedule, at(requests, rate), watch)
             if times is None:
                 break
             served.append(times)
-        self._count(begun)
+        self._count()
         whole = len(served) == len(sample.replicas)
         excess = self._excess(sample, served, rate) if measured and whole else None
         held = whole and bool((watch.missed <= sample.allowed).all())
@@ -212,14 +209,13 @@ class Meter:
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
         """Everything to its end, whatever is missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
-        self._count(sample.count)
+        self._count()
         served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
         return sample, [times for times in served if times is not None]
 
-    def _count(self, requests: int) -> None:
+    def _count(self) -> None:
         with self._counting:
             self.replays += 1
-            self.requests += requests
 
     def served_at(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> Estimate:
         """What requests experience at a rate (requests/s): figures since arrival, the warm-up left out."""

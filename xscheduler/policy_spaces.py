@@ -59,7 +59,7 @@ def _ascending(question: Question, name: str, most: int) -> Variable:
 
 def _within(variable: Variable, most: int) -> Variable:
     """The values up to `most`: vLLM refuses a token budget below the number of sequences."""
-    return replace(variable, values=variable.values[: max(1, bisect.bisect_right(variable.values, most))])
+    return replace(variable, values=variable.values[: bisect.bisect_right(variable.values, most)])
 
 
 def _batches(question: Question, scenario: Scenario) -> Variable:
@@ -172,7 +172,8 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
         scenario = question.both(layout)
         batches, bounds = _residents(question, scenario, rule), question.mixed_bounds(layout, rule)
         if question.open_system:
-            budgets = _budgets(question, scenario, FINE_TOKEN_BUDGETS, rule)
+            if not (budgets := _budgets(question, scenario, FINE_TOKEN_BUDGETS, rule)):
+                continue
             variables = _within(batches, budgets[-1]), Variable("max_num_batched_tokens", budgets)
             yield _grid(policy, question, layout, variables, bounds, admission=rule)
             continue
@@ -184,7 +185,7 @@ def _chunked(policy: str, question: Question) -> Iterator[Candidates]:
 
 def at_value(question: Question, name: str, like: Candidates, value: int) -> Candidates | None:
     """The space like another one at another value of a variable; None where the activations of so many tokens leave no
-    room for a sequence, or there are no more prompts.
+    room for a sequence, or there are no more prompts, or fewer tokens than sequences.
     """
     scenario, batches = like.where, like.variables[0]
     if name == "prefills_per_step" and value > batches.values[-1]:
@@ -194,6 +195,8 @@ def at_value(question: Question, name: str, like: Candidates, value: int) -> Can
         if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
             return None
         batches = _within(_residents(question, scenario, rule), value)
+        if not batches.values:
+            return None
     bounds = Bounds(like.ceiling, like.quickest_s)
     slack = next((c.slack for c in like.constraints if c.name == "ttft"), 0.0)
     constants = like.constants | {name: value, "ttft_slack": slack}
@@ -201,9 +204,13 @@ def at_value(question: Question, name: str, like: Candidates, value: int) -> Can
 
 
 def _budgets(question: Question, scenario: Scenario, budgets: tuple[int, ...], admission: Admission) -> tuple[int, ...]:
-    """The token budgets with which the activations leave room for a sequence, and the smallest in any case."""
-    need = scenario.load.resident_blocks(admission).mean
-    asked = _enumerated(question, "max_num_batched_tokens", budgets)
+    """The token budgets with which the activations leave room for a sequence, and the smallest in any case; none below
+    a fixed number of sequences.
+    """
+    need, least = scenario.load.resident_blocks(admission).mean, question.fixed.get("max_num_seqs", 1)
+    asked = sorted({max(budget, least) for budget in budgets})
+    if fixed := question.fixed.get("max_num_batched_tokens"):
+        asked = [fixed] if fixed >= least else []
     return tuple(
         budget for budget in asked if budget == asked[0] or scenario.replica.room((float(budget), 1.0)) >= need
     )
@@ -312,6 +319,8 @@ def _declared(policy: str, question: Question) -> Iterator[Candidates]:
         grid = [_enumerated(question, name, few[kind]) for name, kind in kinds.items()]
         for values in itertools.product(*grid):
             controls = dict(zip(kinds, values, strict=True))
+            if controls.get("max_num_batched_tokens", math.inf) < controls.get("max_num_seqs", 0):
+                continue
             name, value = controls.popitem()
             yield candidates(policy, question, where, (Variable(name, (value,)),), bounds, **controls)
 

@@ -119,6 +119,8 @@ class Question:
     """Whether only a part of the devices may stand in tensor-parallel groups."""
     admission: tuple[Admission, ...] = ("reserve",)
     """The rules of admission that are searched, as far as policies have them."""
+    wider: float = 1.0
+    """Factor on the most sequences decoded at once."""
     open_system: bool = False
     """Whether requests come over time: variables that decide how waiting prompts are admitted then get finer grids."""
 
@@ -128,10 +130,11 @@ class Question:
         so: `resident`, what was asked, or `measured`, the largest batch that a measured profile saw.
         """
         profile, most = self.cost_model.profile, self.limits.resident
-        if profile.source != "measured":
-            return "resident", most
-        seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
-        return ("measured", seen) if most is None or seen < most else ("resident", most)
+        why = "resident"
+        if profile.source == "measured":
+            seen = min(int(d.decoder.decode_attention.points[0][-1]) for d in profile.degrees)
+            why, most = ("measured", seen) if most is None or seen < most else (why, most)
+        return why, most and int(self.wider * most)
 
     def admissions(self, policy: str) -> tuple[Admission, ...]:
         """Of the rules of admission that are searched those that a policy has, and its steady state."""

@@ -37,7 +37,13 @@ AtValue = Callable[[Candidates, int], Candidates | None]
 
 
 def refined(
-    members: Sequence[Candidates], name: str, at_value: AtValue, method: Method, tolerance: float, floor: float = 0.0
+    members: Sequence[Candidates],
+    name: str,
+    at_value: AtValue,
+    method: Method,
+    tolerance: float,
+    floor: float = 0.0,
+    steps: Sequence[float] = STEPS,
 ) -> tuple[list[Candidates], SearchResult]:
     """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them. Only
     throughputs above `floor` are of interest.
@@ -57,7 +63,7 @@ def refined(
         if not isinstance(found.space, Candidates):
             continue
         local = Incumbent(found.throughput, found.space, found.point)
-        added += _around(local, [space.constants[name] for space in group], name, at_value)
+        added += _around(local, [space.constants[name] for space in group], name, at_value, steps)
         if local.throughput > best.throughput:
             best = local
     if method == "exhaustive":
@@ -81,7 +87,7 @@ def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
     return list(groups.values())
 
 
-def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> list[Candidates]:
+def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float]) -> list[Candidates]:
     """Look at values from the second of the grid below the best one, for peaks are narrow and close where prompts have
     many chunks, to the next above it, or twice the last one; then closer around the best, and at last at every batch
     near its batch; the spaces that were looked at.
@@ -90,7 +96,7 @@ def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue) -> l
     edges = [*grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]
     place = grid.index(_value(best, name))
     low, high = float(edges[max(place - 2, 0)]), float(edges[place + 1])
-    for ratio in STEPS:
+    for ratio in steps:
         start, batch, first = best.space, best.point[0], _value(best, name)
         assert isinstance(start, Candidates)
         for step in (ratio, 1 / ratio):

@@ -2,32 +2,26 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from exegpt.duration import duration_text
 from exegpt.quantity import percent_text
 from xscheduler.advice import TIMES, WIDTHS
-from xscheduler.candidates import Candidates, candidates
-from xscheduler.ceilings import Bounds
+from xscheduler.candidates import Candidates, allocation
+from xscheduler.policy_spaces import REFINED, at_value, spaces
 from xscheduler.question import Question
+from xscheduler.refine import refined
 from xscheduler.search import search
-from xscheduler.space import Constraint, Evaluation, Space, Variable
+from xscheduler.space import Evaluation, Point
 
 RELAXED = 1.1
 """Factor by which each limit is raised."""
 _TENTH = "10%"
 LEAST_GAIN = 0.005
 """Smaller ones are none: budgets are searched in steps that matter as little."""
-_NEAR = 0.9
-"""A ceiling's share of that under a looser constraint, at least: spaces whose ceiling is below are left out."""
-_APART = 1.15
-"""Ratio of token budgets that are looked at again."""
-_FURTHER = 1.5
-"""Factor by which batches grow where there is 10% more memory."""
-
-Raise = tuple[str, float, Callable[[Candidates], Space]]
-"""A constraint or variable, its present limit, and a space with it raised."""
+_STEPS = (1.15, 1.04)
+"""As `refine.STEPS`: wider ones, for reasons may take a third of the answer's time."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +33,12 @@ class Gain:
     limit: float
     """The present limit: seconds, a share of the memory, or a number."""
     share: float
-    """The throughput then over that now, less 1."""
+    """The throughput then over that now, less 1; at least, for not all is searched as closely."""
 
     @property
     def text(self) -> str:
         """Return what is to be raised, and what it gives."""
-        more = f"would give {percent_text(self.share)} more throughput"
+        more = f"would give at least {percent_text(self.share)} more throughput"
         if self.name in TIMES:
             times = (duration_text(seconds) for seconds in (RELAXED * self.limit, self.limit))
             return f"a bounded {TIMES[self.name]} of {' instead of '.join(times)} {more}"
@@ -56,95 +50,130 @@ class Gain:
 
 
 def largest_gain(
-    spaces: Sequence[Candidates], best: Evaluation, question: Question, policy: str, tolerance: float
+    searched: Sequence[Candidates], point: Point, question: Question, tolerance: float, leads: bool
 ) -> Gain | None:
     """Return the largest gain of a constraint or fixed variable that is raised by itself; None where none gains.
 
-    `spaces` are the policy's, the one of its `best` evaluation first. The fullest constraint is raised first: the
-    others must exceed its gain.
+    `searched` are a policy's spaces, the one of its best `point` first. Other allocations than its own are searched
+    only if the policy `leads`. The fullest constraint is raised first: the others must exceed its gain.
     """
-    own, *others = spaces
-    near = _thinned([own, *(space for space in others if space.ceiling >= _NEAR * best.throughput)])
+    own, by_key = searched[0], {_key(space): space for space in searched}
+    best, batch = own.at(point), own.values(point)[0]
+    asked = question if leads else replace(question, fixed=question.fixed | allocation(own))
     gain, floor = None, best.throughput * (1 + LEAST_GAIN)
-    for name, limit, looser in _raises(near, best, question, policy):
-        result = search([looser(space) for space in near if _matters(space, name)], "bnb", tolerance, floor)
-        if result.space:
-            gain, floor = Gain(name, limit, result.throughput / best.throughput - 1), result.throughput
+    for name, limit, fullness in _raises(own, best, question):
+        if name == "memory" and not leads and fullness * (1 + 1 / batch) <= 1:
+            continue  # a larger batch would fit, so that another bound excludes it
+        throughput = _Looser(_looser(asked, name), name, fullness, own, by_key).reached(tolerance, floor)
+        if throughput > floor:
+            gain, floor = Gain(name, limit, throughput / best.throughput - 1), throughput
     return gain
 
 
-def _raises(near: Sequence[Candidates], best: Evaluation, question: Question, policy: str) -> Iterator[Raise]:
-    """Yield what may be raised, and how: fixed variables, then constraints, the fullest first."""
-    for name, value in question.fixed.items():
-        if any(name in space.controls(space.values(space.lowest)) for space in near):
-            yield name, value, functools.partial(_moved, policy=policy, question=question, name=name)
-    fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, near[0].constraints, strict=True)]
-    for place in sorted(range(len(fullness)), key=lambda place: -fullness[place]):
-        constraint = near[0].constraints[place]
-        if constraint.name in WIDTHS and question.widest[1] is None:
-            continue  # any number that a schedule may say
-        yield constraint.name, _limit(question, constraint), functools.partial(_looser, name=constraint.name)
-
-
-def _thinned(spaces: Sequence[Candidates]) -> list[Candidates]:
-    """Without those whose token budget is close to an earlier one's on the same allocation."""
-    kept: dict[object, Candidates] = {}
-    for space in spaces:
-        budget = math.log(space.constants.get("max_num_batched_tokens", 1), _APART)
-        constants = tuple(value for name, value in space.constants.items() if name != "max_num_batched_tokens")
-        kept.setdefault((space.where, space.variables[1:], constants, round(budget)), space)
-    return list(kept.values())
-
-
-def _limit(question: Question, constraint: Constraint) -> float:
-    """Return a constraint's limit; for sequences decoded at once, their number."""
-    return float(question.widest[1] or 0) if constraint.name in WIDTHS else constraint.limit
-
-
-def _matters(space: Candidates, name: str) -> bool:
-    """Return whether a looser constraint may admit more points: more memory, only where nothing else ends the batches
-    before.
+def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float, float]]:
+    """Yield what may be raised, its present limit and what share of it is used: fixed variables, then constraints, the
+    fullest first.
     """
-    if name != "memory":
-        return True
-    last = (len(space.variables[0].values) - 1, *space.lowest[1:])
-    return all(
-        figure <= constraint.limit
-        for figure, constraint in zip(space.at(last).figures, space.constraints, strict=True)
-        if constraint.name != name
-    )
+    controls = own.controls(own.values(own.lowest))
+    yield from ((name, value, 1.0) for name, value in question.fixed.items() if name in controls)
+    fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, own.constraints, strict=True)]
+    for full, constraint in sorted(zip(fullness, own.constraints, strict=True), key=lambda pair: -pair[0]):
+        if constraint.name not in WIDTHS:
+            yield constraint.name, constraint.limit, full
+        elif widest := question.widest[1]:  # None: any number that a schedule may say
+            yield constraint.name, widest, full
 
 
 def _raised(value: int) -> int:
     return math.ceil(round(RELAXED * value, 6))
 
 
-def _looser(space: Candidates, name: str) -> Space:
-    """The same points under a constraint that is looser; further ones where it is the memory."""
-    constraints = tuple(
-        replace(constraint, limit=RELAXED * constraint.limit) if constraint.name == name else constraint
-        for constraint in space.constraints
-    )
-    variables = space.variables
-    if name == "memory":
-        variables = (_further(space), *variables[1:])
-    return Space(space.name, variables, constraints, space.simulate, space.ceiling / _NEAR, known=space.known)
+def _looser(question: Question, name: str) -> Question:
+    """The question with a constraint or fixed variable raised."""
+    limits = question.limits
+    if name in question.fixed:
+        return replace(question, fixed=question.fixed | {name: _raised(question.fixed[name])})
+    if name in TIMES:
+        seconds = f"{name}_s"
+        return replace(question, limits=replace(limits, **{seconds: RELAXED * getattr(limits, seconds)}))
+    if name in WIDTHS:
+        return replace(question, wider=RELAXED)
+    cost_model = replace(question.cost_model, cluster=question.cost_model.cluster.with_memory(RELAXED))
+    blocks = limits.kv_blocks and _raised(limits.kv_blocks)
+    return replace(question, cost_model=cost_model, limits=replace(limits, kv_blocks=blocks))
 
 
-def _further(space: Candidates) -> Variable:
-    """Return the batches with further ones, as far as a token budget takes them; a fixed one stays."""
-    batches = space.variables[0]
-    if not isinstance(batches.values, range):
-        return batches
-    most = min(math.ceil(_FURTHER * batches.values[-1]), space.constants.get("max_num_batched_tokens", math.inf))
-    return replace(batches, values=range(batches.values[0], max(int(most), batches.values[-1]) + 1))
+def _key(space: Candidates) -> tuple[object, ...]:
+    """What spaces of two questions have in common where their points are the same."""
+    others = tuple(variable.values for variable in space.variables[1:])
+    return space.where.replica.stages, tuple(space.constants.items()), others
 
 
-def _moved(space: Candidates, policy: str, question: Question, name: str) -> Space:
-    """The same space with a fixed variable raised."""
-    variables = tuple(
-        replace(variable, values=(_raised(variable.values[0]),)) if variable.name == name else variable
-        for variable in space.variables
-    )
-    constants = {key: _raised(value) if key == name else value for key, value in space.constants.items()}
-    return candidates(policy, question, lambda: space.where, variables, Bounds(math.inf, 0.0), **constants)
+@dataclass(frozen=True)
+class _Looser:
+    """A question with one thing raised."""
+
+    question: Question
+    name: str
+    """What is raised."""
+    fullness: float
+    """What share of it the best evaluation uses."""
+    own: Candidates
+    """The best space of the question as it was."""
+    searched: dict[tuple[object, ...], Candidates]
+    """All spaces of it."""
+
+    def reached(self, tolerance: float, floor: float) -> float:
+        """The throughput of the best point found, or 0: of the spaces on the grid and the one like `own`, and of values
+        of the refined variable between them where that may gain.
+        """
+        policy, question = self.own.policy, self.question
+        name = REFINED.get(policy)
+        if name in question.fixed:
+            name = None
+        members = spaces(policy, question)
+        lines = [space for space in members if isinstance(space, Candidates)]
+        if len(lines) == len(members):
+            lines = [self._as_known(space) for space in lines]
+            members = [space for space in lines if space.ceiling > floor and self._matters(space)]
+        alike = self._alike(name, lines) if name else []
+        reached, members = 0.0, [*alike, *members]
+        if not name or self.name not in TIMES or self.fullness <= 1 / RELAXED:
+            reached = search(members, "bnb", tolerance, floor).throughput
+            if not name or not reached:
+                return reached
+        at_value = functools.partial(self._at_value, name)
+        _, closer = refined(members, name, at_value, "bnb", tolerance, max(floor, reached), _STEPS)
+        return max(reached, closer.throughput)
+
+    def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
+        """The space of `own`'s allocation and constants; none where memory has no room for it."""
+        stages, constants = self.own.where.replica.stages, self.own.constants
+        for space in lines:
+            if space.where.replica.stages == stages and space.constants | {name: 0} == constants | {name: 0}:
+                made = self._at_value(name, space, constants[name])
+                return [made] if made else []
+        return []
+
+    def _at_value(self, name: str, like: Candidates, value: int) -> Candidates | None:
+        space = at_value(self.question, name, like, value)
+        return space and self._as_known(space)
+
+    def _as_known(self, space: Candidates) -> Candidates:
+        """The space with the points that are known, where the same ones were searched under a tighter bound."""
+        before = self.searched.get(_key(space)) if self.name in TIMES else None
+        if before is None or before.variables != space.variables:
+            return space
+        return replace(before, constraints=space.constraints, ceiling=space.ceiling)
+
+    def _matters(self, space: Candidates) -> bool:
+        """Return whether more memory may admit more points: not on a line whose last point another bound excluded."""
+        before = self.searched.get(_key(space))
+        if self.name != "memory" or before is None or len(space.variables) > 1:
+            return True
+        figures = before.at(before.highest).figures
+        return not any(
+            constraint.never_meets(figure)
+            for figure, constraint in zip(figures, before.constraints, strict=True)
+            if constraint.name != "memory"
+        )

@@ -15,13 +15,12 @@ def preferred(
     candidates: Iterable[One],
     value: Callable[[One], float],
     policy: Callable[[One], str],
-    tolerance: float = TIE,
 ) -> One | None:
-    """Of the candidates whose value is within `tolerance` of the best one's, that of the simplest policy; None for
+    """Of the candidates whose value is within a tie of the best one's, that of the simplest policy; None for
     no candidate.
     """
     ranked = sorted(candidates, key=value, reverse=True)
     if not ranked:
         return None
-    as_good = [alternative for alternative in ranked if value(alternative) >= value(ranked[0]) * (1 - tolerance)]
+    as_good = [alternative for alternative in ranked if value(alternative) >= value(ranked[0]) * (1 - TIE)]
     return min(as_good, key=lambda alternative: TRAITS[policy(alternative)].complexity)

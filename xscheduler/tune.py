@@ -16,7 +16,7 @@ from exegpt.duration import beyond_text
 from exegpt.errors import InputError
 from exegpt.estimate import Binding
 from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
-from exegpt.policies import TRAITS, runs
+from exegpt.policies import TRAITS, check_budget, runs
 from exegpt.profile import Profile
 from exegpt.quantity import counted, figure_text, percent_text
 from exegpt.workload import Workload
@@ -222,6 +222,7 @@ def check_asked(
             raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
+    check_budget(fixed)
     with_variables(policies, fixed)
 
 
@@ -235,8 +236,8 @@ def _alternative(
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
-    alike = (s for s in made_spaces(members) if isinstance(s, Candidates) and (leads or s.where is space.where))
-    gain = largest_gain([space, *alike], space.at(point), question, policy, tolerance)
+    searched = (s for s in made_spaces(members) if isinstance(s, Candidates))
+    gain = largest_gain([space, *searched], point, question, tolerance, leads)
     estimate = replace(estimate, binding=_binding(gain, estimate.binding))
     limited = f"limited by {estimate.binding}: {gain.text if gain else busy_text(estimate)}"
     return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
@@ -396,7 +397,7 @@ def why_infeasible(policy: str, members: Members, question: Question) -> str:
         if constraint.name in WIDTHS:
             return f"even its smallest batch would {too_wide(question.widest, figure)}"
         return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
-    return "no point of its space meets all bounds at once"
+    return "none of its schedules fits into memory and keeps every bound"
 
 
 def _too_large(policy: str, question: Question) -> str:

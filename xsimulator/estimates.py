@@ -121,8 +121,7 @@ def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
     return steady(policy, scenario)(controls)
 
 
-def timeline(schedule: Schedule, profile: Profile, workload: Workload | None = None, requests: int = 64) -> Timeline:
-    """A simulated run of `requests` requests drawn from the workload, all there from the start."""
-    load = workload or schedule.workload
-    drawn = [replace(r, arrival_s=0.0) for r in load.draw(requests, context=schedule.model.spec.longest_request)]
-    return replay(schedule, profile, drawn).timeline
+def timeline(schedule: Schedule, profile: Profile, requests: int = 64) -> Timeline:
+    """A simulated run of `requests` requests drawn from the schedule's workload, all there from the start."""
+    drawn = schedule.workload.draw(requests, context=schedule.model.spec.longest_request)
+    return replay(schedule, profile, [replace(request, arrival_s=0.0) for request in drawn]).timeline

@@ -10,7 +10,7 @@ from exegpt.app.settings import Setting
 from exegpt.batching.admission import Admission, most_cached
 from exegpt.engine import engine_of
 from exegpt.errors import InputError
-from exegpt.policies import TRAITS, checked
+from exegpt.policies import TRAITS, check_budget, checked
 from exegpt.quantity import counted, figure_text
 from exegpt.report.schedule_text import stages_text
 from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
@@ -281,12 +281,7 @@ def _check_engine(setting: Setting, policy: str, **variables: int) -> None:
             f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
             "--policy orca."
         )
-    budget, residents = variables.get("max_num_batched_tokens"), variables["max_num_seqs"]
-    if budget is not None and budget < residents:
-        raise InputError(
-            f"A budget of {budget:,} tokens per iteration can't give {residents:,} sequences a token each: raise "
-            "--max-num-batched-tokens or lower --max-num-seqs."
-        )
+    check_budget(variables)
 
 
 def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int | None = None) -> "ClusterSpec":

@@ -7,11 +7,12 @@ of vLLM 0.33 (`vllm serve`, vllm/engine/arg_utils.py) and SGLang 0.5 (`python -m
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from exegpt.errors import InputError
 
 Read = Callable[[str], Any]
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -39,20 +40,30 @@ class Launch:
         return tuple(notes)
 
 
+def _parsed(kind: type[Number], text: str) -> Number:
+    """The number that a text is; 0 for none, which no flag takes."""
+    try:
+        return kind(text)
+    except ValueError:
+        return kind(0)
+
+
 def _count(text: str) -> int:
-    if not text.isdigit() or not int(text):
+    count = _parsed(int, text)
+    if count < 1:
         raise ValueError("a whole number above 0")
-    return int(text)
+    return count
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    if not all(part.isdigit() and int(part) for part in text.split(",")):
+    counts = tuple(_parsed(int, part) for part in text.split(","))
+    if min(counts) < 1:
         raise ValueError("whole numbers above 0, between commas")
-    return tuple(map(int, text.split(",")))
+    return counts
 
 
 def _share(text: str) -> float:
-    share = float(text)
+    share = _parsed(float, text)
     if not 0 < share <= 1:
         raise ValueError("a share above 0, at most 1")
     return share
@@ -202,6 +213,10 @@ def _flags(engine: str, words: list[str]) -> Iterator[tuple[str | None, str]]:
         flag = flag.replace("_", "-")
         flag = _SHORT.get(flag, flag) if not word.startswith("--") else flag
         if flag in _SWITCHES[engine] or flag in _NAMED_SWITCHES:
+            if equals:
+                raise InputError(
+                    f"--command has {word}, and --{flag} takes no value: write the flag alone, or leave it out."
+                )
             yield flag, ""
         elif flag in _VALUES[engine] or flag in _NAMED:
             if not equals and not rest:

@@ -2,6 +2,8 @@
 the runner both follow, and has its traits, which everyone else reads.
 """
 
+from collections.abc import Mapping
+
 from exegpt.batching import BlockPool, Ledger, Order, PrefixPool
 from exegpt.batching.kv_pool import KVPool
 from exegpt.errors import InputError
@@ -16,6 +18,7 @@ __all__ = [
     "TRAITS",
     "Policy",
     "Traits",
+    "check_budget",
     "checked",
     "make_ledger",
     "make_policy",
@@ -87,6 +90,16 @@ def checked(schedule: Schedule) -> Schedule:
     _check_degrees(schedule)
     _check_cache(schedule, traits)
     return schedule
+
+
+def check_budget(variables: Mapping[str, int]) -> None:
+    """InputError for a token budget below the number of sequences, which vLLM refuses."""
+    budget, residents = variables.get("max_num_batched_tokens"), variables.get("max_num_seqs")
+    if budget is not None and residents is not None and budget < residents:
+        raise InputError(
+            f"A budget of {budget:,} tokens per iteration can't give {residents:,} sequences a token each: raise "
+            "--max-num-batched-tokens or lower --max-num-seqs."
+        )
 
 
 def _check_degrees(schedule: Schedule) -> None:

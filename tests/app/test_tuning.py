@@ -32,6 +32,13 @@ def test_every_bound_has_an_answer_and_the_last_schedule_is_written(options, tmp
     assert "No schedule" not in (tmp_path / "r.html").read_text()
 
 
+def test_one_bound_that_nothing_meets_is_named(options):
+    answer = search_schedule(options.settings[0], None, ttft_s=1e-3, policies=("orca",))
+    said = infeasible_text(answer, None)
+    assert said.startswith("No schedule meets what was asked for: orca: its lowest time to first token is ")
+    assert said.endswith(", over 1 ms.")
+
+
 def test_the_last_bound_of_a_frontier_is_none(options):
     bounds_s = frontier_bounds(options.settings[0], policies=("orca",))
     assert bounds_s[-1] is None and bounds_s[:-1] == sorted(bounds_s[:-1])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from exegpt.bound import ALL_REQUESTS, PAPER_BOUND, BoundMeaning
-from exegpt.served import Served, bound_latency, percentiles, steady_tokens_s, summarise
+from exegpt.served import Served, percentiles, steady_tokens_s, summarise
 
 
 def served(n=100, seconds_per_token=0.1, together=10):
@@ -18,11 +18,11 @@ def served(n=100, seconds_per_token=0.1, together=10):
 def test_the_bounds_latency_is_about_the_longest_answers_or_about_all_requests():
     requests = served()
     longest = [s.finish_s - s.start_s for s in requests if s.output_tokens >= np.percentile(range(1, 101), 98)]
-    assert bound_latency(requests, PAPER_BOUND, "start") == pytest.approx(np.percentile(longest, 95))
+    assert summarise(requests, 20.0, PAPER_BOUND).latency_s == pytest.approx(np.percentile(longest, 95))
     every = [s.finish_s - s.start_s for s in requests]
-    assert bound_latency(requests, ALL_REQUESTS, "start") == pytest.approx(np.percentile(every, 99))
+    assert summarise(requests, 20.0, ALL_REQUESTS).latency_s == pytest.approx(np.percentile(every, 99))
     half = BoundMeaning(percentile=50.0)
-    assert bound_latency(requests, half, "start") == pytest.approx(np.median(every))
+    assert summarise(requests, 20.0, half).latency_s == pytest.approx(np.median(every))
     assert summarise(requests, 20.0, half).ttft_bounded_s == pytest.approx(0.5)
 
 
@@ -43,7 +43,7 @@ def test_latencies_count_from_arrival_where_requests_arrive_over_time():
 
 
 def test_no_requests_have_no_latencies():
-    assert bound_latency([], ALL_REQUESTS, "start") is None
+    assert summarise([], 1.0).latency_s is None
     assert percentiles([]) == dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
     assert steady_tokens_s([]) is None
 

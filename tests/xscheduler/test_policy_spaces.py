@@ -23,6 +23,7 @@ from xscheduler.policy_spaces import (
     TOKEN_BUDGETS,
     _gpu_splits,
     _micro_batches,
+    at_value,
     iteration_counts,
     spaces,
 )
@@ -212,6 +213,31 @@ def test_token_budgets_leave_room_for_a_sequence_and_batches_stay_below_them(ope
     assert fixed.constants["max_num_batched_tokens"] == 10**7, "what is fixed is tried, and said not to fit"
 
 
+@pytest.mark.parametrize("open_system", [False, True])
+def test_no_token_budget_is_below_a_fixed_number_of_sequences(open_system):
+    """vLLM refuses such a budget. The smallest one that is tried gives each sequence a token."""
+    asked = question("1xH100-SXM", open_system=open_system, fixed={"max_num_seqs": 300})
+    found = spaces("chunked", asked)
+    budgets = [space.constants["max_num_batched_tokens"] for space in found if not open_system]
+    budgets = budgets or list(found[0].variables[1].values)
+    assert budgets[0] == 300 and budgets == sorted(budgets)
+    assert all(space.variables[0].values == (300,) for space in found)
+    if not open_system:
+        assert at_value(asked, "max_num_batched_tokens", found[0], 299) is None
+        assert at_value(asked, "max_num_batched_tokens", found[0], 301)
+
+
+@pytest.mark.parametrize("open_system", [False, True])
+def test_a_fixed_budget_below_a_fixed_number_of_sequences_has_no_space(open_system):
+    fixed = {"max_num_seqs": 300, "max_num_batched_tokens": 299}
+    assert not spaces("chunked", question("1xH100-SXM", open_system=open_system, fixed=fixed))
+
+
+def test_more_sequences_than_any_budget_of_the_grid_get_their_own():
+    (space,) = spaces("chunked", question("1xH100-SXM", fixed={"max_num_seqs": 2 * TOKEN_BUDGETS[-1]}))
+    assert space.constants["max_num_batched_tokens"] == 2 * TOKEN_BUDGETS[-1]
+
+
 @pytest.mark.parametrize("admission", ["reserve", "grow"])
 def test_no_batch_that_memory_might_hold_is_left_out(admission):
     """Of sequences of mean length: the last value is one that it does not."""
@@ -251,6 +277,15 @@ def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypa
     assert {point["micro_batches"] for point in points} == {1}
     budgets = {point["max_num_batched_tokens"] for point in points}
     assert {64, 1024, 8192} <= budgets <= set(TOKEN_BUDGETS) and len(points) == 4 * len(budgets)
+
+
+def test_no_budget_that_a_policy_declares_is_below_its_sequences(monkeypatch):
+    variables = {"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"}
+    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    found = spaces("own", question("1xH100-SXM", workload=Workload.fixed(10, 20)))
+    pairs = [space.controls(space.values((0,))) for space in found]
+    assert max(pair["max_num_seqs"] for pair in pairs) > 64
+    assert all(pair["max_num_seqs"] <= pair["max_num_batched_tokens"] for pair in pairs)
 
 
 @pytest.mark.parametrize(

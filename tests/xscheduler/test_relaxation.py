@@ -4,12 +4,14 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from exegpt.bound import BoundMeaning
 from exegpt.builtin_models import builtin_model
 from exegpt.cluster import parse_cluster
 from exegpt.engine import ENGINES
-from exegpt.workload import Workload, task
+from exegpt.workload import RequestLengths, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.advice import TIMES
 from xscheduler.relaxation import LEAST_GAIN, RELAXED
@@ -17,6 +19,7 @@ from xscheduler.tune import tune
 
 BOUNDS = {"latency_bound_s": "latency", "ttft_s": "ttft", "tpot_s": "tpot"}
 WORKLOADS = (Workload.fixed(2048, 256), Workload.fixed(512, 512), Workload.fixed(128, 1024), task("S"), task("T"))
+MOST = BoundMeaning(percentile=90)
 FIXED = {"orca": "max_num_seqs", "chunked": "max_num_seqs", "rra": "encode_batch", "static": "encode_batch"}
 
 
@@ -37,8 +40,19 @@ def question(seed):
     return builtin_model(model), parse_cluster(cluster), draw.choice(WORKLOADS), how
 
 
-def answer(model, cluster, workload, how):
-    return tune(model, cluster, workload, roofline_profile(model, cluster, engine=ENGINES["vllm"]), **how)
+def answer(model, cluster, workload, how, dtype="fp16"):
+    return tune(model, cluster, workload, roofline_profile(model, cluster, dtype, engine=ENGINES["vllm"]), **how)
+
+
+def varied():
+    """Prompts and outputs of lognormal lengths."""
+    draw = np.random.default_rng(0)
+    lengths = (
+        np.maximum(draw.lognormal(mean, 0.8, 3000), 1).astype(int).clip(1, most)
+        for mean, most in ((6.2, 1500), (4.6, 500))
+    )
+    requests = [RequestLengths(int(prompt), int(output)) for prompt, output in zip(*lengths, strict=True)]
+    return Workload.from_requests("varied", requests).without_requests
 
 
 def tenth_more(cluster):
@@ -64,7 +78,7 @@ def named(reason):
     """What a reason names, and the gain that it promises."""
     if "the devices are busy" in reason:
         return None, 0.0
-    share = float(re.search(r"would give ([\d.]+)% more throughput", reason)[1]) / 100
+    share = float(re.search(r"would give at least ([\d.]+)% more throughput", reason)[1]) / 100
     for name, text in TIMES.items():
         if f"a bounded {text} of" in reason:
             return name, share
@@ -88,6 +102,38 @@ def test_the_reason_names_what_gains_most(seed):
         assert share == pytest.approx(reached[name], rel=0.1, abs=2 * LEAST_GAIN)
 
 
+@pytest.mark.parametrize(
+    ("model", "cluster", "workload", "how", "dtype", "least"),
+    [
+        # a saturated WAA takes all memory that there is
+        ("opt-13b", "2xA40", Workload.fixed(128, 1024), {"policies": ("waa-c",)}, "fp16", 0.15),
+        # the weights nearly fill the device: a tenth more of it is several times the room
+        ("llama-3.1-70b", "1xH100-SXM", Workload.fixed(512, 512), {"policies": ("chunked",)}, "fp8", 3.0),
+        # the TTFT ends the largest batch, and memory smaller ones of shorter phases
+        ("llama-3.1-8b", "4xL40S", varied(), {"policies": ("rra",), "ttft_s": 0.512, "bound": MOST}, "fp16", 0.01),
+    ],
+)
+def test_memory_is_named_where_more_of_it_gains(model, cluster, workload, how, dtype, least):
+    model, cluster = builtin_model(model), parse_cluster(cluster)
+    found = answer(model, cluster, workload, how, dtype)
+    more = answer(model, tenth_more(cluster), workload, how, dtype)
+    name, share = named(found.alternatives[0].reason)
+    assert (name, found.estimate.binding) == ("memory", "memory") and share >= least
+    assert share == pytest.approx(more.estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1, rel=0.02)
+
+
+def test_a_looser_latency_gains_on_another_allocation_with_its_own_budget():
+    """One replica of four devices is the best, and two of two devices with another budget under a tenth more."""
+    how = {"policies": ("chunked",), "latency_bound_s": 2.6296, "bound": BoundMeaning(percentile=99.9)}
+    model, cluster = builtin_model("opt-13b"), parse_cluster("4xA40")
+    found = answer(model, cluster, task("S"), how)
+    looser = answer(model, cluster, task("S"), how | {"latency_bound_s": RELAXED * 2.6296})
+    assert (found.schedule.replicas, looser.schedule.replicas) == (1, 2)
+    name, share = named(found.alternatives[0].reason)
+    reached = looser.estimate.throughput_tok_s / found.estimate.throughput_tok_s - 1
+    assert name == "latency" and 0.8 * reached < share <= reached * 1.001
+
+
 def test_an_answer_that_nothing_betters_says_that_the_devices_are_busy():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(1000, 1), {"policies": ("orca",)})
@@ -96,9 +142,17 @@ def test_an_answer_that_nothing_betters_says_that_the_devices_are_busy():
     assert f"limited by {found.estimate.binding}: " in said
 
 
+def test_no_gain_is_promised_for_more_sequences_than_a_fixed_budget_holds():
+    model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
+    fixed = {"max_num_seqs": 10, "max_num_batched_tokens": 10}
+    found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("chunked",), "fixed": fixed})
+    assert named(found.alternatives[0].reason)[0] in (None, "max_num_batched_tokens")
+
+
 def test_a_bound_on_sequences_is_named():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("orca",), "most_resident": 10})
     assert re.search(
-        r"at most 10 sequences are decoded at once, and 10% more would give [\d.]+% more", found.alternatives[0].reason
+        r"at most 10 sequences are decoded at once, and 10% more would give at least [\d.]+% more",
+        found.alternatives[0].reason,
     )

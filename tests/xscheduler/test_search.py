@@ -188,10 +188,11 @@ def test_the_first_of_equally_good_points_stays():
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_optuna_returns_feasible_points_no_better_than_the_optimum(seed):
+def test_optuna_returns_feasible_points_no_better_than_the_optimum(seed, monkeypatch):
+    monkeypatch.setattr("xscheduler.black_box.TRIALS", 40)
     spaces = [random_space(seed, SMALL), random_space(seed + 100, SMALL, opposed=True)]
     incumbent = Incumbent()
-    black_box(spaces, incumbent, trials=40)
+    black_box(spaces, incumbent)
     oracle = search([random_space(seed, SMALL), random_space(seed + 100, SMALL, opposed=True)], "exhaustive")
     assert sum(len(space.known) for space in spaces) <= 40
     assert incumbent.throughput <= oracle.throughput

@@ -16,8 +16,8 @@ from xscheduler.tune import tune
 from xsimulator import estimate
 
 
-def prefer(values, **how):
-    return preferred(values.items(), lambda item: item[1], lambda item: item[0], **how)[0]
+def prefer(values):
+    return preferred(values.items(), lambda item: item[1], lambda item: item[0])[0]
 
 
 def test_every_policy_has_its_place():
@@ -29,7 +29,6 @@ def test_the_simpler_of_two_that_are_as_good_is_the_answer():
     assert prefer({"static": 100.0, "rra": 100.0, "orca": 99.95}) == "orca"
     assert prefer({"static": 100.0, "rra": 99.4}) == "static"
     assert prefer({"waa-c": 100.0, "chunked": 100.0 * (1 - 1.01 * TIE)}) == "waa-c"
-    assert prefer({"waa-c": 100.0, "chunked": 97.0}, tolerance=0.05) == "chunked"
 
 
 def test_nothing_is_preferred_of_nothing():

@@ -148,6 +148,12 @@ def test_what_limits_is_named():
     assert "memory" in {a.estimate.binding for a in answer(None).alternatives}
 
 
+@pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
+def test_decoding_limits_nothing_where_outputs_have_one_token(policy):
+    (one_token,) = tune(MODEL, ONE, Workload.fixed(1, 1), profile(), policies=(policy,)).alternatives
+    assert one_token.estimate.binding in ("encoding", "memory")
+
+
 def test_variables_can_be_fixed_by_hand():
     found = answer(20.0, policies=("rra",), fixed=FrozenDict(decode_iterations=7, tp_degree=4))
     assert found.schedule.decode_iterations == 7
@@ -193,6 +199,8 @@ def test_bad_requests_are_refused_in_a_sentence():
         answer(fixed=FrozenDict(kv_blocks=2))
     with pytest.raises(InputError, match="fixed to 0"):
         answer(fixed=FrozenDict(encode_batch=0))
+    with pytest.raises(InputError, match="A budget of 128 tokens per iteration can't give 512 sequences a token each"):
+        answer(policies=("chunked",), fixed=FrozenDict(max_num_seqs=512, max_num_batched_tokens=128))
     with pytest.raises(InputError, match="search method"):
         answer(method="guess")
 

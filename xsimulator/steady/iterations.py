@@ -23,6 +23,10 @@ CELLS, FEWEST, MOST = 1536, 64, 384
 """Micro-batches that are followed through a pipeline, and the fewest and most iterations that they make."""
 
 
+_KINDS = 24
+"""Of prefills and of iterations that are told apart in an encoder-decoder's times to first token."""
+
+
 @dataclass(frozen=True)
 class Mixture:
     """Kinds of iterations, arrays [kinds]."""
@@ -48,6 +52,8 @@ class Rounds:
     mean: float
     """From one token of a sequence to its next."""
     deviation: float
+    times: Times
+    """From one token to the next, of iterations with and without prompts."""
     first: float
     """From the start of the iteration that encodes a prompt, or its last chunk, to the first token."""
     first_deviation: float
@@ -113,7 +119,8 @@ def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
     encoding = weight * prompts
     first = float(encoding @ seconds / encoding.sum()) if encoding.sum() else mean
     alone = seconds_of(scenario, prompts * 0, tokens * 0, decoding)[:, 0]
-    return Rounds(mean, deviation, first, deviation, np.ones(1), float(weight @ alone) / mean)
+    times = Times(seconds, np.zeros(len(seconds)), weight)
+    return Rounds(mean, deviation, times, first, deviation, np.ones(1), float(weight @ alone) / mean)
 
 
 def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
@@ -149,6 +156,7 @@ def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
     return Rounds(
         mean=span,
         deviation=float(between.std()),
+        times=Times.seen(between),
         first=float(first.mean()) if first.size else span,
         first_deviation=float(first.std()) if first.size else 0.0,
         busy=(end - begin).sum(axis=1)[settled].mean(axis=0) / span,
@@ -258,15 +266,21 @@ def from_iterations(
         need = np.maximum(lengths - shift, 0.0)
         preempted = np.minimum(need, 1.0) * occupancy.preemptions  # Poisson, each for an exponential time
         seconds = times.mean + need * between + preempted * wait_s
-        interruptions = interrupted(need) if interrupted else None
-        variance = interruptions.variance if interruptions else rounds.deviation**2 * need
+        later = need if shift else np.maximum(need - 1.0, 0.0)  # after the first token, whose times vary themselves
+        interruptions = interrupted(later) if interrupted else None
+        variance = interruptions.variance if interruptions else rounds.deviation**2 * later
         after = np.sqrt(variance + 2 * preempted * wait_s**2)
         return Lifetime(seconds, np.hypot(after, times.within), after, interruptions)
+
+    first_token = times
+    if not shift:  # an encoder-decoder's comes from its first decoding iteration
+        followed = times.merged(_KINDS)
+        first_token = rounds.times.merged(_KINDS).beside(followed.seconds + between, followed.deviation, followed.p)
 
     return Outcome(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
-        first_token=times if shift else times.later(between),  # an encoder-decoder's comes from its first iteration
+        first_token=first_token,
         demand=Demand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
         residents=lambda: rate * (mixture.prefill_iterations + scenario.load.mean_iterations),

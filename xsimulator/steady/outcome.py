@@ -267,7 +267,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
         kv_blocks=outcome.demand.blocks,
         kv_tokens=outcome.demand.blocks * BLOCK_SIZE,
         utilisation=tuple(float(min(1.0, outcome.busy[i])) for i in ranks) + idle,
-        binding=outcome.binding,
+        binding=outcome.binding if scenario.load.mean_iterations else "encoding",  # else nothing decodes
         preemptions_per_request=outcome.preemptions,
         feasible=not violations,
         violations=violations,
