@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 DEV_INSTALLED := .venv/installed-dev
+COVERAGE_INSTALLED := .venv/installed-coverage
 MUTANTS_INSTALLED := .venv/installed-mutants
 
-.PHONY: demo test test-all lint bench mutants clean
+.PHONY: demo test test-all lint bench coverage mutants clean
 
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
@@ -27,10 +28,15 @@ lint: $(DEV_INSTALLED)
 bench: $(DEV_INSTALLED)
 	for table in kernels fidelity cpu search; do $(BIN)/python -m benchmarks.$$table || exit 1; done
 
+# Lines that the tests of `make test` reach, in one process; what they start in others isn't counted.
+coverage: $(COVERAGE_INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run -m pytest -q -m "not slow"
+	$(BIN)/python -m coverage report --skip-covered
+
 # Half an hour: `make mutants SEED=2 SAMPLE=20 FOLDERS=xsimulator/cost` for others and fewer.
 SEED ?= 1
 SAMPLE ?= 40
-FOLDERS ?= exegpt/batching exegpt/policies xsimulator/replay xscheduler
+FOLDERS ?= xcore/batching xcore/policies xsimulator/replay xscheduler
 
 mutants: $(MUTANTS_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants $(FOLDERS) --sample $(SAMPLE) --seed $(SEED)
@@ -46,6 +52,10 @@ $(INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/pytho
 
 $(DEV_INSTALLED): $(INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(COVERAGE_INSTALLED): $(DEV_INSTALLED)
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[coverage]'
 	touch $@
 
 $(MUTANTS_INSTALLED): $(DEV_INSTALLED)

@@ -7,7 +7,9 @@ from pathlib import Path
 from setuptools import Extension, find_packages, setup
 
 ROOT = Path(__file__).parent
-VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "exegpt/__init__.py").read_text(encoding="utf-8"))[1]
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "xcore/__init__.py").read_text(encoding="utf-8"))[1]
+
+PACKAGES = "exegpt xcore xmulti xprofiler xrunner xscheduler xserver xsimulator".split()
 
 REQUIRED = [
     "torch>=2.8",  # the layers
@@ -27,7 +29,7 @@ REQUIRED = [
 # The same figures on every machine: no fused multiply-add.
 FLAGS = [] if os.name == "nt" else ["-O3", "-ffp-contract=off"]
 HEADERS = [
-    "exegpt/interpolation.h",
+    "xcore/interpolation.h",
     "xsimulator/cost/iteration_costs.h",
     "xsimulator/replay/event_ledger.h",
     "xsimulator/replay/event_pipeline.h",
@@ -36,10 +38,10 @@ HEADERS = [
 COMPILED = [
     Extension(name, [name.replace(".", "/") + ".c"], depends=HEADERS, extra_compile_args=FLAGS)
     for name in (
-        "exegpt.interpolation",
+        "xcore.interpolation",
         "xsimulator.replay.event_loop",
         "xsimulator.cost.recurrences",
-        "xsimulator.multimodel.stages.batching_run",
+        "xmulti.stages.batching_run",
     )
 ]
 
@@ -82,6 +84,7 @@ EXTRAS = {
         "mypy>=1.11",
         "ruff>=0.8",
     ],
+    "coverage": ["coverage>=7.6"],  # `make coverage`
     "mutants": ["cosmic-ray>=8.7"],  # `make mutants`: makes the changes that tests should notice
 }
 
@@ -91,17 +94,30 @@ setup(
     description="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords="LLM inference serving scheduling simulation latency throughput",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.10,<3.14",
     packages=[
-        *find_packages(include=["exegpt*", "xprofiler*", "xsimulator*", "xscheduler*", "xrunner*"]),
+        *find_packages(include=[f"{name}*" for name in PACKAGES]),
     ],
     # The kernels stand at the root, without an __init__.py: transformers must not take them for a package it looks for.
     package_dir={"exegpt.kernels": "kernels"},
     package_data={
-        "exegpt": ["*.pyi"],
-        "exegpt.server": ["*.html"],
+        **{name: ["py.typed"] for name in PACKAGES},
+        "xcore": ["*.pyi", "py.typed"],
+        "xserver.http": ["*.html"],
         "xsimulator.cost": ["*.pyi"],
-        "xsimulator.multimodel.stages": ["*.pyi"],
+        "xmulti.stages": ["*.pyi"],
         "xsimulator.replay": ["*.pyi"],
     },
     ext_modules=COMPILED,

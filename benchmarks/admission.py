@@ -10,19 +10,20 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exegpt.app.compare import execute
-from exegpt.app.demo import create_demo_model
-from exegpt.app.engine_settings import engine_schedule
-from exegpt.app.settings import Setting, find_setting, set_threads
-from exegpt.batching.admission import most_cached
-from exegpt.models import Model, load_model
-from exegpt.request import Request
-from exegpt.schedule import BLOCK_SIZE, Schedule
-from exegpt.workload import RequestLengths
+from exegpt.api.compare import execute
+from exegpt.api.demo import create_demo_model
+from xcore.batching.admission import most_cached
+from xcore.requests.request import Request
+from xcore.requests.requests import random_requests
+from xcore.specs.schedule import BLOCK_SIZE, Schedule
+from xcore.specs.workload import RequestLengths
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
 from xrunner.core.engine import Engine
-from xrunner.core.requests import random_requests
+from xrunner.models import Model, load_model
+from xrunner.threads import set_threads
+from xscheduler.engine_settings import engine_schedule
+from xscheduler.settings import Setting, find_setting
 
 CAP = 4
 """`max_tokens` over the output's length."""

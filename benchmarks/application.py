@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import orca
-from exegpt import document
-from exegpt.app.multimodel.plan_run import PlanRun, PlanRunOptions, run_plan
-from exegpt.cluster_plan import Plan, PlannedModel
-from exegpt.models.create import create_model
 from exegpt.reproduction.samullm_applications import chunks
-from exegpt.served import summarise
+from xcore import document
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.served import summarise
+from xmulti.plans.plan_run import PlanRun, PlanRunOptions, run_plan
+from xrunner.models.create import create_model
 
 SIZES = {
     "summary": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 768},

@@ -10,10 +10,10 @@ import time
 import numpy as np
 import torch
 
-from exegpt.batching import MicroBatch, Sequence
-from exegpt.report import output
-from exegpt.request import Request
-from exegpt.schedule import BLOCK_SIZE
+from xcore.batching import MicroBatch, Sequence
+from xcore.console import output
+from xcore.requests.request import Request
+from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.running import Running
 from xrunner.rank.sampling_state import SamplingState

@@ -22,9 +22,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.servers import INPUT, OUTPUT, SIZES, give_text, orca, running
-from exegpt import document
-from exegpt.app.load.arrivals import random_arrivals
-from exegpt.models.create import create_model
+from xcore import document
+from xcore.traces.arrivals import random_arrivals
+from xrunner.models.create import create_model
 
 MOST = 0.05
 """By how much a figure may differ."""

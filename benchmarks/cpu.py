@@ -18,23 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import measure_ranks, run_all
-from exegpt.app import peers
-from exegpt.app.demo import create_demo_model
-from exegpt.app.search import search_schedule
-from exegpt.app.settings import Setting, find_setting
-from exegpt.bound import PAPER_BOUND
-from exegpt.duration import format_duration
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.report.schedule_text import schedule_text
-from exegpt.request import Request
-from exegpt.schedule import Schedule
-from exegpt.served import summarise
-from exegpt.timeline import Timeline
+from exegpt.api import peers
+from exegpt.api.demo import create_demo_model
+from xcore.console.schedule_text import schedule_text
+from xcore.duration import format_duration
+from xcore.requests.request import Request
+from xcore.requests.requests import random_requests
+from xcore.specs.bound import PAPER_BOUND
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import summarise
+from xcore.specs.timeline import Timeline
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
 from xrunner.core.engine import Engine
-from xrunner.core.requests import random_requests
+from xrunner.models import load_model
+from xscheduler.setting_search import search_schedule
+from xscheduler.settings import Setting, find_setting
 
 PEER_BATCHES = (16, 64)
 RANKS = 2

@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.engine_settings import EngineSettings
-from exegpt.app.export import Export, Target, replicas_together
-from exegpt.app.launch_command import read_launch
-from exegpt.app.ordering import OrderChoice
-from exegpt.app.search import SearchOptions
-from exegpt.app.settings import find_setting
-from exegpt.app.simulate import SimulateOptions, simulate
-from exegpt.app.tuning import BoundedAnswer, TuneOptions, tune_bounds
-from exegpt.bound import ALL_REQUESTS
-from exegpt.estimate import Estimate
+from exegpt.api.simulate import SimulateOptions, simulate
+from exegpt.api.tuning import BoundedAnswer, TuneOptions, tune_bounds
+from xcore.specs.bound import ALL_REQUESTS
+from xcore.specs.estimate import Estimate
+from xscheduler.engine_settings import EngineSettings
+from xscheduler.export import Export, Target, replicas_together
+from xscheduler.launch_command import read_launch
+from xscheduler.ordering import OrderChoice
 from xscheduler.policy_spaces import POLICIES
+from xscheduler.setting_search import SearchOptions
+from xscheduler.settings import find_setting
 
 TARGET = Target("vllm")
 AGREE = 0.02

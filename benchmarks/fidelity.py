@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import measure_ranks, mpirun
-from exegpt.app.compare import execute
-from exegpt.app.demo import create_demo_model
-from exegpt.app.search import search_schedule
-from exegpt.app.settings import Setting, find_setting
-from exegpt.models import load_model
-from exegpt.report.comparison import Comparison, relative
-from exegpt.workload import Workload
+from exegpt.api.compare import execute
+from exegpt.api.demo import create_demo_model
+from xcore.console.comparison import Comparison, relative
+from xcore.requests.requests import random_requests
+from xcore.specs.workload import Workload
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
-from xrunner.core.requests import random_requests
+from xrunner.models import load_model
+from xscheduler.setting_search import search_schedule
+from xscheduler.settings import Setting, find_setting
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 CASES = (  # workload, columns, the bound as a place between the lowest latency (0) and the unbounded optimum's (1)
@@ -124,7 +124,7 @@ def run_case(
 
 def row(setting: Setting, bound: float, number: int, done: list[Comparison]) -> Row:
     """What came of one schedule's runs."""
-    from exegpt.report.schedule_text import schedule_text
+    from xcore.console.schedule_text import schedule_text
 
     steady = [relative(c.steady_measured_tok_s, c.steady.throughput_tok_s) for c in done if c.steady]
     latencies = [c.measured.latency_s or math.nan for c in done]
@@ -181,8 +181,8 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
     """RRA on a pipeline of all ranks under a middling bound, and WAA with the ranks dealt to its sides, tasks T and S:
     a profile that these ranks measured, and about `seconds` of requests.
     """
-    from exegpt import document
-    from exegpt.report.schedule_text import schedule_text
+    from xcore import document
+    from xcore.console.schedule_text import schedule_text
 
     cluster, profile = measure_ranks(directory, ranks)
     folder, rows = profile.parent, []
@@ -215,7 +215,7 @@ def run_ranks(ranks: int, directory: Path, seconds: float, runs: int, seed: int,
 
 def show_ranks(rows: list[RanksRow], ranks: int) -> None:
     """Print the table."""
-    from exegpt.report import output
+    from xcore.console import output
 
     lines = []
     for row in rows:

@@ -24,10 +24,10 @@ from typing import Any
 
 import numpy as np
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.schedule import Schedule
-from exegpt.workload import Workload, task
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.arrivals import REQUESTS, Arrivals
 from xscheduler.candidates import Candidates

@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from exegpt.models.create import create_model
-from xrunner.core.grammar import Grammars
+from xcore.requests.grammar import Grammars
+from xrunner.models.create import create_model
 
 _NAP_S = 5e-4
 _EOS = 256

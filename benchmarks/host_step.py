@@ -19,14 +19,14 @@ import torch
 
 from benchmarks import launches
 from benchmarks.launches import META, on_no_device
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.models import Model, random_model
-from exegpt.request import Request
-from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
+from xcore.requests.request import Request
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
+from xrunner.models import Model, random_model
 
 BATCH, PROMPT, OUTPUT = 64, 512, 1025
 POLICIES: dict[str, dict[str, Any]] = {

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt import document
-from exegpt.request import Request, Result
-from exegpt.schedule import Schedule
-from exegpt.served import Served
-from exegpt.timeline import Timeline
+from xcore import document
+from xcore.requests.request import Request, Result
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import Served
+from xcore.specs.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def main(asked_file: str, done_file: str) -> None:
     """Run what is asked for on this rank; rank 0 writes what came of it."""
     import torch
 
-    from exegpt.models.device import find_device
     from xprofiler import machine
     from xrunner.comm.ranks import job
     from xrunner.core.engine import Engine
+    from xrunner.models.device import find_device
 
     with job() as ranks:
         asked = document.read(Asked, asked_file)

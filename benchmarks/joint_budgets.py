@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exegpt.app.multimodel.demands import Demand, read_demands
-from exegpt.app.multimodel.model_frontier import Frontiers
-from exegpt.app.multimodel.planning import METHODS, propose
+from xmulti.plans.demands import Demand, read_demands
+from xmulti.plans.model_frontier import Frontiers
+from xmulti.plans.planning import METHODS, propose
 
 LEAST, BETTER, OFTEN = 0.98, 1.02, 5
 LOAD, YARDS = 0.5, ("spatial", "temporal")

@@ -2,8 +2,8 @@
 
 Rows of 0.17 and later hold the promise: within 0.6 GiB per GPU, and within 5 % of the tokens where at least 10 GiB are
 left. Earlier ones are reported. What didn't start must be refused. The components of the model have other sources
-(exegpt/engine_memory.py); nothing is fitted to these rows. With pipeline stages the log's GiB is the first worker's,
-and stands beside the first stage; the tokens are those of the stage that holds the fewest.
+(xcore/specs/engine_memory.py); nothing is fitted to these rows. With pipeline stages the log's GiB is the first
+worker's, and stands beside the first stage; the tokens are those of the stage that holds the fewest.
 
     python -m benchmarks.kv_capacity
 """
@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.silicon import DATA
-from exegpt.app.engine_defaults import engine_defaults
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
-from exegpt.engine_memory import vllm_memory
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.engine_memory import vllm_memory
+from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
+from xscheduler.engine_defaults import engine_defaults
 from xsimulator.cost.replica import CostModel
 
 FILE = DATA.parent / "cases" / "kv_capacity.csv"

@@ -13,12 +13,12 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exegpt.builtin_models import builtin_model
 from exegpt.kernels import device
-from exegpt.model import ModelSpec
-from exegpt.models import Dealing, load, random_model
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.core import engine
+from xrunner.models import Dealing, load, random_model
 from xrunner.rank.warm_up import alike
 
 META = torch.device("meta")

@@ -75,14 +75,14 @@ def compare(asked: argparse.Namespace, folder: Path, stack: ExitStack) -> None:
     """Run both in turns, and print rates and their ratios."""
     import torch
 
-    from exegpt.app.demo import create_demo_model
-    from exegpt.app.search import search_schedule
-    from exegpt.app.settings import find_setting
-    from exegpt.models import load_model
-    from exegpt.report.schedule_text import schedule_text
+    from exegpt.api.demo import create_demo_model
+    from xcore.console.schedule_text import schedule_text
+    from xcore.requests.requests import random_requests
     from xprofiler.measure import measure_profile
     from xrunner.core.engine import Engine
-    from xrunner.core.requests import random_requests
+    from xrunner.models import load_model
+    from xscheduler.setting_search import search_schedule
+    from xscheduler.settings import find_setting
 
     torch.set_num_threads(asked.threads)
     directory = asked.model or create_demo_model(folder / "model", 0)

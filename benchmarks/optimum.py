@@ -31,11 +31,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt.app.search import search_schedule
-from exegpt.app.settings import Setting, find_setting
+from xscheduler.setting_search import search_schedule
+from xscheduler.settings import Setting, find_setting
 
 if TYPE_CHECKING:
-    from exegpt.schedule import Stage
+    from xcore.specs.schedule import Stage
     from xscheduler.allocation import Layout
     from xscheduler.candidates import Candidates
     from xscheduler.question import Question

@@ -10,9 +10,9 @@ import random
 import sys
 import time
 
-from exegpt.batching import Hints, Order, Queue, Sequence, Step
-from exegpt.batching.order import FollowingOrder
-from exegpt.orders import ORDERS, make_order
+from xcore.batching import Hints, Order, Queue, Sequence, Step
+from xcore.batching.order import FollowingOrder
+from xcore.orders import ORDERS, make_order
 
 RESIDENTS = 256
 

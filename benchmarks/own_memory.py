@@ -14,10 +14,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt import document
-from exegpt.app.engine_settings import engine_schedule
-from exegpt.app.settings import find_setting
-from exegpt.models.create import create_model
+from xcore import document
+from xrunner.models.create import create_model
+from xscheduler.engine_settings import engine_schedule
+from xscheduler.settings import find_setting
 from xsimulator.cost.replica import CostModel
 
 _MIB = 2.0**20

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.job import measure_ranks, mpirun
-from exegpt import document
-from exegpt.app.demo import create_demo_model
-from exegpt.app.search import search_schedule
-from exegpt.app.settings import find_setting
-from exegpt.report.schedule_text import schedule_text
-from exegpt.request import Request
-from exegpt.schedule import Schedule
-from xrunner.core.requests import random_requests
+from exegpt.api.demo import create_demo_model
+from xcore import document
+from xcore.console.schedule_text import schedule_text
+from xcore.requests.request import Request
+from xcore.requests.requests import random_requests
+from xcore.specs.schedule import Schedule
+from xscheduler.setting_search import search_schedule
+from xscheduler.settings import find_setting
 
 RANKS = 2
 WINDOW = 32

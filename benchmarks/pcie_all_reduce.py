@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.cluster import LinkSpec, parse_cluster
+from xcore.specs.cluster import LinkSpec, parse_cluster
 from xprofiler.aiconfigurator import systems_folder
 from xprofiler.rings import PROTOCOLS, Protocol, ring_all_reduce_s
 

@@ -11,8 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from exegpt.app.multimodel.demands import read_demands
-from exegpt.app.multimodel.planning import make_plan
+from xmulti.plans.demands import read_demands
+from xmulti.plans.planning import make_plan
 
 CLUSTER = "8x8xA100-80GB"
 MODELS = "llama-3.1-8b llama-2-7b llama-2-13b opt-13b llama-3-8b opt-6.7b qwen2.5-7b mistral-7b llama-3.2-3b".split()

@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.silicon import DATA, chunked_engine
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.compared import Compared
-from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
-from exegpt.profile import Profile
-from exegpt.workload import RequestLengths, Workload
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.engine import NO_ENGINE, EngineSpec, find_engine
+from xcore.specs.profile import Profile
+from xcore.specs.workload import RequestLengths, Workload
+from xprofiler.compared import Compared
 from xprofiler.roofline import roofline_profile
 
 Array = NDArray[np.float64]
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="predict from aiconfigurator's operator tables too")
     parser.add_argument("--fit", action="store_true", help="fit the engine's constants again, and take those")
     parser.add_argument("--fit-links", action="store_true", help="fit the bandwidth of L40S's rings, and print it")
-    parser.add_argument("--facts", action="store_true", help="print the rows of exegpt/compared.py")
+    parser.add_argument("--facts", action="store_true", help="print the rows of xprofiler/compared.py")
     parser.add_argument("--every", type=int, default=1, help="only every so many rows")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()

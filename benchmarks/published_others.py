@@ -14,14 +14,14 @@ import numpy as np
 
 from benchmarks.published import MOST_SEQUENCES, MOST_TOKENS
 from benchmarks.silicon import DATA
-from exegpt.app.engine_settings import engine_schedule
-from exegpt.app.settings import Setting
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
-from exegpt.engine import find_engine
-from exegpt.served import Served, latencies
-from exegpt.workload import RequestLengths, Workload
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.engine import find_engine
+from xcore.specs.served import Served, latencies
+from xcore.specs.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
+from xscheduler.engine_settings import engine_schedule
+from xscheduler.settings import Setting
 
 FOLDER = DATA / "published"
 MODELS = {

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 import exegpt
-from exegpt.app.settings import find_setting
-from exegpt.schedule import Schedule
-from exegpt.served import Served, latencies
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import Served, latencies
 from xscheduler.goodput import Arrivals
+from xscheduler.settings import find_setting
 from xscheduler.tuned import Tuned
 from xsimulator.replay.event_simulator import replay
 

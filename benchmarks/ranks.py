@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.job import measure_ranks, run_all
-from exegpt.app.demo import create_demo_model
-from exegpt.app.search import search_schedule
-from exegpt.app.settings import Setting, find_setting
-from exegpt.model import ModelSpec
-from exegpt.report.schedule_text import schedule_text
-from exegpt.schedule import Schedule
+from exegpt.api.demo import create_demo_model
+from xcore.console.schedule_text import schedule_text
+from xcore.requests.requests import random_requests
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile
-from xrunner.core.requests import random_requests
+from xscheduler.setting_search import search_schedule
+from xscheduler.settings import Setting, find_setting
 from xsimulator.replay.event_simulator import replay
 
 RANKS = 2

@@ -24,16 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import orca, ready, started
-from exegpt import document
-from exegpt.app.profiles import measured_profile
-from exegpt.cluster_plan import Plan, PlannedModel, Share
-from exegpt.models.create import create_model
-from exegpt.models.device import CPU
-from exegpt.profile import Profile
-from exegpt.served import summarise
+from xcore import document
+from xcore.specs.cluster_plan import Plan, PlannedModel, Share
+from xcore.specs.profile import Profile
+from xcore.specs.served import summarise
+from xmulti.sharing.iteration_cost import ProfileCost
+from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
+from xrunner.models.create import create_model
+from xrunner.models.device import CPU
 from xsimulator.cost.replica import ReplicaCost
-from xsimulator.multimodel.iteration_cost import ProfileCost
 
 SIZES = {
     "wide": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 512},

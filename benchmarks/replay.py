@@ -16,12 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.prompt_identity import PromptIdentity
-from exegpt.schedule import ModelReference, ProfileReference, Schedule
-from exegpt.trace import read_trace
-from exegpt.workload import RequestLengths, Workload
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.prompt_identity import PromptIdentity
+from xcore.traces.trace import read_trace
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator.cost.replica import CostModel

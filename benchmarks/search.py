@@ -21,17 +21,17 @@ from typing import Any
 import numpy as np
 
 from benchmarks.spaces import LARGE, SMALL, random_space
-from exegpt.app.settings import find_setting
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.model import ModelSpec
-from exegpt.profile import LayerTables, Profile, Table
-from exegpt.workload import Workload, task
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import LayerTables, Profile, Table
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import SearchResult, search
+from xscheduler.settings import find_setting
 from xscheduler.space import Evaluation, Space, Variable, all_spaces
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from exegpt.cluster import local_cluster
-from exegpt.model import ModelSpec
-from exegpt.models.create import create_model
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
+from xcore.specs.cluster import local_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload
+from xrunner.models.create import create_model
 
 SIZES = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 8000, "context": 1024}
 INPUT, OUTPUT = 64, 64

@@ -14,8 +14,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.servers import orca, running
-from exegpt import document
-from exegpt.models.create import create_model
+from xcore import document
+from xrunner.models.create import create_model
 
 PARTS = 10
 MOST = 0.02

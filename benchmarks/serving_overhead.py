@@ -22,11 +22,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.servers import SIZES, give_text, orca, running
-from exegpt import document
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.request import Request
+from xcore import document
+from xcore.requests.request import Request
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 from xrunner.rank.warm_up import Extent
 
 INPUT, OUTPUT = 64, 128

@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.servers import SIZES, give_text, ready
-from exegpt.app.load.arrivals import random_arrivals
-from exegpt.models.create import create_model
-from exegpt.workload import task
+from xcore.specs.workload import task
+from xcore.traces.arrivals import random_arrivals
+from xrunner.models.create import create_model
 
 STARTS_S = 300
 SEQS, TOKENS = (8, 16, 32, 64), (512, 2048)

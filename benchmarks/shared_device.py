@@ -20,20 +20,20 @@ import numpy as np
 import torch
 
 from benchmarks.servers import orca
-from exegpt.app.load.arrivals import random_arrivals
-from exegpt.app.multimodel.serving_unit import options_of
-from exegpt.app.profiles import measured_profile
-from exegpt.cluster_plan import PlannedModel, Share
-from exegpt.models.create import create_model
-from exegpt.models.device import CPU
-from exegpt.profile import Profile
-from exegpt.request import Request, Result
-from exegpt.served import summarise
-from exegpt.workload import RequestLengths, Workload
+from xcore.requests.request import Request, Result
+from xcore.specs.cluster_plan import PlannedModel, Share
+from xcore.specs.profile import Profile
+from xcore.specs.served import summarise
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.arrivals import random_arrivals
+from xmulti.rank.unit import Unit
+from xmulti.serving.serving_unit import options_of
+from xmulti.sharing.plan_replay import loads_of, overhead_of, rule_of
+from xmulti.sharing.replay import replay_unit
+from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.multimodel.unit import Unit
-from xsimulator.multimodel.plan_replay import loads_of, overhead_of, rule_of
-from xsimulator.multimodel.replay import replay_unit
+from xrunner.models.create import create_model
+from xrunner.models.device import CPU
 
 
 @dataclass(frozen=True)

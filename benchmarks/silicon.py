@@ -17,14 +17,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.app.engine_settings import engine_schedule
-from exegpt.app.settings import Setting
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.profile import Profile, Table
-from exegpt.schedule import Schedule, Stage
-from exegpt.served import Served, latencies, percentiles
-from exegpt.workload import RequestLengths, Workload
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import Profile, Table
+from xcore.specs.schedule import Schedule, Stage
+from xcore.specs.served import Served, latencies, percentiles
+from xcore.specs.workload import RequestLengths, Workload
+from xscheduler.engine_settings import engine_schedule
+from xscheduler.settings import Setting
 
 Array = NDArray[np.float64]
 

@@ -20,18 +20,18 @@ from typing import Any
 import torch
 
 from benchmarks.application import print_medians
-from exegpt import document
-from exegpt.app.multimodel.application_file import read_application
-from exegpt.app.multimodel.plan_run import PlanRunOptions
-from exegpt.app.multimodel.stage_planning import propose_stages
-from exegpt.app.multimodel.stage_run import StageRun, run_stages
-from exegpt.app.profiles import measured_profile
-from exegpt.cluster import local_cluster
-from exegpt.models.create import create_model
-from exegpt.models.device import CPU
 from exegpt.reproduction.samullm_applications import chunks
-from exegpt.stage_plan import StagePlan
+from xcore import document
+from xcore.specs.cluster import local_cluster
+from xmulti.files.application_file import read_application
+from xmulti.files.stage_plan import StagePlan
+from xmulti.plans.plan_run import PlanRunOptions
+from xmulti.stages.stage_planning import propose_stages
+from xmulti.stages.stage_run import StageRun, run_stages
+from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
+from xrunner.models.create import create_model
+from xrunner.models.device import CPU
 
 SIZES = {
     "summary": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 768},

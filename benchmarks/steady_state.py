@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from exegpt import document
-from exegpt.app.engine_settings import engine_schedule
-from exegpt.app.settings import Setting, find_setting
-from exegpt.engine import ENGINES
-from exegpt.estimate import Estimate
-from exegpt.schedule import Schedule
-from exegpt.served import ServedColumns
-from exegpt.workload import Workload
+from xcore import document
+from xcore.specs.engine import ENGINES
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import ServedColumns
+from xcore.specs.workload import Workload
+from xscheduler.engine_settings import engine_schedule
+from xscheduler.settings import Setting, find_setting
 from xsimulator import estimate
 from xsimulator.replay.compiled import Replicas, Requests
 

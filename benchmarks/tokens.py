@@ -19,17 +19,17 @@ from typing import Any
 import torch
 
 from benchmarks.job import run_all
-from exegpt.cluster import local_cluster
-from exegpt.model import Architecture, ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.models.device import CPU, find_device
-from exegpt.models.families import FAMILIES
-from exegpt.request import Request, Result
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload, task
+from xcore.requests.request import Request, Result
+from xcore.requests.requests import random_requests
+from xcore.specs.cluster import local_cluster
+from xcore.specs.model import Architecture, ModelSpec
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload, task
 from xrunner.core.engine import Engine
-from xrunner.core.requests import random_requests
+from xrunner.models import load_model
+from xrunner.models.create import create_model
+from xrunner.models.device import CPU, find_device
+from xrunner.models.families import FAMILIES
 
 NEAR_TIE = 1e-4
 NEAR_TIE_HALF = 0.02

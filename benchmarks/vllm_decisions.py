@@ -24,10 +24,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from exegpt.batching import BlockPool, Ledger, PrefixPool, Sequence
-from exegpt.batching.prefix_pool import extend_keys
-from exegpt.orders import fcfs
-from exegpt.policies.chunked import ChunkedPolicy
+from xcore.batching import BlockPool, Ledger, PrefixPool, Sequence
+from xcore.batching.prefix_pool import extend_keys
+from xcore.orders import fcfs
+from xcore.policies.chunked import ChunkedPolicy
 
 BLOCK = 16
 """Tokens of a block."""

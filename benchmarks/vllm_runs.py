@@ -24,15 +24,15 @@ from pathlib import Path
 
 import numpy as np
 
-from exegpt.app.engine_settings import EngineSettings, follow
-from exegpt.app.settings import Setting, find_setting
-from exegpt.duration import duration_text
-from exegpt.profile import Profile
-from exegpt.prompt_identity import PromptIdentity
-from exegpt.quantity import signed_percent
-from exegpt.schedule import Schedule
-from exegpt.served import Served, latencies
-from exegpt.workload import RequestLengths, Workload
+from xcore.duration import duration_text
+from xcore.quantity import signed_percent
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import Served, latencies
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.prompt_identity import PromptIdentity
+from xscheduler.engine_settings import EngineSettings, follow
+from xscheduler.settings import Setting, find_setting
 from xsimulator.replay.event_simulator import replay
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))

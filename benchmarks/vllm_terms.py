@@ -22,12 +22,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.silicon import DATA, Aggregated, aggregated_rows, predict_aggregated
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, LinkSpec, parse_cluster
-from exegpt.compared import Compared
-from exegpt.engine import NVLINK4_BYTES_S, NVLINK5_BYTES_S, EngineSpec, LinkWait, find_engine
-from exegpt.profile import Profile
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, LinkSpec, parse_cluster
+from xcore.specs.engine import NVLINK4_BYTES_S, NVLINK5_BYTES_S, EngineSpec, LinkWait, find_engine
+from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile
+from xprofiler.compared import Compared
 from xprofiler.roofline import roofline_profile
 
 Array = NDArray[np.float64]
@@ -149,7 +149,7 @@ def _b300() -> ClusterSpec:
 
 def step_ms(steps: Sequence[Step], engine: EngineSpec) -> Array:
     """Return [steps]: predicted milliseconds; a shard on one device waits for no other."""
-    from exegpt.schedule import Stage
+    from xcore.specs.schedule import Stage
     from xsimulator.cost.group import Group as DeviceGroup
     from xsimulator.cost.stage import stage_costs
 
@@ -253,7 +253,7 @@ def main() -> None:
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the waits again, and take those")
-    parser.add_argument("--facts", action="store_true", help="print the rows of exegpt/compared.py")
+    parser.add_argument("--facts", action="store_true", help="print the rows of xprofiler/compared.py")
     parser.add_argument("--tables", action="store_true", help="predict from aiconfigurator's operator tables too")
     parser.add_argument("--kv-dtype", help="bf16 or fp8 for all rows")
     parser.add_argument("--engine", default=ENGINE)

@@ -1,25 +1,16 @@
 """exegpt: serve large language models at the highest throughput a latency bound allows.
 
-This package holds the nouns (one file each) and the doors to everything else; it imports nothing heavy.
+This package holds the commands and the library's functions; it imports nothing before it is asked for.
 """
 
-import os
 from importlib import import_module
 
-if "OMP_WAIT_POLICY" not in os.environ:
-    # GNU's OpenMP, which torch loads, lets threads that wait for each other spin for milliseconds. Where another
-    # process has one of their cores they burn the time in which it could have ended its turn: decoder layers over 64
-    # tokens then took 12 times as long, and take 3 times as long if they give up after some 30 µs. On a quiet machine
-    # there is no difference.
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-
-__version__ = "0.1.0"
-
 _OFFERED = {
-    "tune": "exegpt.app.library",
-    "simulate": "exegpt.app.library",
-    "plan": "exegpt.app.library",
-    "Workload": "exegpt.workload",
+    "tune": "exegpt.api.library",
+    "simulate": "exegpt.api.library",
+    "plan": "exegpt.api.library",
+    "__version__": "xcore",
+    "Workload": "xcore.specs.workload",
 }
 """What the package offers by itself, imported when it is asked for: `import exegpt` stays quick."""
 

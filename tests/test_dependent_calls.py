@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
-from exegpt.cost_table import CostTable
-from exegpt.dependent_calls import DependentCalls
-from exegpt.errors import InputError
-from tests.xsimulator.multimodel.stages import applications
-from xsimulator.multimodel.stages.application import draw
+from tests.xmulti.stages import applications
+from xcore.errors import InputError
+from xcore.specs.cost_table import CostTable
+from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
+from xmulti.files.dependent_calls import DependentCalls
+from xmulti.stages.application import draw
 
 TABLE = CostTable(CostTable.VERSION, "imagined", "host", (applications.model(context=100_000),))
 

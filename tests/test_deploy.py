@@ -110,8 +110,8 @@ def exported():
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
-    from exegpt.server.metrics import Metrics
-    from tests.exegpt import nouns
+    from tests.xcore import nouns
+    from xserver.telemetry.metrics import Metrics
 
     metrics = Metrics("tiny", dict, lambda: (0, 0), lambda: 0.0)
     metrics.opened(nouns.schedule(latency_bound_s=10.0), {})

@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from exegpt.cli.app import app
-from exegpt.cluster import parse_cluster
-from exegpt.document import write
-from exegpt.schedule import Stage
-from tests.exegpt import nouns
+from tests.xcore import nouns
+from xcore.document import write
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import Stage
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guide.md"
@@ -21,10 +21,13 @@ DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.
 FOLDERS = (
     "exegpt",
     "kernels",
+    "xcore",
+    "xmulti",
     "xprofiler",
-    "xsimulator",
-    "xscheduler",
     "xrunner",
+    "xscheduler",
+    "xserver",
+    "xsimulator",
     "tests",
     "benchmarks",
     "deploy",

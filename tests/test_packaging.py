@@ -54,7 +54,7 @@ def wheel(tmp_path_factory):
 
 def test_the_wheel_holds_every_package_and_no_top_level_kernels(wheel):
     tops = {path.name for path in wheel.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
-    assert tops == {"exegpt", "xprofiler", "xsimulator", "xscheduler", "xrunner"}
+    assert tops == set("exegpt xcore xmulti xprofiler xrunner xscheduler xserver xsimulator".split())
     for top in tops - {"exegpt"}:
         ours = {p.relative_to(ROOT) for p in (ROOT / top).rglob("*.py")}
         assert ours == {p.relative_to(wheel) for p in (wheel / top).rglob("*.py")}
@@ -103,10 +103,11 @@ def test_every_command_shows_an_example():
     ("given_env", "spins"),
     [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "0")],
 )
-def test_threads_that_wait_give_up_soon(given_env, spins):
+@pytest.mark.parametrize("package", ["xcore", "xrunner", "xprofiler", "xmulti", "exegpt.cli"])
+def test_threads_that_wait_give_up_soon(given_env, spins, package):
     """Where another process has one of their cores; what the user has set stays as it is."""
     env = {key: value for key, value in os.environ.items() if key not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    command = [sys.executable, "-c", "import exegpt, torch"]
+    command = [sys.executable, "-c", f"import {package}, torch"]
     done = subprocess.run(command, env=env | given_env | {"OMP_DISPLAY_ENV": "verbose"}, capture_output=True, text=True)
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("this build of torch has another OpenMP than GNU's")

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from exegpt.cluster import ClusterSpec, parse_cluster
-from exegpt.engine import NO_ENGINE, EngineSpec
-from exegpt.errors import InputError
-from exegpt.kernel_tables import TABLES
-from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
-from exegpt.profile import Profile, Table
-from exegpt.rows import reading_parquet
+from xcore.errors import InputError
+from xcore.rows import reading_parquet
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.engine import NO_ENGINE, EngineSpec
+from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
+from xcore.specs.profile import Profile, Table
 from xprofiler.gaps import Array, bridge, gridded, table
 from xprofiler.heads import table_for
+from xprofiler.kernel_tables import TABLES
 from xprofiler.operators import Operators, compose
 from xprofiler.products import Products
 

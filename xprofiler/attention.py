@@ -9,10 +9,10 @@ import torch
 
 from exegpt.kernels.attention import attention, make_work_list
 from exegpt.kernels.attention_flashinfer import FlashInfer
-from exegpt.model import ModelSpec
-from exegpt.models.cache import KVCache
-from exegpt.models.device import CPU
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import BLOCK_SIZE
+from xrunner.models.cache import KVCache
+from xrunner.models.device import CPU
 
 COLD_BYTES = 2**28
 """A pool of this size outgrows the CPU's caches. In a run all weights are read between two uses of one layer's KV

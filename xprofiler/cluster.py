@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
-from exegpt import document
-from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from exegpt.models.device import CPU
+from xcore import document
+from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
 from xprofiler import machine
 from xrunner.comm.ranks import Ranks
+from xrunner.models.device import CPU
 
 
 def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = CPU) -> ClusterSpec:

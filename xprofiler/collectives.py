@@ -2,8 +2,8 @@
 
 import torch
 
-from exegpt.cluster import LinkSpec
-from exegpt.profile import Table
+from xcore.specs.cluster import LinkSpec
+from xcore.specs.profile import Table
 from xprofiler.links import Links, Reduce
 from xprofiler.recorder import Grid, Recorder
 from xprofiler.timing import Timing, timed

@@ -5,15 +5,15 @@ Measured as the remainder of whole decoding iterations of the engine over the su
 
 import numpy as np
 
-from exegpt.cluster import local_cluster
-from exegpt.model import ModelSpec
-from exegpt.models import Model
-from exegpt.profile import DegreeTables
-from exegpt.request import Request
-from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
+from xcore.requests.request import Request
+from xcore.specs.cluster import local_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import DegreeTables
+from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload
 from xprofiler.timing import Timing
 from xrunner.core.engine import Engine
+from xrunner.models import Model
 
 _PROMPT = 1
 _OUTPUT = 24

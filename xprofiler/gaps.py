@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.profile import Table
+from xcore.specs.profile import Table
 
 Array = NDArray[np.float64]
 

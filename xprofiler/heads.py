@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from exegpt.errors import InputError
-from exegpt.profile import Table
+from xcore.errors import InputError
+from xcore.specs.profile import Table
 
 
 def table_for(measured: Mapping[tuple[int, int], Table], heads: int, kv_heads: int) -> Table:

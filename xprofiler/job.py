@@ -7,19 +7,19 @@ from pathlib import Path
 
 import torch
 
-from exegpt import document
-from exegpt.cluster import ClusterSpec
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models.device import CPU
-from exegpt.noun import Noun
-from exegpt.profile import Profile
+from xcore import document
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xprofiler import machine, store
 from xprofiler.cluster import found_cluster
 from xprofiler.measure import Measured, Progress, measure_job
 from xprofiler.points import FEW, FULL, Points
 from xrunner.comm import group_sum
 from xrunner.comm.ranks import Ranks
+from xrunner.models.device import CPU
 
 _TIMES = 3
 """That a busy machine is measured, at most."""

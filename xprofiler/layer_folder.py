@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from exegpt.document import read_yaml
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
-from exegpt.rows import CsvRow, csv_rows
+from xcore.document import read_yaml
+from xcore.errors import InputError
+from xcore.rows import CsvRow, csv_rows
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.gaps import Array, bridge, gridded, table
 
 _IN_LAYER = ("layernorm", "qkv_proj", "rotary_emb", "o_proj", "layernorm", "gate_up_proj", "act_fn", "down_proj")
@@ -77,7 +77,7 @@ def _meta(folder: Path) -> dict[str, Any]:
 
 
 def _check_model(model: ModelSpec, meta: dict[str, Any], folder: Path) -> None:
-    from exegpt.builtin_models import builtin_model
+    from xcore.specs.builtin_models import builtin_model
 
     named = meta.get("model")
     if named is None:

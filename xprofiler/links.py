@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from exegpt.errors import InputError
-from exegpt.models.device import identity
+from xcore.errors import InputError
 from xprofiler.timing import Timing, of_times, timed
 from xrunner.comm.group_sum import LIMIT_BYTES, GroupSum
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import summed
+from xrunner.models.device import identity
 
 REPEATS = 10
 Reduce = Callable[[torch.Tensor], torch.Tensor]

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.cluster import ClusterSpec, DeviceSpec, local_cluster
-from exegpt.errors import InputError
-from exegpt.noun import Noun
-from exegpt.usable_cpus import usable_cpus
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.cluster import ClusterSpec, DeviceSpec, local_cluster
+from xcore.usable_cpus import usable_cpus
 from xprofiler.timing import timed
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def local(device: "torch.device") -> ClusterSpec:
         return cluster
     import torch
 
-    from exegpt.models.weights import DTYPES
+    from xrunner.models.weights import DTYPES
 
     properties = torch.cuda.get_device_properties(device)
     rates = {name: matrix_flops_s(8192, device, dtype) for name, dtype in DTYPES.items()}
@@ -66,6 +66,15 @@ def local(device: "torch.device") -> ClusterSpec:
     gpu = DeviceSpec(properties.name, float(properties.total_memory), bandwidth, rates, 1.0, 1.0)
     name = f"local ({properties.name})"
     return replace(cluster, name=name, device=gpu, memory_fraction=_GPU_MEMORY_FRACTION)
+
+
+def local_named(device: str | None) -> ClusterSpec:
+    """Return `local` of a device by its name; None: a GPU if there is one, else the CPU. InputError for one that isn't
+    there.
+    """
+    from xrunner.models.device import find_device
+
+    return local(find_device(device))
 
 
 def which(cluster: ClusterSpec) -> "torch.device | None":
@@ -82,10 +91,10 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
     """Hardware and software that a measurement on this machine's CPU, or on its GPU with such attention, depends on."""
     import torch
 
-    import exegpt
+    from xcore import __version__
 
     if device and device.type == "cuda":
-        from exegpt.models.planning import described
+        from xrunner.models.planning import described
 
         gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
         return provenance() | gpu | {"attention": str(described(attention, device))}
@@ -94,7 +103,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
         "cores": str(usable_cpus()),
         "threads": str(torch.get_num_threads()),
         "torch": torch.__version__,
-        "exegpt": exegpt.__version__,
+        "exegpt": __version__,
     }
 
 
@@ -121,7 +130,7 @@ def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = No
 
 def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
     """The local cluster with its CPU's rate in a dtype and bandwidth measured (about a second)."""
-    from exegpt.models.weights import torch_dtype
+    from xrunner.models.weights import torch_dtype
 
     rate = matrix_flops_s(dtype=torch_dtype(dtype))
     device = replace(cluster.device, bandwidth_bytes_s=read_bandwidth_bytes_s(), flops_s={dtype: rate})

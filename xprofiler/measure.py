@@ -16,15 +16,11 @@ from typing import Any
 
 import torch
 
-from exegpt.cluster import LinkSpec, local_cluster
 from exegpt.kernels.kv_write import kv_write
-from exegpt.model import ModelSpec
-from exegpt.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
-from exegpt.models.device import CPU, made_current
-from exegpt.models.planning import check_attention
-from exegpt.models.weights import torch_dtype
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.cluster import LinkSpec, local_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
+from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler import machine, store
 from xprofiler.attention import COLD_BYTES, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
@@ -36,6 +32,10 @@ from xprofiler.recorder import Recorder
 from xprofiler.reuse import Reuse
 from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
+from xrunner.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
+from xrunner.models.device import CPU, made_current
+from xrunner.models.planning import check_attention
+from xrunner.models.weights import torch_dtype
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
 _SWITCHED_TOKENS = 4

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.document import parse_json, read_text
-from exegpt.errors import InputError
-from exegpt.iteration_profile import IterationProfile, IterationTables
-from exegpt.profile import Table
+from xcore.document import parse_json, read_text
+from xcore.errors import InputError
+from xcore.specs.iteration_profile import IterationProfile, IterationTables
+from xcore.specs.profile import Table
 
 Array = NDArray[np.float64]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.cluster import ClusterSpec
-from exegpt.engine import NO_ENGINE, EngineSpec, find_engine
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xcore.errors import InputError
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.engine import NO_ENGINE, EngineSpec, find_engine
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 
 Array = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from exegpt.model import ModelSpec
+from xcore.specs.model import ModelSpec
 from xprofiler.recorder import Grid
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from exegpt.model import BYTES, ModelSpec
-from exegpt.models import Model
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.measure import cold_layers, head_pass, layer_pass
 from xprofiler.reuse import Reuse
 from xprofiler.timing import timed
 from xrunner.comm.ranks import Ranks
+from xrunner.models import Model
 
 _READS, _COMPUTES = 16, 260
 """Tokens of a pass that is mostly reading the weights, and of one that is bound by computing. Every profile has both.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from exegpt.profile import Table
+from xcore.specs.profile import Table
 from xprofiler.timing import Timing
 from xrunner.comm.ranks import Ranks
 

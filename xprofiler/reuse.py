@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import torch
 
-from exegpt.model import BYTES
-from exegpt.models import Model
+from xcore.specs.model import BYTES
+from xrunner.models import Model
 
 _MOST_BYTES = 2**27
 """Of one model: longer distances change nothing that was measurable."""

@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from exegpt.engine import NO_ENGINE, EngineSpec
-from exegpt.errors import InputError
-from exegpt.model import BYTES, ModelSpec, activation_bytes, usual_kv_dtype
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
+from xcore.errors import InputError
+from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
+from xcore.specs.engine import NO_ENGINE, EngineSpec
+from xcore.specs.model import BYTES, ModelSpec, activation_bytes, usual_kv_dtype
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s
 
 _TOKENS = tuple(sorted(float(base << i) for base, most in ((1, 18), (3, 16)) for i in range(most)))

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from exegpt import document
-from exegpt.cost_table import CostTable, DegreeCosts, ModelCosts, PhaseLines
-from exegpt.errors import InputError
-from exegpt.rows import csv_rows
-from exegpt.workload import LengthDistribution
+from xcore import document
+from xcore.errors import InputError
+from xcore.rows import csv_rows
+from xcore.specs.cost_table import CostTable, DegreeCosts, ModelCosts, PhaseLines
+from xcore.specs.workload import LengthDistribution
 
 POINTS, LOADING, OUTPUTS = "periter_cost_points.csv", "model_coeffs_and_load_costs.json", "outlen_pdf_norobots.csv"
 HOST = "init_cost_s_zxcpu_8xA100_80G"

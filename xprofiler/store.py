@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt import document
-from exegpt.cluster import ClusterSpec
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import Profile
+from xcore import document
+from xcore.errors import InputError
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xprofiler import machine
 from xprofiler.points import FEW, FULL, Points
 

@@ -13,10 +13,10 @@ from statistics import median
 
 import numpy as np
 
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
-from exegpt.rows import CsvRow, csv_rows, csv_table
+from xcore.errors import InputError
+from xcore.rows import CsvRow, csv_rows, csv_table
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.gaps import bridge, gridded, table
 
 _IN_LAYER = (

@@ -1,1 +1,3 @@
 """The engine that enforces a schedule."""
+
+import xcore  # noqa: F401 - sets how threads wait, before torch is loaded

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from exegpt.cluster import ClusterSpec
-from exegpt.duration import duration_text, format_duration
-from exegpt.estimate import Estimate
-from exegpt.policies import traits_of
-from exegpt.quantity import figure_text, more_text
-from exegpt.schedule import Schedule
-from exegpt.workload import MAX_TOKENS
+from xcore.duration import duration_text, format_duration
+from xcore.policies import traits_of
+from xcore.quantity import figure_text, more_text
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import MAX_TOKENS
 from xscheduler.tuned import Tuned
 from xsimulator.steady.residents import expected_longest
 

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from exegpt.cluster import ClusterSpec
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import LayerTables, Profile
-from exegpt.schedule import Stage
-from exegpt.workload import Workload
+from xcore.errors import InputError
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import LayerTables, Profile
+from xcore.specs.schedule import Stage
+from xcore.specs.workload import Workload
 from xsimulator.steady.residents import length_biased_context
 
 

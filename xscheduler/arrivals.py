@@ -3,19 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import deal
-from exegpt.batching.admission import most_cached
-from exegpt.bound import OF_LONGEST, BoundMeaning
-from exegpt.errors import InputError
-from exegpt.prefixes import Prefixes
-from exegpt.schedule import BLOCK_SIZE
-from exegpt.served import long_outputs
-from exegpt.workload import LengthDistribution, RequestLengths, Workload
+from xcore.batching import deal
+from xcore.batching.admission import most_cached
+from xcore.errors import InputError
+from xcore.specs.bound import OF_LONGEST, BoundMeaning
+from xcore.specs.schedule import BLOCK_SIZE
+from xcore.specs.served import long_outputs
+from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
+from xcore.traces.prefixes import Prefixes
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Requests
+
+if TYPE_CHECKING:
+    from xscheduler.settings import Setting
 
 Array = NDArray[np.float64]
 
@@ -189,3 +193,13 @@ def _clipped(inputs: Array, outputs: Array, context: int | None) -> tuple[Array,
 def at(requests: Requests, rate: float) -> Requests:
     """Requests of one per second at `rate` per second."""
     return replace(requests, arrivals=requests.arrivals / rate)
+
+
+def arrivals_of(setting: "Setting", pattern: str, seed: int) -> Arrivals:
+    """The pattern in which requests arrive."""
+    workload, longest = setting.workload, setting.model.longest_request
+    if pattern == "poisson":
+        return Arrivals.poisson(workload, longest, seed, setting.cluster.devices)
+    if not workload.requests or max(r.arrival_s for r in workload.requests) <= 0:
+        raise InputError(f"Workload {workload.name} has no arrivals: pass a trace with an arrival column.")
+    return Arrivals.traced(workload, longest)

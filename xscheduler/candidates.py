@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from exegpt.estimate import Estimate
-from exegpt.policies import TRAITS, checked
-from exegpt.schedule import ModelReference, ProfileReference, Schedule
-from exegpt.workload import MAX_TOKENS
+from xcore.policies import TRAITS, checked
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule
+from xcore.specs.workload import MAX_TOKENS
 from xscheduler.ceilings import Bounds
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable

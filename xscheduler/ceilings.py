@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching.admission import Admission
+from xcore.batching.admission import Admission
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.steady.load import Load

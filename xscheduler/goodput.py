@@ -13,11 +13,11 @@ from threading import Lock
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.duration import beyond_text
-from exegpt.estimate import Estimate
-from exegpt.profile import Profile
-from exegpt.schedule import Schedule
-from exegpt.served import ServedColumns, summarise_columns
+from xcore.duration import beyond_text
+from xcore.specs.estimate import Estimate
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import ServedColumns, summarise_columns
 from xscheduler.arrivals import BATCHES, REQUESTS, Arrivals, Sample, at
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Times, Watch
 

@@ -15,9 +15,9 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from exegpt.estimate import Estimate
-from exegpt.schedule import Schedule
-from exegpt.workload import Workload
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.candidates import schedule as schedule_of

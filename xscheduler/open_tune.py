@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from multiprocessing import parent_process
 from typing import TypeVar
 
-from exegpt.batching.admission import Admission
-from exegpt.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
-from exegpt.cluster import ClusterSpec
-from exegpt.deployment import Deployment
-from exegpt.errors import InputError
-from exegpt.estimate import Estimate
-from exegpt.model import ModelSpec, usual_kv_dtype
-from exegpt.profile import Profile
-from exegpt.quantity import figure_text, percent_text
-from exegpt.schedule import BLOCK_SIZE, Schedule
-from exegpt.usable_cpus import usable_cpus
-from exegpt.workload import Workload
+from xcore.batching.admission import Admission
+from xcore.errors import InputError
+from xcore.quantity import figure_text, percent_text
+from xcore.specs.bound import ALL_REQUESTS, LONGEST, OF_LONGEST, BoundMeaning
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.deployment import Deployment
+from xcore.specs.estimate import Estimate
+from xcore.specs.model import ModelSpec, usual_kv_dtype
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import BLOCK_SIZE, Schedule
+from xcore.specs.workload import Workload
+from xcore.usable_cpus import usable_cpus
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
 from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
 from xscheduler.open_search import COUNTS, Lead, OpenSearch

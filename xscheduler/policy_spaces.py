@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from exegpt.batching.admission import Admission
-from exegpt.policies import TRAITS
-from exegpt.workload import LengthDistribution
+from xcore.batching.admission import Admission
+from xcore.policies import TRAITS
+from xcore.specs.workload import LengthDistribution
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
 from xscheduler.candidates import CandidateFamily, Candidates, candidates

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from exegpt.batching.admission import Admission
-from exegpt.bound import ALL_REQUESTS, BoundMeaning
-from exegpt.errors import InputError
-from exegpt.policies import TRAITS
-from exegpt.schedule import Stage
+from xcore.batching.admission import Admission
+from xcore.errors import InputError
+from xcore.policies import TRAITS
+from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
+from xcore.specs.schedule import Stage
 from xscheduler import ceilings
 from xscheduler.allocation import (
     Layout,

@@ -5,8 +5,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from exegpt.duration import duration_text
-from exegpt.quantity import percent_text
+from xcore.duration import duration_text
+from xcore.quantity import percent_text
 from xscheduler.advice import TIMES, WIDTHS
 from xscheduler.candidates import Candidates, allocation
 from xscheduler.policy_spaces import REFINED, at_value, spaces

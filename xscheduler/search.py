@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from exegpt.errors import InputError
+from xcore.errors import InputError
 from xscheduler.bnb import branch_and_bound
 from xscheduler.space import Family, Incumbent, Point, Space, all_spaces, made_spaces
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from exegpt.policies import TRAITS
+from xcore.policies import TRAITS
 
 TIE = 5e-3
 """Throughputs, or goodputs, that differ by this share are as good: a tenth of what predictions are off by."""

@@ -8,18 +8,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from exegpt.batching.admission import Admission
-from exegpt.bound import ALL_REQUESTS, BoundMeaning
-from exegpt.cluster import ClusterSpec
-from exegpt.deployment import Deployment
-from exegpt.duration import beyond_text
-from exegpt.errors import InputError
-from exegpt.estimate import Binding
-from exegpt.model import BYTES, ModelSpec, usual_kv_dtype
-from exegpt.policies import TRAITS, check_budget, runs
-from exegpt.profile import Profile
-from exegpt.quantity import counted, figure_text, percent_text
-from exegpt.workload import Workload
+from xcore.batching.admission import Admission
+from xcore.duration import beyond_text
+from xcore.errors import InputError
+from xcore.policies import TRAITS, check_budget, runs
+from xcore.quantity import counted, figure_text, percent_text
+from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.deployment import Deployment
+from xcore.specs.estimate import Binding
+from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
+from xcore.specs.profile import Profile
+from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, REFINED, SPACES, at_value, spaces

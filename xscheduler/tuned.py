@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from exegpt.document import to_dict
-from exegpt.estimate import Estimate
-from exegpt.schedule import Schedule
+from xcore.document import to_dict
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
 from xscheduler.search import Search
 
 

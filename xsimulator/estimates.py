@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from exegpt.estimate import Estimate
-from exegpt.policies import checked
-from exegpt.profile import Profile
-from exegpt.schedule import BLOCK_SIZE, Schedule
-from exegpt.timeline import Timeline
-from exegpt.workload import Workload
+from xcore.policies import checked
+from xcore.specs.estimate import Estimate
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import BLOCK_SIZE, Schedule
+from xcore.specs.timeline import Timeline
+from xcore.specs.workload import Workload
 from xsimulator import replayed
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import chunked, orca, rra, static

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching.admission import most_cached
-from exegpt.policies import TRAITS
-from exegpt.policies.traits import Kind
-from exegpt.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
-from exegpt.served import Served
+from xcore.batching.admission import most_cached
+from xcore.policies import TRAITS
+from xcore.policies.traits import Kind
+from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
+from xcore.specs.served import Served
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.scenario import Scenario

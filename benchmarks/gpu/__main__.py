@@ -248,7 +248,7 @@ def _compared(
 
 def _interpreted_engine() -> list[dict[str, Any]]:
     """The same of a tiny model, whose kernels are interpreted on the CPU."""
-    from exegpt.models.device import CPU
+    from xrunner.models.device import CPU
 
     with _as_on_a_gpu():
         return _engine(3, 0, CPU, ("llama",), _TINY_MODEL)
@@ -277,7 +277,7 @@ def _roofline(device: Any) -> Any:
 def _steps(device: Any, roofline: Any, attention: str = "triton") -> list[dict[str, Any]]:
     """A decoding iteration of Llama-3.1-8B with random weights."""
     from benchmarks.gpu.model import time_step
-    from exegpt.builtin_models import builtin_model
+    from xcore.specs.builtin_models import builtin_model
     from xrunner.comm.gpu import Gpu
 
     try:
@@ -315,8 +315,8 @@ def _serving(device: Any) -> list[dict[str, Any]]:
 
 def _profile(device: Any, out: str | None) -> list[dict[str, Any]]:
     """Measure a layer of Llama-3.1-8B as `exegpt profile` does, and write its profile beside the results."""
-    from exegpt import document
-    from exegpt.builtin_models import builtin_model
+    from xcore import document
+    from xcore.specs.builtin_models import builtin_model
     from xprofiler.measure import measure_profile
 
     began = time.perf_counter()

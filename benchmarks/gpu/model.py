@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.timing import Roofline
-from exegpt.model import BYTES, ModelSpec
-from exegpt.models import random_model
-from exegpt.models.device import free_memory
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.comm.gpu import Gpu
+from xrunner.models import random_model
+from xrunner.models.device import free_memory
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute
 

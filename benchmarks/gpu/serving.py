@@ -8,19 +8,19 @@ from pathlib import Path
 
 import torch
 
-from exegpt.app import peers
-from exegpt.app.compare import execute
-from exegpt.app.search import search_schedule
-from exegpt.app.settings import Setting, find_setting
-from exegpt.bound import PAPER_BOUND
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.report.schedule_text import schedule_text
-from exegpt.request import Request
-from exegpt.served import summarise
+from exegpt.api import peers
+from exegpt.api.compare import execute
+from xcore.console.schedule_text import schedule_text
+from xcore.requests.request import Request
+from xcore.requests.requests import random_requests
+from xcore.specs.bound import PAPER_BOUND
+from xcore.specs.model import ModelSpec
+from xcore.specs.served import summarise
 from xprofiler.measure import measure_profile
-from xrunner.core.requests import random_requests
+from xrunner.models import load_model
+from xrunner.models.create import create_model
+from xscheduler.setting_search import search_schedule
+from xscheduler.settings import Setting, find_setting
 
 TINYLLAMA = ModelSpec("TinyLlama-1.1B", "llama", 22, 2048, 32, 4, 64, 5632, True, 32000, 2048)
 """Sizes of a model whose weights are drawn, written and read within seconds."""

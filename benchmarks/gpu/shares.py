@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 from benchmarks.servers import orca
-from exegpt.cluster_plan import PlannedModel, Share
-from exegpt.models.create import create_model
-from exegpt.request import Request, Result
-from exegpt.served import summarise
-from exegpt.workload import RequestLengths
+from xcore.requests.request import Request, Result
+from xcore.requests.requests import random_requests
+from xcore.specs.cluster_plan import PlannedModel, Share
+from xcore.specs.served import summarise
+from xcore.specs.workload import RequestLengths
+from xmulti.rank.multiprocessors import streams_on_shares
+from xmulti.rank.unit import Unit
 from xrunner.comm.gpu import Gpu
-from xrunner.core.requests import random_requests
-from xrunner.multimodel.multiprocessors import streams_on_shares
-from xrunner.multimodel.unit import Unit
+from xrunner.models.create import create_model
 
 SIZES = {"layers": 12, "hidden": 2048, "heads": 16, "kv_heads": 8, "ffn": 5632, "vocab": 32000, "context": 2048}
 PRODUCT = 8192

@@ -16,7 +16,7 @@ import torch
 from benchmarks.kernels.cases import CPU_SIZES, Sizes, all_cases
 from benchmarks.kernels.check import check
 from benchmarks.kernels.timing import Clock, Roofline, Timed, cpu_seconds, measure_roofline, time_case
-from exegpt.report import output
+from xcore.console import output
 
 CPU = torch.device("cpu")
 

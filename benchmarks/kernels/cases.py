@@ -26,7 +26,7 @@ from exegpt.kernels import (
 )
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.kv_layout import key_shape
-from exegpt.models.cache import scattered_zeros
+from xrunner.models.cache import scattered_zeros
 
 Make = Callable[[], Any]
 """Gives a tensor, or several."""

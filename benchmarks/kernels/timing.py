@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.kernels.cases import Case, Make
-from exegpt.cluster import device_kind
-from exegpt.errors import InputError
+from xcore.errors import InputError
+from xcore.specs.cluster import device_kind
 from xprofiler import machine
 
 _RUNS = 21

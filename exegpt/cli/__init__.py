@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from exegpt.errors import Infeasible, InputError
+from xcore.errors import Infeasible, InputError
 
 if TYPE_CHECKING:
     from types import FrameType

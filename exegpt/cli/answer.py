@@ -6,18 +6,18 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from exegpt.app.export import Export, Target
-from exegpt.app.search import SearchOptions, frontier, infeasible_text, ranked
-from exegpt.app.settings import Setting
-from exegpt.app.tuning import TuneOptions
-from exegpt.document import to_dict
-from exegpt.engine import engine_of
-from exegpt.estimate import Estimate
-from exegpt.policies import NOT_DEPLOYED
-from exegpt.report import output
-from exegpt.report.schedule_text import schedule_text, variables_text
+from exegpt.api.tuning import TuneOptions
 from exegpt.report.terminal import plot
-from exegpt.schedule import Schedule
+from xcore.console import output
+from xcore.console.schedule_text import schedule_text, variables_text
+from xcore.document import to_dict
+from xcore.policies import NOT_DEPLOYED
+from xcore.specs.engine import engine_of
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xscheduler.export import Export, Target
+from xscheduler.setting_search import SearchOptions, frontier, infeasible_text, ranked
+from xscheduler.settings import Setting
 from xscheduler.tuned import Alternative, Tuned
 
 POLICY_COLUMNS = ("policy", "req/s", "tok/s", "latency", "schedule")

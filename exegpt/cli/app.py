@@ -68,7 +68,7 @@ app.add_typer(reproduce.app, name="reproduce", short_help="Reproduce the papers'
 @app.callback(invoke_without_command=True)
 def _version(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
-        from exegpt import __version__
+        from xcore import __version__
 
         print(__version__)
         raise typer.Exit

@@ -10,7 +10,7 @@ from exegpt.cli import options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from exegpt.report.comparison import Comparison
+    from xcore.console.comparison import Comparison
 
 
 class BenchGroup(TyperGroup):
@@ -60,10 +60,10 @@ def bench(
     """
     if context.invoked_subcommand:
         return
-    from exegpt.app.bench import BenchOptions
-    from exegpt.app.bench import bench as compare
-    from exegpt.app.reports import write_run_report
-    from exegpt.report import output
+    from exegpt.api.bench import BenchOptions
+    from exegpt.api.bench import bench as compare
+    from exegpt.api.reports import write_run_report
+    from xcore.console import output
     from xrunner.comm.ranks import job
 
     bench_options = options.build(BenchOptions, locals())
@@ -91,8 +91,8 @@ def bench(
 
 def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[dict[str, Any]]") -> None:
     """Print predicted and measured results, and those of the peers."""
-    from exegpt.report import output
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, comparison_rows
+    from xcore.console import output
 
     output.table(COMPARISON_COLUMNS, comparison_rows(comparisons))
     if peer_rows:

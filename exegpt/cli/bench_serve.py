@@ -75,13 +75,13 @@ def serve(
 
     Example: exegpt bench serve --url http://localhost:8000 --rate 1/s,2/s,4/s --workload 128/64 --latency-bound 5s
     """
-    from exegpt.app.load.bench_serve import plan, run
-    from exegpt.app.load.options import LoadOptions
-    from exegpt.report import output
+    from exegpt.loadtest.bench_serve import plan, run
+    from exegpt.loadtest.options import LoadOptions
+    from xcore.console import output
 
     load = plan(options.build(LoadOptions, locals()))
     runs = run(load, output.note)
-    from exegpt.app.load import report as shown
+    from exegpt.loadtest import report as shown
 
     if report:
         shown.write_report(report, load, runs)

@@ -3,8 +3,7 @@
 import gc
 from collections.abc import Sequence
 
-from exegpt.app.search import infeasible_text, ranked, reasons
-from exegpt.app.tuning import BoundedAnswer, TuneOptions, tune_bounds
+from exegpt.api.tuning import BoundedAnswer, TuneOptions, tune_bounds
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import (
     answer_document,
@@ -18,9 +17,10 @@ from exegpt.cli.answer import (
     print_search,
     whose,
 )
-from exegpt.duration import format_duration
-from exegpt.report import output
-from exegpt.report.schedule_text import schedule_text
+from xcore.console import output
+from xcore.console.schedule_text import schedule_text
+from xcore.duration import format_duration
+from xscheduler.setting_search import infeasible_text, ranked, reasons
 
 
 def answer(options: TuneOptions, json: bool) -> int:

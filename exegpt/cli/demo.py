@@ -8,8 +8,8 @@ import typer
 from exegpt.cli import INFEASIBLE, options
 
 if TYPE_CHECKING:
-    from exegpt.app.demo import Demo
-    from exegpt.report.comparison import Comparison
+    from exegpt.api.demo import Demo
+    from xcore.console.comparison import Comparison
 
 
 def demo(
@@ -40,12 +40,12 @@ def demo(
 
     Example: exegpt demo
     """
-    from exegpt.app import demo as app
-    from exegpt.app.search import infeasible_text
-    from exegpt.app.settings import set_threads
+    from exegpt.api import demo as app
     from exegpt.cli.answer import answer_document
-    from exegpt.duration import parse_duration
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.duration import parse_duration
+    from xrunner.threads import set_threads
+    from xscheduler.setting_search import infeasible_text
 
     set_threads(threads)
     bounds_s = (parse_duration(latency_bound),) if latency_bound else ()
@@ -71,8 +71,8 @@ def demo(
 
 def _print_search(prepared: "Demo") -> None:
     from exegpt.cli.answer import POLICY_COLUMNS, policy_rows, print_plot, print_search
-    from exegpt.duration import format_duration
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.duration import format_duration
 
     plan = prepared.plan
     title = f"The best schedule of each policy under {format_duration(plan.bound_s)}, workload "
@@ -87,8 +87,8 @@ def _print_search(prepared: "Demo") -> None:
 
 
 def _print_runs(comparisons: "list[Comparison]", directory: Path) -> None:
-    from exegpt.report import output
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, bound_text, comparison_rows, speed_text
+    from xcore.console import output
 
     output.table(COMPARISON_COLUMNS, comparison_rows(comparisons), "Predicted and measured results of these requests")
     if text := bound_text(comparisons[0], "steady state and the replay of these requests"):

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import options
-from exegpt.errors import InputError
+from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.serving_engine import EngineOptions
+    from exegpt.api.serving_engine import EngineOptions
 
 
 def engine(
@@ -37,12 +37,12 @@ def engine(
     report_speed: Annotated[bool, typer.Option("--report-speed", help="Time the layers again in the end.")] = False,
 ) -> None:
     """Run the requests that arrive over a socket."""
-    from exegpt.app import serving_engine
+    from exegpt.api import serving_engine
     from xrunner.comm.ranks import job
 
     typed = locals()
     if plan is not None:
-        from exegpt.app.multimodel import serving_unit
+        from xmulti.serving import serving_unit
 
         with job() as ranks:
             serving_unit.serve(ranks.attempt(lambda: options.build(serving_unit.UnitOptions, typed)), ranks)
@@ -55,10 +55,11 @@ def engine(
 
 def read_options(typed: "Mapping[str, Any]", socket: Path | None = None) -> "EngineOptions":
     """The options object of this command's parameters, or of `exegpt serve`'s, whose frontend listens at `socket`."""
-    from exegpt.app.choices import check_columns, policy_names
-    from exegpt.app.ordering import OrderChoice, check_served
-    from exegpt.app.serving_engine import EngineOptions
-    from exegpt.duration import parse_duration
+    from exegpt.api.serving_engine import EngineOptions
+    from xcore.choices import check_columns
+    from xcore.duration import parse_duration
+    from xscheduler.ordering import OrderChoice, check_served
+    from xscheduler.policy_names import policy_names
 
     bound, policy = typed["latency_bound"], typed["policy"]
     check_columns(typed["columns"], typed["workload"], scale=typed["scale_to_context"])

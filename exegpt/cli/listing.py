@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from exegpt.cli import options
-from exegpt.errors import InputError
-from exegpt.quantity import figure_text
+from xcore.errors import InputError
+from xcore.quantity import figure_text
 
 
 def list_(
@@ -17,7 +17,7 @@ def list_(
 
     Example: exegpt list models
     """
-    from exegpt.report import output
+    from xcore.console import output
 
     listings = {"models": _models, "devices": _devices, "tasks": _tasks, "policies": _policies, "orders": _orders}
     if what not in listings:
@@ -36,7 +36,7 @@ def _cell(value: object) -> str:
 
 
 def _models() -> list[dict[str, object]]:
-    from exegpt.builtin_models import HUB_IDS, builtin_model
+    from xcore.specs.builtin_models import HUB_IDS, builtin_model
 
     rows: list[dict[str, object]] = []
     for name, hub in HUB_IDS.items():
@@ -57,7 +57,7 @@ def _models() -> list[dict[str, object]]:
 
 
 def _devices() -> list[dict[str, object]]:
-    from exegpt.cluster import KINDS, parse_cluster
+    from xcore.specs.cluster import KINDS, parse_cluster
 
     return [
         {
@@ -74,7 +74,7 @@ def _devices() -> list[dict[str, object]]:
 
 
 def _tasks() -> list[dict[str, object]]:
-    from exegpt.workload import TASKS, task
+    from xcore.specs.workload import TASKS, task
 
     rows: list[dict[str, object]] = []
     for name, title in TASKS.items():
@@ -94,13 +94,13 @@ def _tasks() -> list[dict[str, object]]:
 
 
 def _policies() -> list[dict[str, object]]:
-    from exegpt.policies import TRAITS
+    from xcore.policies import TRAITS
 
     return [{"policy": t.name, "variables": ", ".join(t.searched), "what": t.what} for t in TRAITS.values()]
 
 
 def _orders() -> list[dict[str, object]]:
-    from exegpt.orders import ORDERS
+    from xcore.orders import ORDERS
 
     return [
         {"order": kind.name, "needs": ", ".join(kind.needs), "oracle": "yes" if kind.oracle else "", "what": kind.what}

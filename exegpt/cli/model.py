@@ -32,11 +32,11 @@ def create(
 
     Example: exegpt model create tiny --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 128
     """
-    from exegpt.app.choices import check_choice
-    from exegpt.document import to_dict
-    from exegpt.models.create import create_model
-    from exegpt.models.families import FAMILIES
-    from exegpt.report import output
+    from xcore.choices import check_choice
+    from xcore.console import output
+    from xcore.document import to_dict
+    from xrunner.models.create import create_model
+    from xrunner.models.families import FAMILIES
 
     check_choice(dtype, tuple(DTYPES), "--dtype")
     check_choice(arch, tuple(FAMILIES), "--arch")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from exegpt.errors import InputError
+from xcore.errors import InputError
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import INFEASIBLE, options
-from exegpt.errors import InputError
+from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.multimodel.plan_answer import PlanAnswer
-    from exegpt.app.multimodel.planning import Proposal
-    from exegpt.price import Prices
+    from xcore.specs.price import Prices
+    from xmulti.plans.plan_answer import PlanAnswer
+    from xmulti.plans.planning import Proposal
 
 
 def plan(
@@ -55,16 +55,17 @@ def plan(
     Example: exegpt plan application.yaml --cluster 8xA100-80GB --method samullm
     """
 
-    from exegpt import document
-    from exegpt.app.choices import check_choice
-    from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.multimodel.models_file import is_application
-    from exegpt.app.multimodel.plan_answer import answer
-    from exegpt.app.multimodel.planning import METHODS
-    from exegpt.app.settings import set_threads, threads_of_device
     from exegpt.cli.plan_report import write_plan_report
-    from exegpt.price import read_prices
-    from exegpt.report import output
+    from xcore import document
+    from xcore.choices import check_choice
+    from xcore.console import output
+    from xcore.files import check_distinct, check_output
+    from xcore.specs.price import read_prices
+    from xmulti.files.models_file import is_application
+    from xmulti.plans.plan_answer import answer
+    from xmulti.plans.planning import METHODS
+    from xrunner.threads import set_threads
+    from xscheduler.settings import threads_of_device
 
     check_output(out)
     check_output(report)
@@ -99,8 +100,8 @@ def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]
     """The object that `plan --json` prints."""
     from dataclasses import asdict
 
-    from exegpt.document import to_dict
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.document import to_dict
 
     best, proposals, calls = answered.best, answered.proposals, answered.calls
     pairs = zip(answered.gains, answered.advice, strict=True)
@@ -118,7 +119,7 @@ def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]
 
 def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
     from exegpt.cli.plan_tables import price_in_use
-    from exegpt.document import to_dict
+    from xcore.document import to_dict
 
     plan = proposal.found
     return {
@@ -133,9 +134,9 @@ def _method(proposal: "Proposal", prices: "Prices | None") -> dict[str, Any]:
 
 def _print(answered: "PlanAnswer", prices: "Prices | None", advice: bool) -> None:
     """Print the best plan, all methods' results, why the best one is best, and advice."""
-    from exegpt.duration import duration_text
-    from exegpt.quantity import counted
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.duration import duration_text
+    from xcore.quantity import counted
 
     output.notes(answered.assumptions)
     _print_methods(answered.proposals, prices)
@@ -153,7 +154,7 @@ def _print(answered: "PlanAnswer", prices: "Prices | None", advice: bool) -> Non
 def _print_methods(proposals: "list[Proposal]", prices: "Prices | None") -> None:
     """Print the best plan's models, then all methods' results and why the best one is best."""
     from exegpt.cli.plan_tables import methods_table, print_plan, why_best
-    from exegpt.report import output
+    from xcore.console import output
 
     best, *others = proposals
     if best.found is None:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from exegpt.app.multimodel.planning import Proposal
-    from exegpt.app.multimodel.stage_planning import StageProposal
-    from exegpt.cluster_plan import Plan
-    from exegpt.price import Prices
     from exegpt.report.sections import Section
-    from exegpt.stage_plan import StagePlan
+    from xcore.specs.cluster_plan import Plan
+    from xcore.specs.price import Prices
+    from xmulti.files.stage_plan import StagePlan
+    from xmulti.plans.planning import Proposal
+    from xmulti.stages.stage_planning import StageProposal
 
 
 def write_plan_report(
@@ -21,9 +21,9 @@ def write_plan_report(
     assumptions: Sequence[str],
 ) -> None:
     """Write the budgets with a chart, a table of the methods, and the advice."""
-    from exegpt import document
     from exegpt.cli.plan_tables import methods_table, why_best
     from exegpt.report.sections import Section, page
+    from xcore import document
 
     best, sections = proposals[0].found, []
     refused = [f"{proposal.method}: {proposal.why_not}" for proposal in proposals if proposal.found is None]
@@ -41,9 +41,9 @@ def write_plan_report(
 
 def write_stages_report(path: Path, proposals: "list[StageProposal]", assumptions: Sequence[str]) -> None:
     """Write the stages with a chart, and the heuristics' times."""
-    from exegpt import document
     from exegpt.cli.plan_tables import others_text
     from exegpt.report.sections import page
+    from xcore import document
 
     section = _drawn(proposals[0].plan, others_text(proposals))
     document.write_text(path, page("An application in stages", list(assumptions), [section]))

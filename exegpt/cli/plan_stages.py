@@ -11,12 +11,12 @@ def plan_stages(
 
     `how`: keyword arguments of `read_application`.
     """
-    from exegpt import document
-    from exegpt.app.multimodel.application_file import read_application
-    from exegpt.app.multimodel.stage_planning import propose_stages
     from exegpt.cli.plan_report import write_stages_report
     from exegpt.cli.plan_tables import others_text, print_plan
-    from exegpt.report import output
+    from xcore import document
+    from xcore.console import output
+    from xmulti.files.application_file import read_application
+    from xmulti.stages.stage_planning import propose_stages
 
     asked = read_application(file, cluster, **how)
     proposals = propose_stages(asked)

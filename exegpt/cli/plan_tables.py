@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from exegpt.quantity import counted
+from xcore.quantity import counted
 
 if TYPE_CHECKING:
-    from exegpt.app.multimodel.planning import Proposal
-    from exegpt.app.multimodel.stage_planning import StageProposal
-    from exegpt.cluster_plan import Plan, PlannedModel
-    from exegpt.price import Prices
     from exegpt.report.gantt import Gantt
-    from exegpt.stage_plan import StagedNode, StagePlan
+    from xcore.specs.cluster_plan import Plan, PlannedModel
+    from xcore.specs.price import Prices
+    from xmulti.files.stage_plan import StagedNode, StagePlan
+    from xmulti.plans.planning import Proposal
+    from xmulti.stages.stage_planning import StageProposal
 
 _COLUMNS = (
     "model",
@@ -41,8 +41,8 @@ def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple
 
 
 def _method_row(proposal: "Proposal", found: "Plan | StagePlan", prices: "Prices | None") -> list[str]:
-    from exegpt.duration import duration_text
-    from exegpt.quantity import figure_text, percent_text
+    from xcore.duration import duration_text
+    from xcore.quantity import figure_text, percent_text
 
     devices = found.cluster.devices if found.cluster else 0
     used, models = devices - found.free, proposal.plan.models if proposal.plan else ()
@@ -62,7 +62,7 @@ def _method_row(proposal: "Proposal", found: "Plan | StagePlan", prices: "Prices
 
 def price_in_use(plan: "Plan | StagePlan", prices: "Prices | None") -> float | None:
     """The price per hour of the devices in use; None without prices."""
-    from exegpt.price import price_per_hour
+    from xcore.specs.price import price_per_hour
 
     if not prices or not plan.cluster:
         return None
@@ -71,7 +71,8 @@ def price_in_use(plan: "Plan | StagePlan", prices: "Prices | None") -> float | N
 
 def print_plan(plan: "Plan | StagePlan") -> None:
     """Print each model's budget with its performance, or each stage with its models, and a chart of the devices."""
-    from exegpt.report import gantt, output
+    from exegpt.report import gantt
+    from xcore.console import output
 
     output.table(*plan_table(plan))
     print(gantt.text(picture(plan)))
@@ -80,21 +81,21 @@ def print_plan(plan: "Plan | StagePlan") -> None:
 def picture(plan: "Plan | StagePlan") -> "Gantt":
     """Which devices run which models, and when."""
     from exegpt.report import gantt
-    from exegpt.stage_plan import StagePlan
+    from xmulti.files.stage_plan import StagePlan
 
     return gantt.of_stages(plan) if isinstance(plan, StagePlan) else gantt.of_plan(plan)
 
 
 def plan_table(plan: "Plan | StagePlan") -> tuple[list[str], list[list[str]], str]:
     """Columns, a row for each model or stage, and a title."""
-    from exegpt.stage_plan import StagePlan
+    from xmulti.files.stage_plan import StagePlan
 
     return _stages_table(plan) if isinstance(plan, StagePlan) else _models_table(plan)
 
 
 def _models_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
     """Columns that are empty for all models are omitted."""
-    from exegpt.quantity import NOTHING
+    from xcore.quantity import NOTHING
 
     rows = [_row(model) for model in plan.models]
     kept = [place for place in range(len(_COLUMNS)) if any(row[place] != NOTHING for row in rows)]
@@ -104,9 +105,9 @@ def _models_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
 
 
 def _row(model: "PlannedModel") -> list[str]:
-    from exegpt.duration import duration_text, format_duration
-    from exegpt.quantity import figure_text, percent_text
-    from exegpt.report.schedule_text import schedule_text
+    from xcore.console.schedule_text import schedule_text
+    from xcore.duration import duration_text, format_duration
+    from xcore.quantity import figure_text, percent_text
 
     what = f"{model.requests:,} requests" if model.requests else f"{figure_text(model.rate_seq_s or 0.0)}/s"
     bound_s, estimate = model.schedule.latency_bound_s, model.estimate
@@ -145,7 +146,7 @@ def ranges(devices: tuple[int, ...]) -> str:
 
 def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
     """The times of the heuristics' plans."""
-    from exegpt.duration import duration_text
+    from xcore.duration import duration_text
 
     return tuple(
         f"For comparison, {other.method}-heuristic: {duration_text(other.plan.seconds)}." for other in proposals[1:]
@@ -153,7 +154,7 @@ def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
 
 
 def _stages_table(plan: "StagePlan") -> tuple[list[str], list[list[str]], str]:
-    from exegpt.duration import duration_text
+    from xcore.duration import duration_text
 
     rows = [
         [duration_text(stage.start_s), duration_text(stage.end_s), ", ".join(_node_text(node) for node in stage.nodes)]

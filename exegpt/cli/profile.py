@@ -35,9 +35,9 @@ def profile(
     """
     if context.invoked_subcommand:
         return
-    from exegpt.app.profiling import ProfileOptions, measure
-    from exegpt.errors import InputError
-    from exegpt.report import output
+    from exegpt.api.profiling import ProfileOptions, measure
+    from xcore.console import output
+    from xcore.errors import InputError
     from xrunner.comm.ranks import job
 
     typed = locals()

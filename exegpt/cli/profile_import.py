@@ -42,14 +42,14 @@ def import_(
 
     Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
     """
-    from exegpt import document
-    from exegpt.app.choices import check_choice
-    from exegpt.app.files import check_output
-    from exegpt.app.settings import find_model
-    from exegpt.duration import parse_duration
-    from exegpt.errors import InputError
-    from exegpt.model import BYTES
-    from exegpt.report import output
+    from xcore import document
+    from xcore.choices import check_choice
+    from xcore.console import output
+    from xcore.duration import parse_duration
+    from xcore.errors import InputError
+    from xcore.files import check_output
+    from xcore.specs.model import BYTES
+    from xscheduler.settings import find_model
 
     check_choice(source, SOURCES, "Source")
     for value, option in ((dtype, "--dtype"), (kv_dtype, "--kv-dtype")):
@@ -101,9 +101,9 @@ def import_(
 
 def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -> None:
     """SamuLLM's files as a cost table."""
-    from exegpt import document
-    from exegpt.errors import InputError
-    from exegpt.report import output
+    from xcore import document
+    from xcore.console import output
+    from xcore.errors import InputError
     from xprofiler.samullm import samullm_costs
 
     if folder is None or not folder.is_dir():
@@ -127,10 +127,10 @@ def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -
 
 def _iterations(file: Path | None, model: str | None, out: Path, json: bool) -> None:
     """Import one model's iteration times from MuxServe's cost file."""
-    from exegpt import document
-    from exegpt.errors import InputError
-    from exegpt.quantity import percent_text
-    from exegpt.report import output
+    from xcore import document
+    from xcore.console import output
+    from xcore.errors import InputError
+    from xcore.quantity import percent_text
     from xprofiler.muxserve import muxserve_profiles
 
     if file is None or not file.is_file():

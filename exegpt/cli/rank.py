@@ -8,7 +8,7 @@ import typer
 from exegpt.cli import options
 
 if TYPE_CHECKING:
-    from exegpt.app.ranking.evaluation import Evaluation
+    from exegpt.api.ranking.evaluation import Evaluation
 
 _DATA = Annotated[
     Path, typer.Argument(help="A JSONL file with prompt, output_tokens and optionally kind on each line.")
@@ -30,13 +30,13 @@ def train(
     import time
     from dataclasses import asdict, replace
 
-    from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.ranking.evaluation import evaluate
-    from exegpt.app.ranking.examples import arrays, of_part, read_examples
-    from exegpt.app.ranking.training import Recipe, train_ranker
-    from exegpt.app.settings import set_threads
-    from exegpt.duration import duration_text
-    from exegpt.report import output
+    from exegpt.api.ranking.evaluation import evaluate
+    from exegpt.api.ranking.examples import arrays, of_part, read_examples
+    from exegpt.api.ranking.training import Recipe, train_ranker
+    from xcore.console import output
+    from xcore.duration import duration_text
+    from xcore.files import check_distinct, check_output
+    from xrunner.threads import set_threads
 
     check_output(out)
     check_distinct((out,), (data,))
@@ -76,13 +76,13 @@ def evaluate(
     """
     from dataclasses import asdict
 
-    from exegpt.app.choices import check_choice
-    from exegpt.app.ranking.evaluation import evaluate as evaluated
-    from exegpt.app.ranking.examples import arrays, of_part, read_examples
-    from exegpt.app.ranking.ranker import Ranker
-    from exegpt.app.ranking.training import Recipe, train_classifier
-    from exegpt.app.settings import set_threads
-    from exegpt.report import output
+    from exegpt.api.ranking.evaluation import evaluate as evaluated
+    from exegpt.api.ranking.examples import arrays, of_part, read_examples
+    from exegpt.api.ranking.training import Recipe, train_classifier
+    from xcore.choices import check_choice
+    from xcore.console import output
+    from xcore.orders.ranker import Ranker
+    from xrunner.threads import set_threads
 
     check_choice(part, ("test", "validation", "all"), "--part")
     set_threads(threads)
@@ -98,7 +98,7 @@ def evaluate(
 
 
 def _print(evaluation: "Evaluation", title: str) -> None:
-    from exegpt.report import output
+    from xcore.console import output
 
     kinds = list(evaluation.kinds)
     columns = ("Kendall's tau", "all", *(f"{kind} ({evaluation.kinds[kind]:,})" for kind in kinds))

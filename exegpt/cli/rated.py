@@ -3,20 +3,20 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from exegpt.app.export import Target
-from exegpt.app.search import infeasible_text, reasons
-from exegpt.app.tuning import Offer, TuneOptions, headroom, tune_rate
+from exegpt.api.tuning import Offer, TuneOptions, headroom, tune_rate
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
-from exegpt.duration import format_duration
-from exegpt.quantity import figure_text
-from exegpt.report import output
-from exegpt.report.schedule_text import schedule_text, variables_text
+from xcore.console import output
+from xcore.console.schedule_text import schedule_text, variables_text
+from xcore.duration import format_duration
+from xcore.quantity import figure_text
+from xscheduler.export import Target
+from xscheduler.setting_search import infeasible_text, reasons
 
 if TYPE_CHECKING:
-    from exegpt.app.settings import Setting
     from xscheduler.goodput import Goodput
     from xscheduler.open_tune import Rated
+    from xscheduler.settings import Setting
     from xscheduler.tuned import Alternative
 
 

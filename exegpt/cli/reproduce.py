@@ -211,10 +211,10 @@ def _show(
     stands_on: str = STANDS_ON,
 ) -> None:
     """Run `work`, then print its sections or its document, and write the page."""
-    from exegpt import document
-    from exegpt.app.files import check_output
-    from exegpt.report import output
     from exegpt.report.sections import page
+    from xcore import document
+    from xcore.console import output
+    from xcore.files import check_output
 
     check_output(report)
     with output.progress(name) as progress:

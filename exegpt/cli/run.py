@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import options
-from exegpt.errors import Infeasible, InputError
+from xcore.errors import Infeasible, InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.offline_run import OfflineRun, RunOptions, RunPlan
-    from exegpt.report.comparison import Comparison
+    from exegpt.api.offline_run import OfflineRun, RunOptions, RunPlan
+    from xcore.console.comparison import Comparison
 
 _VARIABLES = (
     "encode_batch",
@@ -109,7 +109,7 @@ def run(
         from exegpt.cli.run_plan import run_plan
 
         return run_plan(typed)
-    from exegpt.app import offline_run
+    from exegpt.api import offline_run
     from xrunner.comm.ranks import job
 
     with job() as ranks:
@@ -120,10 +120,10 @@ def run(
 
 def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     """The options object of the command's parameters; InputError for those that exclude each other."""
-    from exegpt.app.choices import policy_names
-    from exegpt.app.offline_run import RunOptions
-    from exegpt.app.ordering import OrderChoice
-    from exegpt.duration import parse_duration
+    from exegpt.api.offline_run import RunOptions
+    from xcore.duration import parse_duration
+    from xscheduler.ordering import OrderChoice
+    from xscheduler.policy_names import policy_names
     from xscheduler.question import with_variables
 
     schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
@@ -167,10 +167,10 @@ def _check_unsearched(schedule: Path, searched: "dict[str, object]") -> None:
 
 def _answer(result: "OfflineRun", run_options: "RunOptions", rank: int, json: bool) -> None:
     """Write the report, and print; Infeasible where there is no schedule."""
-    from exegpt.app.reports import write_run_report
-    from exegpt.app.shortlist import checked_by
-    from exegpt.document import to_dict
-    from exegpt.report import output
+    from exegpt.api.reports import write_run_report
+    from xcore.console import output
+    from xcore.document import to_dict
+    from xscheduler.shortlist import checked_by
 
     setting, schedule, comparison = result.plan.setting, result.plan.schedule, result.comparison
     closing = {
@@ -192,7 +192,7 @@ def _answer(result: "OfflineRun", run_options: "RunOptions", rank: int, json: bo
 def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, Any] | None") -> None:
     """Infeasible, with its document where one was asked for; other ranks end with the same code and print nothing."""
     from exegpt.cli import INFEASIBLE
-    from exegpt.report import output
+    from xcore.console import output
 
     if rank:
         raise SystemExit(INFEASIBLE)
@@ -203,9 +203,9 @@ def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, Any] | None") -> Non
 
 
 def _print(comparison: "Comparison", checked: str) -> None:
-    from exegpt.report import output
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, bound_text, comparison_rows, speed_text
-    from exegpt.report.schedule_text import schedule_text
+    from xcore.console import output
+    from xcore.console.schedule_text import schedule_text
 
     output.table(COMPARISON_COLUMNS, comparison_rows([comparison]), schedule_text(comparison.schedule))
     if comparison.schedule.admission == "grow":

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Any
 
 from exegpt.cli import options
-from exegpt.errors import InputError
+from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.multimodel.plan_run import ModelRun, PlanRun
+    from xmulti.plans.plan_run import ModelRun, PlanRun
 
 _OWN = (
     "plan model requests application in_turn out resume seed device attention threads json columns scale_to_context"
@@ -17,11 +17,11 @@ _UNSET = (None, False, "inf")
 
 def run_plan(typed: dict[str, Any]) -> None:
     """Run and print; InputError for options that the plan determines."""
-    from exegpt.app.choices import check_columns
-    from exegpt.app.engines.planned_units import has_stages
-    from exegpt.app.multimodel.plan_run import PlanRunOptions
-    from exegpt.app.multimodel.plan_run import run_plan as run
-    from exegpt.report import output
+    from xcore.choices import check_columns
+    from xcore.console import output
+    from xmulti.plans.plan_run import PlanRunOptions
+    from xmulti.plans.plan_run import run_plan as run
+    from xmulti.serving.planned_units import has_stages
     from xrunner.comm.ranks import ranks_started
 
     others = [name for name, value in typed.items() if name not in _OWN and value not in _UNSET]
@@ -46,7 +46,7 @@ def run_plan(typed: dict[str, Any]) -> None:
 
 
 def _document(result: "PlanRun") -> dict[str, Any]:
-    from exegpt.app.multimodel.plan_run import figures
+    from xmulti.plans.plan_run import figures
 
     models = [
         {"name": m.name, "measured": figures(m.measured), "predicted": figures(m.predicted) if m.predicted else None}
@@ -62,9 +62,9 @@ def _document(result: "PlanRun") -> dict[str, Any]:
 
 
 def _print(result: "PlanRun") -> None:
-    from exegpt.duration import duration_text
-    from exegpt.quantity import counted
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.duration import duration_text
+    from xcore.quantity import counted
 
     columns = ("model", "requests", "output tokens/s", "latency p50", "p99", "done after")
     rows = [row for model in result.models for row in _rows(model)]
@@ -79,9 +79,9 @@ def _print(result: "PlanRun") -> None:
 
 
 def _rows(model: "ModelRun") -> list[list[str]]:
-    from exegpt.app.multimodel.plan_run import figures
-    from exegpt.duration import duration_text
-    from exegpt.quantity import figure_text
+    from xcore.duration import duration_text
+    from xcore.quantity import figure_text
+    from xmulti.plans.plan_run import figures
 
     rows = []
     for name, served in ((model.name, model.measured), ("  predicted", model.predicted)):

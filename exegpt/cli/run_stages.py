@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from exegpt.app.multimodel.plan_run import ModelRun, PlanRunOptions
-    from exegpt.app.multimodel.stage_run import StageRun
+    from xmulti.plans.plan_run import ModelRun, PlanRunOptions
+    from xmulti.stages.stage_run import StageRun
 
 _COLUMNS = ("model", "calls", "output tokens/s", "loading", "planned loading", "stops", "done after", "predicted")
 
 
 def run_stages(asked: "PlanRunOptions", json: bool) -> None:
     """Run and print."""
-    from exegpt.app.multimodel import stage_run
-    from exegpt.report import output
+    from xcore.console import output
+    from xmulti.stages import stage_run
 
     result = stage_run.run_stages(asked)
     if json:
@@ -23,7 +23,7 @@ def run_stages(asked: "PlanRunOptions", json: bool) -> None:
 def _document(result: "StageRun") -> dict[str, Any]:
     from dataclasses import asdict
 
-    from exegpt.app.multimodel.plan_run import figures
+    from xmulti.plans.plan_run import figures
 
     predicted = result.predicted
     models = [
@@ -52,9 +52,9 @@ def _print(result: "StageRun") -> None:
     from dataclasses import replace
 
     from exegpt.cli.plan_tables import print_plan
-    from exegpt.duration import duration_text
-    from exegpt.quantity import counted
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.duration import duration_text
+    from xcore.quantity import counted
 
     plan = result.plan
     if result.stages:
@@ -70,9 +70,9 @@ def _print(result: "StageRun") -> None:
 
 
 def _row(result: "StageRun", model: "ModelRun") -> list[str]:
-    from exegpt.app.multimodel.plan_run import figures
-    from exegpt.duration import duration_text
-    from exegpt.quantity import NOTHING, figure_text
+    from xcore.duration import duration_text
+    from xcore.quantity import NOTHING, figure_text
+    from xmulti.plans.plan_run import figures
 
     facts, predicted = figures(model.measured), result.predicted
     loads = [loading for loading in result.loadings if loading.name == model.name]

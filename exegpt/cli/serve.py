@@ -1,21 +1,23 @@
 """`exegpt serve`: an OpenAI-compatible server that keeps a latency bound, of one model or of a plan's."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from exegpt.cli import options
-from exegpt.errors import InputError
-from exegpt.report.output import LOG_FORMAT
+from xcore.console.output import LOG_FORMAT
+from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.engines.unit_options import UnitOptions
-    from exegpt.app.serving_engine import EngineOptions
-    from exegpt.cluster_plan import Plan
-    from exegpt.server.replanning import ReplanOptions
+    from exegpt.api.serving_engine import EngineOptions
+    from xcore.specs.cluster_plan import Plan
+    from xmulti.serving.replanning import Replanning
+    from xserver.engines.unit_options import UnitOptions
 
 _ENGINES = (
     "schedule latency_bound workload columns policy admission order ranker device attention dtype threads".split()
@@ -27,7 +29,7 @@ _PLANNED = "device attention dtype".split()
 """Options that each engine of a plan gets."""
 _REPLAN_AFTER = "1m"
 """A burst is over by then, and an engine that starts anew costs some seconds."""
-_NO_PLAN = {"plan": None, "replan": None, "replanning": None}
+_NO_PLAN = {"plan": None, "replan": None, "watching": None}
 _OF_ONE = (
     "schedule latency_bound workload columns scale_to_context ranks served_model_name chat_template policy admission "
     "order starvation_guard ranker best_effort"
@@ -135,8 +137,8 @@ def serve(
 
 def _serve(typed: dict[str, Any]) -> int:
     """Run the frontend, and the engines under it unless a launcher has started one."""
-    from exegpt.duration import parse_duration
-    from exegpt.server import supervisor
+    from xcore.duration import parse_duration
+    from xserver.engines import supervisor
 
     read = {
         **(_planned(typed) if typed["plan"] else {"units": (_unit(typed),), "starts": 1, **_NO_PLAN}),
@@ -155,10 +157,10 @@ def _unit(typed: dict[str, Any]) -> "UnitOptions":
     """The engine of one model."""
     if typed["replan_after"] is not None:
         raise InputError("--replan-after needs a plan: pass --plan, or leave it out.")
-    from exegpt.app.choices import admission_rule
-    from exegpt.app.engines.unit_options import UnitModel, UnitOptions
-    from exegpt.app.files import model_directory, read_schedule
     from exegpt.cli.engine import read_options
+    from xcore.choices import admission_rule
+    from xcore.files import model_directory, read_schedule
+    from xserver.engines.unit_options import UnitModel, UnitOptions
 
     directory, schedule = model_directory(options.only_model(typed["model"], "server")), typed["schedule"]
     read_options(typed | {"model": directory})  # what the engine would refuse is refused at once
@@ -173,7 +175,7 @@ def _unit(typed: dict[str, Any]) -> "UnitOptions":
 
 def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     """The engines of a plan, and how many may start at once."""
-    from exegpt.app.engines.planned_units import planned_units, read_plan, with_directories
+    from xmulti.serving.planned_units import planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
     for name in _OF_ONE:
@@ -196,16 +198,17 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     units = planned_units(plan, flags, typed["threads"])
     # engines that are new to a machine measure it: on the cores of one, each would measure the others
     starts = 1 if plan.cluster.is_cpu else len(units)
-    return {"units": units, "starts": starts, "plan": plan, "replan": placed, "replanning": _replanning(typed)}
+    return {"units": units, "starts": starts, "plan": plan, "replan": placed, "watching": _watching(typed)}
 
 
-def _replanning(typed: dict[str, Any]) -> "ReplanOptions | None":
+def _watching(typed: dict[str, Any]) -> "Callable[..., Replanning]":
     """How another plan is searched, if it may be."""
-    from exegpt.duration import parse_duration
-    from exegpt.server.replanning import ReplanOptions
+    from xcore.duration import parse_duration
+    from xmulti.serving.replanning import Replanning, ReplanOptions
 
     after_s = parse_duration(typed["replan_after"] or _REPLAN_AFTER)
-    return None if typed["pinned"] or after_s is None else ReplanOptions(after_s)
+    options = None if typed["pinned"] or after_s is None else ReplanOptions(after_s)
+    return partial(Replanning, options=options)
 
 
 def _words(typed: dict[str, Any], names: list[str]) -> list[str]:
@@ -226,8 +229,8 @@ def _serve_as_rank(typed: dict[str, Any]) -> int:
     import signal
     import sys
 
-    from exegpt.app import serving_engine
-    from exegpt.app.frontend_process import FrontendProcess
+    from exegpt.api import serving_engine
+    from exegpt.api.frontend_process import FrontendProcess
     from xrunner.comm.ranks import job, rank_started
 
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher passes it on to all: rank 0 drains for them
@@ -249,7 +252,7 @@ def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
     """A file's keys, one per line, or the environment's one."""
     if path is None:
         return tuple(filter(None, [os.environ.get(variable)]))
-    from exegpt.document import read_text
+    from xcore.document import read_text
 
     if not path.is_file():
         raise InputError(f"There is no key file '{path}': write one key per line.")

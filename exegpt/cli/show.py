@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import options
-from exegpt.duration import duration_text
-from exegpt.errors import InputError
-from exegpt.quantity import figure_text, percent_text
+from xcore.duration import duration_text
+from xcore.errors import InputError
+from xcore.quantity import figure_text, percent_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from exegpt.estimate import Estimate
-    from exegpt.profile import Profile, Table
-    from exegpt.schedule import Schedule
+    from xcore.specs.estimate import Estimate
+    from xcore.specs.profile import Profile, Table
+    from xcore.specs.schedule import Schedule
 
     Shown = tuple[dict[str, Any], Callable[[], None]]  # facts for --json, and a function that prints tables
 
@@ -37,7 +37,7 @@ def show(
 
     Example: exegpt show 8xH100-SXM --yaml > mine.yaml
     """
-    from exegpt.report import output
+    from xcore.console import output
 
     kind = _kind(file)
     if yaml:
@@ -54,7 +54,7 @@ def show(
 
 def _kind(file: Path) -> str:
     """The kind of a file; InputError for an unknown one."""
-    from exegpt import document
+    from xcore import document
 
     if file.suffix == ".jsonl":
         return "results"
@@ -77,8 +77,8 @@ def _cluster_yaml(file: Path) -> str:
     """A cluster as a YAML file with all of its fields, for editing."""
     import yaml
 
-    from exegpt.cluster import parse_cluster
-    from exegpt.document import to_dict
+    from xcore.document import to_dict
+    from xcore.specs.cluster import parse_cluster
 
     facts = to_dict(parse_cluster(str(file)))
     del facts["name"]  # the file's name is the cluster's
@@ -88,9 +88,9 @@ def _cluster_yaml(file: Path) -> str:
 
 
 def _cluster(file: Path) -> "Shown":
-    from exegpt.cluster import parse_cluster
-    from exegpt.document import to_dict
-    from exegpt.report import output
+    from xcore.console import output
+    from xcore.document import to_dict
+    from xcore.specs.cluster import parse_cluster
 
     cluster = parse_cluster(str(file))
     device, links = cluster.device, {"link in a node": cluster.intra, "link between nodes": cluster.inter}
@@ -115,18 +115,18 @@ def _cluster(file: Path) -> "Shown":
 
 
 def _plan(file: Path) -> "Shown":
-    from exegpt import document
     from exegpt.cli.plan_tables import print_plan
-    from exegpt.cluster_plan import Plan
+    from xcore import document
+    from xcore.specs.cluster_plan import Plan
 
     plan = document.read(Plan, file)
     return document.to_dict(plan), lambda: print_plan(plan)
 
 
 def _stages(file: Path) -> "Shown":
-    from exegpt import document
     from exegpt.cli.plan_tables import print_plan
-    from exegpt.stage_plan import StagePlan
+    from xcore import document
+    from xmulti.files.stage_plan import StagePlan
 
     plan = document.read(StagePlan, file)
     return document.to_dict(plan), lambda: print_plan(plan)
@@ -143,9 +143,9 @@ def _text(value: Any) -> str:
 
 
 def _schedule(file: Path) -> "Shown":
-    from exegpt.app.files import read_schedule
-    from exegpt.document import to_dict
     from exegpt.report.stages import stage_utilisation
+    from xcore.document import to_dict
+    from xcore.files import read_schedule
 
     schedule = read_schedule(file)
     workload, estimate = schedule.workload, _predicted(schedule)
@@ -162,10 +162,10 @@ def _schedule(file: Path) -> "Shown":
 
 
 def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
-    from exegpt.report import output
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows, steady_notes
-    from exegpt.report.schedule_text import bound_text, schedule_text
     from exegpt.report.stages import COLUMNS, stage_rows
+    from xcore.console import output
+    from xcore.console.schedule_text import bound_text, schedule_text
 
     rows = {
         "model": f"{facts['model']} in {schedule.dtype}, keys and values in {schedule.kv_dtype}",
@@ -187,8 +187,8 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
     """The schedule's estimate if the profile that it is based on is available: a roofline, or this machine's own."""
-    from exegpt.app.profiles import find_profile
-    from exegpt.app.rooflines import found_on
+    from xprofiler.profiles import find_profile
+    from xprofiler.rooflines import found_on
     from xsimulator import estimate
 
     if schedule.profile.source == "roofline":
@@ -199,9 +199,9 @@ def _predicted(schedule: "Schedule") -> "Estimate | None":
 
 
 def _profile(file: Path) -> "Shown":
-    from exegpt import document
-    from exegpt.profile import Profile
-    from exegpt.report import output
+    from xcore import document
+    from xcore.console import output
+    from xcore.specs.profile import Profile
 
     profile = document.read(Profile, file)
     tables = _tables(profile)
@@ -258,7 +258,7 @@ def _missing(tables: "dict[str, Table | None]") -> list[str]:
 def _results(file: Path) -> "Shown":
     from collections import Counter
 
-    from exegpt.served import percentiles
+    from xcore.specs.served import percentiles
     from xrunner.core.results import read_results
 
     results = read_results(file)
@@ -278,8 +278,8 @@ def _results(file: Path) -> "Shown":
 
 
 def _print_results(facts: dict[str, Any]) -> None:
-    from exegpt.report import output
     from exegpt.report.figures import PERCENTILES, percentile_rows
+    from xcore.console import output
 
     tokens, seconds = facts["output_tokens"], facts["seconds"]
     rate = f", {figure_text(tokens / seconds)} output tokens/s" if seconds else ""

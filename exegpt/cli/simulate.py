@@ -102,15 +102,15 @@ def simulate(
     requests.jsonl
     """
     asked = dict(locals())
-    from exegpt.app.choices import check_columns
-    from exegpt.app.engine_settings import EngineSettings
-    from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.ordering import OrderChoice
-    from exegpt.app.settings import set_threads
-    from exegpt.app.simulate import SimulateOptions
-    from exegpt.app.simulate import simulate as predict
-    from exegpt.report import output
-    from exegpt.report.schedule_text import schedule_text
+    from exegpt.api.simulate import SimulateOptions
+    from exegpt.api.simulate import simulate as predict
+    from xcore.choices import check_columns
+    from xcore.console import output
+    from xcore.console.schedule_text import schedule_text
+    from xcore.files import check_distinct, check_output
+    from xrunner.threads import set_threads
+    from xscheduler.engine_settings import EngineSettings
+    from xscheduler.ordering import OrderChoice
 
     check_output(timeline)
     check_output(out)
@@ -140,8 +140,8 @@ def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tupl
     """The options with what a launch command says, and what it says that changes nothing; InputError for an option that
     the command says, too.
     """
-    from exegpt.app.launch_command import read_launch
-    from exegpt.errors import InputError
+    from xcore.errors import InputError
+    from xscheduler.launch_command import read_launch
 
     launch = read_launch(command)
     if asked["schedule"]:
@@ -157,12 +157,12 @@ def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tupl
 
 def _simulate_plan(asked: dict[str, Any]) -> None:
     """Print the predicted performance of a plan's models; InputError for options that the plan determines."""
-    from exegpt.app.choices import check_columns
-    from exegpt.app.multimodel.simulate_plan import COLUMNS, simulate_plan
-    from exegpt.columns import parse_columns
-    from exegpt.errors import InputError
-    from exegpt.quantity import counted
-    from exegpt.report import output
+    from xcore.choices import check_columns
+    from xcore.columns import parse_columns
+    from xcore.console import output
+    from xcore.errors import InputError
+    from xcore.quantity import counted
+    from xmulti.plans.simulate_plan import COLUMNS, simulate_plan
 
     own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns", "scale_to_context"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from exegpt.cli import options
-from exegpt.errors import InputError
+from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from exegpt.app.export import Target
-    from exegpt.app.search import SearchOptions
-    from exegpt.app.settings import Setting
-    from exegpt.batching.admission import Admission
+    from xcore.batching.admission import Admission
+    from xscheduler.export import Target
+    from xscheduler.setting_search import SearchOptions
+    from xscheduler.settings import Setting
 
 LATENCY_BOUNDS = Annotated[
     str | None,
@@ -140,14 +140,15 @@ def tune(
     Example: exegpt tune --ttft 1s --rate 5/s --workload trace.jsonl --admission grow --prefix-caching
     """
     typed = dict(locals())
-    from exegpt.app.choices import check_choice, check_columns
-    from exegpt.app.files import check_distinct, check_output
-    from exegpt.app.settings import find_setting, set_threads
-    from exegpt.app.tuning import PATTERNS, TuneOptions
+    from exegpt.api.tuning import PATTERNS, TuneOptions
     from exegpt.cli import bounded, rated
-    from exegpt.duration import parse_duration
-    from exegpt.price import read_prices
-    from exegpt.trace import parse_rate
+    from xcore.choices import check_choice, check_columns
+    from xcore.duration import parse_duration
+    from xcore.files import check_distinct, check_output
+    from xcore.specs.price import read_prices
+    from xcore.traces.trace import parse_rate
+    from xrunner.threads import set_threads
+    from xscheduler.settings import find_setting
 
     check_output(out)
     check_output(report)
@@ -173,9 +174,10 @@ def tune(
 
 def _search_options(typed: dict[str, Any]) -> "SearchOptions":
     """Return the search's options; InputError for an unknown choice."""
-    from exegpt.app.choices import bound_meaning, check_choice, policy_names, with_prefixes
-    from exegpt.app.search import SearchOptions
-    from exegpt.duration import parse_duration
+    from xcore.choices import bound_meaning, check_choice, with_prefixes
+    from xcore.duration import parse_duration
+    from xscheduler.policy_names import policy_names
+    from xscheduler.setting_search import SearchOptions
 
     meaning = bound_meaning(typed["bound"], typed["percentile"])
     search, admission = typed["search"], typed["admission"]
@@ -193,8 +195,8 @@ def _search_options(typed: dict[str, Any]) -> "SearchOptions":
 
 def _target(engine: str | None, setting: "Setting", typed: str | None, policies: tuple[str, ...]) -> "Target | None":
     """The engine whose flags are asked for; InputError where it is unknown or can't run the model."""
-    from exegpt.app.choices import check_choice
-    from exegpt.app.export import ENGINES, Target
+    from xcore.choices import check_choice
+    from xscheduler.export import ENGINES, Target
 
     if engine is None:
         return None

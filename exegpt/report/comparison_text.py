@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from exegpt.duration import format_duration
-from exegpt.report import output
-from exegpt.report.comparison import Comparison, relative
+from xcore.console import output
+from xcore.console.comparison import Comparison, relative
+from xcore.duration import format_duration
 
 COMPARISON_COLUMNS = ("", "predicted", "measured", "error")
 

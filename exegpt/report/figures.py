@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from exegpt.duration import duration_text
-from exegpt.estimate import Estimate
-from exegpt.quantity import figure_text
-from exegpt.schedule import Schedule
+from xcore.duration import duration_text
+from xcore.quantity import figure_text
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
 
 ESTIMATE_COLUMNS = ("steady state", "")
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")

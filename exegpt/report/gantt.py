@@ -5,11 +5,11 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from exegpt.cluster_plan import Plan, PlannedModel
-from exegpt.duration import duration_text
-from exegpt.quantity import percent_text
 from exegpt.report import svg
-from exegpt.stage_plan import StagePlan
+from xcore.duration import duration_text
+from xcore.quantity import percent_text
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xmulti.files.stage_plan import StagePlan
 
 MARKS = string.ascii_uppercase + string.ascii_lowercase + string.digits
 """Letters of models on a terminal; with more models they repeat."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
-from exegpt.report.comparison import KEYS, Comparison
-from exegpt.report.series import Series
-from exegpt.timeline import Timeline
-from exegpt.workload import Workload
+from xcore.console.comparison import KEYS, Comparison
+from xcore.console.series import Series
+from xcore.quantity import figure_text, signed_percent
+from xcore.specs.timeline import Timeline
+from xcore.specs.workload import Workload
 
 _STYLE = """
 :root { --ink: #1c2026; --soft: #68707c; --line: #dfe3e8; --page: #ffffff; --lane: #f3f5f7; }

@@ -1,7 +1,7 @@
 """A schedule's stages as a small table: devices, layers and utilisation."""
 
-from exegpt.estimate import Estimate
-from exegpt.schedule import Schedule, Stage
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule, Stage
 
 COLUMNS = ("stage", "devices", "TP", "phase", "layers", "busy")
 

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from exegpt.duration import duration_text
-from exegpt.quantity import figure_text
-from exegpt.report.series import Series
+from xcore.console.series import Series
+from xcore.duration import duration_text
+from xcore.quantity import figure_text
 
 WIDTH, HEIGHT = 760, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 16, 14, 44

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from exegpt.duration import duration_text
-from exegpt.quantity import figure_text
-from exegpt.report.series import Series
+from xcore.console.series import Series
+from xcore.duration import duration_text
+from xcore.quantity import figure_text
 
 
 def plot(frontier: Sequence[Series], bound_s: float | None, width: int = 64, height: int = 13) -> str:

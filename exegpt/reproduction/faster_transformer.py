@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exegpt.errors import InputError
 from exegpt.reproduction.setup import Setup
-from exegpt.schedule import BLOCK_SIZE
+from xcore.errors import InputError
+from xcore.specs.schedule import BLOCK_SIZE
 from xscheduler.allocation import uniform_stages
 from xsimulator.steady import static
 

@@ -7,16 +7,16 @@ two kept. The unchanged schedule is simulated under the new distribution, and co
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from exegpt.bound import ALL_REQUESTS
-from exegpt.errors import InputError
-from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
 from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import PERCENTILES, bounds, static_batches
 from exegpt.reproduction.setup import WAA, Reached, Setup, deviation, paper_mode, reached, setup
 from exegpt.reproduction.skewed import skewed_normal
-from exegpt.schedule import Schedule
-from exegpt.workload import Workload
+from xcore.errors import InputError
+from xcore.quantity import figure_text, signed_percent
+from xcore.specs.bound import ALL_REQUESTS
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
 from xsimulator import estimate
 
 FACTORS = (0.7, 0.85, 1.0, 1.15, 1.3)

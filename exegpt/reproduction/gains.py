@@ -9,14 +9,14 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from exegpt.app.search import series
-from exegpt.errors import InputError
-from exegpt.quantity import figure_text, signed_percent
 from exegpt.report import svg
 from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
 from exegpt.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
-from exegpt.usable_cpus import usable_cpus
+from xcore.errors import InputError
+from xcore.quantity import figure_text, signed_percent
+from xcore.usable_cpus import usable_cpus
+from xscheduler.setting_search import series
 
 SMALL_TO_MID = (
     ("t5-11b", "8xA40"),

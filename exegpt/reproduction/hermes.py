@@ -14,14 +14,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from exegpt.demand_graph import DemandGraph
-from exegpt.orders.gittins import RankedDemand
-from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
-from xsimulator.multimodel.applications.demand import ApplicationDemand, Seen, ServiceRates
-from xsimulator.multimodel.applications.llm_backend import LLMLimits
-from xsimulator.multimodel.applications.orders import (
+from xcore.orders.gittins import RankedDemand
+from xcore.quantity import figure_text, signed_percent
+from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
+from xmulti.applications.llm_backend import LLMLimits
+from xmulti.applications.orders import (
     ApplicationOrder,
     ApplicationSlack,
     ByApplication,
@@ -33,11 +32,12 @@ from xsimulator.multimodel.applications.orders import (
     WaitingCall,
     application_gittins,
 )
-from xsimulator.multimodel.applications.prewarming import expected_effect
-from xsimulator.multimodel.applications.progress import Account, DemandEstimates, SubmissionProgress
-from xsimulator.multimodel.applications.simulation import Prewarming, simulate
-from xsimulator.multimodel.applications.submission import Submission
-from xsimulator.multimodel.applications.warm_cache import POLICIES, WarmCache
+from xmulti.applications.prewarming import expected_effect
+from xmulti.applications.progress import Account, DemandEstimates, SubmissionProgress
+from xmulti.applications.simulation import Prewarming, simulate
+from xmulti.applications.submission import Submission
+from xmulti.applications.warm_cache import POLICIES, WarmCache
+from xmulti.files.demand_graph import DemandGraph
 
 STANDS_ON = (
     "Simulated: one LLM at 0.1 ms per prompt token and 60 ms per decoding iteration, 42,900 tokens of KV; nothing here "

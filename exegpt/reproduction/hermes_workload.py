@@ -8,11 +8,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from exegpt.call_log import LoggedCall, learn, read_calls
-from exegpt.demand_graph import END, LLM, DemandGraph, Unit, read_demand_graphs
-from exegpt.errors import InputError
-from xsimulator.multimodel.applications.demand import MOST_HOPS
-from xsimulator.multimodel.applications.submission import Call, Submission
+from xcore.errors import InputError
+from xmulti.applications.demand import MOST_HOPS
+from xmulti.applications.submission import Call, Submission
+from xmulti.files.call_log import LoggedCall, learn, read_calls
+from xmulti.files.demand_graph import END, LLM, DemandGraph, Unit, read_demand_graphs
 
 MIX = {
     "got_docmerge": 1,

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from exegpt.app.engine_settings import EngineSettings, follow
-from exegpt.app.ordering import OrderChoice, labelled, times_hints
-from exegpt.app.ranking.noise import noisy_scores
-from exegpt.app.settings import find_setting
-from exegpt.profile import Profile
-from exegpt.quantity import figure_text
 from exegpt.report.sections import Section
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
-from exegpt.schedule import Schedule
-from exegpt.workload import RequestLengths
+from xcore.orders.noise import noisy_scores
+from xcore.quantity import figure_text
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
+from xscheduler.engine_settings import EngineSettings, follow
+from xscheduler.ordering import OrderChoice, labelled, times_hints
+from xscheduler.settings import find_setting
 from xsimulator.replay.event_simulator import replay
 
 MODEL, CLUSTER = "llama-3.1-8b", "1xA100-80GB"

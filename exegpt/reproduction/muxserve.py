@@ -13,18 +13,18 @@ from statistics import fmean
 
 import numpy as np
 
-from exegpt.batching.shared_pool import QuotaPool, Store
-from exegpt.iteration_profile import IterationProfile
-from exegpt.policies.one_phase import OnePhasePolicy
-from exegpt.policies.sharing import FirstComeSharing, Sharing, SpatialSharing, TimeSharing
-from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.public_data import public_data
-from exegpt.rows import csv_rows
-from exegpt.workload import RequestLengths
+from xcore.batching.shared_pool import QuotaPool, Store
+from xcore.policies.one_phase import OnePhasePolicy
+from xcore.policies.sharing import FirstComeSharing, Sharing, SpatialSharing, TimeSharing
+from xcore.quantity import figure_text, signed_percent
+from xcore.rows import csv_rows
+from xcore.specs.iteration_profile import IterationProfile
+from xcore.specs.workload import RequestLengths
+from xmulti.sharing.iteration_cost import TableCost
+from xmulti.sharing.replay import Load, replay_unit
 from xprofiler.muxserve import muxserve_profiles
-from xsimulator.multimodel.iteration_cost import TableCost
-from xsimulator.multimodel.replay import Load, replay_unit
 
 STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
 SHAPES = {"llama-7b": (32, 32, 7), "llama-13b": (40, 40, 13), "llama-30b": (60, 52, 30), "llama-65b": (80, 64, 65)}

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from exegpt.errors import InputError
+from xcore.errors import InputError
 
 
 def public_data(whose: str, folder: str) -> Path:

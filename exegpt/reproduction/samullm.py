@@ -11,10 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import mean
 
-from exegpt.app.multimodel.stage_planning import PLANS, SEARCHED
-from exegpt.call_graph import CallGraph
-from exegpt.cost_table import CostTable
-from exegpt.quantity import figure_text, percent_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.samullm_applications import (
     HOST,
@@ -26,12 +22,16 @@ from exegpt.reproduction.samullm_applications import (
     stand_ins,
 )
 from exegpt.reproduction.samullm_points import PointErrors, point_errors
-from xscheduler.multimodel.running_phase import execute
-from xscheduler.multimodel.stage_heuristics import max_stage, min_stage
-from xscheduler.multimodel.stage_search import best_stages
-from xscheduler.multimodel.stage_variations import varied_stages
-from xscheduler.multimodel.stages import PlannedStage, greedy_stage, makespan, plan_stages
-from xsimulator.multimodel.stages.application import Application, draw
+from xcore.quantity import figure_text, percent_text, signed_percent
+from xcore.specs.cost_table import CostTable
+from xmulti.files.call_graph import CallGraph
+from xmulti.stages.application import Application, draw
+from xmulti.stages.running_phase import execute
+from xmulti.stages.stage_heuristics import max_stage, min_stage
+from xmulti.stages.stage_planning import PLANS, SEARCHED
+from xmulti.stages.stage_search import best_stages
+from xmulti.stages.stage_variations import varied_stages
+from xmulti.stages.stages import PlannedStage, greedy_stage, makespan, plan_stages
 
 STANDS_ON = (
     "Simulated with SamuLLM's published timings, and rooflines where it has none; plans run on outputs drawn anew. "

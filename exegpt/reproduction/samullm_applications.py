@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from exegpt.builtin_models import builtin_config
-from exegpt.call_graph import CallGraph, GraphEdge, GraphNode
-from exegpt.cluster import parse_cluster
-from exegpt.cost_table import CostTable, ModelCosts
-from exegpt.engine_memory import DATA_SHEET
-from exegpt.model import ModelSpec
 from exegpt.reproduction.public_data import public_data
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
+from xcore.specs.builtin_models import builtin_config
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.cost_table import CostTable, ModelCosts
+from xcore.specs.engine_memory import DATA_SHEET
+from xcore.specs.model import ModelSpec
+from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
+from xmulti.stages.profiled_costs import profiled_model
+from xmulti.stages.stages import Host
 from xprofiler.roofline import roofline_profile
 from xprofiler.samullm import loading_seconds, output_lengths, samullm_costs
-from xscheduler.multimodel.stages import Host
-from xsimulator.multimodel.stages.profiled_costs import profiled_model
 
 HOST = Host(devices=8, linked=2)
 ENSEMBLE = (

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from exegpt.cost_table import DegreeCosts, PhaseLines
+from xcore.specs.cost_table import DegreeCosts, PhaseLines
+from xmulti.stages.line_costs import LineCosts, line_costs
 from xprofiler.samullm import TimedIteration, read_points, samullm_costs
-from xsimulator.multimodel.stages.line_costs import LineCosts, line_costs
 
 Errors = tuple[float, float]
 """Mean and greatest absolute relative error."""

@@ -8,10 +8,6 @@ the same distributions as the replayed ones.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from exegpt.app.processes import Processes
-from exegpt.batching.shared_pool import merged_bytes
-from exegpt.builtin_models import builtin_model
-from exegpt.quantity import figure_text, percent_text
 from exegpt.report.sections import Section
 from exegpt.reproduction import seallm_replacement as replacement
 from exegpt.reproduction.seallm_replacement import Replacements
@@ -31,8 +27,12 @@ from exegpt.reproduction.seallm_systems import (
     two_stage,
 )
 from exegpt.reproduction.seallm_workload import NODES, Traffic, kv_block, services, traffic_of
-from xsimulator.multimodel.cluster import Engine
-from xsimulator.multimodel.iteration_cost import sharing_overhead
+from xcore.batching.shared_pool import merged_bytes
+from xcore.processes import Processes
+from xcore.quantity import figure_text, percent_text
+from xcore.specs.builtin_models import builtin_model
+from xmulti.sharing.cluster import Engine
+from xmulti.sharing.iteration_cost import sharing_overhead
 
 STANDS_ON = (
     "Simulated: stock rooflines of A800-80GB under the engine vllm, fp16; log-normal lengths with the paper's means, "

@@ -15,9 +15,9 @@ from exegpt.reproduction.seallm_workload import (
     services,
     traffic_of,
 )
-from xscheduler.multimodel.replacement import FIRST_S, Performance, next_interval
-from xscheduler.multimodel.two_stage import Group, Placed
-from xsimulator.multimodel.cluster import Cluster
+from xmulti.sharing.cluster import Cluster
+from xmulti.sharing.replacement import FIRST_S, Performance, next_interval
+from xmulti.stages.two_stage import Group, Placed
 
 RATE_SEQ_S, VARIATION = 10.0, 4.0
 PHASES, PHASE_S = 3, 600.0

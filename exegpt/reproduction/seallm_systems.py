@@ -6,16 +6,6 @@ from functools import cached_property
 
 import numpy as np
 
-from exegpt.batching import BlockPool, Order
-from exegpt.batching.kv_pool import KVPool
-from exegpt.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
-from exegpt.orders import fcfs
-from exegpt.orders.doubling_budget import DoublingBudget
-from exegpt.orders.mlfq import SkipJoinMLFQ
-from exegpt.orders.product import Product
-from exegpt.policies.one_phase import OnePhasePolicy
-from exegpt.policies.priority_sharing import PrioritySharing
-from exegpt.policies.sharing import SpatialSharing, TimeSharing
 from exegpt.reproduction.seallm_workload import (
     NODE,
     PREFILL_TOKENS,
@@ -27,12 +17,22 @@ from exegpt.reproduction.seallm_workload import (
     longest,
     on_devices,
 )
-from exegpt.schedule import BLOCK_SIZE
-from xscheduler.multimodel.placement import Mesh, Placer, Popular
-from xscheduler.multimodel.two_stage import Group, Outcome, Placed, Service, place_in_stages
-from xsimulator.multimodel.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
-from xsimulator.multimodel.iteration_cost import sharing_overhead
-from xsimulator.multimodel.replay import Load
+from xcore.batching import BlockPool, Order
+from xcore.batching.kv_pool import KVPool
+from xcore.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store, least_memory
+from xcore.orders import fcfs
+from xcore.orders.doubling_budget import DoublingBudget
+from xcore.orders.mlfq import SkipJoinMLFQ
+from xcore.orders.product import Product
+from xcore.policies.one_phase import OnePhasePolicy
+from xcore.policies.priority_sharing import PrioritySharing
+from xcore.policies.sharing import SpatialSharing, TimeSharing
+from xcore.specs.schedule import BLOCK_SIZE
+from xmulti.sharing.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
+from xmulti.sharing.iteration_cost import sharing_overhead
+from xmulti.sharing.placement import Mesh, Placer, Popular
+from xmulti.sharing.replay import Load
+from xmulti.stages.two_stage import Group, Outcome, Placed, Service, place_in_stages
 
 OURS = "SeaLLM"
 BASELINES = ("vLLM", "AlpaServe", "MuxServe")

@@ -11,23 +11,23 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.app.load.arrivals import random_arrivals_until
-from exegpt.batching import Hints
-from exegpt.batching.shared_pool import block_of
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, parse_cluster
-from exegpt.engine_memory import DATA_SHEET
-from exegpt.model import ModelSpec
-from exegpt.profile import Profile
 from exegpt.reproduction.vllm_of_2024 import VLLM_OF_2024
-from exegpt.schedule import BLOCK_SIZE, Stage
-from exegpt.workload import RequestLengths
+from xcore.batching import Hints
+from xcore.batching.shared_pool import block_of
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.engine_memory import DATA_SHEET
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import BLOCK_SIZE, Stage
+from xcore.specs.workload import RequestLengths
+from xcore.traces.arrivals import random_arrivals_until
+from xmulti.sharing.cluster import ServiceRequests
+from xmulti.sharing.iteration_cost import ProfileCost
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.memory import StageMemory
 from xsimulator.cost.replica import CostModel, ReplicaCost
 from xsimulator.cost.solo import solo_times
-from xsimulator.multimodel.cluster import ServiceRequests
-from xsimulator.multimodel.iteration_cost import ProfileCost
 
 Array = NDArray[np.float64]
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from exegpt.quantity import figure_text
 from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import bounds, static_batches
 from exegpt.reproduction.setup import WAA, Setup, paper_mode, setup
+from xcore.quantity import figure_text
 from xscheduler.tuned import Tuned
 
 SCENARIOS = (

@@ -4,15 +4,15 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from exegpt.bound import PAPER_BOUND
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, parse_cluster
-from exegpt.engine import find_engine
-from exegpt.model import ModelSpec
-from exegpt.profile import Profile
-from exegpt.report.schedule_text import schedule_text
-from exegpt.schedule import Stage
-from exegpt.workload import Workload, task
+from xcore.console.schedule_text import schedule_text
+from xcore.specs.bound import PAPER_BOUND
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.engine import find_engine
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Stage
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
 from xscheduler.tuned import Tuned

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.errors import InputError
-from exegpt.workload import LengthDistribution
+from xcore.errors import InputError
+from xcore.specs.workload import LengthDistribution
 
 Array = NDArray[np.float64]
 

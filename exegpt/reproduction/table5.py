@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from exegpt.report.sections import Section
 from exegpt.reproduction.setup import Setup, setup
-from exegpt.schedule import Stage
+from xcore.specs.schedule import Stage
 from xscheduler.allocation import Layout, both_stages, layer_speeds, partial_layouts, side_stages
 from xsimulator.estimates import outcome
 from xsimulator.steady.outcome import latency, memory_share

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exegpt.quantity import figure_text, signed_percent
 from exegpt.report.sections import Section
 from exegpt.reproduction.setup import PAPER_POLICIES, Reached, Setup, deviation, paper_mode, reached, setup, today
+from xcore.quantity import figure_text, signed_percent
 from xscheduler.allocation import Layout, layer_speeds, side_stages, uniform_stages
 from xsimulator.estimates import outcome
 from xsimulator.steady import rra

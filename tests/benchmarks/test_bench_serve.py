@@ -6,8 +6,8 @@ import json
 import pytest
 
 from benchmarks import bench_serve, servers
-from exegpt.models.create import create_model
-from exegpt.trace import read_trace
+from xcore.traces.trace import read_trace
+from xrunner.models.create import create_model
 
 
 def test_both_clients_read_the_same_load(tmp_path):

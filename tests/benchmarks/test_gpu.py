@@ -21,15 +21,15 @@ from benchmarks.gpu import model, shares
 from benchmarks.kernels import timing
 from benchmarks.kernels.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
 from benchmarks.kernels.check import check
-from exegpt import document
 from exegpt.kernels.gpu import INTERPRETED
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.profile import Profile
-from exegpt.workload import RequestLengths
+from xcore import document
+from xcore.requests.requests import random_requests
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.workload import RequestLengths
 from xrunner.core.engine import Engine
-from xrunner.core.requests import random_requests
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 
 from ..kernels.flashinfer_stand_in import in_its_place
 from ..xrunner.stand_in import StandIn
@@ -256,7 +256,7 @@ def test_an_engine_with_a_wrong_kernel_is_found(monkeypatch, capsys):
 def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
     """On the CPU, whose graphs run the layers again."""
     monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
-    monkeypatch.setattr("exegpt.builtin_models.builtin_model", lambda name: SMALL_MODEL)
+    monkeypatch.setattr("xcore.specs.builtin_models.builtin_model", lambda name: SMALL_MODEL)
     (row,) = gpu._steps(CPU, ROOFLINE)
     assert "failed" not in row and row["alike"] and min(row["eager"], row["graph"]) > row["bound"] > 0
     assert "of the roofline" in capsys.readouterr().out
@@ -358,7 +358,7 @@ def test_the_roofline_of_an_iteration():
 
 
 def test_a_profile_lies_beside_the_results(monkeypatch, tmp_path):
-    from tests.exegpt.nouns import profile
+    from tests.xcore.nouns import profile
 
     calls = []
     measured = profile(SMALL_MODEL)

@@ -6,9 +6,9 @@ pytest.importorskip("triton")
 
 from benchmarks import host_step
 from benchmarks.launches import META, on_no_device
-from exegpt.model import ModelSpec
-from exegpt.models import random_model
+from xcore.specs.model import ModelSpec
 from xrunner.comm.ranks import Ranks
+from xrunner.models import random_model
 
 
 @pytest.mark.parametrize("policy", host_step.POLICIES)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.job import run_all
-from exegpt.model import ModelSpec
-from exegpt.models.create import create_model
 from tests.xrunner.cells import LENGTHS, SIZES, disaggregated, requests, schedule
+from xcore.specs.model import ModelSpec
+from xrunner.models.create import create_model
 
 
 @pytest.fixture(scope="module")

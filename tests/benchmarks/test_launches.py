@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from benchmarks.launches import META, _Operators, launches
-from exegpt.model import ModelSpec
+from xcore.specs.model import ModelSpec
 
 
 def sizes(architecture, **more):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.pcie_all_reduce import BOARDS, Row, earlier_rows, errors, fit, nccl_rows, parted
-from exegpt.cluster import parse_cluster
+from xcore.specs.cluster import parse_cluster
 from xprofiler.aiconfigurator import systems_folder
 from xprofiler.rings import PROTOCOLS
 

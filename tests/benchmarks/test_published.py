@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.published import ENGINE, compared, errors, operator_tables, parted, published_rows
-from exegpt.compared import COMPARED
-from exegpt.engine import NO_ENGINE, find_engine
 from tests.public_data import needs_data
+from xcore.specs.engine import NO_ENGINE, find_engine
 from xprofiler.aiconfigurator import systems_folder
+from xprofiler.compared import COMPARED
 
 SHIPPED = [fact for fact in COMPARED if fact.engine == ENGINE]
 

@@ -7,8 +7,8 @@ pytest.importorskip("transformers")
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import serving
-from exegpt.app import peers
-from exegpt.model import ModelSpec
+from exegpt.api import peers
+from xcore.specs.model import ModelSpec
 
 CPU = torch.device("cpu")
 TINY = ModelSpec("tiny", "llama", 2, 32, 2, 1, 16, 48, True, 300, 256)

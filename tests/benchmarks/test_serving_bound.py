@@ -14,8 +14,8 @@ pytest.importorskip("fastapi")
 
 from benchmarks.servers import ready, running, schedule_of, tuned_server
 from benchmarks.serving_bound import ACCEPTED, HEAD, MET, errors, measured, row, start_load
-from exegpt import document
-from exegpt.schedule import Schedule
+from xcore import document
+from xcore.specs.schedule import Schedule
 
 SIZES = {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 704, "vocab": 2000, "context": 1024}
 BOUND = "2.5s"

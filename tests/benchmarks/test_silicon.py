@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from benchmarks.silicon import aggregated_rows, predict_aggregated, replayed_run, static_errors
-from exegpt.builtin_models import builtin_model
 from tests.public_data import needs_data
+from xcore.specs.builtin_models import builtin_model
 from xprofiler.aiconfigurator import aiconfigurator_profile, systems_folder
 
 installed = pytest.mark.skipif(systems_folder() is None, reason="the package aiconfigurator is not installed")

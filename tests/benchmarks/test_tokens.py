@@ -10,9 +10,9 @@ pytest.importorskip("transformers")
 
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
-from exegpt.models.create import create_model
-from exegpt.models.device import CPU
-from exegpt.request import Request, Result
+from xcore.requests.request import Request, Result
+from xrunner.models.create import create_model
+from xrunner.models.device import CPU
 
 SIZES = {"layers": 3, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 

@@ -15,9 +15,9 @@ from benchmarks.vllm_runs import (
     requests_of,
     setting_of,
 )
-from exegpt.app.engine_settings import follow
-from exegpt.prefixes import Prefixes
 from tests.public_data import needs_data
+from xcore.traces.prefixes import Prefixes
+from xscheduler.engine_settings import follow
 
 ROW = Row("vllm", 50.0, 1.0, 400, 204.3, 62.4, 0.03, 0.6)
 

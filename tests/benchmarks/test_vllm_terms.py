@@ -19,10 +19,10 @@ from benchmarks.vllm_terms import (
     step_ms,
     vllm_rows,
 )
-from exegpt.compared import COMPARED
-from exegpt.engine import find_engine
 from tests.public_data import needs_data
+from xcore.specs.engine import find_engine
 from xprofiler.aiconfigurator import SYSTEMS, systems_folder
+from xprofiler.compared import COMPARED
 
 installed = pytest.mark.skipif(systems_folder() is None, reason="the package aiconfigurator is not installed")
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from exegpt.model import ModelSpec
-from exegpt.schedule import Schedule
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile as one_degree
+from tests.xcore.nouns import profile as one_degree
 from tests.xrunner.cells import LENGTHS, POLICIES, SIZES, disaggregated, schedule
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import RequestLengths
 from xsimulator.replay.event_simulator import replay
 
 HERE = Path(__file__).parent

@@ -29,9 +29,10 @@ PATIENCE = 2
 ENOUGH = 0.9
 # Path of modules (the longest that fits counts): tests that should notice, quickest first.
 TESTS = {
-    "exegpt/batching": "golden batching policies xsimulator/replay",
-    "exegpt/policies": "golden policies batching xscheduler/test_ties.py xsimulator/replay",
-    "xsimulator/replay": "golden xsimulator/replay batching/test_prefix_pool.py xsimulator/steady/test_occupancy.py",
+    "xcore/batching": "golden xcore/batching xcore/policies xsimulator/replay",
+    "xcore/policies": "golden xcore/policies xcore/batching xscheduler/test_ties.py xsimulator/replay",
+    "xsimulator/replay": "golden xsimulator/replay xcore/batching/test_prefix_pool.py "
+    "xsimulator/steady/test_occupancy.py",
     "xsimulator/cost": "xsimulator/cost xsimulator/steady",
     "xsimulator/steady": "xsimulator/steady xsimulator/test_estimates.py",
     "xscheduler": " ".join(
@@ -40,13 +41,11 @@ TESTS = {
             "ties allocation policy_spaces cache advice search ceilings tune open_tune admission families".split()
         )
     ),
-    "xscheduler/multimodel": "xscheduler/multimodel",
-    "xsimulator/multimodel": "xsimulator/multimodel",
-    "xsimulator/multimodel/plan_replay": "xsimulator/multimodel/test_call_replay.py "
-    "app/multimodel/test_shared_devices.py",
+    "xmulti/sharing": "xmulti/sharing",
+    "xmulti/sharing/plan_replay": "xmulti/sharing/test_call_replay.py xmulti/sharing/test_shared_devices.py",
     **dict.fromkeys(
-        ("exegpt/policies/sharing", "exegpt/policies/priority_sharing", "exegpt/policies/one_phase"),
-        " ".join(f"xsimulator/multimodel/test_{name}.py" for name in ("unit", "priority", "cluster")),
+        ("xcore/policies/sharing", "xcore/policies/priority_sharing", "xcore/policies/one_phase"),
+        " ".join(f"xmulti/sharing/test_{name}.py" for name in ("unit", "priority", "cluster")),
     ),
     **dict.fromkeys(
         ("xscheduler/arrivals", "xscheduler/goodput", "xscheduler/open_"),
@@ -59,9 +58,7 @@ FOLDERS = [path for path in TESTS if (ROOT / path).is_dir()]
 def tests_of(path: str) -> tuple[list[str], list[str]]:
     """Arguments of pytest for the mutants of a module: the tests of its own name, and those listed."""
     listed = TESTS[max((start for start in TESTS if path.startswith(start)), key=len)]
-    folder = Path(path).parent  # tests/ mirrors the packages, but that exegpt's are at its top
-    mirrored = folder.relative_to("exegpt") if folder.is_relative_to("exegpt") else folder
-    files = sorted((ROOT / "tests" / mirrored).glob(f"test_{Path(path).stem}.py"))
+    files = sorted((ROOT / "tests" / path).parent.glob(f"test_{Path(path).stem}.py"))
     return [str(file.relative_to(ROOT)) for file in files], [f"tests/{name}" for name in listed.split()]
 
 

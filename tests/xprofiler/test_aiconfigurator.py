@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.document import from_dict, to_dict
-from exegpt.engine import EngineSpec
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import Profile
+from xcore.document import from_dict, to_dict
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.engine import EngineSpec
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile, systems_folder
 from xprofiler.products import Products
 

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.app.profiles import find_profile
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.profile import Table
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import Table
 from xprofiler.cluster import found_cluster, write_cluster
 from xprofiler.collectives import link, pairs
+from xprofiler.profiles import find_profile
 from xrunner.comm.ranks import Ranks
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from exegpt.kernels.attention import attention_reference
-from exegpt.model import ModelSpec
+from xcore.specs.model import ModelSpec
 from xprofiler import attention
 from xprofiler.attention import AttentionProbe
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exegpt.cluster import local_cluster
-from exegpt.model import ModelSpec
+from xcore.specs.cluster import local_cluster
+from xcore.specs.model import ModelSpec
 from xprofiler import machine
 from xprofiler.measure import measure_profile
 from xprofiler.timing import timed

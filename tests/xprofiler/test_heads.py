@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from exegpt.errors import InputError
-from exegpt.profile import Table
+from xcore.errors import InputError
+from xcore.specs.profile import Table
 from xprofiler.heads import table_for
 
 BATCHES, LENGTHS = (1.0, 2.0, 4.0, 8.0), (1.0, 100.0, 1000.0)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.models.create import create_model
 from tests.xprofiler import small
 from xprofiler import job, points, store
 from xprofiler.job import measured_job
 from xrunner.comm.ranks import Ranks
+from xrunner.models.create import create_model
 
 
 @pytest.fixture

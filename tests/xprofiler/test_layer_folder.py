@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.document import from_dict, to_dict
-from exegpt.errors import InputError
-from exegpt.profile import Profile
 from tests.public_data import needs_data
+from xcore.document import from_dict, to_dict
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.profile import Profile
 from xprofiler.layer_folder import layers_profile
 from xsimulator.cost.iteration_attention import iteration_attention
 

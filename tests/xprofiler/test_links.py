@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from exegpt.builtin_models import builtin_model
+from xcore.specs.builtin_models import builtin_model
 from xprofiler import job, links
 from xprofiler.cluster import found_cluster
 from xprofiler.points import FULL

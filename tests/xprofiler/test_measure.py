@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from exegpt.document import read
-from exegpt.model import ModelSpec
-from exegpt.models import Shard, load_model
-from exegpt.models.cache import KVCache
-from exegpt.models.create import create_model
-from exegpt.profile import Profile
+from xcore.document import read
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xprofiler import attention, machine, measure, points, store
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing
+from xrunner.models import Shard, load_model
+from xrunner.models.cache import KVCache
+from xrunner.models.create import create_model
 
 from .small import shrink
 

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from exegpt.profile import Table
-from tests.exegpt.nouns import profile
+from tests.xcore.nouns import profile
 from tests.xprofiler.test_rates import SPEC
+from xcore.specs.profile import Table
 from xprofiler.model_switch import switch_seconds
 
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-from exegpt import document
-from exegpt.errors import InputError
-from exegpt.iteration_profile import IterationProfile
 from tests.public_data import needs_data
+from xcore import document
+from xcore.errors import InputError
+from xcore.specs.iteration_profile import IterationProfile
 from xprofiler.muxserve import muxserve_profiles
 
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.engine import EngineSpec, engine_of, find_engine
-from exegpt.errors import InputError
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.engine import EngineSpec, engine_of, find_engine
 from xprofiler.operators import with_engine
 from xprofiler.roofline import roofline_profile
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from exegpt.cli import main
-from exegpt.cluster import parse_cluster
-from exegpt.document import read
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models.create import create_model
-from exegpt.profile import Profile
 from tests.mpi import MPIRUN, launcher_environment
+from xcore.document import read
+from xcore.errors import InputError
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xprofiler.job import Job
 from xrunner.comm import ranks
+from xrunner.models.create import create_model
 
 ROOT = Path(__file__).parents[2]
 SMALL = Path(__file__).parent / "small.py"
@@ -135,7 +135,7 @@ def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_
 
 DISAGREE = """
 import sys
-from exegpt.errors import InputError
+from xcore.errors import InputError
 from xrunner.comm.ranks import job
 
 def facts():
@@ -168,8 +168,8 @@ def test_an_error_on_one_rank_is_printed_once_with_its_number(job, what, words):
 
 SHARDED = """
 import sys, time, torch
-from exegpt.models import Shard, load_model
-from tests.models.test_decoder import IDS, logits
+from xrunner.models import Shard, load_model
+from tests.xrunner.models.test_decoder import IDS, logits
 from xprofiler.links import HostLinks
 from xrunner.comm.ranks import job
 with job() as ranks:

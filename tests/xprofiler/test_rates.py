@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.profile import Table
-from tests.exegpt.nouns import profile as a_profile
+from tests.xcore.nouns import profile as a_profile
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Table
 from xprofiler import rates
 from xprofiler.rates import Slowdown
 from xprofiler.timing import Timing
 from xrunner.comm.ranks import Ranks
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 
 SPEC = ModelSpec("m", "llama", 2, 64, 4, 2, 16, 128, True, 300, 128)
 PROFILE = a_profile(SPEC)

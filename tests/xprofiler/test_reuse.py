@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.models import load_model
-from exegpt.models.create import create_model
 from xprofiler import reuse
 from xprofiler.reuse import Reuse
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 
 HIDDEN, FFN, VOCAB, LAYERS = 32, 64, 300, 3
 LAYER = (2 + 2 / 2) * HIDDEN**2 + 3 * HIDDEN * FFN + 2 * HIDDEN

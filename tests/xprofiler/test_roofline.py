@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
-from exegpt.document import from_dict, to_dict
-from exegpt.engine import NO_ENGINE, EngineSpec, LinkWait, find_engine
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.profile import Profile
+from xcore.document import from_dict, to_dict
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
+from xcore.specs.engine import NO_ENGINE, EngineSpec, LinkWait, find_engine
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s
 from xprofiler.roofline import roofline_profile
 

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from exegpt import document
-from exegpt.cost_table import CostTable
-from exegpt.errors import InputError
 from tests.public_data import needs_data
+from xcore import document
+from xcore.errors import InputError
+from xcore.specs.cost_table import CostTable
+from xmulti.stages.line_costs import line_costs
 from xprofiler.samullm import HOST, LOADING, OUTPUTS, POINTS, read_points, samullm_costs
-from xsimulator.multimodel.stages.line_costs import line_costs
 
 HEAD = "model,tp,phase,num_seqs,tot_ctx_len,max_seq_len,tflops_logged,exec_s,sample_s,prep_s\n"
 MACS = 1e-6

@@ -5,9 +5,9 @@ from statistics import median
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.errors import InputError
 from tests.public_data import needs_data
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
 from xprofiler.vidur import vidur_profile
 
 LLAMA = builtin_model("llama-2-70b")

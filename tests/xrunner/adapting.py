@@ -4,9 +4,9 @@ import json
 import sys
 from pathlib import Path
 
-from exegpt.document import from_dict, to_dict
-from exegpt.request import Request
-from exegpt.schedule import Schedule
+from xcore.document import from_dict, to_dict
+from xcore.requests.request import Request
+from xcore.specs.schedule import Schedule
 from xrunner.comm.ranks import job
 from xrunner.core import drift
 from xrunner.core.changes import run_adapting

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import torch
 
-from exegpt.batching import Order
-from exegpt.cluster import local_cluster
-from exegpt.document import fingerprint
-from exegpt.orders import fcfs
-from exegpt.request import Request
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
-from xrunner.comm.place import ranks_needed
+from xcore.batching import Order
+from xcore.document import fingerprint
+from xcore.orders import fcfs
+from xcore.requests.request import Request
+from xcore.specs.cluster import local_cluster
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage, ranks_needed
+from xcore.specs.workload import Workload
 
 SIZES = {"layers": 5, "hidden": 64, "heads": 4, "ffn": 96, "vocab": 300, "context": 96}
 POLICIES = {
@@ -124,7 +123,7 @@ def generate(model, request, **options):
 
 def run_cells(directory: Path, order: Order = fcfs) -> None:
     """Run every cell of `cells.json` on this rank; the leader writes what came of each."""
-    from exegpt import document
+    from xcore import document
     from xrunner.comm.ranks import job
     from xrunner.core.engine import Engine
 

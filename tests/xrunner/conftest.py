@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from exegpt.models.create import create_model
 from tests.mpi import MPIRUN, launcher_environment
+from xrunner.models.create import create_model
 
 from .cells import SIZES
 

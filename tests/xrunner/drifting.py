@@ -4,10 +4,10 @@ import os
 import sys
 from pathlib import Path
 
-from exegpt.app import reschedule
-from exegpt.app.files import read_schedule
 from exegpt.cli import main
+from xcore.files import read_schedule
 from xrunner.core import drift
+from xscheduler import reschedule
 
 if __name__ == "__main__":
     drift.WINDOW = 12

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from exegpt import document
-from exegpt.request import Request, Result
-from exegpt.schedule import Schedule
+from xcore import document
+from xcore.requests.request import Request, Result
+from xcore.specs.schedule import Schedule
 from xrunner.comm.ranks import Ranks, job
 from xrunner.core.engine import Engine
 from xrunner.core.events import Token

@@ -6,7 +6,7 @@ import atexit
 import sys
 from pathlib import Path
 
-from exegpt.model import ModelSpec
+from xcore.specs.model import ModelSpec
 from xrunner.comm.ranks import Agreed, job
 from xrunner.core.engine import Engine
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import torch
 
-from exegpt import document
-from exegpt.cluster_plan import Plan
-from exegpt.request import Result
 from tests.xrunner.cells import requests
+from xcore import document
+from xcore.requests.request import Result
+from xcore.specs.cluster_plan import Plan
+from xmulti.rank.unit import Unit
 from xrunner.comm.ranks import Ranks, job
-from xrunner.multimodel.unit import Unit
 
 
 def run(directory: Path, ranks: Ranks) -> None:

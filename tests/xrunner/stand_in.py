@@ -2,7 +2,7 @@
 
 import torch
 
-from exegpt.models.device import CPU
+from xrunner.models.device import CPU
 
 
 class StandIn:

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.policies import TRAITS
-from exegpt.served import steady_tokens_s
-from exegpt.workload import Workload, task
+from xcore.errors import InputError
+from xcore.policies import TRAITS
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.served import steady_tokens_s
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
 from xsimulator import estimate

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.estimate import Estimate
-from exegpt.schedule import Stage
-from exegpt.workload import Workload, task
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Stage
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.advice import decoding, looser_bound, other_cluster, twice, use_of, why_behind
 from xscheduler.search import Search

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, parse_cluster
-from exegpt.errors import InputError
-from exegpt.workload import task
-from tests.exegpt import nouns
+from tests.xcore import nouns
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.workload import task
 from xscheduler.allocation import (
     LayerSpeed,
     both_stages,

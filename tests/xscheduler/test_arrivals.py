@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.batching import deal
-from exegpt.bound import ALL_REQUESTS, PAPER_BOUND
-from exegpt.errors import InputError
-from exegpt.workload import RequestLengths, Workload, task
+from xcore.batching import deal
+from xcore.errors import InputError
+from xcore.specs.bound import ALL_REQUESTS, PAPER_BOUND
+from xcore.specs.workload import RequestLengths, Workload, task
 from xscheduler.arrivals import EACH, Arrivals, at, may_miss
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 50), st.integers(1, 50)), min_size=2, max_size=20)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from exegpt.workload import task
 from tests.xscheduler.test_ceilings import evenly, spaces_of
+from xcore.specs.workload import task
 from xscheduler.candidates import CandidateFamily, schedule
 from xscheduler.question import Limits
 from xscheduler.space import all_spaces

@@ -6,10 +6,10 @@ import math
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.workload import Workload, task
-from tests.exegpt import nouns
+from tests.xcore import nouns
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
 from xscheduler.ceilings import Reach, decode_rate, reach

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.bound import BoundMeaning
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.workload import LengthDistribution, Workload, task
+from xcore.specs.bound import BoundMeaning
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import policy_spaces
 from xscheduler.monotonicity import violations

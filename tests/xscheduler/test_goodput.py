@@ -6,15 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exegpt.batching import deal
-from exegpt.bound import ALL_REQUESTS
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.prompt_identity import PromptIdentity
-from exegpt.served import summarise
-from exegpt.workload import RequestLengths, Workload, task
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
+from xcore.batching import deal
+from xcore.errors import InputError
+from xcore.specs.bound import ALL_REQUESTS
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.served import summarise
+from xcore.specs.workload import RequestLengths, Workload, task
+from xcore.traces.prompt_identity import PromptIdentity
 from xprofiler.roofline import roofline_profile
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals, may_miss
 from xscheduler.goodput import PRECISION, Bounds, Goodput, Meter

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exegpt.bound import BoundMeaning
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.engine import ENGINES
-from exegpt.workload import Workload, task
+from xcore.specs.bound import BoundMeaning
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.engine import ENGINES
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.arrivals import Arrivals
 from xscheduler.goodput import Bounds

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from exegpt.workload import Workload
-from tests.exegpt.nouns import profile
+from tests.xcore.nouns import profile
 from tests.xscheduler.test_rates import Tabled, Told, asked, space_of
+from xcore.specs.workload import Workload
 from xscheduler.candidates import Candidates
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Bounds
 from xscheduler.open_search import GLANCE, Lead, OpenSearch, _coarse, _neighbours

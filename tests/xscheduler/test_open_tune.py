@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from exegpt.bound import ALL_REQUESTS, PAPER_BOUND
-from exegpt.errors import InputError
-from exegpt.estimate import Estimate
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
 from tests.xscheduler.test_goodput import answer
+from xcore.errors import InputError
+from xcore.specs.bound import ALL_REQUESTS, PAPER_BOUND
+from xcore.specs.estimate import Estimate
 from xscheduler import open_tune
 from xscheduler.arrivals import REQUESTS, Arrivals
 from xscheduler.goodput import LEAST_LOAD, Bounds, Goodput

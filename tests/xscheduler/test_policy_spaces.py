@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.policies import TRAITS, Traits
-from exegpt.profile import Table
-from exegpt.workload import LengthDistribution, Workload, task
+from xcore.policies import TRAITS, Traits
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import Table
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import ceilings
 from xscheduler.monotonicity import violations

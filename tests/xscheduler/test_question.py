@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.bound import PAPER_BOUND, BoundMeaning
-from exegpt.cluster import parse_cluster
-from exegpt.workload import LengthDistribution, Workload
-from tests.exegpt.nouns import MODEL, profile
+from tests.xcore.nouns import MODEL, profile
+from xcore.specs.bound import PAPER_BOUND, BoundMeaning
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import LengthDistribution, Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler import question
 from xscheduler.ceilings import MARGIN

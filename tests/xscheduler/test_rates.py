@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.estimate import Estimate
-from exegpt.workload import RequestLengths, Workload
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
+from xcore.specs.estimate import Estimate
+from xcore.specs.workload import RequestLengths, Workload
 from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.goodput import (

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.workload import Workload
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.refine import _stepped
 from xscheduler.tune import tune

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.spaces import LARGE, SMALL, random_space
-from exegpt.errors import InputError
+from xcore.errors import InputError
 from xscheduler.black_box import black_box
 from xscheduler.bnb import _split
 from xscheduler.monotonicity import violations

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.policies import TRAITS, Traits
-from exegpt.workload import Workload
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
+from xcore.policies import TRAITS, Traits
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.policy_spaces import POLICIES
 from xscheduler.ties import TIE, preferred
@@ -50,9 +50,9 @@ def test_tune_prefers_the_simpler_policy_whatever_the_order(order):
 
 
 def test_a_short_list_prefers_the_simpler_policy_too():
-    from exegpt.app.shortlist import best_by_replay
-    from exegpt.workload import RequestLengths
+    from xcore.specs.workload import RequestLengths
     from xscheduler.search import Search
+    from xscheduler.shortlist import best_by_replay
     from xscheduler.tuned import Alternative, Tuned
 
     alone = [

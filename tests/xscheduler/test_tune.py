@@ -7,16 +7,16 @@ import re
 
 import pytest
 
-from exegpt.bound import ALL_REQUESTS, PAPER_BOUND, BoundMeaning
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import ClusterSpec, parse_cluster
-from exegpt.document import from_dict, to_dict
-from exegpt.errors import InputError
-from exegpt.estimate import Estimate
-from exegpt.schedule import Schedule
-from exegpt.workload import Workload, task
-from tests.exegpt.nouns import MODEL, profile, schedule
+from tests.xcore.nouns import MODEL, profile, schedule
 from tests.xscheduler.test_search import line
+from xcore.document import from_dict, to_dict
+from xcore.errors import InputError
+from xcore.specs.bound import ALL_REQUESTS, PAPER_BOUND, BoundMeaning
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import tune as tuning
 from xscheduler.candidates import CandidateFamily, Candidates
@@ -232,7 +232,7 @@ def test_an_allocation_that_can_not_be_is_told_from_a_lack_of_memory():
 
 
 def test_progress_is_told_before_every_policy():
-    from exegpt.app.settings import find_setting
+    from xscheduler.settings import find_setting
 
     setting, told = find_setting("opt-13b", "1xA40", "S"), []
     policies = ("orca", "static", "chunked")

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.profile import Table
-from exegpt.served import steady_tokens_s
-from exegpt.workload import LengthDistribution, Workload, task
-from tests.exegpt.nouns import MODEL, profile, schedule
+from tests.xcore.nouns import MODEL, profile, schedule
+from xcore.errors import InputError
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import Table
+from xcore.specs.served import steady_tokens_s
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator import estimate, timeline

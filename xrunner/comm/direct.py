@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from exegpt.errors import InputError
-from exegpt.schedule import Schedule
+from xcore.errors import InputError
+from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.group_sum import GroupSum
 from xrunner.comm.kv_transfer import routes

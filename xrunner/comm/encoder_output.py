@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.models import EncoderDecoder, KVCache
-from exegpt.models.weights import torch_dtype
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.packing import send
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, Transport
+from xrunner.models import EncoderDecoder, KVCache
+from xrunner.models.weights import torch_dtype
 
 
 class EncodedReceiving:

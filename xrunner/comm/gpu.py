@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import torch
 
-from exegpt.models.device import made_current
+from xrunner.models.device import made_current
 
 
 class Moment(Protocol):

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from exegpt.kernels.kv_blocks import gather_blocks, scatter_blocks
-from exegpt.model import ModelSpec
-from exegpt.models import KVCache
-from exegpt.models.weights import torch_dtype
-from exegpt.schedule import Schedule
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule, devices
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
-from xrunner.comm.place import Place, devices
+from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, Transport
+from xrunner.models import KVCache
+from xrunner.models.weights import torch_dtype
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from exegpt.schedule import Schedule, Stage
+from xcore.specs.schedule import Schedule, Stage, devices
 
 
 @dataclass(frozen=True)
@@ -137,13 +137,3 @@ class Place:
 
     def _ranks(self, stage: Stage) -> tuple[int, ...]:
         return tuple(self._first + device for device in stage.devices)
-
-
-def devices(schedule: Schedule) -> int:
-    """Devices of one replica."""
-    return sum(len(stage.devices) for stage in schedule.stages)
-
-
-def ranks_needed(schedule: Schedule) -> int:
-    """Ranks of a job that runs this schedule."""
-    return devices(schedule) * schedule.replicas

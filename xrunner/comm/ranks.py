@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from exegpt.errors import InputError
-from exegpt.message import pack, unpack
-from exegpt.usable_cpus import cpu_ids, within_quota
+from xcore.errors import InputError
+from xcore.requests.message import pack, unpack
+from xcore.usable_cpus import cpu_ids, within_quota
 
 T = TypeVar("T")
 

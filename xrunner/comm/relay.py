@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from exegpt.errors import InputError
+from xcore.errors import InputError
 from xrunner.comm.ranks import Ranks
 
 Connect = Callable[[], socket.socket]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exegpt.message import pack, unpack
+from xcore.requests.message import pack, unpack
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.ranks import Ranks
 

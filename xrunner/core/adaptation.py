@@ -13,18 +13,12 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from exegpt.change import Change
-from exegpt.policies import traits_of
-from exegpt.schedule import PIPELINE_VARIABLES, Schedule
-from exegpt.workload import Workload
+from xcore.policies import traits_of
+from xcore.specs.change import OF_ONE_ENGINE, Change, Reschedule
+from xcore.specs.schedule import PIPELINE_VARIABLES, Schedule
 from xrunner.core.drift import Drift
 
 T = TypeVar("T")
-
-Reschedule = Callable[[Workload, Schedule], Schedule | None]
-"""The best schedule for a workload, given the schedule whose layers and caches the ranks hold; None where none meets
-the bound.
-"""
 
 
 class Adaptation:
@@ -80,27 +74,8 @@ def beside(work: Callable[[], T]) -> "Future[T]":
     return future
 
 
-_OF_ONE_ENGINE = (
-    *("policy", "stages", "replicas", "dtype", "kv_dtype"),
-    *("block_size", "admission", "prefix_caching"),
-)
-"""Fields of a schedule that are fixed when an engine is made."""
-
-
 def same(schedule: Schedule, other: Schedule) -> bool:
     """Whether two schedules lead to the same decisions; their workloads may differ."""
     variables = {*traits_of(schedule).searched, *PIPELINE_VARIABLES}
-    names = (*_OF_ONE_ENGINE, *variables, "kv_blocks")
+    names = (*OF_ONE_ENGINE, *variables, "kv_blocks")
     return all(getattr(schedule, name) == getattr(other, name) for name in names)
-
-
-def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
-    """Whether a schedule can take over with the layers and caches that the ranks hold for another. Disaggregated
-    encoding ranks have room for one batch of the held schedule.
-    """
-    if any(getattr(new, name) != getattr(held, name) for name in _OF_ONE_ENGINE):
-        return False
-    disaggregated = any(stage.phase == "encode" for stage in held.stages)
-    return new.kv_blocks <= held.kv_blocks and not (
-        disaggregated and (new.encode_batch or 0) > (held.encode_batch or 0)
-    )

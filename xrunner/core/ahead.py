@@ -6,7 +6,7 @@ its sequence a step later too, as on a pipeline.
 
 from dataclasses import dataclass
 
-from exegpt.batching import MicroBatch, Step
+from xcore.batching import MicroBatch, Step
 from xrunner.core.lanes import OwnLane
 from xrunner.rank.running import Running
 from xrunner.rank.worker import Running as OnDevice

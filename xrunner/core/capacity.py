@@ -2,16 +2,16 @@
 
 import torch
 
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models import Model
-from exegpt.models.device import free_memory, identity
-from exegpt.models.weights import torch_dtype
-from exegpt.policies.waa import most_in_transfer
-from exegpt.schedule import Schedule
+from xcore.errors import InputError
+from xcore.policies.waa import most_in_transfer
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
 from xrunner.comm import kv_transfer
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
+from xrunner.models import Model
+from xrunner.models.device import free_memory, identity
+from xrunner.models.weights import torch_dtype
 from xrunner.rank.warm_up import Extent
 
 

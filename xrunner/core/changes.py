@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exegpt.batching.room import with_room
-from exegpt.change import Change
-from exegpt.request import Request, Result
-from exegpt.schedule import Schedule
-from exegpt.served import Served
-from exegpt.timeline import Span, Timeline
+from xcore.batching.room import with_room
+from xcore.requests.request import Request, Result
+from xcore.specs.change import Change, Reschedule
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import Served
+from xcore.specs.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
-from xrunner.core.adaptation import Reschedule
 from xrunner.core.engine import Engine
 from xrunner.core.report import RunReport
 

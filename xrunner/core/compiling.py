@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from exegpt.request import Request
-from xrunner.core.grammar import Grammars
+from xcore.requests.grammar import Grammars
+from xcore.requests.request import Request
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from exegpt.workload import LengthDistribution, RequestLengths, Workload
+from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
 
 WINDOW = 256
 """Number of latest requests in the test."""

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from exegpt.batching import UNKNOWN, FollowingOrder, Hints, Order, Sequence
-from exegpt.batching.kv_pool import KVPool
-from exegpt.batching.sequence import PREEMPTED
-from exegpt.change import Change
-from exegpt.orders import fcfs
-from exegpt.policies import Policy, make_ledger, make_policy, shares_in_step, traits_of
-from exegpt.request import Request
-from exegpt.schedule import Schedule, StagePhase
-from xrunner.core.adaptation import takes_over_in_place
+from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, Sequence
+from xcore.batching.kv_pool import KVPool
+from xcore.batching.sequence import PREEMPTED
+from xcore.orders import fcfs
+from xcore.policies import Policy, make_ledger, make_policy, shares_in_step, traits_of
+from xcore.requests.request import Request
+from xcore.specs.change import Change, takes_over_in_place
+from xcore.specs.schedule import Schedule, StagePhase
 from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
 from xrunner.core.lanes import Lane, OwnLane

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.batching import Ledger, MicroBatching, Sequence, Step
-from exegpt.policies.waa import most_in_transfer, most_underway
-from exegpt.schedule import StagePhase
+from xcore.batching import Ledger, MicroBatching, Sequence, Step
+from xcore.policies.waa import most_in_transfer, most_underway
+from xcore.specs.schedule import StagePhase
 from xrunner.comm.encoder_output import slots_in
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.transport import NOTICE, TOKENS

@@ -7,34 +7,34 @@ from pathlib import Path
 
 import torch
 
-from exegpt.batching import Hints, Ledger, Order, deal
-from exegpt.batching.room import blocks_needed, with_room
-from exegpt.change import Change
-from exegpt.engine_protocol import Occupancy
-from exegpt.errors import InputError, TooLong
-from exegpt.models import KVCache, Model, Shard, load_model
-from exegpt.models.device import CPU
-from exegpt.orders import fcfs
-from exegpt.policies import make_policy
-from exegpt.request import Request, Result
-from exegpt.schedule import Schedule, StagePhase
-from exegpt.timeline import Span
+from xcore.batching import Hints, Ledger, Order, deal
+from xcore.batching.room import blocks_needed, with_room
+from xcore.errors import InputError, TooLong
+from xcore.orders import fcfs
+from xcore.policies import make_policy
+from xcore.requests.engine_protocol import Occupancy
+from xcore.requests.grammar import Grammars
+from xcore.requests.request import Request, Result
+from xcore.requests.requests import check_request
+from xcore.specs.change import Change, Reschedule
+from xcore.specs.schedule import Schedule, StagePhase, devices, ranks_needed
+from xcore.specs.timeline import Span
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.place import Place, devices, ranks_needed
+from xrunner.comm.place import Place
 from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.comm.transport import SPANS, Transport
-from xrunner.core.adaptation import Adaptation, Reschedule
+from xrunner.core.adaptation import Adaptation
 from xrunner.core.capacity import buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
 from xrunner.core.events import Event
-from xrunner.core.grammar import Grammars
 from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
 from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader
 from xrunner.core.report import RunReport
-from xrunner.core.requests import check_request
 from xrunner.core.shared_cache import SharedCache
+from xrunner.models import KVCache, Model, Shard, load_model
+from xrunner.models.device import CPU
 from xrunner.rank.warm_up import Extent, check_logits, warm_up
 from xrunner.rank.worker import END, Worker, serve
 

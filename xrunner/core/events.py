@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from exegpt.request import Result
+from xcore.requests.request import Result
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from exegpt.engine_protocol import (
+from xcore.errors import InputError, TooLong
+from xcore.requests.engine_protocol import (
     BEGIN,
     DRAIN,
     FROM_FRONTEND,
@@ -29,9 +30,8 @@ from exegpt.engine_protocol import (
     Stop,
     framed,
 )
-from exegpt.errors import InputError, TooLong
-from exegpt.request import Request
-from exegpt.schedule import Schedule
+from xcore.requests.request import Request
+from xcore.specs.schedule import Schedule
 from xrunner.core.compiling import Compiling
 from xrunner.core.engine import Engine
 from xrunner.core.events import Event, Token

@@ -5,24 +5,24 @@ from pathlib import Path
 
 import torch
 
-from exegpt import __version__
-from exegpt.change import Change
-from exegpt.document import fingerprint, to_dict
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models.device import identity
-from exegpt.models.planning import check_attention, described
-from exegpt.request import Request, Result
-from exegpt.schedule import Schedule
-from exegpt.timeline import Span
+from xcore import __version__
+from xcore.document import fingerprint, to_dict
+from xcore.errors import InputError
+from xcore.requests.request import Request, Result
+from xcore.specs.change import Change
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule, devices, ranks_needed
+from xcore.specs.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import Arrival
-from xrunner.comm.place import Place, devices, ranks_needed
+from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
 from xrunner.core.events import Token
 from xrunner.core.valid import why_not
+from xrunner.models.device import identity
+from xrunner.models.planning import check_attention, described
 from xrunner.rank.assembly import DeviceBatch
 
 KINDS = DeviceBatch, Arrival, Request, Result, Token, Change, Span

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
-from exegpt.batching import MicroBatch, MicroBatching, Step
-from exegpt.policies.waa import most_underway
-from exegpt.schedule import Schedule, StagePhase
+from xcore.batching import MicroBatch, MicroBatching, Step
+from xcore.policies.waa import most_underway
+from xcore.specs.schedule import Schedule, StagePhase
 from xrunner.comm.transport import TOKENS
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler, DeviceBatch

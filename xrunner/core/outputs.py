@@ -11,14 +11,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from exegpt.batching import Sequence
-from exegpt.batching.sequence import PREEMPTED
 from exegpt.kernels.argmax import NO_TOKEN
-from exegpt.request import FinishReason, Request, Result
-from exegpt.served import Served
+from xcore.batching import Sequence
+from xcore.batching.sequence import PREEMPTED
+from xcore.requests.grammar import Grammars
+from xcore.requests.request import FinishReason, Request, Result
+from xcore.specs.served import Served
 from xrunner.core.drift import Drift
 from xrunner.core.events import Event, Token
-from xrunner.core.grammar import Grammars
 from xrunner.rank.running import Running
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.sampling_state import Slots

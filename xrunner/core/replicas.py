@@ -7,8 +7,8 @@ Each side says END when no more will come, and waits for the other's: nothing is
 import time
 from collections.abc import Callable, Sequence
 
-from exegpt.change import Change
-from exegpt.request import Request, Result
+from xcore.requests.request import Request, Result
+from xcore.specs.change import Change
 from xrunner.comm.transport import CHANGE, REQUEST, RESULT, Transport
 from xrunner.core.events import Event, Token
 from xrunner.rank.worker import END

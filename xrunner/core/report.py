@@ -4,10 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from exegpt.change import Change
-from exegpt.request import Result
-from exegpt.served import Served
-from exegpt.timeline import Span, Timeline
+from xcore.requests.request import Result
+from xcore.specs.change import Change
+from xcore.specs.served import Served
+from xcore.specs.timeline import Span, Timeline
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.core.driver import Driver

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from exegpt.document import dumps, from_dict, parse_json, read_text, to_dict, write_text
-from exegpt.errors import InputError
-from exegpt.request import Result
+from xcore.document import dumps, from_dict, parse_json, read_text, to_dict, write_text
+from xcore.errors import InputError
+from xcore.requests.request import Result
 
 _OPTIONAL = {"error", "logprobs", "likeliest", "prompt_logprobs", "prompt_likeliest"}
 """Keys that only some results have: failed ones, and those of requests that ask for them."""

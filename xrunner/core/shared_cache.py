@@ -6,14 +6,14 @@ from typing import Literal
 
 import torch
 
-from exegpt.batching.shared_pool import MergedPool, block_size, merged_bytes, shared_pools
-from exegpt.models import KVCache
-from exegpt.models.cache import scattered_zeros
-from exegpt.models.device import CPU
-from exegpt.models.shard import Shard
-from exegpt.schedule import Schedule
+from xcore.batching.shared_pool import MergedPool, block_size, merged_bytes, shared_pools
+from xcore.specs.schedule import Schedule
 from xrunner.comm.ranks import Ranks
 from xrunner.core.capacity import check_memory
+from xrunner.models import KVCache
+from xrunner.models.cache import scattered_zeros
+from xrunner.models.device import CPU
+from xrunner.models.shard import Shard
 
 
 @dataclass(frozen=True)

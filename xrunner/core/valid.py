@@ -1,10 +1,10 @@
 """Which schedules can be run with which models; the others can be planned with."""
 
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models.weights import DTYPES
-from exegpt.policies import make_policy
-from exegpt.schedule import Schedule
+from xcore.errors import InputError
+from xcore.policies import make_policy
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
+from xrunner.models.weights import DTYPES
 
 
 def why_not(schedule: Schedule, model: ModelSpec) -> str | None:

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.batching import MicroBatch, Sequence
 from exegpt.kernels.log_probs import LogProbs, PromptLogProbs
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
-from exegpt.models import AttentionBatch, Batch, Dealing, computed_rows
-from exegpt.timeline import Phase
+from xcore.batching import MicroBatch, Sequence
+from xcore.specs.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
+from xrunner.models import AttentionBatch, Batch, Dealing, computed_rows
 from xrunner.rank.running import Running
 from xrunner.rank.sampling_arrays import PromptRows, logprob_rows, prompt_logprob_rows, sampling_arrays
 from xrunner.rank.sampling_state import SamplingState

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from exegpt.models import Between, Dealing, KVCache, Model, Planning
 from xrunner.comm.gpu import Gpu, Moment
 from xrunner.comm.packing import send
+from xrunner.models import Between, Dealing, KVCache, Model, Planning
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.decode_graphs import DecodeGraph, DecodeGraphs
 from xrunner.rank.sampling_state import SamplingState

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from exegpt.models import Dealing, KVCache, Model, Planning
-from exegpt.models.weights import torch_dtype
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import fill, packed_bytes, views
+from xrunner.models import Dealing, KVCache, Model, Planning
+from xrunner.models.weights import torch_dtype
 from xrunner.rank.assembly import DeviceBatch
 
 Feed = Callable[[DeviceBatch, torch.Tensor], object]

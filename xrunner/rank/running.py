@@ -6,9 +6,9 @@ from functools import cached_property
 
 import numpy as np
 
-from exegpt.batching import Sequence as LedgerSequence
-from exegpt.batching.prefix_pool import extend_keys
-from exegpt.request import Request
+from xcore.batching import Sequence as LedgerSequence
+from xcore.batching.prefix_pool import extend_keys
+from xcore.requests.request import Request
 from xrunner.rank.token_mask import Constraint
 
 Array = np.ndarray

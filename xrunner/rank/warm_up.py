@@ -9,18 +9,18 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from exegpt.batching import BlockPool
-from exegpt.batching.admission import most_cached
-from exegpt.errors import InputError
 from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.kernels.logit_edits import LogitEdits
 from exegpt.kernels.sampling import Sampling
 from exegpt.kernels.work_list import WorkList
-from exegpt.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
-from exegpt.models.weights import torch_dtype
-from exegpt.policies import traits_of
-from exegpt.schedule import Schedule
+from xcore.batching import BlockPool
+from xcore.batching.admission import most_cached
+from xcore.errors import InputError
+from xcore.policies import traits_of
+from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
+from xrunner.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
+from xrunner.models.weights import torch_dtype
 from xrunner.rank.decode_graphs import DecodeGraphs
 
 _SHAPES_S = 3.0

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from exegpt.models import EncoderDecoder, KVCache, Model
-from exegpt.models.weights import torch_dtype
-from exegpt.timeline import Span
+from xcore.specs.timeline import Span
 from xrunner.comm.encoder_output import EncodedReceiving
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.kv_transfer import Arrival, Receiving, Sending
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, NOTICE, SPANS, STATES, TOKENS, Transport, wait
+from xrunner.models import EncoderDecoder, KVCache, Model
+from xrunner.models.weights import torch_dtype
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute, Launched
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from exegpt.profile import DegreeTables, LayerTables, Table
+from xcore.specs.profile import DegreeTables, LayerTables, Table
 
 Array = NDArray[np.float64]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from exegpt.profile import LayerTables
+from xcore.specs.profile import LayerTables
 
 
 def iteration_attention(

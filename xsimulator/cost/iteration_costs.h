@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../exegpt/interpolation.h"
+#include "../../xcore/interpolation.h"
 
 enum { MOST_AXES = 4 };
 

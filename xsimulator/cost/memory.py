@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from exegpt.cluster import ClusterSpec
-from exegpt.engine_memory import DATA_SHEET, EngineMemory
-from exegpt.model import ModelSpec, activation_bytes
-from exegpt.schedule import BLOCK_SIZE, Stage
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.engine_memory import DATA_SHEET, EngineMemory
+from xcore.specs.model import ModelSpec, activation_bytes
+from xcore.specs.schedule import BLOCK_SIZE, Stage
 
 
 @dataclass(frozen=True)

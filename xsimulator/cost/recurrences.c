@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../exegpt/interpolation.h"
+#include "../../xcore/interpolation.h"
 
 enum { LONGEST_CYCLE = 12 }; /* phases of the longest cycle that is looked for */
 

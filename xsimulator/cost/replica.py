@@ -6,12 +6,12 @@ It knows the model, the cluster, the profile and where the layers are, and nothi
 import functools
 from dataclasses import dataclass, replace
 
-from exegpt.cluster import ClusterSpec
-from exegpt.engine import engine_of
-from exegpt.engine_memory import EngineMemory
-from exegpt.model import ModelSpec, activation_bytes
-from exegpt.profile import Profile, Table
-from exegpt.schedule import Schedule, Stage
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.engine import engine_of
+from xcore.specs.engine_memory import EngineMemory
+from xcore.specs.model import ModelSpec, activation_bytes
+from xcore.specs.profile import Profile, Table
+from xcore.specs.schedule import Schedule, Stage
 from xsimulator.cost.group import Group
 from xsimulator.cost.memo import memoized
 from xsimulator.cost.memory import DeviceMemory, StageMemory, device_memory

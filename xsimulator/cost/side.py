@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from exegpt.profile import Table
-from exegpt.schedule import Stage
+from xcore.specs.profile import Table
+from xcore.specs.schedule import Stage
 from xsimulator.cost.group import PARTS, Group, PartSeconds
 from xsimulator.cost.recurrences import decode_seconds
 from xsimulator.cost.stage import StageCost

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from exegpt.profile import DegreeTables, Table
-from exegpt.schedule import Stage
+from xcore.specs.profile import DegreeTables, Table
+from xcore.specs.schedule import Stage
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.iteration_attention import iteration_attention
 

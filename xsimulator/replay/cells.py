@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching import MicroBatch, MicroBatching, Sequence, Step
-from exegpt.batching.sequence import FINISHED
-from exegpt.interpolation import linear
-from exegpt.timeline import Span
+from xcore.batching import MicroBatch, MicroBatching, Sequence, Step
+from xcore.batching.sequence import FINISHED
+from xcore.interpolation import linear
+from xcore.specs.timeline import Span
 from xsimulator.cost.recurrences import follow
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side

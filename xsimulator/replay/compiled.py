@@ -9,12 +9,12 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching.admission import most_cached
-from exegpt.errors import InputError
-from exegpt.policies import checked, shares_in_step, traits_of
-from exegpt.prefixes import Prefixes
-from exegpt.profile import LayerTables, Profile, Table
-from exegpt.schedule import Schedule
+from xcore.batching.admission import most_cached
+from xcore.errors import InputError
+from xcore.policies import checked, shares_in_step, traits_of
+from xcore.specs.profile import LayerTables, Profile, Table
+from xcore.specs.schedule import Schedule
+from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost

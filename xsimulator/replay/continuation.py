@@ -3,8 +3,8 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
-from exegpt.batching import Sequence
-from exegpt.schedule import Schedule
+from xcore.batching import Sequence
+from xcore.specs.schedule import Schedule
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record

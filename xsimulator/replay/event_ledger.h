@@ -1,4 +1,4 @@
-/* The ledger and the policies' decisions, compiled (exegpt/batching/ledger.py, exegpt/policies). */
+/* The ledger and the policies' decisions, compiled (xcore/batching/ledger.py, xcore/policies). */
 #ifndef EXEGPT_EVENT_LEDGER_H
 #define EXEGPT_EVENT_LEDGER_H
 #include "../cost/iteration_costs.h"
@@ -6,7 +6,7 @@
 
 enum { STATIC, ORCA, CHUNKED, RRA, WAA }; /* policies */
 
-/* ---- the ledger (exegpt/batching/ledger.py), first come, first served ---- */
+/* ---- the ledger (xcore/batching/ledger.py), first come, first served ---- */
 
 typedef enum { WAITING, PREFILL, DECODE, PREEMPTED, FINISHED } Status;
 
@@ -23,7 +23,7 @@ typedef struct {
     Py_ssize_t place;                 /* its text among the prefixes' */
 } Request;
 
-/* What requests' prompts have in common (exegpt/prefixes.py). */
+/* What requests' prompts have in common (xcore/traces/prefixes.py). */
 typedef struct {
     const Py_ssize_t *parents, *shared; /* by request of the whole list: another one or -1, and tokens shared with it */
 } Prefixes;
@@ -377,7 +377,7 @@ static void advance(Ledger *l, const Step *step, Py_ssize_t iterations) {
     if (l->finishes) release(l);
 }
 
-/* ---- policies (exegpt/policies) ---- */
+/* ---- policies (xcore/policies) ---- */
 
 typedef struct {
     int name;

@@ -1,5 +1,5 @@
 /* The event simulator, compiled: one replica's requests through a policy's decisions, and when each one began, gave its
- * first token and finished. What is decided and booked is what exegpt/policies, event_simulator.py, lanes.py and
+ * first token and finished. What is decided and booked is what xcore/policies, event_simulator.py, lanes.py and
  * cells.py decide and book; tests/xsimulator/replay/test_compiled.py holds it to them request by request. event_loop.pyi
  * says what it takes.
  *

@@ -1,9 +1,9 @@
-/* Steps on the stages of a pipeline, compiled (cells.py, exegpt/batching/micro_batches.py). */
+/* Steps on the stages of a pipeline, compiled (cells.py, xcore/batching/micro_batches.py). */
 #ifndef EXEGPT_EVENT_PIPELINE_H
 #define EXEGPT_EVENT_PIPELINE_H
 #include "event_ledger.h"
 
-/* ---- a pipeline (cells.py, exegpt/batching/micro_batches.py) ---- */
+/* ---- a pipeline (cells.py, xcore/batching/micro_batches.py) ---- */
 
 /* A micro-batch's part of a step. */
 typedef struct {

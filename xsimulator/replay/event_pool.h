@@ -1,4 +1,4 @@
-/* KV blocks, compiled (exegpt/batching/kv_pool.py, prefix_pool.py): a number of them that are free, and where prefixes
+/* KV blocks, compiled (xcore/batching/kv_pool.py, prefix_pool.py): a number of them that are free, and where prefixes
  * are cached, which blocks hold what. */
 #ifndef EXEGPT_EVENT_POOL_H
 #define EXEGPT_EVENT_POOL_H

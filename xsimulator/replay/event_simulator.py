@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from exegpt.batching import UNKNOWN, Hints, Order, Sequence, deal
-from exegpt.estimate import Estimate
-from exegpt.orders import fcfs
-from exegpt.orders.fcfs import FCFS
-from exegpt.prefixes import Prefixes
-from exegpt.profile import Profile
-from exegpt.schedule import Schedule
-from exegpt.served import Served, summarise
-from exegpt.timeline import Span, Timeline
-from exegpt.workload import RequestLengths
+from xcore.batching import UNKNOWN, Hints, Order, Sequence, deal
+from xcore.orders import fcfs
+from xcore.orders.fcfs import FCFS
+from xcore.specs.estimate import Estimate
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import Served, summarise
+from xcore.specs.timeline import Span, Timeline
+from xcore.specs.workload import RequestLengths
+from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline
 from xsimulator.replay.compiled import Replicas, Requests, is_compiled

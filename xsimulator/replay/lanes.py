@@ -9,10 +9,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import inf
 
-from exegpt.batching import Ledger, Step
-from exegpt.policies import Policy
-from exegpt.policies.waa import most_underway
-from exegpt.schedule import StagePhase
+from xcore.batching import Ledger, Step
+from xcore.policies import Policy
+from xcore.policies.waa import most_underway
+from xcore.specs.schedule import StagePhase
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record

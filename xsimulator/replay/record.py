@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Iterable
 
-from exegpt.batching import Sequence, Step
-from exegpt.served import Served
+from xcore.batching import Sequence, Step
+from xcore.specs.served import Served
 from xsimulator.replay.cells import Ran
 
 

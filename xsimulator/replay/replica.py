@@ -4,10 +4,10 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from math import inf
 
-from exegpt.batching import MicroBatching, Order, Sequence
-from exegpt.orders import fcfs
-from exegpt.policies import make_ledger, make_policy, traits_of
-from exegpt.schedule import Schedule, StagePhase
+from xcore.batching import MicroBatching, Order, Sequence
+from xcore.orders import fcfs
+from xcore.policies import make_ledger, make_policy, traits_of
+from xcore.specs.schedule import Schedule, StagePhase
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline
 from xsimulator.replay.lanes import KVTransfer, Lane

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.schedule import BLOCK_SIZE
-from exegpt.workload import Workload
+from xcore.specs.schedule import BLOCK_SIZE
+from xcore.specs.workload import Workload
 from xsimulator.steady.residents import Z999, cornish_fisher, decode_iterations_of
 
 Array = NDArray[np.float64]

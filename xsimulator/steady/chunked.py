@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.workload import LengthDistribution
+from xcore.specs.workload import LengthDistribution
 from xsimulator.steady import lockstep
 from xsimulator.steady.chunk_times import Found, chunk_times
 from xsimulator.steady.iterations import Encoded, Mixture, from_iterations

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.workload import LengthDistribution
+from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.steady.occupancy import Occupancy
 from xsimulator.steady.outcome import Demand, Interruptions, Lifetime, Outcome

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.batching.admission import Admission
-from exegpt.schedule import BLOCK_SIZE
-from exegpt.workload import Workload
+from xcore.batching.admission import Admission
+from xcore.specs.schedule import BLOCK_SIZE
+from xcore.specs.workload import Workload
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import BlockDistribution, Reservation, grown_blocks
 from xsimulator.steady.prompts import Prompts, kinds_of, thinned

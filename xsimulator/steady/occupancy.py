@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.steady.load import Load
 
 _NORMAL = NormalDist()

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.engine import engine_of
-from exegpt.estimate import Binding, Estimate
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.engine import engine_of
+from xcore.specs.estimate import Binding, Estimate
+from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times

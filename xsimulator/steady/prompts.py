@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from exegpt.policies.waa import most_underway
-from exegpt.workload import LengthDistribution
+from xcore.policies.waa import most_underway
+from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.memo import memoized
 from xsimulator.cost.normal import even_normal

@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.workload import LengthDistribution, Workload
+from xcore.specs.workload import LengthDistribution, Workload
 
 Array = NDArray[np.float64]
 Form = Literal["exact", "paper"]

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from exegpt.bound import ALL_REQUESTS, BoundMeaning
-from exegpt.profile import Profile
-from exegpt.schedule import Schedule
-from exegpt.workload import Workload
+from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form

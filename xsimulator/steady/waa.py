@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from exegpt.schedule import BLOCK_SIZE
+from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import Reservation
 from xsimulator.steady.decoding_cycle import Cycle, Decoding, fixed_point, iteration

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.model import ModelSpec
-from exegpt.models.device import CPU
 from tests.xrunner.cells import WAA, schedule, stages
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import ranks_needed
 from xrunner.comm.encoder_output import EncodedReceiving, slots_in
 from xrunner.comm.kv_transfer import Arrival
-from xrunner.comm.place import Place, ranks_needed
+from xrunner.comm.place import Place
+from xrunner.models.device import CPU
 
 SPEC = ModelSpec("m", "t5", 7, 64, 8, 8, 8, 96, True, 300, 96, 7)
 DEGREES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tuple)

@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.model import ModelSpec
-from exegpt.models import KVCache, Shard
 from tests.xrunner.cells import disaggregated, schedule
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import ranks_needed
 from xrunner.comm.kv_transfer import Receiving, Sending, buffer_bytes, held_heads, routes
-from xrunner.comm.place import Place, ranks_needed
+from xrunner.comm.place import Place
+from xrunner.models import KVCache, Shard
 
 SPEC = ModelSpec("m", "llama", 7, 64, 8, 4, 8, 96, True, 300, 96)
 DEGREES = st.lists(st.sampled_from([1, 2, 4, 8]), min_size=1, max_size=4).map(tuple)

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from exegpt import document
-from exegpt.model import ModelSpec
 from tests.xrunner.cells import disaggregated, requests, schedule
+from xcore import document
+from xcore.specs.model import ModelSpec
 from xrunner.comm.ranks import Ranks
 
 REFUSING = """
@@ -25,9 +25,9 @@ EXCHANGE = (
     + """
 import json
 import numpy as np
-from exegpt.document import read, to_dict
-from exegpt.request import Request
-from exegpt.schedule import Schedule
+from xcore.document import read, to_dict
+from xcore.requests.request import Request
+from xcore.specs.schedule import Schedule
 from xrunner.comm.ranks import job
 
 with job() as ranks:
@@ -116,6 +116,6 @@ def test_ranks_share_the_cpus_that_they_may_use_together(monkeypatch, bound, quo
 
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(bound[0]))
-    monkeypatch.setattr("exegpt.usable_cpus.cpu_quota", lambda: quota)
+    monkeypatch.setattr("xcore.usable_cpus.cpu_quota", lambda: quota)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert OfTwo(type("World", (), {"rank": 0})(), Node()).threads() == threads

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.errors import InputError
+from xcore.errors import InputError
 from xrunner.comm import relay
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.relay import Relay, way_to_frontend

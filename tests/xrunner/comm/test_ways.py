@@ -8,20 +8,21 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from exegpt.document import to_dict
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
 from tests.xrunner.cells import SIZES, disaggregated, requests, schedule
 from tests.xrunner.stand_in import StandIn
 from tests.xrunner.ways import read_log
+from xcore.document import to_dict
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import ranks_needed
 from xrunner.comm import direct, staged
 from xrunner.comm.direct import pairs
-from xrunner.comm.place import Place, ranks_needed
+from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, STATES
 from xrunner.core import joining
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 
 
 @pytest.fixture(scope="module")

@@ -7,21 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt import document
-from exegpt.document import to_dict
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.policies import make_ledger
-from exegpt.workload import Workload
 from tests.xrunner.at_once import at_once
 from tests.xrunner.cells import disaggregated, requests, schedule
+from xcore import document
+from xcore.document import to_dict
+from xcore.policies import make_ledger
+from xcore.specs.change import takes_over_in_place
+from xcore.specs.model import ModelSpec
+from xcore.specs.workload import Workload
 from xrunner.comm.ranks import Ranks
 from xrunner.core import adaptation, drift, driver
 from xrunner.core import engine as engine_module
-from xrunner.core.adaptation import same, takes_over_in_place
+from xrunner.core.adaptation import same
 from xrunner.core.changes import run_adapting
 from xrunner.core.engine import Engine
 from xrunner.core.results import read_results
+from xrunner.models import load_model
 
 WINDOW = 12  # the limit's distance is then 0.64
 LENGTHS = [(16, 8)] * 12 + [(5 + i % 7, 16 + i % 5) for i in range(40)]

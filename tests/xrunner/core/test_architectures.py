@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from exegpt.cluster import local_cluster
-from exegpt.document import fingerprint
-from exegpt.errors import InputError
-from exegpt.models import load_model
-from exegpt.request import Request
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
+from xcore.document import fingerprint
+from xcore.errors import InputError
+from xcore.requests.request import Request
+from xcore.specs.cluster import local_cluster
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 
 HEADS = {"num_attention_heads": 4, "hidden_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 96}
 LLAMA = {"intermediate_size": 72, "num_key_value_heads": 2, "head_dim": 16, "initializer_range": 0.3}

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from exegpt.document import from_dict
-from exegpt.errors import InputError
 from exegpt.kernels.philox import arrival_times
-from exegpt.models import load_model
-from exegpt.request import Result
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, disaggregated, requests
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.stand_in import StandIn
+from xcore.document import from_dict
+from xcore.errors import InputError
+from xcore.requests.request import Result
+from xcore.requests.requests import check_request
 from xrunner.core.engine import Engine
 from xrunner.core.events import Token
-from xrunner.core.requests import check_request
+from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 
 EOS = 7

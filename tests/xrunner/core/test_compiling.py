@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.engine_protocol import BEGIN, DRAIN, FROM_ENGINE, Abort, Frames, Stepped, Stop, framed
-from exegpt.models import load_model
-from exegpt.request import Request
 from tests.xrunner import cells
 from tests.xrunner.core.test_grammar import text_of
+from xcore.requests.engine_protocol import BEGIN, DRAIN, FROM_ENGINE, Abort, Frames, Stepped, Stop, framed
+from xcore.requests.grammar import Grammars
+from xcore.requests.request import Request
 from xrunner.core import inbox
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
-from xrunner.core.grammar import Grammars
+from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install -e '.[serve]'")

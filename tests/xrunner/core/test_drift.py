@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
-from exegpt.workload import LengthDistribution, Workload, task
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xrunner.core.drift import Drift, distance, limit
 
 WINDOW = 128

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from exegpt.batching import deal
 from tests.xrunner.cells import LAYOUTS, LENGTHS, requests
+from xcore.batching import deal
 
 from .test_job import check_decisions, check_times, check_tokens, cut_at, matrix, run_cells, sides
 

@@ -11,14 +11,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exegpt.errors import InputError
-from exegpt.models import load_model
-from exegpt.orders import fcfs
-from exegpt.policies import make_ledger, make_policy
-from exegpt.request import Request
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, generate, requests
+from xcore.errors import InputError
+from xcore.orders import fcfs
+from xcore.policies import make_ledger, make_policy
+from xcore.requests.request import Request
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 
 POLICIES = [policy for policy in cells.POLICIES if policy != "hybrid"]  # on one stage it is static
 
@@ -130,7 +130,7 @@ def test_the_timeline_is_what_the_policy_decided(models):
     report = Engine(model, plan).run(todo)
     policy = make_policy(plan)
     ledger = make_ledger(plan, fcfs)
-    from exegpt.batching import Sequence
+    from xcore.batching import Sequence
 
     ledger.submit(Sequence(i, n, m) for i, (n, m) in enumerate(LENGTHS))
     expected = []

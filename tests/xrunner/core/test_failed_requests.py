@@ -5,18 +5,18 @@ import math
 
 import pytest
 
-from exegpt import document
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.request import Request
 from tests.xrunner.broken_model import NAN, spoil
 from tests.xrunner.cells import POLICIES, SIZES, disaggregated, schedule
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.core.test_preemption import ledgers  # noqa: F401 (a fixture)
 from tests.xrunner.stand_in import StandIn
+from xcore import document
+from xcore.errors import InputError
+from xcore.requests.request import Request
+from xcore.specs.model import ModelSpec
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 
 CHOICES = {
     "greedy": {},

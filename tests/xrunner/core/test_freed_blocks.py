@@ -5,23 +5,23 @@ import math
 
 import pytest
 
-from exegpt.cluster_plan import Share
 from exegpt.kernels import device
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.request import Request
 from tests.kernels.gpu import DEVICE, needs_triton
+from tests.xmulti.rank.test_shared_unit import planned
+from tests.xmulti.rank.test_shared_unit import run as run_unit
 from tests.xrunner.cells import POLICIES, disaggregated, requests, schedule
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.core.test_preemption import LONGER, SMALL, ledgers  # noqa: F401 (a fixture)
 from tests.xrunner.core.test_prefix_caching import alike
 from tests.xrunner.garbage import GARBAGE, fill_caches
-from tests.xrunner.multimodel.test_shared_unit import planned
-from tests.xrunner.multimodel.test_shared_unit import run as run_unit
 from tests.xrunner.stand_in import StandIn
+from xcore.requests.request import Request
+from xcore.specs.cluster_plan import Share
+from xcore.specs.model import ModelSpec
+from xmulti.rank.unit import Unit
 from xrunner.core.engine import Engine
-from xrunner.multimodel.unit import Unit
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 
 ENOUGH = 100
 """Blocks for all requests at once."""

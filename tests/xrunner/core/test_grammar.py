@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.errors import InputError
-from exegpt.models import load_model
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
+from xcore.errors import InputError
+from xcore.requests.grammar import Grammars
+from xcore.requests.requests import read_requests
 from xrunner.core.engine import Engine
-from xrunner.core.grammar import Grammars
-from xrunner.core.requests import read_requests
+from xrunner.models import load_model
 
 pytest.importorskip("llguidance", reason="llguidance is not installed: pip install -e '.[serve]'")
 END = 256

@@ -7,17 +7,17 @@ from collections import Counter
 
 import pytest
 
-from exegpt.batching import deal
-from exegpt.cluster import local_cluster
-from exegpt.document import to_dict
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.policies.waa import most_in_transfer
-from exegpt.workload import RequestLengths
 from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, requests, schedule
 from tests.xrunner.core import test_architectures as architectures
+from xcore.batching import deal
+from xcore.document import to_dict
+from xcore.policies.waa import most_in_transfer
+from xcore.specs.cluster import local_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 from xsimulator.replay.event_simulator import replay
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from exegpt import document
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
 from tests.xrunner.cells import WAA, disaggregated, requests, schedule
+from xcore import document
+from xcore.specs.model import ModelSpec
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 
 LENGTHS = [(5 + 7 * i % 40, 10 + 11 * i % 35) for i in range(120)]
 

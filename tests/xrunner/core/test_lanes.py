@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.batching import Sequence, Step
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
+from xcore.batching import Sequence, Step
 from xrunner.core.lanes import OwnLane
 
 

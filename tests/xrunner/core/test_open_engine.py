@@ -4,17 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.errors import InputError
-from exegpt.models import load_model
-from exegpt.request import Request, Result
-from exegpt.workload import RequestLengths, Workload
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, disaggregated, requests
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.open_engine import feed
+from xcore.errors import InputError
+from xcore.requests.request import Request, Result
+from xcore.specs.workload import RequestLengths, Workload
 from xrunner.core.drift import Drift
 from xrunner.core.engine import Engine
 from xrunner.core.events import Token
+from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 
 POLICIES = [policy for policy in cells.POLICIES if policy != "hybrid"]

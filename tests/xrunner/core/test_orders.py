@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from exegpt.batching import Hints
-from exegpt.models import load_model
-from exegpt.orders import ORDERS, StarvationGuard, make_order
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile
+from tests.xcore.nouns import profile
 from tests.xrunner.cells import requests, schedule
+from xcore.batching import Hints
+from xcore.orders import ORDERS, StarvationGuard, make_order
+from xcore.specs.workload import RequestLengths
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 from xsimulator.replay.event_simulator import replay
 
 ROOMY, SMALL = 200, 9

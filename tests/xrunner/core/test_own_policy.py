@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from exegpt.batching import ENDLESS, Ledger, Sequence, Step
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.policies import TRAITS, Traits, register, runs
-from exegpt.report.schedule_text import schedule_text
-from exegpt.schedule import StagePhase
-from exegpt.workload import RequestLengths, task
-from tests.exegpt import nouns
-from tests.exegpt.nouns import profile
+from tests.xcore import nouns
+from tests.xcore.nouns import profile
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, requests, schedule
 from tests.xrunner.core.test_job import check_tokens, run_cells
+from xcore.batching import ENDLESS, Ledger, Sequence, Step
+from xcore.console.schedule_text import schedule_text
+from xcore.errors import InputError
+from xcore.policies import TRAITS, Traits, register, runs
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import StagePhase
+from xcore.specs.workload import RequestLengths, task
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 from xscheduler.tune import check_asked, tune
 from xsimulator import estimate
 from xsimulator.replay.compiled import Replicas, Requests

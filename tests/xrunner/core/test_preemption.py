@@ -5,19 +5,19 @@ import json
 
 import pytest
 
-from exegpt.document import to_dict
-from exegpt.models import load_model
-from exegpt.models.create import create_model
-from exegpt.policies import make_ledger
-from exegpt.workload import Workload
-from tests.models.conftest import ARCHITECTURES, vary_vectors
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, POLICIES, requests
 from tests.xrunner.core.conftest import tokens_of_transformers
 from tests.xrunner.core.test_job import check_decisions, check_tokens, matrix, run_cells, sides
+from tests.xrunner.models.conftest import ARCHITECTURES, vary_vectors
 from tests.xrunner.open_engine import feed
+from xcore.document import to_dict
+from xcore.policies import make_ledger
+from xcore.specs.workload import Workload
 from xrunner.core import driver
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 from xrunner.rank.warm_up import Extent
 
 SMALL = 7

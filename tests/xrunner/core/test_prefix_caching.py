@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 import torch
 
-from exegpt.models import load_model
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile
+from tests.xcore.nouns import profile
 from tests.xrunner import cells
 from tests.xrunner.cells import generate, requests
 from tests.xrunner.core.test_job import check_tokens, run_cells
 from tests.xrunner.core.test_preemption import late_tokens, ledgers, plan, tokens_of  # noqa: F401 (a fixture)
 from tests.xrunner.open_engine import feed
+from xcore.specs.workload import RequestLengths
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 from xsimulator.replay.event_simulator import replay
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from exegpt.request import Request, Result
 from tests.xrunner.cells import requests
+from xcore.requests.request import Request, Result
 from xrunner.core import replicas
 from xrunner.core.replicas import Follower, Leader
 from xrunner.rank.worker import END

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.errors import InputError
-from exegpt.request import Request
-from exegpt.workload import RequestLengths
-from xrunner.core.requests import is_trace, random_requests, read_requests
+from xcore.errors import InputError
+from xcore.requests.request import Request
+from xcore.requests.requests import is_trace, random_requests, read_requests
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.workload import RequestLengths
 
 GPT2 = builtin_model("gpt2")  # vocabulary 50257, context 1024
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.errors import InputError
-from exegpt.request import Result
+from xcore.errors import InputError
+from xcore.requests.request import Result
 from xrunner.core.results import ResultFile, read_results
 
 

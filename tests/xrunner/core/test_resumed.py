@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.errors import InputError
-from exegpt.models import load_model
 from tests.xrunner.cells import requests
 from tests.xrunner.core.test_preemption import plan
+from xcore.errors import InputError
+from xcore.requests.requests import check_request
 from xrunner.core.engine import Engine
-from xrunner.core.requests import check_request
+from xrunner.models import load_model
 
 
 @pytest.fixture(scope="module")

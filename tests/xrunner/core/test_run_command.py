@@ -8,14 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt import document
 from exegpt.cli import main
-from exegpt.model import ModelSpec
-from exegpt.models import load_model
-from exegpt.models.device import CPU, free_memory
 from tests.xrunner.cells import requests, schedule
+from xcore import document
+from xcore.specs.model import ModelSpec
 from xrunner.core.engine import Engine
 from xrunner.core.joining import how_to_start
+from xrunner.models import load_model
+from xrunner.models.device import CPU, free_memory
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import time
 import pytest
 import torch
 
-from exegpt.models import load_model
-from exegpt.policies import make_ledger
-from exegpt.request import Request
 from tests.xrunner import cells
+from xcore.policies import make_ledger
+from xcore.requests.request import Request
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 
 POLICIES = [policy for policy in cells.POLICIES if policy != "hybrid"]  # on one stage it is static
 MOST = {"encode_batch": 24, "max_num_seqs": 48, "decode_batch": 48, "max_num_batched_tokens": 160}

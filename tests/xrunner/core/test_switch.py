@@ -6,15 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exegpt import schedule
-from exegpt.cluster import local_cluster
-from exegpt.models import load_model
-from exegpt.policies import TRAITS
-from exegpt.request import Request, Result
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import Workload
+from xcore.policies import TRAITS
+from xcore.requests.request import Request, Result
+from xcore.specs import schedule
+from xcore.specs.cluster import local_cluster
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload
 from xrunner.core import adaptation
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 
 VARIABLES = {

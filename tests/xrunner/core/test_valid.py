@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.model import ModelSpec
-from exegpt.schedule import Stage
 from tests.xrunner.cells import LAYOUTS, POLICIES, WAA, schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Stage
 from xrunner.core.valid import why_not
 
 SPEC = ModelSpec("m", "llama", 5, 64, 4, 2, 16, 96, True, 300, 96)

@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.batching import MicroBatch, Sequence
-from exegpt.request import Request
 from tests.xrunner.cells import requests
+from xcore.batching import MicroBatch, Sequence
+from xcore.requests.request import Request
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.running import Running
 

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from exegpt.errors import InputError
 from exegpt.kernels import attention_flashinfer
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.device import Architecture
-from exegpt.models import Planning, load_model
-from exegpt.models.create import create_model
-from exegpt.models.planning import check_attention, choose_attention, described
+from xcore.errors import InputError
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
+from xrunner.models import Planning, load_model
+from xrunner.models.create import create_model
+from xrunner.models.planning import check_attention, choose_attention, described
 from xrunner.rank import warm_up
 from xrunner.rank.warm_up import alike
 

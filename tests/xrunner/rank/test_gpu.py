@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from exegpt.kernels import device
-from exegpt.models import Shard, load_model
-from exegpt.models.create import create_model
 from tests.kernels.gpu import DEVICE, needs_triton
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, requests
@@ -28,6 +26,8 @@ from xrunner.comm.place import Place
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import STATES
 from xrunner.core.engine import Engine
+from xrunner.models import Shard, load_model
+from xrunner.models.create import create_model
 from xrunner.rank.compute import Launched
 from xrunner.rank.decode_graphs import SIZES, DecodeGraphs
 from xrunner.rank.worker import Worker

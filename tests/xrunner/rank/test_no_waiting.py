@@ -11,12 +11,12 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
-from exegpt.batching import MicroBatch, Sequence
 from exegpt.kernels import device
-from exegpt.models import load_model
-from exegpt.models.create import create_model
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
+from xcore.batching import MicroBatch, Sequence
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.compute import Compute
 from xrunner.rank.running import Running

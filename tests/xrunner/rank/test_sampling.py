@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from exegpt.kernels.sampling import Sampling, sample_reference
-from exegpt.models import load_model
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 
 LENGTHS = [(3, 9), (17, 6), (30, 12), (8, 1), (21, 10)]
 WAYS = [

@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.batching import MicroBatch, Sequence
-from exegpt.models import load_model
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from tests.xrunner.stand_in import StandIn
+from xcore.batching import MicroBatch, Sequence
 from xrunner.comm.packing import send
 from xrunner.core.engine import Engine
+from xrunner.models import load_model
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.running import Running
 from xrunner.rank.sampling_state import SamplingState, Slots

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exegpt.models import load_model
+from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent, _warm_rows, warm_up
 
 

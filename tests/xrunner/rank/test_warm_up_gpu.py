@@ -15,9 +15,9 @@ from triton.runtime.jit import KernelInterface
 
 from exegpt.kernels import device
 from exegpt.kernels.attention import attention
-from exegpt.models import load_model
-from exegpt.models.create import create_model
 from tests.xrunner import cells
+from xrunner.models import load_model
+from xrunner.models.create import create_model
 from xrunner.rank import warm_up as warm_up_module
 from xrunner.rank.assembly import DeviceBatch
 from xrunner.rank.compute import Compute

@@ -2,8 +2,8 @@
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.group import Group
 from xsimulator.cost.stage import StageCost

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.profile import LayerTables, Table
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import LayerTables, Table
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.iteration_attention import iteration_attention
 

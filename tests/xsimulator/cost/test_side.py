@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.profile import DegreeTables, LayerTables, Profile, Table
-from exegpt.workload import task
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
+from xcore.specs.workload import task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import Layout, both_stages, layer_speeds
 from xsimulator.cost.replica import CostModel

@@ -2,11 +2,11 @@
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.schedule import Stage
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import Stage
+from xcore.specs.workload import RequestLengths
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.solo import solo_times

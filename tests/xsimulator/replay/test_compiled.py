@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import deal
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.prefixes import Prefixes
-from exegpt.profile import Table
-from exegpt.prompt_identity import PromptIdentity
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import MODEL, schedule
+from tests.xcore.nouns import MODEL, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
+from xcore.batching import deal
+from xcore.errors import InputError
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import Table
+from xcore.specs.workload import RequestLengths
+from xcore.traces.prefixes import Prefixes
+from xcore.traces.prompt_identity import PromptIdentity
 from xsimulator.replay import event_loop
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Watch
 from xsimulator.replay.event_simulator import replay

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from exegpt.batching import MicroBatching, Sequence
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.schedule import ModelReference, ProfileReference, Schedule, Stage
-from exegpt.workload import RequestLengths, task
+from xcore.batching import MicroBatching, Sequence
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import RequestLengths, task
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from

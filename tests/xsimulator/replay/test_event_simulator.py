@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.batching import MicroBatch, Sequence, deal
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.errors import InputError
-from exegpt.policies import make_ledger
-from exegpt.profile import Table
-from exegpt.schedule import Stage
-from exegpt.workload import RequestLengths, Workload
-from tests.exegpt.nouns import MODEL, profile, schedule
+from tests.xcore.nouns import MODEL, profile, schedule
+from xcore.batching import MicroBatch, Sequence, deal
+from xcore.errors import InputError
+from xcore.policies import make_ledger
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.profile import Table
+from xcore.specs.schedule import Stage
+from xcore.specs.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.batching import BlockPool, Ledger, Sequence
-from exegpt.batching.sequence import PREEMPTED
-from exegpt.cluster import parse_cluster
-from exegpt.orders import fcfs
-from exegpt.policies import make_policy
-from exegpt.schedule import Stage
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import MODEL, schedule
+from tests.xcore.nouns import MODEL, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
+from xcore.batching import BlockPool, Ledger, Sequence
+from xcore.batching.sequence import PREEMPTED
+from xcore.orders import fcfs
+from xcore.policies import make_policy
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import Stage
+from xcore.specs.workload import RequestLengths
 from xsimulator.replay.event_simulator import replay
 from xsimulator.replay.lanes import Lane
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
+from xcore.specs.workload import RequestLengths
 from xsimulator.replay.event_simulator import replay
 
 

@@ -5,10 +5,10 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from exegpt.batching import Hints
-from exegpt.orders import StarvationGuard, make_order
-from exegpt.workload import RequestLengths
-from tests.exegpt.nouns import profile, schedule
+from tests.xcore.nouns import profile, schedule
+from xcore.batching import Hints
+from xcore.orders import StarvationGuard, make_order
+from xcore.specs.workload import RequestLengths
 from xsimulator.replay.event_simulator import replay
 
 SHORT, LONG, LONGS = (20, 8), (20, 150), 6

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.engine import ENGINES
-from exegpt.served import ServedColumns
-from exegpt.workload import LengthDistribution, Workload, task
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.engine import ENGINES
+from xcore.specs.served import ServedColumns
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator import estimate

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.workload import task
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
 from tests.xsimulator.steady.test_few_residents import replayed
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator import estimate

@@ -5,10 +5,10 @@ inputs of one length or of many.
 import numpy as np
 import pytest
 
-from exegpt.cluster import parse_cluster
-from exegpt.engine import ENGINES
-from exegpt.workload import LengthDistribution, Workload
 from tests.xsimulator.steady.test_few_residents import LLAMA, plan_of, replayed
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.engine import ENGINES
+from xcore.specs.workload import LengthDistribution, Workload
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 

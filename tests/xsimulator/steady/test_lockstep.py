@@ -3,9 +3,9 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.workload import Workload, task
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator.cost.replica import CostModel

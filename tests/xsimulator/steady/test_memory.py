@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.engine_memory import DATA_SHEET, VLLM
-from exegpt.model import BYTES
-from exegpt.schedule import BLOCK_SIZE, Stage
-from exegpt.workload import LengthDistribution, Workload, task
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.engine_memory import DATA_SHEET, VLLM
+from xcore.specs.model import BYTES
+from xcore.specs.schedule import BLOCK_SIZE, Stage
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate

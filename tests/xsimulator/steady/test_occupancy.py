@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.schedule import BLOCK_SIZE
-from exegpt.served import steady_tokens_s
-from exegpt.workload import LengthDistribution, Workload, task
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import BLOCK_SIZE
+from xcore.specs.served import steady_tokens_s
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator import estimate, has_steady_state

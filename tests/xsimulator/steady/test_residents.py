@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exegpt.workload import LengthDistribution, Workload, task
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xsimulator.steady.residents import decode_iterations_of, length_biased_context, steady_state
 
 TASKS = ("S", "T", "G", "C1", "C2")

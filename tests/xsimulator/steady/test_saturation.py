@@ -4,12 +4,12 @@ import functools
 
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.schedule import Stage
-from exegpt.served import steady_tokens_s
-from exegpt.workload import Workload, task
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import Stage
+from xcore.specs.served import steady_tokens_s
+from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay

@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from exegpt.builtin_models import builtin_model
-from exegpt.cluster import parse_cluster
-from exegpt.schedule import BLOCK_SIZE
-from exegpt.served import steady_tokens_s
-from exegpt.workload import LengthDistribution, Workload, task
-from tests.exegpt.nouns import schedule
+from tests.xcore.nouns import schedule
 from tests.xsimulator.steady.test_saturation import side
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import parse_cluster
+from xcore.specs.schedule import BLOCK_SIZE
+from xcore.specs.served import steady_tokens_s
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay

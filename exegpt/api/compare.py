@@ -1,0 +1,150 @@
+"""Runs of requests under a schedule, compared with the prediction for the same requests."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xcore.batching import Hints, Order
+from xcore.console import output
+from xcore.console.comparison import Comparison, median
+from xcore.orders import fcfs
+from xcore.requests.request import Request, Result
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import summarise
+from xcore.specs.workload import RequestLengths
+from xprofiler.present_speed import slowdown_now
+from xscheduler.settings import Setting
+
+if TYPE_CHECKING:
+    import torch
+
+    from xprofiler.rates import Slowdown
+    from xrunner.comm.ranks import Ranks
+    from xrunner.core.report import RunReport
+
+
+def execute(
+    model: Any,
+    schedule: Schedule,
+    profile: Profile,
+    requests: Sequence[Request],
+    on_finish: Callable[[Result], None] | None = None,
+) -> Comparison:
+    """Run `requests` on a loaded model, then predict the very same ones at the machine's speed then."""
+    from xrunner.comm.ranks import Ranks
+    from xrunner.core.engine import Engine
+
+    engine, alone = Engine(model, schedule), Ranks()
+    before = slowdown_now(profile, model, alone)
+    report = engine.run(requests, on_finish)
+    return compare(
+        schedule, profile, report, slowdown=least(before, slowdown_now(profile, model, alone)), requests=requests
+    )
+
+
+def least(before: "Slowdown | None", after: "Slowdown | None") -> "Slowdown | None":
+    """The machine's slowdown during a run, of those timed before and after it: a moment's disturbance, which one of
+    them may have met, is no slower machine.
+    """
+    from xprofiler.rates import Slowdown
+
+    if before is None or after is None:
+        return None
+    pairs = zip(astuple(before), astuple(after), strict=True)
+    return Slowdown(*(min(pair) for pair in pairs))
+
+
+def compare(
+    schedule: Schedule,
+    profile: Profile,
+    report: "RunReport",
+    adjustment: float | None = None,
+    slowdown: "Slowdown | None" = None,
+    requests: Sequence[Request] = (),
+    order: Order = fcfs,
+    hints: Mapping[str, Hints] | None = None,
+) -> Comparison:
+    """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
+    machine's speed then. With the `requests`, the cache is reserved for as many tokens as they allowed, and has what
+    their prompts have in common. `hints` by the requests' ids, where the `order` needs any.
+    """
+    import xsimulator
+    from xcore.specs.schedule import ranks_needed
+    from xprofiler.rates import rescaled
+    from xsimulator.replay.event_simulator import replay
+
+    if slowdown:
+        profile = rescaled(profile, schedule.model.spec, slowdown)
+    done = sorted(report.served, key=lambda s: s.index)
+    lengths = [RequestLengths(s.input_tokens, s.output_tokens, s.arrival_s) for s in done]
+    caps = [requests[s.index].max_tokens for s in done] if requests else None
+    prompts = [requests[s.index].prompt_ids for s in done] if requests else None
+    own = [hints[requests[s.index].id] for s in done] if hints else None
+    predicted = replay(
+        schedule, profile, lengths, adjustment=adjustment, caps=caps, prompts=prompts, order=order, hints=own
+    )
+    busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
+    for span in report.timeline.spans:
+        busy[span.device] += span.end_s - span.start_s
+    return Comparison(
+        schedule=schedule,
+        measured=summarise(
+            report.served,
+            report.seconds,
+            schedule.meaning,
+            utilisation=tuple(seconds / report.seconds if report.seconds else 0.0 for seconds in busy.values()),
+        ),
+        predicted=predicted.estimate,
+        steady=xsimulator.estimate(schedule, profile) if xsimulator.has_steady_state(schedule) else None,
+        results=tuple(report.results),
+        served=tuple(report.served),
+        seconds=report.seconds,
+        measured_timeline=report.timeline,
+        predicted_timeline=predicted.timeline,
+        changes=report.changes,
+        preemptions=report.preemptions,
+        predicted_preemptions=predicted.preemptions,
+        reused=report.reused,
+        predicted_reused=predicted.reused,
+        slowdown=(slowdown.compute, slowdown.read, slowdown.stream) if slowdown else (1.0, 1.0, 1.0),
+    )
+
+
+def compare_policies(
+    directory: Path,
+    schedules: Sequence[Schedule],
+    setting: Setting,
+    requests: Sequence[Request],
+    repeats: int,
+    ranks: "Ranks",
+    device: "torch.device",
+    attention: str = "triton",
+) -> list[Comparison]:
+    """Each schedule's median run, on rank 0 alone; the runs take turns, so that a slow moment doesn't fall on one
+    schedule alone.
+    """
+    from xrunner.core.engine import Engine
+    from xrunner.core.report import RunReport
+
+    runs: list[list[Comparison]] = [[] for _ in schedules]
+    total = len(schedules) * repeats * len(requests)
+    with output.progress("running requests") as progress:
+        finished = 0
+
+        def on_finish(_: Any) -> None:
+            nonlocal finished
+            finished += 1
+            progress(finished, total)
+
+        for _ in range(repeats):
+            for schedule_runs, schedule in zip(runs, schedules, strict=True):
+                engine = Engine.load(directory, schedule, ranks, device=device, attention=attention)
+                before = slowdown_now(setting.profile, engine.model, ranks)
+                report = engine.run(requests, on_finish)
+                slowdown = least(before, slowdown_now(setting.profile, engine.model, ranks))
+                reports = ranks.gather(report if engine.leads else None, 0, RunReport)
+                schedule_runs += [compare(schedule, setting.profile, r, slowdown=slowdown) for r in reports if r]
+                engine.close()
+    return [median(schedule_runs) for schedule_runs in runs if schedule_runs]

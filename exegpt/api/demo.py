@@ -1,0 +1,236 @@
+"""`demo`: a small model is made, profiled, tuned for and run, so that predictions can be compared with measurements."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exegpt.api.compare import compare_policies
+from exegpt.api.reports import write_run_report
+from xcore import document
+from xcore.choices import check_columns
+from xcore.columns import parse_columns
+from xcore.console import output
+from xcore.console.comparison import Comparison
+from xcore.errors import InputError
+from xcore.requests.request import Request
+from xcore.requests.request_lists import draw
+from xcore.requests.requests import random_requests
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
+from xcore.specs.timeline import chrome_trace
+from xcore.traces.trace import parse_workload
+from xprofiler import store
+from xprofiler.measure import measure_profile
+from xrunner.comm.ranks import Ranks
+from xrunner.models import planning
+from xrunner.models.create import create_model
+from xrunner.models.device import find_device
+from xscheduler.setting_search import frontier_bounds, ranked, search_schedule
+from xscheduler.settings import Setting, find_setting
+from xscheduler.shortlist import best_by_replay
+from xsimulator.replay.event_simulator import replay
+
+if TYPE_CHECKING:
+    import torch
+
+    from xscheduler.tuned import Tuned
+
+BUDGET_S = 75.0
+"""What all runs together may take, as predicted: the number of requests follows from it."""
+LEAST, MOST = 32, 1024
+"""Requests that are run at least, however slow the machine, and at most."""
+PLACES = (1 / 3, 1 / 2, 2 / 3, 1 / 5, 4 / 5)
+"""Where the demo looks for its bound: shares, by factors, of the way from the lowest latency to the unbounded one."""
+ROOM = 0.06
+"""Share of the bound that the demo's plan leaves, since a machine that others use too is not always as fast."""
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """What `exegpt demo` is asked for."""
+
+    trace: str | None
+    workload: str | None
+    bounds_s: tuple[float | None, ...]
+    """Empty: a place on the frontier is chosen. None: unbounded."""
+    num: int | None
+    """Requests; None: as a minute allows."""
+    directory: Path
+    columns: str | None
+    seed: int
+    device: str | None
+    attention: str | None
+    dtype: str | None
+
+
+@dataclass(frozen=True)
+class DemoPlan:
+    """What the demo runs: the answer under a bound, and requests that keep its policies busy for about a minute."""
+
+    bound_s: float | None
+    answer: "Tuned"
+    requests: tuple[Request, ...]
+    best_steady: Schedule | None
+    """The schedule with the best steady state."""
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        """The answer's first, then the others' by falling throughput."""
+        return tuple(a.schedule for a in ranked(self.answer) if a.schedule and a.estimate)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """The model on its device, what was searched, and what is to be run."""
+
+    directory: Path
+    model: Path
+    device: "torch.device"
+    attention: str
+    setting: Setting
+    frontier: "tuple[Tuned, ...]"
+    plan: DemoPlan
+
+    @property
+    def answers(self) -> "list[Tuned]":
+        """The frontier's, and the plan's."""
+        return [*self.frontier, self.plan.answer]
+
+
+def prepare(options: DemoOptions) -> Demo:
+    """Make the model, measure and search it."""
+    device, workload = find_device(options.device), options.trace or options.workload or "T"
+    if options.trace and options.workload:
+        raise InputError(
+            f"Lengths are those of '{options.trace}' or of '{options.workload}': leave --trace or --workload out."
+        )
+    check_columns(options.columns, options.trace, options.workload)
+    parse_workload(workload, parse_columns(options.columns) if options.columns else None)  # before minutes of work
+    options.directory.mkdir(parents=True, exist_ok=True)
+    model = create_demo_model(options.directory, options.seed)
+    dtype = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
+    attention, why = planning.choose_attention(options.attention, ModelSpec.from_directory(model), dtype, device)
+    output.notes(why)
+    setting = _setting(model, workload, options.columns, device, dtype, attention)
+    output.notes(setting.assumptions)
+    frontier = search_frontier(setting)
+    plan = make_plan(setting, options.bounds_s or places(frontier), options.num, options.seed)
+    return Demo(options.directory, model, device, attention, setting, frontier, plan)
+
+
+def run(demo: Demo) -> list[Comparison]:
+    """Run the requests under each schedule, and write schedule.json, report.html and trace.json."""
+    plan, directory = demo.plan, demo.directory
+    where = (Ranks(), demo.device, demo.attention)
+    comparisons = compare_policies(demo.model, plan.schedules, demo.setting, plan.requests, 1, *where)
+    best = comparisons[0]
+    document.write(directory / "schedule.json", plan.answer.schedule)
+    title = "exegpt demo: predicted and measured"
+    write_run_report(directory / "report.html", title, demo.setting, comparisons, demo.answers)
+    timelines = [best.predicted_timeline, best.measured_timeline]
+    document.write_text(directory / "trace.json", document.dumps(chrome_trace(timelines), indent=None))
+    return comparisons
+
+
+def create_demo_model(directory: Path, seed: int) -> Path:
+    """The demo's model, made unless an earlier demo has made it."""
+    path = directory / f"model-{seed}"
+    if not path.is_dir():
+        output.note("1. Making a model: Llama, 8 layers, 56 million random weights …")
+        create_model(
+            path,
+            arch="llama",
+            layers=8,
+            hidden=512,
+            heads=8,
+            kv_heads=4,
+            ffn=1408,
+            vocab=32000,
+            context=1024,
+            dtype="fp32",
+            seed=seed,
+            shards=1,
+        )
+    return path
+
+
+def _setting(
+    model: Path, workload: str, columns: str | None, device: "torch.device", dtype: str, attention: str
+) -> Setting:
+    """The model on this machine's device with a measured profile: the stored one, else a new one."""
+    spec = ModelSpec.from_directory(model)
+    if store.find(spec, dtype, store.facts(device, attention=attention)) is None:
+        output.note("2. Measuring its layers on this machine …")
+        with output.progress("measuring layers") as progress:
+            measure_profile(model, dtype, lambda _, done, total: progress(done, total), device, attention=attention)
+    return find_setting(
+        str(model),
+        "local",
+        workload,
+        dtype=dtype,
+        columns=columns,
+        scale_to_context=True,
+        device=device.type,
+        attention=attention,
+    )
+
+
+def search_frontier(setting: Setting) -> "tuple[Tuned, ...]":
+    """The answers under bounds from the lowest reachable latency on."""
+    return tuple(search_schedule(setting, bound_s, lowest_latency=True) for bound_s in frontier_bounds(setting))
+
+
+def places(frontier: "Sequence[Tuned]") -> tuple[float | None, ...]:
+    """Bounds between the lowest reachable latency and the unbounded optimum's, to two digits."""
+    last = frontier[-1]
+    if last.estimate is None or last.estimate.latency_s is None or last.lowest_latency_s is None:
+        return (None,)
+    low, high = last.lowest_latency_s, last.estimate.latency_s
+    return tuple(float(f"{low * max(1.0, high / low) ** place:.2g}") for place in PLACES)
+
+
+def make_plan(setting: Setting, bounds_s: Sequence[float | None], num: int | None, seed: int) -> DemoPlan:
+    """The first bound under which the best steady state is also the best replay of the requests and leaves room in
+    both; where none is so, the first one, with the schedule that its requests' replay is best under.
+    """
+    plans: list[DemoPlan] = []
+    for bound_s in bounds_s:
+        answer = search_schedule(setting, bound_s and bound_s / (1 + ROOM))
+        if answer.schedule is None:
+            answer = search_schedule(setting, bound_s)
+        if answer.schedule is None:
+            plans.append(DemoPlan(bound_s, answer, (), None))
+            continue
+        answer = _under(answer, bound_s)
+        requests = _requests(setting, [a.schedule for a in answer.alternatives if a.schedule], num, seed)
+        lengths = [request.lengths for request in requests]
+        chosen = best_by_replay(answer, setting.profile, lengths)
+        plan = DemoPlan(bound_s, chosen, tuple(requests), answer.schedule)
+        plans.append(plan)
+        schedule = plan.schedules[0]
+        latency_s = replay(schedule, setting.profile, lengths, timeline=False).estimate.latency_s
+        if schedule == answer.schedule and (latency_s or 0.0) * (1 + ROOM) <= (bound_s or math.inf):
+            return plan
+    return plans[0]
+
+
+def _under(answer: "Tuned", bound_s: float | None) -> "Tuned":
+    """The answer with its schedules under this bound, which is looser than the one that they were planned for."""
+
+    def loosened(schedule: Schedule | None) -> Schedule | None:
+        return schedule and replace(schedule, latency_bound_s=bound_s)
+
+    alternatives = tuple(replace(a, schedule=loosened(a.schedule)) for a in answer.alternatives)
+    return replace(answer, schedule=loosened(answer.schedule), alternatives=alternatives)
+
+
+def _requests(setting: Setting, schedules: Sequence[Schedule], num: int | None, seed: int) -> list[Request]:
+    """Requests with the workload's lengths: `num`, or as many as all schedules together serve within the budget."""
+    longest = setting.model.longest_request
+    if num is None:
+        sample = draw(setting.workload, 128, seed, longest)
+        expected = sum(replay(schedule, setting.profile, sample).seconds for schedule in schedules)
+        num = min(MOST, max(LEAST, round(len(sample) * BUDGET_S / expected)))
+    return random_requests(draw(setting.workload, num, seed, longest), setting.model.vocab, seed)

@@ -1,0 +1,193 @@
+"""What `import exegpt` offers: the commands as functions, with the same defaults, and frozen dataclasses as results."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from exegpt.api.simulate import SimulateOptions
+from exegpt.api.simulate import simulate as predict
+from exegpt.api.tuning import PATTERNS, TuneOptions, tune_bounds, tune_rate
+from xcore.choices import bound_meaning, check_choice
+from xcore.document import from_dict, to_dict
+from xcore.duration import parse_duration
+from xcore.errors import InputError
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
+from xcore.traces.trace import parse_rate
+from xmulti.files.stage_plan import StagePlan
+from xmulti.plans.plan_answer import answer as plan_answer
+from xmulti.plans.planning import METHODS
+from xscheduler.engine_settings import EngineSettings
+from xscheduler.ordering import OrderChoice
+from xscheduler.policy_names import policy_names
+from xscheduler.setting_search import SearchOptions
+from xscheduler.settings import find_setting
+from xscheduler.tuned import Tuned
+
+Duration = float | str | None
+"""Seconds, or a text like 250ms; None: no bound."""
+_PLANNING = ("dtype", "kv_dtype", "memory_fraction", "scale_to_context", "engine", "front_end")
+_SETTING = (*_PLANNING, "columns", "device")
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """A prediction of one schedule's performance."""
+
+    schedule: Schedule
+    estimate: Estimate | None
+    """Of the steady state; None where requests were followed one by one."""
+    facts: dict[str, Any]
+    """What `exegpt simulate --json` prints."""
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        return to_dict(self)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Budgets of devices for several models."""
+
+    plan: Plan | StagePlan | None
+    """None where no method sustains all rates."""
+    why_not: str
+    """Then why."""
+    assumptions: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers."""
+        return to_dict(self)
+
+
+def tune(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    latency_bound: Duration = None,
+    *,
+    ttft: Duration = None,
+    tpot: Duration = None,
+    rate: float | str | None = None,
+    arrivals: str = "poisson",
+    bound: str = "requests",
+    percentile: float = 99.0,
+    policy: str | None = None,
+    search: str = "bnb",
+    tolerance: float = 0.0,
+    admission: str = "reserve",
+    fixed: Mapping[str, int] | None = None,
+    profile: str | None = None,
+    seed: int = 0,
+    **setting: Any,
+) -> Tuned:
+    """Find the schedule with the highest throughput under the bounds, or at a `rate` in requests/s that with the
+    highest goodput, as `exegpt tune` does. `fixed` are control variables set by hand; `setting` takes dtype, kv_dtype,
+    memory_fraction, columns, scale_to_context, device, engine and front_end.
+
+    Example: `exegpt.tune("llama-3.1-8b", "1xH100-SXM", "2048/256", latency_bound=5.0).schedule`
+
+    Raises InputError for what the command refuses.
+    """
+    _check_names(setting, _SETTING, "tune")
+    check_choice(search, ("bnb", "exhaustive", "optuna"), "search")
+    check_choice(admission, ("reserve", "grow", "auto"), "admission")
+    check_choice(arrivals, PATTERNS, "arrivals")
+    per_second = _rate(rate)
+    arriving = None if per_second is None else f"{per_second}/s"
+    where = find_setting(model, cluster, workload, profile, rate=arriving, **setting)
+    rules = ("reserve", "grow") if admission == "auto" else (admission,)
+    asked = SearchOptions(
+        bound_meaning(bound, percentile),
+        _seconds(ttft),
+        _seconds(tpot),
+        policy_names(policy),
+        search,  # type: ignore[arg-type]
+        tolerance,
+        rules,  # type: ignore[arg-type]
+        fixed=dict(fixed or {}),
+    )
+    options = TuneOptions((where,), (_seconds(latency_bound),), asked, per_second, arrivals, seed, advice=False)
+    if options.open_system:
+        rated = tune_rate(options)[0].rated
+        best = rated.sustained[rated.tuned.schedule.policy].goodput.low if rated.tuned.schedule else None
+        tuned = replace(rated.tuned, rate_seq_s=rated.rate_seq_s, goodput_seq_s=best)
+    else:
+        tuned = tune_bounds(options)[0].tuned
+    return replace(tuned, assumptions=(*where.assumptions, *tuned.assumptions))
+
+
+def simulate(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    *,
+    schedule: str | Path | None = None,
+    replay: str | None = None,
+    timeline: str | Path | None = None,
+    profile: str | None = None,
+    **settings: Any,
+) -> Simulated:
+    """Predict what a schedule's file, or a running engine's settings, give, as `exegpt simulate` does: `settings` takes
+    the command's options by their names.
+
+    Example: `exegpt.simulate("llama-3.1-8b", "1xH100-SXM", "2048/256", max_num_seqs=64).estimate`
+
+    Raises InputError for what the command refuses.
+    """
+    engine = {name: settings.pop(name) for name in EngineSettings.__dataclass_fields__ if name in settings}
+    known = dict.fromkeys(SimulateOptions.__dataclass_fields__)
+    _check_names(settings, (*known, *EngineSettings.__dataclass_fields__), "simulate")
+    files = {"schedule": schedule and Path(schedule), "timeline": timeline and Path(timeline), "replay": replay}
+    typed = {"model": model, "cluster": cluster, "workload": workload, "profile": profile, "scale_to_context": False}
+    order = OrderChoice.of(None, False)
+    own = {"engine_settings": EngineSettings(**engine), "order": order}
+    prediction = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
+    one_by_one = "requests" in prediction.facts
+    estimate = None if one_by_one else from_dict(Estimate, prediction.facts, "the estimate")
+    return Simulated(prediction.schedule, estimate, prediction.facts, tuple(prediction.assumptions))
+
+
+def plan(
+    models: str | Path,
+    cluster: str,
+    *,
+    method: str = "exegpt",
+    profile: str | Mapping[str, str] | None = None,
+    **setting: Any,
+) -> Planned:
+    """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does; `profile` has files by the
+    models' names, and `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and scale_to_context.
+
+    Example: `exegpt.plan("models.yaml", "4xA100-80GB").plan`
+
+    Raises InputError for what the command refuses.
+    """
+    _check_names(setting, _PLANNING, "plan")
+    check_choice(method, (*METHODS, "best"), "method")
+    by_name = [f"{name}={file}" for name, file in profile.items()] if isinstance(profile, Mapping) else [profile]
+    profiles = [text for text in by_name if text is not None]
+    planned = plan_answer(Path(models), cluster, method, False, None, profile=profiles, **setting)
+    return Planned(planned.best, "" if planned.best else planned.proposals[0].why_not, tuple(planned.assumptions))
+
+
+def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"exegpt.{function} has no argument '{name}': it takes {', '.join(known)}.")
+
+
+def _seconds(duration: Duration) -> float | None:
+    """A bound in seconds; InputError for one that isn't above 0."""
+    if duration is None:
+        return None
+    return parse_duration(duration if isinstance(duration, str) else f"{duration}s")
+
+
+def _rate(rate: float | str | None) -> float | None:
+    """A rate in requests/s."""
+    return None if rate is None else parse_rate(rate if isinstance(rate, str) else f"{rate}/s")

@@ -1,0 +1,372 @@
+"""`run`: requests run offline under a schedule that is given or searched, compared with their replay."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xsimulator
+from exegpt.api.compare import compare, least
+from xcore.batching import UNKNOWN, Hints
+from xcore.choices import admission_rule, check_columns, check_prefix_caching
+from xcore.console import output
+from xcore.console.comparison import Comparison
+from xcore.console.schedule_text import schedule_text
+from xcore.document import fingerprint, to_dict
+from xcore.errors import Infeasible, InputError
+from xcore.files import check_distinct, check_output, model_directory, read_schedule
+from xcore.policies import TRAITS
+from xcore.requests.request import Request, Result
+from xcore.requests.request_lists import read_for_model
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule, ranks_needed
+from xcore.specs.workload import Workload
+from xcore.tokenizer import load_tokenizer
+from xprofiler.present_speed import slowdown_now
+from xprofiler.profiles import find_profile, measured_profile, profile_text
+from xrunner.comm.ranks import Agreed, Ranks
+from xrunner.core.changes import run_adapting
+from xrunner.core.engine import Engine
+from xrunner.core.results import ResultFile, check_left
+from xrunner.models import planning
+from xrunner.models.device import find_device
+from xrunner.threads import set_threads
+from xscheduler.ordering import OrderChoice, check_known, request_hints
+from xscheduler.policy_names import policy_names
+from xscheduler.question import with_variables
+from xscheduler.reschedule import rescheduler
+from xscheduler.setting_search import infeasible_text, search_schedule
+from xscheduler.settings import Setting, find_model, find_setting, run_dtype
+from xscheduler.shortlist import best_by_replay
+from xsimulator.estimates import GROWING
+
+if TYPE_CHECKING:
+    import torch
+
+    from xprofiler.job import Job
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What `exegpt run` is asked for."""
+
+    model: str
+    requests: str
+    schedule: Path | None
+    """None: searched."""
+    out: Path | None
+    resume: bool
+    skip_invalid: bool
+    latency_bound_s: float | None
+    profile: str | None
+    no_profile: bool
+    policies: tuple[str, ...] | None
+    """None: all that can be searched."""
+    fixed: dict[str, int]
+    """Control variables set by hand."""
+    admission: str | None
+    prefix_caching: bool
+    kv_blocks: int | None
+    adjust: float | None
+    adapt: bool
+    order: OrderChoice
+    """Who waits in front."""
+    columns: str | None
+    scale_to_context: bool
+    seed: int
+    device: str | None
+    attention: str | None
+    dtype: str | None
+    threads: int | None
+    report: Path | None
+
+    def alike(self) -> dict[str, str]:
+        """What must be the same on all ranks."""
+        files = ("model", "schedule", "requests", "out", "profile", "no_profile")
+        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "order")
+        return {name: str(getattr(self, name)) for name in names}
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """What rank 0 reads."""
+
+    schedule: Schedule | None
+    """None: searched."""
+    requests: tuple[Request, ...]
+    rejected: tuple[Result, ...]
+    attention: str
+    """As in `Model`."""
+    described: str | None
+    """The same with its version; None on the CPU."""
+    notes: tuple[str, ...]
+    """Why this attention."""
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The schedule and what it was searched for; without a schedule, why none is feasible, and the lowest latency in
+    seconds.
+    """
+
+    schedule: Schedule | None
+    setting: Setting
+    reason: str | None
+    lowest_latency_s: float | None
+
+
+@dataclass(frozen=True)
+class OfflineRun:
+    """What a run came to on this rank."""
+
+    inputs: RunInputs
+    plan: RunPlan
+    comparison: Comparison | None
+    """On the rank that gets the results, where there is a schedule."""
+
+
+def run(options: RunOptions, ranks: Ranks) -> OfflineRun:
+    """Plan the run and do what isn't done yet; all ranks call it, and the one that gets the results writes them."""
+    if ranks.size > 1 and options.schedule is None and (options.profile is not None or options.no_profile):
+        option = "--no-profile" if options.no_profile else f"--profile {options.profile}"
+        raise Agreed(
+            f"{ranks.size} ranks without a schedule measure themselves: leave {option} out, or pass --schedule."
+        )
+    ranks.agree(options.alike)
+    kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
+    ranks.agree(lambda: {"threads": str(ranks.threads(options.threads))})
+    set_threads(ranks.threads(options.threads))
+    device = find_device(kind, ranks.local)
+    inputs = ranks.share(lambda: _read(options, ranks, device), RunInputs)
+    measured = _measured(options, inputs, ranks, device)
+    plan = ranks.share(lambda: _plan(options, inputs, measured, kind, ranks.size), RunPlan)
+    comparison = _run(options, inputs, plan, ranks, device) if plan.schedule else None
+    return OfflineRun(inputs, plan, comparison)
+
+
+def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInputs:
+    """The files that a run reads; InputError for what can't be run, before any work."""
+    check_output(options.report)
+    check_distinct((options.out, options.report), (options.requests, options.schedule, options.profile))
+    if options.out and ranks.size == 1:  # of several, another rank may write it
+        check_output(options.out)
+        check_left(options.out, options.resume)
+    directory, schedule = model_directory(options.model), _given_schedule(options)
+    spec = ModelSpec.from_directory(directory)
+    if schedule:
+        schedule.check_model(spec)
+    check_columns(None, options.requests, scale=options.scale_to_context)
+    how = (options.columns, options.seed, output.note, options.skip_invalid, options.scale_to_context)
+    requests, rejected = read_for_model(options.requests, directory, spec, *how)
+    check_known(options.order, requests)
+    for rejection in rejected:
+        output.note(f"skipped: {rejection.reason}")
+    dtype = run_dtype(options.dtype, schedule, device.type)
+    attention, notes = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+    results = tuple(rejection.result for rejection in rejected)
+    return RunInputs(schedule, tuple(requests), results, attention, planning.described(attention, device), tuple(notes))
+
+
+def _given_schedule(options: RunOptions) -> Schedule | None:
+    """The schedule that was passed; InputError where it isn't for this dtype, or can't be adjusted."""
+    if options.schedule is None:
+        return None
+    schedule = read_schedule(options.schedule)
+    if options.dtype not in (None, schedule.dtype):
+        raise InputError(
+            f"The schedule is for {schedule.dtype}, and --dtype asks for {options.dtype}: tune with --dtype "
+            f"{options.dtype}."
+        )
+    if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
+        adjustable = ", ".join(traits.name for traits in TRAITS.values() if traits.adjustable)
+        raise InputError(
+            f"--adjust {options.adjust:g} is for {adjustable}, and the schedule's policy is {schedule.policy}: leave "
+            "it out."
+        )
+    return schedule
+
+
+def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "torch.device") -> "Job | None":
+    """What the ranks were measured to be, before or now; None where another profile is asked for."""
+    given = inputs.schedule
+    if options.profile is not None or options.no_profile or (given and ranks_needed(given) != ranks.size):
+        return None
+    dtype = run_dtype(options.dtype, given, device.type)
+    return measured_profile(Path(options.model), dtype, ranks, device, inputs.attention)
+
+
+def _plan(options: RunOptions, inputs: RunInputs, measured: "Job | None", device: str, ranks: int) -> RunPlan:
+    """What to run, under a schedule that is searched where none was given."""
+    setting = _setting(options, inputs, measured, device, inputs.schedule if ranks > 1 else None)
+    setting = replace(setting, assumptions=(*setting.assumptions, *inputs.notes))
+    try:
+        schedule = _with_cache(inputs.schedule or _tuned_schedule(setting, options), options)
+    except Infeasible as error:  # an answer, which all ranks get
+        return RunPlan(None, setting, str(error), error.lowest_latency_s)
+    if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
+        output.note(f"--adjust {options.adjust:g} changes nothing under {schedule.policy}, the best policy here")
+    return RunPlan(schedule, setting, None, None)
+
+
+def _setting(
+    options: RunOptions, inputs: RunInputs, measured: "Job | None", device: str, shared: Schedule | None
+) -> Setting:
+    """The setting of a run: the cluster of a schedule that several ranks share, else that of this machine's device or
+    of the job's ranks. The workload is the requests' own. `measured` is what the ranks were measured to be, where
+    nothing else was asked for.
+    """
+    if not inputs.requests:
+        raise InputError("None of the requests can be run.")
+    workload = Workload.from_requests("requests", [request.lengths for request in inputs.requests])
+    if shared is not None:
+        spec, cluster = shared.model.spec, shared.cluster
+        if measured:
+            profile, which = measured.profile, profile_text(measured.profile)
+        else:
+            profile, which = find_profile(options.profile, spec, cluster, shared.dtype, attention=inputs.attention)
+        if xsimulator.has_steady_state(shared):
+            xsimulator.estimate(shared, profile)  # what the profile can't answer is said before any work
+        return Setting(spec, cluster, workload, profile, shared.kv_dtype, (which,))
+    if measured is None or measured.cluster.devices == 1:
+        dtype = inputs.schedule.dtype if inputs.schedule else options.dtype
+        return find_setting(
+            options.model,
+            "local",
+            workload,
+            options.profile,
+            dtype=dtype,
+            device=device,
+            attention=inputs.attention,
+        )
+    profile = measured.profile
+    return Setting(
+        find_model(options.model), measured.cluster, workload, profile, profile.dtype, (profile_text(profile),)
+    )
+
+
+def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
+    """The best schedule under the bound, for these very requests where they are few, with the fixed variables as given;
+    Infeasible where there is none.
+    """
+    bound_s, fixed, rows = options.latency_bound_s, options.fixed, setting.workload.requests or ()
+    policies = with_variables(options.policies or _policies_with_cache(options), fixed)
+    grows = options.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
+    rules = ("grow",) if grows else ("reserve",)
+    # No batch is larger than the list of requests, unless it is fixed: then it may wait for more than there are.
+    most = None if {"encode_batch", "max_num_seqs"} & fixed.keys() else len(rows) or None
+    answer = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
+    if answer.schedule is None:
+        raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
+    answer = best_by_replay(answer, setting.profile, rows)
+    assert answer.schedule
+    output.note(f"schedule: {schedule_text(answer.schedule)}")
+    return answer.schedule
+
+
+def _policies_with_cache(options: RunOptions) -> tuple[str, ...]:
+    """The policies that have what is asked of the cache, and a formula for it."""
+    grows, caches = options.admission == "grow", options.prefix_caching
+    fit = [n for n, traits in TRAITS.items() if (n in GROWING) >= grows and traits.caches_prefixes >= caches]
+    return policy_names(",".join(fit) if grows or caches else None)
+
+
+def _with_cache(schedule: Schedule, options: RunOptions) -> Schedule:
+    """The schedule with the cache that was asked for."""
+    rule = schedule.admission
+    if options.admission is not None:
+        rule = admission_rule(options.admission, schedule.policy)
+    if options.prefix_caching and not schedule.prefix_caching:
+        check_prefix_caching(schedule.policy, schedule.model.spec)
+    caches, blocks = options.prefix_caching or schedule.prefix_caching, options.kv_blocks or schedule.kv_blocks
+    return replace(schedule, admission=rule, kv_blocks=blocks, prefix_caching=caches)
+
+
+def _run(
+    options: RunOptions, inputs: RunInputs, plan: RunPlan, ranks: Ranks, device: "torch.device"
+) -> Comparison | None:
+    """Load this rank's part of the model and run what isn't done yet. One rank gets the results, writes them as they
+    come, and returns what came of it all.
+    """
+    directory, schedule, profile = Path(options.model), plan.schedule, plan.setting.profile
+    assert schedule
+    hints = ranks.attempt(lambda: _hints(options, inputs, schedule, profile))
+    engine = Engine.load(directory, schedule, ranks, device=device, attention=inputs.attention)
+    fingerprint = run_fingerprint(directory, schedule, (*inputs.requests, *inputs.rejected))
+    with ExitStack() as stack:
+        results = _Results(stack, options, fingerprint)
+        ranks.agree(lambda: results.open(engine.leads))
+        done = set().union(*ranks.all(tuple(results.file.done) if results.file else ()))
+        left = [request for request in inputs.requests if request.id not in done]
+        if results.file and done:
+            output.note(f"resumed: {len(inputs.requests) - len(left)} of {len(inputs.requests)} requests were done")
+        results.begin(len(left), engine.leads, [result for result in inputs.rejected if result.id not in done])
+        before = slowdown_now(profile, engine.model, ranks)
+        if options.adapt:
+            again = rescheduler(plan.setting)
+            engine, report = run_adapting(engine, directory, left, again, results.append, options.adjust)
+        else:
+            order, of = options.order.make(), hints.__getitem__
+            report = engine.run(
+                left, results.append, adjustment=options.adjust, order=order, hints=lambda request: of(request.id)
+            )
+        slowdown = least(before, slowdown_now(profile, engine.model, ranks))
+        if results.file and not engine.leads:
+            results.file.leave()
+    engine.close()
+    if not engine.leads:
+        return None
+    return compare(schedule, profile, report, options.adjust, slowdown, left, options.order.make(), hints)
+
+
+def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:
+    """What the order is told of each request, by id."""
+    if options.order.plain:
+        return dict.fromkeys((request.id for request in inputs.requests), UNKNOWN)
+    tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
+    return request_hints(options.order, inputs.requests, schedule, profile, tokenizer)
+
+
+class _Results:
+    """Progress, and the results file until `stack` ends: none where none was asked for, or another rank leads."""
+
+    def __init__(self, stack: ExitStack, options: RunOptions, fingerprint: str):
+        self.file: ResultFile | None = None
+        self._stack, self._fingerprint = stack, fingerprint
+        self._out, self._resume = options.out, options.resume
+        self._tokenizer = load_tokenizer(Path(options.model)) if options.out else None
+        self._progress: Callable[[int, int], None] = lambda finished, total: None
+        self._finished, self._total = 0, 0
+
+    def open(self, leads: bool) -> dict[str, str]:
+        """Read what an interrupted run left; InputError where the file can't be written. No facts for `agree`."""
+        if leads and self._out:
+            check_output(self._out)
+            self.file = self._stack.enter_context(ResultFile(self._out, self._fingerprint, self._resume))
+        return {}
+
+    def begin(self, total: int, leads: bool, rejected: Sequence[Result]) -> None:
+        """Show the progress of `total` requests where this rank leads, and write the rejected ones."""
+        self._total = total
+        if leads:
+            self._progress = self._stack.enter_context(output.progress("running requests"))
+        if self.file:
+            for result in rejected:
+                self.file.append(result)
+
+    def append(self, result: Result) -> None:
+        """Write one more result with its text."""
+        self._finished += 1
+        self._progress(self._finished, self._total)
+        if self._out and self.file is None:  # layers have moved, and now this rank leads
+            self.file = self._stack.enter_context(ResultFile(self._out, self._fingerprint, resume=True))
+        if self.file:
+            text = self._tokenizer.decode(list(result.output_ids)) if self._tokenizer else None
+            self.file.append(replace(result, text=text))
+
+
+def run_fingerprint(directory: Path, schedule: Schedule, requests: Sequence[Request | Result]) -> str:
+    """What must be the same for a run to be resumed: weights, schedule and requests, those that can't be run too."""
+    weights = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.glob("*.safetensors"))]
+    return fingerprint([weights, to_dict(schedule), [to_dict(r) for r in requests]])

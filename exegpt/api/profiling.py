@@ -1,0 +1,88 @@
+"""`profile`: a model's layers measured on this machine, or on a job's ranks with the links between them."""
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xcore import document
+from xcore.console import output
+from xcore.files import check_output
+from xcore.specs.profile import Profile
+from xrunner.threads import set_threads
+from xscheduler.settings import find_model
+
+if TYPE_CHECKING:
+    from xrunner.comm.ranks import Ranks
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What `exegpt profile` is asked for."""
+
+    model: str
+    out: Path | None
+    cluster_out: Path | None
+    device: str | None
+    attention: str | None
+    dtype: str | None
+    threads: int | None
+
+
+def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
+    """Measure, store and write the profile, and of several ranks the cluster; all ranks call it. None on others than
+    the first.
+    """
+    first = ranks.rank == 0
+    ranks.agree(lambda: _facts(options, first, ranks.threads(options.threads)))
+    from xprofiler.cluster import found_cluster, write_cluster
+    from xprofiler.job import Job, keep
+    from xprofiler.measure import measure_job
+    from xprofiler.points import FULL
+    from xrunner.models.device import find_device  # seconds, if all is well so far
+
+    set_threads(ranks.threads(options.threads))
+    kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
+    device, model, several = find_device(kind, ranks.local), options.model, ranks.size > 1
+    dtype = options.dtype or ("fp32" if kind == "cpu" else "bf16")
+    attention = _attention(options, dtype, ranks, kind)
+    with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
+        source = Path(model) if Path(model).is_dir() else find_model(model)
+        measured = measure_job(
+            source, dtype, ranks, lambda _, done, total: progress(done, total), device, attention=attention
+        )
+    wanted = options.cluster_out or several
+    cluster = found_cluster(ranks, measured.intra, measured.inter, device) if wanted else None
+    if not first:
+        return None
+    if cluster and several:
+        keep(Job(cluster, measured.profile), find_model(model), ranks, device, FULL, attention)
+    if options.out:
+        document.write(options.out, measured.profile)
+    if options.cluster_out and cluster:
+        write_cluster(options.cluster_out, cluster)
+    return measured.profile
+
+
+def _facts(options: ProfileOptions, first: bool, threads: int | None) -> dict[str, str]:
+    """What was asked of this rank; InputError for a model that isn't there or a file that can't be written."""
+    spec = find_model(options.model)
+    for out in (options.out, options.cluster_out) if first else ():
+        check_output(out)
+    return {"model": f"{spec.name} ({spec.fingerprint})", "threads": str(threads)}
+
+
+def _attention(options: ProfileOptions, dtype: str, ranks: "Ranks", kind: str) -> str:
+    """The attention kernels that all ranks measure; rank 0 prints why these."""
+    from xrunner.models.device import find_device
+    from xrunner.models.planning import choose_attention
+
+    def choose() -> dict[str, str]:
+        device = find_device(kind, ranks.local)
+        attention, notes = choose_attention(options.attention, find_model(options.model), dtype, device)
+        return {"attention": attention, "why": " ".join(notes)}
+
+    attention, why = ranks.agree(choose).values()
+    if why and ranks.rank == 0:
+        output.note(f"· {why}")
+    return attention

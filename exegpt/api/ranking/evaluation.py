@@ -1,0 +1,75 @@
+"""How well rankers order prompts by the lengths of their outputs, beside what needs no training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from exegpt.api.ranking.examples import Example
+from xcore.errors import InputError
+from xcore.orders.noise import kendall_tau
+from xcore.orders.ranker import Ranker
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way to rank, and its Kendall's tau-b with the lengths; None where it can't be told."""
+
+    name: str
+    tau: float
+    within: dict[str, float]
+    """Of each kind's prompts alone."""
+    across: float | None
+    """Of pairs of different kinds, those that the way leaves tied counted as half right."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All ways on the same prompts."""
+
+    prompts: int
+    kinds: dict[str, int]
+    """Prompts of each kind."""
+    rows: tuple[Row, ...]
+
+
+def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Sequence[Example]) -> Evaluation:
+    """The rankers on `examples`, beside prompts' lengths, the median length of each kind in `train`, and the truth."""
+    if len(examples) < 2:
+        raise InputError(f"A ranker is evaluated on at least 2 prompts, and there are {len(examples)}: give more.")
+    lengths = np.array([example.output_tokens for example in examples])
+    kinds = np.array([example.kind for example in examples])
+    prompts = [example.prompt for example in examples]
+    ways: dict[str, Array] = {name: np.asarray(ranker.scores(prompts)) for name, ranker in rankers.items()}
+    ways["prompt length, short first"] = -np.array([float(len(prompt)) for prompt in prompts])
+    ways["prompt length, long first"] = -ways["prompt length, short first"]
+    medians = _medians(train or examples)
+    if len(medians) > 1:
+        ways["the kind's median"] = np.array([-medians.get(kind, 0.0) for kind in kinds])
+    ways["oracle"] = -lengths.astype(np.float64)
+    names = sorted(set(kinds.tolist())) if len(medians) > 1 else []
+    return Evaluation(
+        len(examples),
+        {name: int((kinds == name).sum()) for name in names},
+        tuple(_row(name, scores, lengths, kinds, names) for name, scores in ways.items()),
+    )
+
+
+def _row(name: str, scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_], names: list[str]) -> Row:
+    within = {kind: kendall_tau(scores[kinds == kind], lengths[kinds == kind]) for kind in names}
+    return Row(name, kendall_tau(scores, lengths), within, _across(scores, lengths, kinds) if names else None)
+
+
+def _across(scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_]) -> float:
+    """(right - wrong) / all, over pairs of different kinds and lengths."""
+    apart = (kinds[:, None] != kinds[None, :]) & (lengths[:, None] < lengths[None, :])
+    sign = np.sign(scores[:, None] - scores[None, :])
+    return float(sign[apart].sum() / max(1, apart.sum()))
+
+
+def _medians(examples: Sequence[Example]) -> dict[str, float]:
+    kinds = sorted({example.kind for example in examples})
+    return {kind: float(np.median([e.output_tokens for e in examples if e.kind == kind])) for kind in kinds}

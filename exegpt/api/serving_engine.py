@@ -1,0 +1,268 @@
+"""The engine of a server, on every rank of it: it finds its schedule where none is given, and serves the frontend."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xcore.batching import Hints
+from xcore.choices import admission_rule
+from xcore.columns import parse_columns
+from xcore.console import output
+from xcore.console.schedule_text import schedule_text
+from xcore.duration import duration_text
+from xcore.errors import Infeasible, InputError
+from xcore.files import model_directory, read_schedule
+from xcore.requests.engine_protocol import Opened, Speed
+from xcore.requests.request import Request
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
+from xcore.tokenizer import load_tokenizer
+from xcore.traces.fit_context import fit_context
+from xcore.traces.trace import parse_workload
+from xprofiler.present_speed import speed_now
+from xprofiler.profiles import measured_profile, profile_text
+from xrunner.comm.ranks import Agreed, Ranks
+from xrunner.comm.relay import Connect, way_to_frontend
+from xrunner.core import inbox
+from xrunner.core.driver import Options
+from xrunner.core.engine import Engine
+from xrunner.models import planning
+from xrunner.models.device import find_device
+from xrunner.rank.warm_up import Extent
+from xrunner.threads import set_threads
+from xscheduler.highest_goodput import highest_goodput, nearest_goodput
+from xscheduler.ordering import OrderChoice, served_hints
+from xscheduler.policy_names import policy_names
+from xscheduler.reschedule import rescheduler
+from xscheduler.setting_search import infeasible_text, search_schedule
+from xscheduler.settings import Setting, find_model, run_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from xprofiler.job import Job
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What the engine of a server is asked for."""
+
+    model: str
+    socket: Path | None
+    """Where the frontend listens, as rank 0 knows."""
+    schedule: Path | None
+    """None: searched."""
+    workload: str | None
+    latency_bound_s: float | None
+    policies: tuple[str, ...] | None
+    admission: str
+    device: str | None
+    attention: str | None
+    dtype: str | None
+    threads: int | None
+    order: OrderChoice
+    """Who is admitted first."""
+    pinned: bool
+    """Whether the schedule stays, whatever the lengths are."""
+    best_effort: bool
+    """Whether to serve though no schedule keeps the bound for 99 of 100 requests."""
+    columns: str | None = None
+    """Of the workload's trace."""
+    scale_to_context: bool = False
+    """Whether that trace's lengths are scaled to the model's context."""
+    report_speed: bool = False
+    """Whether the frontend gets the machine's `Speed` in the end."""
+
+
+@dataclass(frozen=True)
+class EnginePlan:
+    """What rank 0 finds; without a schedule, why none is feasible."""
+
+    opened: Opened | None
+    attention: str
+    reason: str = ""
+    lowest_latency_s: float | None = None
+
+
+def serve(options: EngineOptions, ranks: Ranks) -> None:
+    """Plan, load and serve until the frontend drains or has gone; all ranks call it."""
+    path = ranks.share(lambda: str(options.socket))
+    ranks.agree(lambda: {"model": options.model, "schedule": str(options.schedule), "admission": options.admission})
+    set_threads(ranks.threads(options.threads))
+    device = find_device(options.device, ranks.local)
+    plan = _plan(options, ranks, device)
+    if plan.opened is None:
+        raise Infeasible(plan.reason, plan.lowest_latency_s)
+    engine = Engine.load(options.model, plan.opened.schedule, ranks, device=device, attention=plan.attention)
+    again = None if options.pinned else rescheduler(_setting_of(plan.opened), arrivals=True)
+    with way_to_frontend(ranks, path) as connect:
+        link = Link(connect)
+        moved: Schedule | None = plan.opened.schedule
+        refused: Schedule | None = None
+        while moved:
+            link.leave_unless(engine.leads)
+            how = Options(
+                spans=True, promises=True, order=options.order.make(), hints=_hints(options, engine, plan.opened)
+            )
+            engine.open(Extent.unlimited(engine.schedule), how, again)
+            engine.prepare_grammars()
+            zero_s = ranks.share(partial(_zero_s, engine))  # rank 0 is on the frontend's machine
+            moved = link.serve(engine, replace(plan.opened, schedule=engine.schedule, zero_s=zero_s, refused=refused))
+            moved = next((schedule for schedule in ranks.all(moved, Schedule) if schedule), None)
+            if moved:
+                engine, refused = _onward(engine, options.model, moved)
+        if options.report_speed and (speed := speed_now(plan.opened.profile, engine, ranks)):
+            link.report(speed)
+        link.close()
+
+
+def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[Request], Hints] | None:
+    """What the order is told of each request; None where it asks nothing."""
+    if options.order.plain:
+        return None
+    tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
+    return served_hints(options.order, engine.schedule, opened.profile, tokenizer)
+
+
+class Link:
+    """This rank's connection to the frontend, while it leads. InputError where the frontend has gone."""
+
+    def __init__(self, connect: Connect):
+        self._connect = connect
+        self._inbox: inbox.Inbox | None = None
+
+    def serve(self, engine: Engine, opened: Opened) -> Schedule | None:
+        """Serve until there is nothing left to do, or another schedule needs another engine: the leader returns it."""
+        if not engine.leads:
+            engine.serve()
+            return None
+        self._inbox = self._inbox or inbox.Inbox(self._connect())
+        with _frontend_there():
+            return inbox.serve(engine, self._inbox, opened)
+
+    def report(self, speed: Speed) -> None:
+        """Send it, if this rank leads."""
+        if self._inbox:
+            with _frontend_there():
+                self._inbox.send(speed)
+                self._inbox.finish()
+
+    def leave_unless(self, leads: bool) -> None:
+        """Give up the connection where another rank leads now, which connects after this."""
+        if self._inbox and not leads:
+            with _frontend_there():
+                self._inbox.leave()
+            self._inbox = None
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._inbox:
+            self._inbox.close()
+
+
+@contextmanager
+def _frontend_there() -> Iterator[None]:
+    try:
+        yield
+    except inbox.Gone:
+        raise InputError("The server's frontend has gone: its engine ends.") from None
+
+
+def _zero_s(engine: Engine) -> float:
+    """When the run began, by this machine's monotonic clock."""
+    return time.monotonic() - engine.worker.now()
+
+
+def _onward(engine: Engine, model: str, schedule: Schedule) -> tuple[Engine, Schedule | None]:
+    """The engine of the next schedule, or, where the ranks can't take that, of the one before, and that schedule."""
+    try:
+        return engine.onward(model, schedule), None
+    except Agreed as error:
+        output.note(f"the server keeps its schedule: {error}")
+        return engine.onward(model, engine.schedule), schedule
+
+
+def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:
+    """The schedule to follow and what it stands on: all ranks measure, the first one searches."""
+
+    def first() -> tuple[Schedule | None, str]:
+        directory = model_directory(options.model)
+        given = read_schedule(options.schedule) if options.schedule else None
+        if given:
+            given.check_model(ModelSpec.from_directory(directory))
+        dtype = run_dtype(options.dtype, given, device.type)
+        attention, _ = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+        return given, attention
+
+    given, attention = ranks.share(first, Schedule)
+    dtype = run_dtype(options.dtype, given, device.type)
+    measured = measured_profile(Path(options.model), dtype, ranks, device, attention)
+    return ranks.share(lambda: _found(options, given, measured, attention), EnginePlan)
+
+
+def _found(options: EngineOptions, given: Schedule | None, measured: "Job", attention: str) -> EnginePlan:
+    setting = engine_setting(options, measured, given)
+    if given:
+        return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
+    try:
+        schedule, goodput = _searched(setting, options)
+    except Infeasible as error:
+        return EnginePlan(None, attention, str(error), error.lowest_latency_s)
+    schedule = replace(schedule, admission=admission_rule(options.admission, schedule.policy))
+    output.note(f"schedule: {schedule_text(schedule)}")
+    return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
+
+
+def engine_setting(options: EngineOptions, measured: "Job", given: Schedule | None) -> Setting:
+    """What the engine serves, for the lengths of --workload, else of its `given` schedule, else of task S."""
+    assumptions: list[str] = []
+    scaling: list[str] = []
+    spec = find_model(options.model)
+    if given and options.workload is None:
+        workload = given.workload
+    else:
+        if options.workload is None:
+            assumptions.append("workload: task S (summarization), the default")
+        named = parse_columns(options.columns) if options.columns else None
+        workload = parse_workload(options.workload or "S", named, None, assumptions.append)
+        workload, scaling = fit_context(workload, spec, options.scale_to_context)
+    profile = measured.profile
+    assumptions += [*scaling, profile_text(profile)]
+    for assumption in assumptions:
+        output.note(assumption)
+    return Setting(spec, measured.cluster, workload, profile, profile.dtype, tuple(assumptions))
+
+
+def _setting_of(opened: Opened) -> Setting:
+    """What the schedule that is served was searched for."""
+    schedule = opened.schedule
+    return Setting(
+        schedule.model.spec, schedule.cluster, schedule.workload, opened.profile, schedule.kv_dtype, opened.assumptions
+    )
+
+
+def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float | None]:
+    """The schedule with the highest goodput within the bound less a margin, and that goodput in requests/s; without a
+    bound, that with the highest throughput. Infeasible where there is none.
+    """
+    policies, bound_s = options.policies or policy_names(None), options.latency_bound_s
+    grows = options.admission == "grow"
+    if bound_s is None or bound_s == float("inf"):
+        answer = search_schedule(setting, None, policies=policies)
+        if answer.schedule is None:
+            raise Infeasible(infeasible_text(answer, None), answer.lowest_latency_s)
+        return answer.schedule, None
+    try:
+        best = highest_goodput(setting, bound_s, policies, grows=grows)
+    except Infeasible as error:
+        if not options.best_effort:
+            raise
+        best, kept_s = nearest_goodput(setting, bound_s, policies, grows)
+        output.note(f"{error} Those that can be in time are served, by a schedule for {duration_text(kept_s)}")
+        return replace(best.schedule, latency_bound_s=bound_s), None
+    output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
+    return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

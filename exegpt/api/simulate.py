@@ -1,0 +1,305 @@
+"""`simulate`: what a schedule, or a running engine's settings, are predicted to give."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xsimulator
+from exegpt.report.figures import (
+    ESTIMATE_COLUMNS,
+    PERCENTILES,
+    cache_text,
+    estimate_rows,
+    percentile_rows,
+    steady_notes,
+)
+from xcore import document
+from xcore.columns import parse_columns
+from xcore.document import to_dict
+from xcore.duration import duration_text
+from xcore.errors import InputError
+from xcore.files import read_schedule
+from xcore.quantity import figure_text, percent_text
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import latencies, percentiles
+from xcore.specs.timeline import Timeline, chrome_trace
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.fit_context import fit_context
+from xcore.traces.trace import form_of, labels_of, parse_rate, read_labels, read_trace, with_poisson_arrivals
+from xprofiler import rooflines
+from xprofiler.kernel_import import KernelImport, kernel_import
+from xprofiler.profiles import as_found, find_profile
+from xscheduler.engine_settings import EngineSettings, follow, resident
+from xscheduler.ordering import USUAL_TAU, OrderChoice, trace_hints
+from xscheduler.settings import find_setting
+
+if TYPE_CHECKING:
+    from xsimulator.replay.event_simulator import Replay
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """A schedule's file, or a model on a cluster with an engine's settings; None: not given."""
+
+    schedule: Path | None
+    timeline: Path | None
+    replay: str | None
+    """A trace whose requests are simulated one by one; None: the steady state."""
+    profile: str | None
+    model: str | None
+    cluster: str | None
+    workload: str | None
+    dtype: str | None
+    kv_dtype: str | None
+    memory_fraction: float | None
+    engine: str | None
+    front_end: str | None
+    columns: str | None
+    scale_to_context: bool
+    engine_settings: EngineSettings
+    order: OrderChoice
+    """Who waits in front, in a replay."""
+    out: Path | None = None
+    """Each request's times, in a replay."""
+    rate: str | None = None
+    """Of Poisson arrivals, instead of a trace's own or of waiting requests alone."""
+    seed: int = 0
+    """Of what is drawn."""
+    longest: int | None = None
+    """Tokens of the longest request that the server accepts, where it was said."""
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether requests are followed, not a steady state."""
+        return self.replay is not None or self.rate is not None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What was simulated."""
+
+    schedule: Schedule
+    profile: Profile
+    assumptions: tuple[str, ...]
+    facts: dict[str, Any]
+    """For scripts."""
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    """For people."""
+    timeline: Callable[[], Timeline]
+    texts: tuple[str, ...] = ()
+    """What doesn't fit a table."""
+    kernels: KernelImport | None = None
+    """The import that could take the data sheet's place."""
+
+
+def simulate(options: SimulateOptions) -> Prediction:
+    """The prediction that was asked for; writes its timeline."""
+    if options.rate and not options.replay and form_of(options.workload or ""):
+        options = replace(options, replay=options.workload)
+    if not options.order.plain and not options.one_by_one:
+        raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
+    if options.out and not options.one_by_one:
+        raise InputError(f"--out '{options.out}' is for the requests of a --replay: name a trace, or leave it out.")
+    if options.schedule:
+        schedule, profile, assumptions = _of_file(options, options.schedule)
+    elif options.model:
+        schedule, profile, assumptions = _of_engine(options)
+    else:
+        raise InputError(
+            "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
+        )
+    _check_longest(schedule, options.longest)
+    kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
+    assumptions = (*assumptions, kernels.text) if kernels else assumptions
+    if options.one_by_one:
+        prediction = _replay(schedule, profile, assumptions, options)
+    else:
+        prediction = _steady(schedule, profile, assumptions)
+    if options.timeline:
+        trace = chrome_trace([prediction.timeline()])
+        document.write_text(options.timeline, document.dumps(trace, indent=None))
+    return replace(prediction, kernels=kernels)
+
+
+def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, ...]]:
+    """The schedule that an engine follows, its profile, and what was assumed."""
+    setting = find_setting(
+        options.model,
+        options.cluster,
+        options.workload or options.replay,
+        options.profile,
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        memory_fraction=options.memory_fraction,
+        columns=options.columns,
+        scale_to_context=options.scale_to_context,
+        engine=options.engine,
+        front_end=options.front_end,
+        one_by_one=options.one_by_one,
+    )
+    schedule, assumed = follow(setting, options.engine_settings, options.engine)
+    import_text = setting.kernels.text if setting.kernels else None  # the policy's engine may be another
+    said = [text for text in setting.assumptions if text != import_text]
+    return schedule, setting.on(schedule.policy).profile, (*said, *assumed)
+
+
+def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:
+    """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
+    names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
+    others = {name: getattr(options, name) for name in names}
+    for name, value in (vars(options.engine_settings) | others).items():
+        option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
+        if value not in (None, False):
+            typed = option if value is True else f"{option} {value}"
+            raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
+    schedule = read_schedule(path)
+    stock = options.profile in (None, "roofline") and options.engine is None and options.front_end is None
+    roofline = rooflines.found_on(schedule) if stock else None
+    if roofline:
+        which = f"profile: the roofline that it was found on, {rooflines.engine_text(roofline)}"
+        return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster))
+    where = (schedule.model.spec, schedule.cluster, schedule.dtype)
+    engine, front_end = options.engine, options.front_end
+    profile, which = find_profile(
+        options.profile, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end
+    )
+    profile, other = as_found(profile, schedule, engine)
+    said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster))
+    return schedule, profile, said
+
+
+def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) -> Prediction:
+    """The steady state that a long run tends to."""
+    running, notes = resident(schedule, profile)
+    notes = (*notes, *steady_notes(schedule))
+    if schedule.prefix_caching:
+        notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
+    estimate = xsimulator.estimate(running, profile)
+    return Prediction(
+        schedule,
+        profile,
+        (*assumptions, *notes),
+        to_dict(estimate),
+        ESTIMATE_COLUMNS,
+        estimate_rows(estimate, schedule),
+        lambda: xsimulator.timeline(schedule, profile),
+    )
+
+
+def _check_longest(schedule: Schedule, longest: int | None) -> None:
+    """InputError where the workload has requests that the server refuses."""
+    lengths = schedule.workload
+    if longest is not None and lengths.input.max + lengths.output.max > longest:
+        raise InputError(
+            f"Workload {lengths.name} has requests of up to {lengths.input.max + lengths.output.max:,} tokens, and the "
+            f"server accepts {longest:,}: raise its longest request, or take a shorter workload."
+        )
+
+
+_AT_RATE = 20_000
+"""Requests that are followed at a rate, where a workload has no list of them."""
+
+
+def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str], None]) -> Workload:
+    """The requests that are followed: a trace's, or of the workload's lengths; at the rate where one is given."""
+    if options.replay:
+        named = parse_columns(options.columns) if options.columns else None
+        rows, name = tuple(read_trace(options.replay, named, note)), Path(options.replay).name
+    else:
+        rows, name = schedule.workload.draw(_AT_RATE, options.seed), schedule.workload.name
+    if options.rate:
+        rate = parse_rate(options.rate)
+        rows = with_poisson_arrivals(rows, rate, options.seed)
+        note(f"arrivals: {figure_text(rate, 6)}/s at random, {len(rows):,} requests")
+    return Workload.from_requests(name, rows)
+
+
+def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
+    """Requests one by one, as far as the model's context holds them."""
+    from xsimulator.replay.event_simulator import replay
+
+    notes: list[str] = []
+    source, named = options.replay, parse_columns(options.columns) if options.columns else None
+    trace = _requests(schedule, options, notes.append)
+    workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
+    requests, choice, hints = workload.requests or (), options.order, None
+    if not choice.plain:
+        longest = schedule.model.spec.longest_request
+        labels = read_labels(source, named) if source else ()
+        held = labels_of(labels, trace.requests or (), requests, longest)
+        hints = trace_hints(choice, held, requests, schedule, profile)
+        if choice.name == "learned":
+            notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
+    alike = any(request.identity for request in requests)
+    if alike and not schedule.prefix_caching:
+        notes.append(f"prompts: {trace.name} says which begin alike, which --prefix-caching uses")
+    start = time.perf_counter()
+    run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
+    wall = time.perf_counter() - start
+    since_arrival = latencies(run.served, "arrival")
+    times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
+    rates = {key: getattr(run.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
+    count = len(run.served)
+    if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
+        notes.append(f"arrivals: all requests of {trace.name} are there at the start, and their times count from then")
+    if schedule.prefix_caching:
+        notes.append(_caching_text(run, alike, trace.name))
+    if options.out:
+        _write_requests(options.out, run, trace.requests or (), requests, schedule.model.spec.longest_request)
+    requests_s, tokens_s = map(figure_text, rates.values())
+    facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
+    facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
+    facts |= {"kv_blocks": schedule.kv_blocks, "kv_tokens": schedule.kv_blocks * schedule.block_size}
+    text = (
+        f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
+        f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
+    )
+    return Prediction(
+        schedule,
+        profile,
+        (*assumptions, *notes, *scaling),
+        facts,
+        ("since arrival", *PERCENTILES),
+        percentile_rows(times),
+        lambda: run.timeline,
+        (text, f"KV cache: {cache_text(schedule)}."),
+    )
+
+
+def _caching_text(run: "Replay", alike: bool, name: str) -> str:
+    """How many tokens were found in the cache."""
+    if not alike:
+        return (
+            f"prefix caching: {name} doesn't say which prompts begin alike, so none do; preempted requests found "
+            f"{run.reused:,} of their own tokens in the cache"
+        )
+    found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))
+    return f"prefix caching: {percent_text(found / prompts)} of the prompts' tokens were found in the cache"
+
+
+def _write_requests(
+    path: Path,
+    run: "Replay",
+    rows: Sequence[RequestLengths],
+    requests: Sequence[RequestLengths],
+    longest: int | None,
+) -> None:
+    """Write each request's times, in order of completion; its id is its place among the trace's rows with an output."""
+    whole = len(rows) == len(requests)
+    ids = [place for place, row in enumerate(rows) if whole or row.fits(longest)]
+    lines = []
+    for served in run.served:
+        facts = {name: getattr(served, name) for name in _SERVED}
+        lines.append(document.dumps({"id": ids[served.index], **facts}, indent=None))
+    document.write_text(path, "".join(f"{line.rstrip()}\n" for line in lines))
+
+
+_SERVED = (
+    *("arrival_s", "start_s", "first_token_s", "finish_s"),
+    *("input_tokens", "output_tokens", "cached_tokens", "preemptions"),
+)
+"""Keys of a line of `simulate --replay --out`, after the id."""

@@ -1,0 +1,281 @@
+"""`tune`: searches under each latency bound, or at a rate of arrival on each cluster, and the files that it writes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exegpt.api.reports import write_search_report
+from xcore import document
+from xcore.choices import check_prefix_caching
+from xcore.console import output
+from xcore.errors import InputError
+from xcore.processes import WORTH, Processes
+from xcore.quantity import figure_text
+from xcore.specs.engine import engine_of
+from xcore.specs.price import Prices, price_per_hour
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
+from xscheduler.arrivals import arrivals_of
+from xscheduler.engine_settings import resident
+from xscheduler.export import Export, Target
+from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
+from xscheduler.settings import Setting
+
+if TYPE_CHECKING:
+    from xscheduler.arrivals import Arrivals
+    from xscheduler.open_tune import Rated
+    from xscheduler.tuned import Alternative, Tuned
+
+PATTERNS = ("poisson", "trace")
+"""How requests arrive."""
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What a search is for, and where its answer goes."""
+
+    settings: tuple[Setting, ...]
+    """One per cluster."""
+    bounds_s: tuple[float | None, ...]
+    search: SearchOptions
+    rate_seq_s: float | None = None
+    """Of arrival; None with pattern `trace`: the trace's own."""
+    arrivals: str = "poisson"
+    """One of PATTERNS."""
+    seed: int = 0
+    prefix_caching: bool = False
+    """Whether prompts that begin alike share their KV blocks, at a rate."""
+    prices: Prices | None = None
+    advice: bool | None = None
+    """None: for one bound on at most eight devices."""
+    explain: bool = False
+    """All reasons for each policy's place, not the first alone."""
+    target: Target | None = None
+    """The engine whose launch command is printed too."""
+    engine: str | None = None
+    """The preset that was asked for: the schedule's file is then of its best."""
+    out: Path | None = None
+    """The schedule's file."""
+    report: Path | None = None
+
+    @property
+    def open_system(self) -> bool:
+        """Whether requests arrive over time."""
+        return self.rate_seq_s is not None or self.arrivals == "trace"
+
+
+@dataclass(frozen=True)
+class BoundedAnswer:
+    """The answer under one bound in seconds, None: unbounded."""
+
+    bound_s: float | None
+    tuned: "Tuned"
+    advice: tuple[str, ...]
+    export: Export | None = None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A cluster's best answer at the rate, and what the cluster costs."""
+
+    setting: Setting
+    rated: "Rated"
+    price_hour: float | None
+    export: Export | None = None
+
+    @property
+    def feasible(self) -> bool:
+        """Whether a schedule sustains the rate."""
+        return self.rated.tuned.schedule is not None
+
+    @property
+    def price_million(self) -> float | None:
+        """The price of a million output tokens at the rate."""
+        if self.price_hour is None or not self.feasible:
+            return None
+        tokens_hour = 3600 * self.rated.rate_seq_s * self.setting.workload.output.mean
+        return 1e6 * self.price_hour / tokens_hour
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Those that sustain the rate come first, the cheapest of them before all; without prices, the smallest."""
+        devices = self.setting.cluster.devices
+        return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
+
+
+def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
+    """The answer under each bound, where requests always wait; writes the last schedule found, and the report."""
+    setting, bounds_s, search = options.settings[0], options.bounds_s, options.search
+    with output.progress("searching policies") as progress:
+        tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
+    advice = options.advice if options.advice is not None else len(bounds_s) == 1 and setting.cluster.devices <= 8
+    answers = tuple(_bounded(options, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
+    schedules = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned))]
+    _write(options, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
+    return answers
+
+
+def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
+    """The answer under one bound, with what the engine makes of it."""
+    import xsimulator
+
+    setting, search = options.settings[0], options.search
+    on_engine, export = best_on(tuned, engine_of(setting.profile).name), None
+    tuned = replace(tuned, best_on_engine=on_engine)
+    best = on_engine if options.engine and on_engine else None
+    advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
+    if options.target and on_engine and on_engine.schedule:
+        followed = options.target.follows(on_engine.schedule, setting.profile)
+        running, _ = resident(followed, setting.profile)
+        export = options.target.export(followed, xsimulator.estimate(running, setting.profile))
+    texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
+    return BoundedAnswer(bound_s, tuned, texts, export)
+
+
+def written(options: TuneOptions, tuned: "Tuned") -> Schedule | None:
+    """Return the schedule for the file: the best of all, but of an engine that was asked for the best that it runs."""
+    return tuned.best_on_engine.schedule if options.engine and tuned.best_on_engine else tuned.schedule
+
+
+def tune_rate(options: TuneOptions) -> list[Offer]:
+    """What sustains the rate on each cluster within the bound, the best offer first; writes its schedule and report."""
+    from xscheduler.goodput import Bounds
+
+    search, prices = options.search, options.prices
+    if search.tolerance:
+        raise InputError(f"--tolerance {search.tolerance} is of searches without a rate: leave it out with --rate.")
+    for setting in options.settings:
+        if options.prefix_caching:
+            check_prefix_caching(None, setting.model)
+        if prices is not None:
+            price_per_hour(prices, setting.cluster)  # a missing price is said before the work
+    rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
+    bounds = Bounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
+    asked = [(setting, arrivals_of(setting, options.arrivals, options.seed)) for setting in options.settings]
+    offers = []
+    for (setting, arrivals), rated in zip(asked, _rated(asked, bounds, rate_seq_s, options), strict=True):
+        price = None if prices is None else price_per_hour(prices, setting.cluster)
+        on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
+        rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
+        export = _exported_at(options, setting, on_engine, arrivals, bounds, rate_seq_s)
+        offers.append(Offer(setting, rated, price, export))
+    offers.sort(key=lambda offer: offer.order)
+    best = offers[0].rated.tuned
+    _write(options, offers[0].setting, written(options, best), [best])
+    return offers
+
+
+def _exported_at(
+    options: TuneOptions,
+    setting: Setting,
+    on_engine: "Alternative | None",
+    arrivals: "Arrivals",
+    bounds: Any,
+    rate_seq_s: float,
+) -> Export | None:
+    """The target's command, replayed at the rate as the target follows it."""
+    from xscheduler.goodput import Meter
+
+    if options.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
+        return None
+    followed = options.target.follows(on_engine.schedule, setting.profile)
+    replayed = replace(followed, prefix_caching=options.prefix_caching)  # without, no prompts begin alike
+    served = Meter(setting.profile, arrivals, bounds).served_at(replayed, rate_seq_s)
+    estimate = replace(
+        on_engine.estimate,
+        **{name: value for name, value in vars(served).items() if value not in (None, ())},
+        kv_blocks=followed.kv_blocks,
+        kv_tokens=followed.kv_blocks * followed.block_size,
+    )
+    return options.target.export(followed, estimate, alike=options.prefix_caching and bool(arrivals.prefixes))
+
+
+def _write(
+    options: TuneOptions,
+    setting: Setting,
+    schedule: Schedule | None,
+    answers: "list[Tuned]",
+    advice: tuple[str, ...] = (),
+) -> None:
+    if options.out and schedule:
+        document.write(options.out, schedule)
+    if options.report:
+        write_search_report(options.report, setting, answers, options.bounds_s, options.search, advice)
+
+
+def _trace_rate(workload: Workload) -> float:
+    """Requests per second in the trace."""
+    if workload.arrival_rate is None:
+        raise InputError(
+            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or Poisson arrivals "
+            "with --rate."
+        )
+    return workload.arrival_rate
+
+
+def _rated(
+    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, options: TuneOptions
+) -> "list[Rated]":
+    """The best answer on each cluster; of many clusters in several processes, those with most devices first."""
+    how = bounds, rate_seq_s, options.search, options.prefix_caching
+    at = f"at {figure_text(rate_seq_s, 6)}/s"
+    if len(asked) < WORTH:
+        rated = []
+        for setting, arrivals in asked:
+            with output.progress(f"{setting.cluster.name} {at}") as progress:
+                rated.append(_tuned_at(setting, arrivals, *how, progress=progress))
+        return rated
+    order = sorted(range(len(asked)), key=lambda place: -asked[place][0].cluster.devices)
+    with Processes() as processes, output.progress(f"{len(asked)} clusters {at}") as progress:
+        answers = processes.each(_tuned_at, [(*asked[place], *how) for place in order], progress)
+    by_place = dict(zip(order, answers, strict=True))
+    return [by_place[place] for place in range(len(asked))]
+
+
+def _tuned_at(
+    setting: Setting,
+    arrivals: "Arrivals",
+    bounds: Any,
+    rate_seq_s: float,
+    search: SearchOptions,
+    prefix_caching: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> "Rated":
+    """The best answer on one cluster."""
+    from xscheduler.open_tune import tune_at
+
+    return tune_at(
+        setting.model,
+        setting.cluster,
+        setting.workload,
+        setting.profile,
+        arrivals,
+        bounds,
+        rate_seq_s,
+        bound=search.bound,
+        policies=search.policies,
+        method=search.method,
+        kv_dtype=setting.kv_dtype,
+        fixed=search.fixed,
+        own=setting.own,
+        admission=search.admission,
+        prefix_caching=prefix_caching,
+        progress=progress,
+    )
+
+
+def headroom(rated: "Rated") -> list[str]:
+    """How far the answer is from its goodput, and how full and busy its devices are at the rate."""
+    from xscheduler.advice import use_of
+
+    schedule, estimate = rated.tuned.schedule, rated.tuned.estimate
+    if schedule is None or estimate is None:
+        return []
+    goodput = rated.sustained[schedule.policy].goodput
+    sure = f", and no more than {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
+    times = figure_text(goodput.low / rated.rate_seq_s)
+    return [
+        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure and f'{sure},'} is {times} times the rate",
+        use_of((schedule, estimate)),
+    ]

@@ -1,0 +1,188 @@
+"""What a run under load measured: counts, rates, percentiles, and whether the client itself was quick enough."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from exegpt.loadtest.open_loop import Sent
+from exegpt.loadtest.outcome import REJECTED, Outcome
+from xcore.duration import duration_text
+from xcore.quantity import percent_text
+from xcore.specs.served import latencies, percentiles
+
+MOST_LAG_S = 0.010
+"""Send lag at the 99th percentile beyond which a run is invalid: requests weren't sent when they arrived."""
+MOST_CPU_SHARE = 0.05
+"""Of all cores' time; beyond it the client slows down a server on the same machine."""
+
+Spread = dict[str, float | None]
+"""mean, p50, p90, p95 and p99, in seconds."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a request must meet to count for goodput; None: no bound. Seconds."""
+
+    latency_s: float | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is one."""
+        return (self.latency_s, self.ttft_s, self.tpot_s) != (None, None, None)
+
+    def met_by(self, outcome: Outcome) -> bool:
+        """Whether a request has its whole answer within all of them, as far as each can be measured."""
+        times = (outcome.latency_s, outcome.ttft_s, outcome.tpot_s)
+        bounds = (self.latency_s, self.ttft_s, self.tpot_s)
+        kept = (bound is None or time is None or time <= bound for bound, time in zip(bounds, times, strict=True))
+        return outcome.ok and all(kept) and (self.tpot_s is None or not outcome.in_one_chunk)
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the client took."""
+
+    cpu_share: float
+    """Of all cores' time."""
+    cores: int
+    connections: int
+    send_lag: Spread
+    """How late requests were sent; waiting for --max-concurrency is not the client's."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One run at one rate."""
+
+    rate_seq_s: float | None
+    """None: infinite, or a trace's own."""
+    offered_seq_s: float | None
+    """What the drawn arrivals come to, which differs from the rate by chance; None: all at once."""
+    requests: int
+    completed: int
+    rejected: int
+    """429s, after all retries."""
+    failed: int
+    errors: dict[str, int]
+    """Failed requests by kind."""
+    messages: dict[str, str]
+    """The first message of each kind, rejections included."""
+    statuses: dict[str, int]
+    """Answers by HTTP status."""
+    finish_reasons: dict[str, int]
+    without_done: int
+    """Answers that count though they ended without [DONE], as all of this endpoint do."""
+    in_one_chunk: int
+    """Answers of several tokens in one chunk: they have no TPOT, and aren't within a bound on it."""
+    other_lengths: int
+    """Completed requests whose output isn't as long as drawn."""
+    retries: int
+    seconds: float
+    """From the first arrival to the last end."""
+    throughput_seq_s: float
+    """Completed requests per second."""
+    throughput_tok_s: float
+    """Their output tokens per second."""
+    input_tok_s: float
+    goodput_seq_s: float | None
+    """Completed requests within all bounds per second; None without a bound, or where none can be judged."""
+    within_bounds: float | None
+    """Their share of all requests, rejected and failed ones included."""
+    latency: Spread
+    ttft: Spread
+    tpot: Spread
+    since_sent: dict[str, Spread]
+    """`latency` and `ttft` from when the request (its last attempt) was sent instead of its arrival."""
+    client: Client
+    warnings: tuple[str, ...]
+    """Why the run is invalid; none where it is valid."""
+
+    @property
+    def valid(self) -> bool:
+        """Whether the client kept its schedule and left the cores to the server."""
+        return not self.warnings
+
+    def document(self) -> dict[str, Any]:
+        """What --json prints of it."""
+        return {**asdict(self), "valid": self.valid}
+
+
+def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
+    """The figures of a run at `rate`, in requests per second; None for a trace's own arrivals."""
+    outcomes = sent.outcomes
+    whole = [outcome for outcome in outcomes if outcome.ok]
+    failed = Counter(o.error for o in outcomes if o.error not in (None, REJECTED))
+    last = max((outcome.scheduled_s for outcome in outcomes), default=0.0)
+    seconds = max((outcome.finish_s for outcome in outcomes), default=0.0)
+    served = [outcome.served for outcome in whole]
+    times, since_sent = latencies(served, "arrival"), latencies(served, "start")
+    tpots = [outcome.tpot_s for outcome in whole if outcome.tpot_s is not None]
+    within, in_one_chunk = sum(map(bounds.met_by, outcomes)), sum(outcome.in_one_chunk for outcome in whole)
+    judged = bounds.any and (bounds.tpot_s is None or bool(tpots) or not in_one_chunk)
+    client = Client(sent.cpu_share, sent.cores, sent.connections, percentiles([o.lag_s for o in outcomes]))
+
+    def per_second(amount: float) -> float:
+        return amount / seconds if seconds else 0.0
+
+    return Measured(
+        rate_seq_s=rate if rate is not None and math.isfinite(rate) else None,
+        offered_seq_s=(len(outcomes) - 1) / last if last > 0 else None,
+        requests=len(outcomes),
+        completed=len(whole),
+        rejected=sum(outcome.error == REJECTED for outcome in outcomes),
+        failed=failed.total(),
+        errors={str(kind): count for kind, count in failed.most_common()},
+        messages=_messages(outcomes),
+        statuses=_counted(str(o.status) for o in outcomes if o.status is not None),
+        finish_reasons=_counted(o.finish_reason for o in whole if o.finish_reason is not None),
+        without_done=sum(outcome.done is False for outcome in whole),
+        in_one_chunk=in_one_chunk,
+        other_lengths=sum(outcome.output_tokens != outcome.asked_tokens for outcome in whole),
+        retries=sum(outcome.retries for outcome in outcomes),
+        seconds=seconds,
+        throughput_seq_s=per_second(len(whole)),
+        throughput_tok_s=per_second(sum(outcome.output_tokens for outcome in whole)),
+        input_tok_s=per_second(sum(outcome.prompt_tokens for outcome in whole)),
+        goodput_seq_s=per_second(within) if judged else None,
+        within_bounds=within / len(outcomes) if judged and outcomes else None,
+        latency=percentiles(times["latency"]),
+        ttft=percentiles(times["ttft"]),
+        tpot=percentiles(tpots),
+        since_sent={key: percentiles(since_sent[key]) for key in ("latency", "ttft")},
+        client=client,
+        warnings=_warnings(client, rate is not None and math.isinf(rate)),
+    )
+
+
+def _counted(values: Any) -> dict[str, int]:
+    return dict(Counter(values).most_common())
+
+
+def _messages(outcomes: Sequence[Outcome]) -> dict[str, str]:
+    messages: dict[str, str] = {}
+    for outcome in outcomes:
+        if outcome.error is not None and outcome.message:
+            messages.setdefault(outcome.error, outcome.message)
+    return messages
+
+
+def _warnings(client: Client, at_once: bool) -> tuple[str, ...]:
+    """Why the figures are the client's rather than the server's. Requests that are sent all at once have no arrivals to
+    be late for.
+    """
+    lag, texts = client.send_lag["p99"], []
+    if lag is not None and lag > MOST_LAG_S and not at_once:
+        texts.append(
+            f"1% of the requests were sent {duration_text(lag)} late or more (at most {duration_text(MOST_LAG_S)}): "
+            "the client was too slow or had no CPU"
+        )
+    if client.cpu_share > MOST_CPU_SHARE:
+        texts.append(
+            f"the client took {percent_text(client.cpu_share)} of {client.cores} cores' CPU time (at most "
+            f"{percent_text(MOST_CPU_SHARE)}): it slows down a server on the same machine"
+        )
+    return tuple(texts)

@@ -1,5 +1,0 @@
-"""The tiny model, as the commands' tests make it."""
-
-from tests.cli.conftest import tiny, tiny_profile
-
-__all__ = ["tiny", "tiny_profile"]

@@ -1,0 +1,147 @@
+"""`--order` of `simulate --replay` and `run`: what is followed, and what is refused."""
+
+import json
+import random
+
+import pytest
+
+from xcore.orders import ORDERS
+
+ENGINE = ("simulate", "-m", "opt-13b", "-c", "1xA40", "--max-num-seqs", 4, "--json")
+
+
+@pytest.fixture
+def trace(tmp_path):
+    """Forty requests at once, of all that orders ask for."""
+    rng, path = random.Random(3), tmp_path / "t.csv"
+    rows = [f"{rng.randint(20, 800)},{rng.randint(5, 200)},0,{i // 15},{i % 5},{rng.randint(5, 99)}" for i in range(40)]
+    path.write_text("input,output,arrival,client,application,deadline_s\n" + "\n".join(rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_replay_follows_any_order(exegpt, trace, name):
+    first_come = exegpt(*ENGINE, "--replay", trace).json
+    done = exegpt(*ENGINE, "--replay", trace, "--order", name).json
+    assert done["requests"] == 40 and done["seconds"] > 0
+    differs = done["latency"]["mean"] != pytest.approx(first_come["latency"]["mean"], rel=1e-9)
+    assert differs == (name not in ("fcfs", "doubling-budget")), "whose budgets are alike until one is preempted"
+    assert exegpt(*ENGINE, "--replay", trace, "--order", name, "--starvation-guard").json["requests"] == 40
+
+
+def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, trace):
+    orders = ("fcfs", "learned", "sjf")
+    first_come, learned, oracle = (exegpt(*ENGINE, "--replay", trace, "--order", name).json for name in orders)
+    means = [done["latency"]["mean"] for done in (first_come, learned, oracle)]
+    assert means == sorted(means, reverse=True)
+    assert "order: learned, by a simulated ranker whose Kendall's tau is 0.55" in learned["assumptions"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--order", "lifo"), "--order 'lifo' is not known: use one of fcfs"),
+        (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is for --order learned, and the order is sjf"),
+        (("--order", "learned", "--ranker-tau", 1.5), "tau is 1.5: it must be above 0"),
+        (("--order", "vtc"), "Order vtc needs client of each request, which request 0 lacks"),
+    ],
+)
+def test_what_a_replay_refuses(exegpt, tmp_path, words, sentence):
+    path = tmp_path / "t.csv"
+    path.write_text("input,output\n10,5\n20,7\n")
+    done = exegpt(*ENGINE, "--replay", path, *words)
+    assert done.code == 2 and sentence in done.err and done.err.count("\n") == 1
+    done = exegpt(*ENGINE, "--order", "sjf")
+    assert done.code == 2 and "are for --replay" in done.err
+
+
+def test_a_deadline_that_is_none_is_refused_with_its_place(exegpt, tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("input,output,deadline_s\n10,5,1\n20,7,soon\n")
+    done = exegpt(*ENGINE, "--replay", path, "--order", "edf")
+    assert done.code == 2 and "column 'deadline_s': 'soon' is not a deadline" in done.err
+
+
+@pytest.fixture
+def requests(tmp_path):
+    path = tmp_path / "r.jsonl"
+    rows = [
+        {"id": str(i), "prompt": "x" * (5 + i), "max_tokens": 2 + 5 * i % 17, "ignore_eos": True} for i in range(12)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_profile, requests, tmp_path):
+    common = ("run", "-m", tiny, "-r", requests, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1)
+    tokens, ended = [], []
+    for name in ("fcfs", "sjf"):
+        out = tmp_path / f"{name}.jsonl"
+        done = exegpt(*common, "--order", name, "-o", out, "--json")
+        assert done.code == 0, done.err
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+        tokens.append({row["id"]: row["output_ids"] for row in rows})
+        ended.append([len(row["output_ids"]) for row in rows])
+    assert tokens[0] == tokens[1]
+    assert ended[1] == sorted(ended[1]) != ended[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--order", "srtf"), "--order srtf needs the length of each output before the run, and request 'a' may end"),
+        (("--order", "learned"), "--order learned needs --ranker FILE"),
+        (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
+        (("--order", "edf"), "--order edf needs deadline_s of each request, which request 'a' lacks"),
+        (("--starvation-guard", "--adapt"), "--adapt searches schedules for first come, first served"),
+    ],
+)
+def test_what_a_run_refuses(exegpt, tiny, tiny_profile, tmp_path, words, sentence):
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"id": "a", "prompt": "abc", "max_tokens": 5}\n')
+    done = exegpt("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", *words)
+    assert done.code == 2 and sentence in done.err and "Traceback" not in done.err
+
+
+def test_requests_may_say_whose_they_are_and_when_they_are_due(exegpt, tiny, tiny_profile, tmp_path):
+    rows = [
+        {
+            "id": str(i),
+            "prompt": "abc",
+            "max_tokens": 3,
+            "client": "ab"[i > 2],
+            "application": str(i % 2),
+            "deadline_s": 90 - i,
+        }
+        for i in range(6)
+    ]
+    path, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    common = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1, "-o", out)
+    for name, want in (("edf", "543210"), ("fcfs-app", "024135"), ("round-robin", "031425"), ("vtc", "031425")):
+        done = exegpt(*common, "--order", name)
+        assert done.code == 0, done.err
+        assert "".join(json.loads(line)["id"] for line in out.read_text().splitlines()) == want
+        out.unlink()
+
+
+def test_a_traces_columns_say_the_same(exegpt, tiny, tiny_profile, tmp_path):
+    path, out = tmp_path / "t.csv", tmp_path / "o.jsonl"
+    path.write_text("input,output,deadline_s\n5,4,9\n5,4,7\n5,4,8\n")
+    common = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1, "-o", out)
+    assert exegpt(*common, "--order", "least-slack").code == 0
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["1", "2", "0"]
+
+
+@pytest.mark.parametrize("wrong", [{"client": 5}, {"application": ""}, {"deadline_s": -1}, {"deadline_s": "soon"}])
+def test_labels_that_are_none_are_refused(exegpt, tiny, tiny_profile, tmp_path, wrong):
+    path = tmp_path / "r.jsonl"
+    path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3} | wrong))
+    done = exegpt("run", "-m", tiny, "-r", path, "-p", tiny_profile)
+    assert done.code == 2 and f"Request 'a' has {next(iter(wrong))} = " in done.err
+
+
+def test_orders_are_listed_with_what_they_need(exegpt):
+    rows = {row["order"]: row for row in exegpt("list", "orders", "--json").json["orders"]}
+    assert set(rows) == set(ORDERS) and rows["edf"]["needs"] == "deadline_s" and rows["sjf"]["oracle"] == "yes"
+    assert "the client served least (VTC)" in exegpt("list", "orders").out

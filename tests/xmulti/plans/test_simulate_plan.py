@@ -1,0 +1,139 @@
+"""`simulate --plan`: replays of a plan at its rates and of a trace that names each request's model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from exegpt.cli import main
+from tests.xmulti.sharing.test_shared_devices import BUSY, CLUSTER, IDLE, RARE, demands_of
+from xcore import document
+from xcore.errors import InputError
+from xmulti.plans import simulate_plan as simulating
+from xmulti.plans.planning import make_plan
+from xmulti.plans.simulate_plan import simulate_plan
+from xmulti.serving.planned_units import read_plan_file
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    plan = make_plan(demands_of(folder, BUSY, IDLE, RARE), CLUSTER, "muxserve")
+    document.write(folder / "plan.json", plan)
+    return folder / "plan.json"
+
+
+def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
+    assert main(["simulate", "--plan", str(path), "--timeline", str(tmp_path / "trace.json"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert [model["name"] for model in facts["models"]] == ["busy", "idle", "rare"]
+    assert all(model["attainment"] >= 0.99 for model in facts["models"])
+    assert max(model["requests"] for model in facts["models"]) == 10_000, "of the busy one, as long as it is"
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(named.values()) == {"busy", "idle", "rare"}
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == set(named), "whose each span is"
+    assert main(["simulate", "--plan", str(path)]) == 0
+    assert "in time" in capsys.readouterr().out
+
+
+def test_models_of_one_rate_have_requests_of_their_own(path, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(
+        simulating, "replay_plan", lambda plan, profiles, requests, timeline: asked.update(requests) or {}
+    )
+    simulate_plan(path, None, None)
+    idle, rare = ([request.arrival_s for request in asked[name]] for name in ("idle", "rare"))
+    assert len(idle) == len(rare) and abs(np.corrcoef(np.diff(idle), np.diff(rare))[0, 1]) < 0.3
+
+
+def test_a_traces_requests_are_replayed(path, tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("model,input,output,arrival\nidle,100,20,5.0\nbusy,50,10,4.5\nidle,80,30,6.0\n")
+    facts = {model["name"]: model for model in simulate_plan(path, trace, None).facts["models"]}
+    assert set(facts) == {"busy", "idle"} and facts["idle"]["requests"] == 2
+    assert facts["idle"]["seconds"] > 1.5  # from the first arrival on
+
+
+def test_a_trace_may_have_columns_of_other_names_and_another_form(path, tmp_path, capsys):
+    rows = [("idle", 100, 20, 5.0), ("busy", 50, 10, 4.5), ("idle", 80, 30, 6.0)]
+    usual, other = tmp_path / "usual.csv", tmp_path / "other.jsonl"
+    usual.write_text("model,input,output,arrival\n" + "".join(f"{','.join(map(str, row))}\n" for row in rows))
+    names = ("model", "asked", "answered", "when")
+    other.write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    models = []
+    for trace in ([usual], [other, "--columns", "input=asked,output=answered,arrival_s=when"]):
+        assert main(["simulate", "--plan", str(path), "--json", "--replay", *map(str, trace)]) == 0
+        models.append(json.loads(capsys.readouterr().out)["models"])
+    assert models[0] == models[1]
+    assert main(["simulate", "--plan", str(path), "--columns", "input=asked,output=answered"]) == 2
+    assert "names the columns of a trace, and there is none" in capsys.readouterr().err
+
+
+def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_model_are(path, tmp_path):
+    context = {model.name: model.schedule.model.spec.context for model in read_plan_file(path).models}
+    trace = tmp_path / "trace.csv"
+    trace.write_text(f"model,input,output\nidle,{3 * context['idle']},{context['idle']}\nbusy,50,10\n")
+    with pytest.raises(InputError, match="None of the 1 rows of idle fits the context"):
+        simulate_plan(path, trace, None)
+    prediction = simulate_plan(path, trace, None, scale=True)
+    (note,) = [text for text in prediction.assumptions if "context" in text]
+    assert note.startswith("idle: lengths of workload idle times 0.25, to fit the context")
+    trace.write_text(f"model,input,output\nidle,{3 * context['idle'] // 4},{context['idle'] // 4}\nbusy,50,10\n")
+    fits = simulate_plan(path, trace, None)
+    assert fits.facts["models"] == prediction.facts["models"]
+    assert not any("context" in text for text in fits.assumptions)
+
+
+def test_options_that_a_plan_says_itself_are_refused(path, capsys):
+    assert main(["simulate", "--plan", str(path), "--model", "opt-13b"]) == 2
+    assert "--model is for simulations without --plan" in capsys.readouterr().err
+    assert main(["simulate", "--plan", str(path), "--replay", "missing.csv"]) == 2
+    assert "There is no trace file 'missing.csv'" in capsys.readouterr().err
+    assert main(["simulate", "--plan", str(path), "--replay", str(path.parent)]) == 2
+    assert "is a folder: name a trace file in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_num_seqs": 0}, "needs max_num_seqs from 1 to"),
+        ({"policy": "magic"}, "There is no policy 'magic'"),
+        ({"replicas": 2}, "has 2 devices, and a schedule for 4: plan again"),
+    ],
+)
+def test_a_schedule_that_can_not_be_followed_is_refused(change, sentence, path, tmp_path, capsys):
+    plan = document.read_json(path)
+    plan["models"][0]["schedule"] |= change
+    (tmp_path / "odd.json").write_text(document.dumps(plan))
+    assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2
+    printed = capsys.readouterr()
+    assert "Model 'busy'" in printed.err and sentence in printed.err and printed.err.count("\n") == 1
+
+
+def test_one_model_is_counted_as_one(path, tmp_path, capsys):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("model,input,output\nidle,100,20\n")
+    assert main(["simulate", "--plan", str(path), "--replay", str(trace)]) == 0
+    assert ": 1 model on" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rate_seq_s": -1}, "Model 'busy' of the plan has a rate of -1/s: it must be above 0"),
+        ({"rate_seq_s": 0}, "a rate of 0/s"),
+        ({"requests": -5}, "has -5 requests: at least 1"),
+        ({"requests": 10**9, "rate_seq_s": None}, "has 1,000,000,000 requests: at least 1, at most 1,000,000"),
+        ({"devices": []}, "has no devices"),
+        ({"name": "idle"}, "each with a name of its own"),
+    ],
+)
+def test_a_plan_with_odd_numbers_is_refused(change, sentence, path, tmp_path, capsys):
+    plan = document.read_json(path)
+    place = next(place for place, model in enumerate(plan["models"]) if model["name"] == "busy")
+    plan["models"][place] |= change
+    (tmp_path / "odd.json").write_text(document.dumps(plan))
+    assert main(["simulate", "--plan", str(tmp_path / "odd.json")]) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err and printed.err.count("\n") == 1 and not printed.out

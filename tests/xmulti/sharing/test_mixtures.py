@@ -1,0 +1,109 @@
+"""Mixtures of models that share devices and of models alone: bounds that replays keep, plans that no other has."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from xcore.processes import Processes
+from xcore.specs.cluster import parse_cluster
+from xmulti.plans import planning
+from xmulti.plans.demands import read_demands
+from xmulti.plans.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
+from xmulti.plans.planning import propose
+from xmulti.sharing.mixtures import Mixture
+from xmulti.sharing.shared_devices import most_of_unit, share_unit
+
+CLUSTER = parse_cluster("2xA100-80GB")
+SMALL = ("opt-1.3b", "opt-2.7b", "llama-3.2-1b")
+
+
+def demands_of(path, *models):
+    file = path / "models.yaml"
+    file.write_text(json.dumps({"models": models}))
+    return read_demands(file, "2xA100-80GB")
+
+
+def some_models(seed):
+    random_ = random.Random(seed)
+    return [
+        {
+            "name": f"m{i}",
+            "model": random_.choice(SMALL),
+            "workload": random_.choice(["128/32", "64/128", "512/16"]),
+            "rate": f"{random_.choice([1, 5, 20])}/s",
+            "latency_bound": random_.choice(["2s", "4s"]),
+        }
+        for i in range(random_.choice([2, 3]))
+    ]
+
+
+@pytest.mark.parametrize("by", ["space", "time"])
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))])
+def test_no_replay_is_better_than_the_bound(seed, by, tmp_path):
+    demands, devices = demands_of(tmp_path, *some_models(seed)), 1 + seed % 2
+    most = most_of_unit(demands, CLUSTER, devices)
+    unit = share_unit(demands, CLUSTER, devices, by, most / 2)
+    assert most > 0
+    if unit is None:
+        assert by == "space"  # shares that are wide enough are more than there are
+        return
+    by_name = {demand.name: demand for demand in demands}
+    trial = Trial(unit, by_name, drawn(by_name))
+    assert not trial.sustained(1.01 * KEEPS_UP * most) and trial.sustained(most / 50)
+
+
+def test_models_without_room_share_nothing(tmp_path):
+    model = {"name": "a", "model": "opt-30b", "workload": "128/32", "rate": "1/s", "latency_bound": "20s"}
+    demands = demands_of(tmp_path, model, model | {"name": "b"})
+    assert most_of_unit(demands, CLUSTER, 1) == 0 and share_unit(demands, CLUSTER, 1, "time", 1.0) is None
+    assert most_of_unit(demands, CLUSTER, 2) > 0 and share_unit(demands, CLUSTER, 2, "time", 1.0)
+
+
+def test_requests_are_the_same_whatever_shares_devices(tmp_path):
+    demands = demands_of(tmp_path, *some_models(1))
+    by_name = {demand.name: demand for demand in demands}
+    asked = drawn(by_name)
+    together = share_unit(demands, CLUSTER, 2, "time", 1.0)
+    both = Trial(together, by_name, asked)
+    for model in together:
+        name, rate = model.name, by_name[model.name].rate_seq_s
+        alone = Trial([replace(model, share=None)], by_name, asked)
+        assert both.requests(name, 2.0) == alone.requests(name, 2.0)
+        slow, fast = both.requests(name, 1.0), both.requests(name, 50.0)
+        assert [r.input for r in slow] == [r.input for r in fast[: len(slow)]] and len(fast) > BLOCK
+        assert [r.arrival_s for r in slow] == pytest.approx([50 * r.arrival_s for r in fast[: len(slow)]])
+        arrivals = [r.arrival_s for r in fast]
+        assert arrivals[0] == 0 and arrivals == sorted(arrivals)
+        assert len(fast) / arrivals[-1] == pytest.approx(50 * rate, rel=0.1)
+        assert len(fast) == pytest.approx(50 * rate * 3 * max(d.bound_s for d in demands), abs=1)
+
+
+@pytest.mark.slow
+def test_offline_models_have_their_own_devices_and_others_share(tmp_path, monkeypatch):
+    """Three models on two devices, one of which can't share: only a mixture has room for all."""
+    monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
+    online = {"model": "opt-1.3b", "workload": "128/32", "rate": "20/s", "latency_bound": "2s"}
+    batch = {"name": "batch", "model": "opt-1.3b", "workload": "128/32", "requests": 200}
+    demands = demands_of(tmp_path, online | {"name": "a"}, online | {"name": "b"}, batch)
+    (ours,) = propose(demands, CLUSTER, ("exegpt",))
+    a, b, alone = ours.plan.models
+    assert a.devices == b.devices and a.share and b.share and alone.share is None
+    assert not set(alone.devices) & set(a.devices) and ours.headroom > 1 and alone.seconds > 0
+
+
+def test_what_cant_be_better_is_not_planned(demands_and_plan):
+    demands, plan = demands_and_plan
+    best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
+    frontiers = planning._frontiers(demands, "exegpt")
+    mixture = Mixture(demands, CLUSTER, frontiers, Processes())
+    assert mixture.improve([best], lambda done, total: None) is None
+    assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
+
+
+@pytest.fixture
+def demands_and_plan(tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "_POLICIES", {"exegpt": ("orca",), "spatial": ("orca",)})
+    demands = demands_of(tmp_path, *some_models(2))
+    return demands, planning.make_plan(demands, CLUSTER, "temporal")

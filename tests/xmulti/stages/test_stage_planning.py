@@ -1,0 +1,117 @@
+"""Plans of stages from files: what a file asks for, what the command prints, and what is refused in one sentence."""
+
+import json
+
+import pytest
+from tests.xcore.cli.conftest import run_command
+
+from xcore import document
+from xcore.errors import InputError
+from xmulti.files.application_file import CPU_START_S, read_application
+from xmulti.files.stage_plan import StagePlan
+from xmulti.stages.stage_planning import propose_stages
+
+CHAIN = {"name": "chain", "model": "llama-2-13b", "workload": "1024/200", "requests": 20, "rounds": 3, "load": "20s"}
+JUDGE = {"name": "judge", "model": "llama-2-70b", "workload": "100/50", "times": 2}
+CHAT = {"name": "chat", "model": "llama-2-7b", "workload": "64/64", "requests": 300, "load": "10s"}
+EDGES = [{"source": "chain", "target": "chain"}, {"source": "chain", "target": "judge", "kind": "final"}]
+CLUSTER = "4xA100-80GB"
+
+
+def write(path, **content):
+    file = path / "application.yaml"
+    file.write_text(json.dumps(content))  # JSON is YAML
+    return file
+
+
+@pytest.fixture
+def file(tmp_path):
+    return write(tmp_path, nodes=[CHAIN, JUDGE, CHAT], edges=EDGES, linked=2)
+
+
+def test_what_a_file_asks_for(file):
+    asked = read_application(file, CLUSTER)
+    chain, judge, chat = asked.graph.nodes
+    assert chain.prompts == (1024,) * 20 and chain.rounds == (3,) * 20
+    assert (judge.prompts, judge.prompt, judge.times) == ((), 100, 2)
+    assert len(chat.prompts) == 300 and asked.linked == 2
+    degrees = {model.name: {d.tp: d.load_s for d in model.degrees} for model in asked.table.models}
+    assert degrees["chain"] == {1: 20.0, 2: 20.0}
+    assert degrees["judge"] == {2: pytest.approx(69e9 * 2 / 0.87e9 / 2, rel=0.01)}, "70B don't fit on one"
+    assert any(text.startswith("judge: loading: a GPU's weights at 0.87 GB/s") for text in asked.assumptions)
+
+
+def test_an_engine_on_cpus_takes_its_start_beside_its_weights(tmp_path):
+    node = {"name": "a", "model": "gpt2", "workload": "9/5", "requests": 3}
+    asked = read_application(write(tmp_path, nodes=[node], edges=[]), "local")
+    (degree,) = asked.table.models[0].degrees
+    assert degree.load_s == pytest.approx(CPU_START_S + 124.4e6 * 4 / 0.87e9, rel=0.01)
+    assert any("loading: 7 s to start an engine, a device's weights at 0.87 GB/s" in text for text in asked.assumptions)
+
+
+def test_the_search_is_no_later_than_the_heuristics(file):
+    ours, greatest, least = propose_stages(read_application(file, CLUSTER))
+    assert [p.method for p in (ours, greatest, least)] == ["samullm", "max", "min"]
+    assert 0 < ours.plan.seconds <= min(greatest.plan.seconds, least.plan.seconds)
+
+
+def test_a_plan_is_written_shown_and_printed(file, tmp_path):
+    out = tmp_path / "plan.json"
+    done = run_command("plan", file, "--cluster", CLUSTER, "--method", "samullm", "--out", out, "--json")
+    assert done.code == 0, done.err
+    plan = document.read(StagePlan, out)
+    assert done.json["plan"] == document.to_dict(plan)
+    assert {node.name for stage in plan.stages for node in stage.nodes} == {"chain", "judge", "chat"}
+    assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
+    residents = {model.name: {schedule.max_num_seqs for schedule in model.schedules} for model in plan.models}
+    assert residents == {"chain": {20}, "judge": {40}, "chat": {300}}, "as many calls as there can be at once"
+    for model in plan.models:
+        degrees = [degree.tp for degree in model.costs.degrees]
+        assert [schedule.stages[0].tp for schedule in model.schedules] == degrees
+        assert set(degrees) == {n.tp for stage in plan.stages for n in stage.nodes if n.name == model.name}
+    shown = run_command("show", out, "--json")
+    assert (shown.code, shown.json["kind"], shown.json["stages"]) == (0, "stages", document.to_dict(plan))
+    report = tmp_path / "stages.html"
+    printed = run_command("plan", file, "--cluster", CLUSTER, "--method", "samullm", "--report", report)
+    assert "samullm:" in printed.out and "max-heuristic" in printed.err and "judge" in run_command("show", out).out
+    assert "       3 │" in printed.out and "       3 │" in run_command("show", out).out, "a picture of the devices"
+    assert "<svg" in report.read_text() and "max-heuristic" in report.read_text()
+
+
+def test_a_models_file_of_requests_alone(tmp_path):
+    keys = ("name", "model", "workload", "requests")
+    models = [{key: node[key] for key in keys} for node in (CHAIN, CHAT)]
+    asked = read_application(write(tmp_path, models=models), CLUSTER)
+    assert asked.linked == 4 and not asked.graph.edges
+    (ours, *_) = propose_stages(asked)
+    assert {node.name for stage in ours.plan.stages for node in stage.nodes} == {"chain", "chat"}
+
+
+@pytest.mark.parametrize(
+    ("content", "cluster", "message"),
+    [
+        ({"nodes": [CHAIN | {"rate": "5/s"}]}, CLUSTER, "nodes.0.rate is not known"),
+        ({"nodes": []}, CLUSTER, "has no nodes"),
+        ({"nodes": [CHAT]}, "2x4xA100-80GB", "Node 'chat' of .* has 2 nodes: plans of stages are for one"),
+        ({"nodes": [CHAT | {"requests": 0}]}, CLUSTER, "'chat' has 0 requests"),
+        ({"nodes": [JUDGE | {"rounds": 2}]}, CLUSTER, "'judge' has rounds: it needs requests"),
+        ({"nodes": [CHAT | {"model": "t5-3b"}]}, CLUSTER, "is an encoder-decoder"),
+        ({"nodes": [CHAT | {"model": "gpt3-341b"}]}, CLUSTER, "fits on no 1, 2, 4 devices"),
+        (
+            {"nodes": [CHAT], "edges": [{"source": "chat", "target": "me"}]},
+            CLUSTER,
+            "'.*application.yaml': Edges name me, which",
+        ),
+        ({"nodes": [CHAT | {"requests": 10**8}]}, CLUSTER, "'chat' has 100,000,000 requests: at least 1, at most"),
+        ({"nodes": [CHAIN | {"rounds": -1}]}, CLUSTER, "'chain' has rounds of -1: at least 1"),
+        ({"nodes": [CHAT], "linked": 0}, CLUSTER, "has linked of 0: at least 1 GPU"),
+        ({"nodes": [CHAT], "linked": 3}, CLUSTER, "linked in groups of 3"),
+        ({"models": [CHAT | {"requests": None, "rate": "5/s", "load": None}]}, CLUSTER, "not known"),
+        ({"models": [{k: CHAT[k] for k in ("name", "model", "workload")} | {"rate": "5/s"}]}, CLUSTER, "has a rate"),
+    ],
+)
+def test_what_cannot_be_planned(tmp_path, content, cluster, message):
+    with pytest.raises(InputError, match=message):
+        propose_stages(read_application(write(tmp_path, **content), cluster))
+    done = run_command("plan", tmp_path / "application.yaml", "--cluster", cluster, "--method", "samullm")
+    assert done.code == 2 and done.err.count("\n") == 1

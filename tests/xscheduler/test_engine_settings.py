@@ -1,0 +1,37 @@
+"""A running engine's settings: as many sequences at a time as its cache holds."""
+
+import pytest
+
+from xcore.errors import InputError
+from xscheduler.engine_settings import engine_schedule, resident
+from xscheduler.settings import find_setting
+from xsimulator import estimate
+from xsimulator.replay.event_simulator import replay
+
+
+@pytest.mark.parametrize("workload", ["2048/256", "T"])
+def test_what_waits_is_what_a_replay_finds(workload):
+    """An oracle: a long list through the event simulator, with far more slots than blocks."""
+    setting = find_setting(
+        "opt-13b" if workload == "T" else "llama-3.1-8b", "1xA40", workload, "roofline", memory_fraction=1.0
+    )
+    schedule = engine_schedule(setting, "chunked", 1, None, 16, max_num_seqs=2000, max_num_batched_tokens=2048)
+    runs, notes = resident(schedule, setting.profile)
+    assert 1 < runs.max_num_seqs < 2000 and "wait in the queue" in notes[-1]
+    steady = estimate(runs, setting.profile)
+    served = replay(schedule, setting.profile, setting.workload.draw(30 * runs.max_num_seqs, seed=3), timeline=False)
+    ends = sorted(request.finish_s for request in served.served)
+    middle = ends[len(ends) // 5 : -len(ends) // 5]
+    assert steady.throughput_seq_s == pytest.approx((len(middle) - 1) / (middle[-1] - middle[0]), rel=0.05)
+
+
+@pytest.mark.parametrize(("model", "policy", "blocks"), [("t5-11b", "orca", 144), ("llama-3.1-8b", "orca", 144)])
+def test_the_least_blocks_of_an_engine_hold_its_longest_request(model, policy, blocks):
+    """2,048 + 256 tokens: an encoder-decoder caches its start token too, so that 143 blocks and 15 tokens don't do."""
+    outputs = 256 if model == "t5-11b" else 257  # a request's last token is never cached
+    setting = find_setting(model, "1xA100-80GB", f"2048/{outputs}", "roofline")
+    variables = {"max_num_seqs": 1, "prefills_per_step": 1}
+    assert engine_schedule(setting, policy, 1, blocks, 16, **variables).kv_blocks == blocks
+    longer = find_setting(model, "1xA100-80GB", f"2048/{outputs + 1}", "roofline")
+    with pytest.raises(InputError, match=f"pass --kv-blocks {blocks + 1} at least"):
+        engine_schedule(longer, policy, 1, blocks, 16, **variables)

@@ -1,0 +1,89 @@
+"""Launch commands of servers as settings: what is read, what is named, what is refused."""
+
+import pytest
+
+from xcore.errors import InputError
+from xscheduler.launch_command import read_launch
+
+
+def test_vllms_words():
+    launch = read_launch(
+        "CUDA_VISIBLE_DEVICES=0,1 vllm serve meta-llama/Llama-3.1-8B --tensor-parallel-size 2 -dp=2 --max_num_seqs=64 "
+        "\\\n --max-num-batched-tokens 4096 --kv-cache-dtype fp8 --gpu-memory-utilization 0.8 --block-size 32 "
+        "--no-enable-prefix-caching --max-model-len 8192 --port 9000 --dtype bfloat16 --trust-remote-code"
+    )
+    assert (launch.engine, launch.model, launch.longest) == ("vllm", "meta-llama/Llama-3.1-8B", 8192)
+    assert launch.settings == {
+        "tp_degree": 2,
+        "replicas": 2,
+        "stages": 1,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 4096,
+        "kv_dtype": "fp8",
+        "memory_fraction": 0.8,
+        "block_size": 32,
+        "prefix_caching": False,
+        "dtype": "bf16",
+    }
+    assert launch.unmodelled == ("--port", "--trust-remote-code")
+    assert read_launch("vllm serve m --dtype bfloat16 --quantization fp8").settings["dtype"] == "fp8"
+
+
+def test_sglangs_words():
+    launch = read_launch(
+        "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --tp 4 --dp-size 2 --max-running-requests 128 "
+        "--chunked-prefill-size 8192 --mem-fraction-static 0.85 --disable-radix-cache --context-length 32768"
+    )
+    assert (launch.engine, launch.model, launch.longest) == ("sglang", "Qwen/Qwen3-8B", 32768)
+    assert launch.settings["max_num_seqs"] == 128 and launch.settings["max_num_batched_tokens"] == 8192
+    assert (launch.settings["tp_degree"], launch.settings["replicas"]) == (4, 2)
+    assert launch.settings["memory_fraction"] == 0.85 and launch.settings["prefix_caching"] is False
+
+
+def test_sglang_mixes_prompts_with_decoding_only_where_it_says_so():
+    command = "python -m sglang.launch_server --model m"
+    mixed, alone = read_launch(f"{command} --enable-mixed-chunk"), read_launch(command)
+    assert mixed.settings["policy"] == "chunked" and mixed.notes == ()
+    assert "policy" not in alone.settings and "without --enable-mixed-chunk" in alone.notes[0]
+    assert read_launch("vllm serve m --port 1").notes == ("flags that change nothing here: --port",)
+
+
+def test_the_layers_of_pipeline_stages_are_a_variable_of_vllm():
+    launch = read_launch("VLLM_PP_LAYER_PARTITION=17,15 vllm serve m -pp 2")
+    assert (launch.settings["layers"], launch.settings["stages"]) == ((17, 15), 2)
+
+
+def test_what_isnt_said_is_one_device():
+    assert read_launch("vllm serve m").settings == {"tp_degree": 1, "replicas": 1, "stages": 1}
+    assert read_launch("vllm serve --model m --dtype auto").settings == {"tp_degree": 1, "replicas": 1, "stages": 1}
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("trtllm-serve m", "neither vLLM's nor SGLang's"),
+        ("", "neither vLLM's nor SGLang's"),
+        ("vllm serve", "names no model"),
+        ("vllm serve 'm", "close its quotes"),
+        ("vllm serve m --enforce-eager", "--enforce-eager, which may change"),
+        ("vllm serve m --speculative-config {}", "--speculative-config, which may change"),
+        ("vllm serve m --no-enable-chunked-prefill", "--no-enable-chunked-prefill, which may change"),
+        ("vllm serve m --max-num-seqs many", "--max-num-seqs many, which isn't a whole number above 0"),
+        ("vllm serve m --max-num-seqs ²", "--max-num-seqs ², which isn't a whole number above 0"),
+        ("vllm serve m --gpu-memory-utilization 90", "isn't a share above 0, at most 1"),
+        ("vllm serve m --gpu-memory-utilization x", "x, which isn't a share above 0, at most 1"),
+        ("vllm serve m --enable-prefix-caching=False", "--enable-prefix-caching takes no value"),
+        ("vllm serve m --trust_remote_code=true", "--trust-remote-code takes no value"),
+        ("python -m sglang.launch_server --model m --disable-radix-cache=0", "--disable-radix-cache takes no value"),
+        ("vllm serve m --quantization awq", "isn't one of fp8"),
+        ("vllm serve m --max-num-seqs", "ends with --max-num-seqs, which takes a value"),
+        ("vllm serve m -tp 2 --tensor-parallel-size 4", "says --tensor-parallel-size twice, as 2 and as 4"),
+        ("VLLM_PP_LAYER_PARTITION=9,9,14 vllm serve m -pp 2", "PARTITION=9,9,14 for 2 pipeline stages"),
+        ("VLLM_PP_LAYER_PARTITION=9,x vllm serve m -pp 2", "9,x, which isn't whole numbers above 0, between commas"),
+        ("vllm serve m -tp 2 n", "says the model twice, as m and as n"),
+    ],
+)
+def test_what_cant_be_simulated_is_refused_by_name(command, said):
+    with pytest.raises(InputError) as error:
+        read_launch(command)
+    assert said in str(error.value)

@@ -1,0 +1,152 @@
+"""What follows from what was typed: lengths that a model's context doesn't hold, threads of a CPU's devices."""
+
+import os
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from tests.xcore.cli.conftest import run_command
+
+from xcore.errors import InputError
+from xcore.requests.request_lists import read_for_model
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.fit_context import fit_context
+from xrunner.threads import set_threads
+from xscheduler.settings import find_setting, threads_of_device
+
+
+def test_fixed_lengths_up_to_the_context_stand_as_they_are():
+    opt = builtin_model("opt-13b")
+    assert fit_context(Workload.fixed(1536, 512), opt) == (Workload.fixed(1536, 512), [])
+    with pytest.raises(InputError, match="2,049 tokens"):
+        fit_context(Workload.fixed(1537, 512), opt)
+    assert fit_context(Workload.fixed(9000, 512), builtin_model("t5-11b"))[0].input.mean == 9000
+
+
+def rows(*lengths, name="trace"):
+    return Workload.from_requests(name, [RequestLengths(*pair, arrival_s=float(i)) for i, pair in enumerate(lengths)])
+
+
+@pytest.mark.parametrize(("longer", "warned"), [(1, False), (5, False), (6, True), (50, True)])
+def test_longer_rows_of_a_trace_are_left_out_and_counted(longer, warned):
+    opt = builtin_model("opt-13b")
+    trace = rows(*[(100, 50)] * (100 - longer), *[(2000, 49)] * longer)
+    fitting, (note,) = fit_context(trace, opt)
+    assert fitting.requests == trace.requests[: 100 - longer]
+    assert (fitting.input.max, fitting.output.max) == (100, 50)
+    assert note.startswith("warning: ") is warned
+    assert f"{longer} of 100 rows of trace are longer than the context of 2,048 tokens: left out" in note
+
+
+def test_a_trace_whose_rows_all_fit_stays_as_it_is():
+    trace = rows((2000, 48), (1, 1))
+    assert fit_context(trace, builtin_model("opt-13b")) == (trace, [])
+    long = rows((9000, 9000))
+    assert fit_context(long, builtin_model("t5-11b")) == (long, [])
+
+
+def test_one_long_row_changes_no_other_rows_lengths():
+    """It scaled all of a list of fewer than about 100 rows."""
+    trace = rows(*[(100, 50)] * 9, (30_000, 50))
+    assert set(fit_context(trace, builtin_model("opt-13b"))[0].input.lengths) == {100}
+    scaled = fit_context(trace, builtin_model("opt-13b"), scale=True)[0]
+    assert scaled.input.lengths[0] < 100 and len(scaled.requests) == 10
+
+
+def test_a_rate_that_was_asked_for_stays_where_rows_are_left_out():
+    opt, trace = builtin_model("opt-13b"), rows((100, 50), (3000, 50), (100, 50), (100, 50))
+    assert fit_context(trace, opt)[0].arrival_rate == pytest.approx(2 / 3)
+    assert fit_context(replace(trace, arrival_rate=7.0), opt)[0].arrival_rate == 7.0
+
+
+@pytest.mark.parametrize(("devices", "threads"), [(1, None), (2, 3), (4, 1), (9, 1)])
+def test_the_devices_of_a_cpu_share_its_cores(tmp_path, monkeypatch, devices, threads):
+    """As its engines do: a profile of all cores made predictions six times too high."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6 if devices < 4 else 4)))
+    text = run_command("show", "local", "--yaml").out.replace("devices_per_node: 1", f"devices_per_node: {devices}")
+    (tmp_path / "local-several.yaml").write_text(text)
+    assert threads_of_device(str(tmp_path / "local-several.yaml")) == threads
+    assert threads_of_device("local") is None and threads_of_device("4xA40") is None
+
+
+def test_without_threads_torch_uses_no_more_than_the_quota(monkeypatch):
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("xcore.usable_cpus.cpu_quota", lambda: None)
+    set_threads(None)
+    assert asked == []  # OpenMP counts the CPUs that it is bound to, and knows of no quota
+    monkeypatch.setattr("xcore.usable_cpus.cpu_quota", lambda: 3.5)
+    set_threads(None)
+    set_threads(5)
+    assert asked == [3, 5]
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    set_threads(None)
+    assert asked == [3, 5]
+
+
+def test_runs_of_a_trace_leave_out_or_scale_rows_beyond_the_context(tmp_path):
+    spec, notes = builtin_model("gpt2"), []
+    (tmp_path / "t.csv").write_text("input,output\n" + "512,1536\n" * 9)
+    read = partial(read_for_model, str(tmp_path / "t.csv"), tmp_path, spec, None, 0, notes.append)
+    with pytest.raises(InputError, match=r"None of the 9 rows of t\.csv fits the context of 'gpt2', 1,024 tokens"):
+        read()
+    requests, _ = read(scale=True)
+    assert {(len(request.prompt_ids), request.max_tokens) for request in requests} == {(256, 768)}
+    assert notes == ["lengths of workload t.csv times 0.5, to fit the context of 1,024 tokens"]
+    (tmp_path / "t.csv").write_text("input,output\n" + "10,5\n" * 39 + "512,1536\n")
+    notes.clear()
+    requests, _ = read()
+    assert len(requests) == 39
+    assert notes == ["1 of 40 rows of t.csv are longer than the context of 1,024 tokens: left out"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "tune -l inf -w S --scale-to-context",
+        "simulate -m opt-125m --policy orca --max-num-seqs 4 -w 10/10 --scale-to-context",
+        "bench serve --url http://localhost:1 --rate 1/s --scale-to-context",
+        "engine --socket s -m m --scale-to-context",
+    ],
+)
+def test_scaling_without_a_trace_is_refused(command):
+    done = run_command(*command.split())
+    assert done.code == 2 and "--scale-to-context scales a trace's lengths, and there is no trace" in done.err
+
+
+def test_weights_in_8_bits_leave_keys_and_values_in_16():
+    """As in vLLM, whose --kv-cache-dtype auto is the checkpoint's own dtype."""
+    asked = ("llama-3.1-70b", "2xH100-SXM", "2048/256")
+    default = find_setting(*asked, dtype="fp8")
+    assert default.kv_dtype == default.profile.provenance["kv_dtype"] == "bf16"
+    assert any(text.startswith("keys and values: bf16, the default") for text in default.assumptions)
+    typed = find_setting(*asked, dtype="fp8", kv_dtype="fp8")
+    assert typed.kv_dtype == typed.profile.provenance["kv_dtype"] == "fp8"
+    assert not any(text.startswith("keys and values") for text in typed.assumptions)
+    assert find_setting(*asked, dtype="fp16").kv_dtype == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("engine", "share", "text"),
+    [
+        (None, 0.92, "memory: 92% of the 79.19 GiB of H100-SXM, vllm's default"),
+        ("tensorrt-llm", 0.9, "memory: 90% of the 80 GiB of H100-SXM, after the weights, tensorrt-llm's default"),
+        ("paper", 0.9, "memory: 90% of the 80 GiB of H100-SXM, the default"),
+    ],
+)
+def test_the_share_of_the_memory_is_the_engines_unless_it_is_typed(engine, share, text):
+    asked = ("llama-3.1-8b", "1xH100-SXM", "2048/256")
+    default = find_setting(*asked, engine=engine)
+    assert default.cluster.memory_fraction == share and text in default.assumptions
+    typed = find_setting(*asked, engine=engine, memory_fraction=0.8)
+    assert typed.cluster.memory_fraction == 0.8 and not any(t.startswith("memory") for t in typed.assumptions)
+
+
+def test_a_cluster_file_keeps_its_own_share(tmp_path):
+    (tmp_path / "c.yaml").write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 1\nmemory_fraction: 0.7\n")
+    assert find_setting("llama-3.1-8b", str(tmp_path / "c.yaml"), "2048/256").cluster.memory_fraction == 0.7

@@ -1,0 +1,136 @@
+"""A server of a tiny model, which several tests share."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from xcore import document
+from xcore.specs.cluster import local_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.workload import Workload
+from xrunner.models.create import create_model
+
+pytest.importorskip("fastapi")
+STARTS_S = 120
+"""Longest start of a server: a fresh clone compiles its kernels first."""
+
+
+class Server:
+    """A running `exegpt serve`."""
+
+    def __init__(self, process: subprocess.Popen, port: int, log: Path):
+        self.process, self.port, self.log = process, port, log
+        self.url = f"http://127.0.0.1:{port}"
+
+    def get(self, path: str, **headers: str):
+        """(status, headers, body) of a GET."""
+        return self.send("GET", path, None, **headers)
+
+    def post(self, path: str, body, **headers: str):
+        """(status, headers, body) of a POST of a document, or of bytes."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, data, **({"Content-Type": "application/json"} | headers))
+
+    def send(self, method: str, path: str, data: bytes | None, **headers: str):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = urllib.request.Request(self.url + path, data, named, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, dict(answer.headers), answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, dict(error.headers), error.read()
+
+    def ready(self) -> bool:
+        try:
+            return self.get("/ready")[0] == 200
+        except OSError:
+            return False
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@contextmanager
+def serving(model: Path, schedule: Path, directory: Path, *options: str) -> Iterator[Server]:
+    """A server of one model that is ready; it is killed at the end, if it hasn't ended."""
+    with started(["-m", str(model), "-s", str(schedule), *options], directory) as server:
+        yield server
+
+
+@contextmanager
+def started(options: list[str], directory: Path, engines: int = 1) -> Iterator[Server]:
+    """A server of whatever models that is ready; it is killed at the end, if it hasn't ended."""
+    port, log = free_port(), directory / "server.log"
+    command = [sys.executable, "-m", "exegpt", "serve", "--port", str(port)]
+    with log.open("w") as written:
+        process = subprocess.Popen(
+            [*command, "--threads", "1", *options], stderr=written, stdout=written, env=os.environ | {"NO_COLOR": "1"}
+        )
+    server, until = Server(process, port, log), time.monotonic() + engines * STARTS_S
+    try:
+        while not server.ready():
+            if process.poll() is not None or time.monotonic() > until:
+                raise AssertionError(f"the server doesn't start: {log.read_text()}")
+            time.sleep(0.1)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def schedule_for(model: Path, policy: str = "orca", **variables) -> Schedule:
+    """A schedule of one rank for a model directory."""
+    spec = ModelSpec.from_directory(model)
+    usual = {"orca": {"max_num_seqs": 8, "prefills_per_step": 2}}
+    return Schedule(
+        version=Schedule.VERSION,
+        policy=policy,
+        model=ModelReference(spec, spec.fingerprint),
+        cluster=local_cluster(),
+        workload=Workload.fixed(16, 16),
+        profile=ProfileReference("roofline", "0"),
+        stages=(Stage((0,), 1, "both", None, (0, spec.layers)),),
+        kv_blocks=64,
+        dtype="fp32",
+        kv_dtype="fp32",
+        admission="grow",
+        **(variables or usual[policy]),
+    )
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("served") / "tiny"
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300, "context": 128}
+    create_model(directory, "llama", **sizes, seed=0)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def schedule(model, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("schedule") / "schedule.json"
+    document.write(path, schedule_for(model))
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(model, schedule, tmp_path_factory) -> Iterator[Server]:
+    with serving(model, schedule, tmp_path_factory.mktemp("server")) as running:
+        yield running

@@ -1,0 +1,158 @@
+"""Engine units: what an engine is started with that goes on where another one has ended."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tests.xcore import nouns
+from tests.xmulti.serving.test_replanning import planned
+from xcore import document
+from xcore.batching.shared_pool import merged_pools
+from xcore.requests.request import Request
+from xcore.specs.cluster_plan import Plan, Share
+from xcore.specs.schedule import Schedule
+from xmulti.serving.started import StartedUnit
+from xserver.engines import engine_unit
+from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_unit import EngineUnit
+from xserver.engines.unit_options import UnitModel, UnitOptions
+
+
+class Engine:
+    """Ends as soon as it was started; `read` is called then."""
+
+    restarts = True
+
+    def __init__(self, read, code=3):
+        self.read, self.code = read, code
+
+    async def start(self):
+        self.read()
+
+    async def wait(self):
+        return self.code
+
+    async def kill(self):
+        pass
+
+
+def read_by_the_engine(kind, noun, names, requests, tmp_path):
+    """The document that an engine is started with, whose models have these requests."""
+    links, documents = {name: EngineLink() for name in names}, []
+    for name, request in requests:
+        links[name].add(request)
+    models = tuple(UnitModel(tmp_path, name, place=place) for place, name in enumerate(names))
+    option = f"--{kind.__name__.lower()}"
+    options = UnitOptions(models, ("--model", "a"), {option: noun})
+
+    async def run():
+        unit = EngineUnit(options, links, tmp_path, asyncio.Semaphore(1))
+        path = tmp_path / f"{option.strip('-')}-0.json"
+        unit._engine = Engine(lambda: documents.append(document.read(kind, path)))
+        assert await unit.run() == 3
+        assert unit._arguments[-2:] == [option, str(path)]
+
+    asyncio.run(run())
+    (found,) = documents
+    return found
+
+
+def request(tokens):
+    return Request("", (1,) * 4, tokens - 3)
+
+
+def test_an_engine_has_room_for_the_requests_that_it_goes_on_with(tmp_path):
+    """They were accepted under another schedule, with a larger cache."""
+    schedule = replace(nouns.schedule("orca"), kv_blocks=3, block_size=16)
+    asked = [("a", request(16)), ("a", request(16 * 7 + 1)), ("a", request(5))]
+    assert read_by_the_engine(Schedule, schedule, ["a"], asked, tmp_path) == replace(schedule, kv_blocks=8)
+    assert read_by_the_engine(Schedule, schedule, ["a"], asked[:1], tmp_path) == schedule
+
+
+@pytest.mark.parametrize("pool", ["quotas", "merged"])
+def test_models_that_share_have_room_too(tmp_path, pool):
+    """Where they take blocks of one memory, one may have all of them; models of other engines stay as they are."""
+    plan = planned({"a": 1.0, "b": 1.0, "c": 1.0})
+    schedule = replace(nouns.schedule("orca"), kv_blocks=4, block_size=16)
+    models = [replace(model, schedule=schedule) for model in plan.models]
+    together = [replace(model, devices=(0,), share=Share("time", pool=pool)) for model in models[:2]]
+    plan = replace(plan, models=(*together, models[2]))
+
+    def blocks(*asked):
+        read = read_by_the_engine(Plan, plan, ["a", "b"], asked, tmp_path)
+        assert [model.name for model in read.models] == ["a", "b", "c"]
+        return [model.schedule.kv_blocks for model in read.models], read
+
+    assert blocks(("a", request(16 * 4)))[0] == [4, 4, 4]
+    assert blocks(("a", request(16 * 6)))[0] == ([6, 4, 4] if pool == "quotas" else [4, 4, 4])
+    found, read = blocks(("a", request(16 * 9)), ("b", request(16 * 5)))
+    assert found == ([9, 5, 4] if pool == "quotas" else [9, 4, 4])
+    if pool == "merged":
+        _, pools = merged_pools([model.schedule for model in read.models[:2]])
+        assert min(pool.total for pool in pools) >= 9
+
+
+@pytest.mark.parametrize("error", [None, OSError("no more processes")], ids=["it ends at once", "no process"])
+def test_requests_of_a_run_fail_where_no_engine_can_follow(tmp_path, error):
+    """Whatever keeps it from being started: nobody waits for an engine that never comes."""
+    link, starts = EngineLink(), []
+
+    def start():
+        starts.append(link.opened)
+        link.opened = object() if len(starts) == 1 else None
+        if len(starts) > 1 and error:
+            raise error
+
+    async def run():
+        options = UnitOptions((UnitModel(tmp_path, "a"),), ())
+        unit = StartedUnit(options, {"a": link, "another": EngineLink()}, tmp_path, asyncio.Semaphore(1))
+        unit._engine = Engine(start)
+        asked = link.add(request(9))
+        running = asyncio.ensure_future(unit.run())
+        await asyncio.wait({running}, timeout=5.0)
+        raised = running.exception()
+        return asked.ended.reason, raised, None if raised else running.result()
+
+    assert asyncio.run(run()) == ("error", error, None if error else 3)
+    assert len(starts) == 2
+
+
+def test_an_engine_that_can_not_be_killed_is_not_waited_for(tmp_path, monkeypatch):
+    """It may wait for a device for good, with its socket open."""
+    monkeypatch.setattr(engine_unit, "_LEAVES_S", 0.1)
+
+    async def run():
+        link, starts = EngineLink(), []
+        unit = EngineUnit(UnitOptions((UnitModel(tmp_path, "a"),), ()), {"a": link}, tmp_path, asyncio.Semaphore(1))
+        unit._engine = Engine(lambda: starts.append(link.connected))
+        await unit.listen()
+        _, writer = await asyncio.open_unix_connection(tmp_path / "engine-0")
+        while not link.connected:
+            await asyncio.sleep(0.01)
+        code = await asyncio.wait_for(unit.run(), 5.0)
+        connected = link.connected
+        writer.close()
+        await unit.close()
+        return code, starts, connected
+
+    assert asyncio.run(run()) == (3, [True], False)
+
+
+def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path):
+    """It has said why in one sentence; one that has opened before may be short of something for a while."""
+    starts = []
+
+    async def run(has_opened):
+        starts.clear()
+        options = UnitOptions((UnitModel(tmp_path, "a"),), ("--schedule", "s.json"))
+        unit = Unit(options, {"a": EngineLink()}, tmp_path, asyncio.Semaphore(1))
+        unit._engine, unit.has_opened = Engine(lambda: starts.append(1), code=2), has_opened
+        return await unit.run()
+
+    class Unit(EngineUnit):
+        def _may_follow(self, opened):
+            return True
+
+    assert asyncio.run(run(False)) == 2 and len(starts) == 1
+    assert asyncio.run(run(True)) == 2 and len(starts) == engine_unit._MOST_RESTARTS

@@ -1,0 +1,167 @@
+"""A plan's engines, and the plans and options that a server refuses."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.xcore.cli.conftest import run_command
+
+from tests.xserver.conftest import schedule_for
+from tests.xserver.test_plan import ESTIMATE
+from xcore import document
+from xcore.console import output
+from xcore.console.output import NOTES_OF
+from xcore.errors import InputError
+from xcore.specs.cluster_plan import Plan, PlannedModel, Share
+from xcore.specs.schedule import Stage
+from xmulti.plans.plan_answer import simulated_alone
+from xmulti.serving.planned_units import planned_units, read_plan
+from xrunner.models.create import create_model
+
+
+@pytest.fixture(scope="module")
+def folder(tiny, tmp_path_factory):
+    """With the directories `one` and `other`, of different shapes."""
+    made = tmp_path_factory.mktemp("planned")
+    (made / "one").symlink_to(tiny)
+    create_model(made / "other", "opt", layers=1, hidden=32, heads=2, ffn=48, vocab=290, context=64, seed=0)
+    return made
+
+
+def planned(folder, name, devices, directory="one", **fields):
+    schedule = schedule_for(folder / directory)
+    if len(devices) == 2:
+        stages = (Stage((0,), 1, "both", None, (0, 1)), Stage((1,), 1, "both", None, (1, 2)))
+        schedule = replace(schedule, stages=stages, cluster=replace(schedule.cluster, devices_per_node=2))
+    at = {"directory": str(folder / directory)} | fields
+    return PlannedModel(name, devices, schedule, ESTIMATE, **at)
+
+
+def written(folder, *models, nodes=1, kind="cpu"):
+    """A plan's file."""
+    cluster = models[0].schedule.cluster
+    cluster = replace(cluster, nodes=nodes, devices_per_node=8, device=replace(cluster.device, kind=kind))
+    path = folder / "plan.json"
+    document.write(path, Plan(Plan.VERSION, "exegpt", cluster, models))
+    return path
+
+
+def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
+    share = Share("space")
+    models = [
+        planned(folder, "a", (2, 0)),
+        planned(folder, "b", (3,), share=share),
+        planned(folder, "c", (1,)),
+        planned(folder, "d", (3,), "other", share=share),
+    ]
+    plan = read_plan(written(folder, *models, kind="A40"), {})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    alone, shared, single = planned_units(plan, ["--dtype", "fp32"], 3)
+    assert [(model.name, model.place) for model in shared.models] == [("b", 1), ("d", 3)]
+    assert alone.arguments == ("--model", str(folder / "one"), "--dtype", "fp32", "--threads", "3")
+    assert shared.arguments == ("--unit", "1", "--dtype", "fp32", "--threads", "3")
+    assert dict(alone.documents) == {"--schedule": models[0].schedule} and dict(shared.documents) == {"--plan": plan}
+    assert [unit.ranks for unit in (alone, shared, single)] == [2, 1, 1]
+    seen = [unit.environment["CUDA_VISIBLE_DEVICES"] for unit in (alone, shared, single)]
+    assert seen == ["2,0", "3", "1"]
+    assert [unit.environment[NOTES_OF] for unit in (alone, shared, single)] == ["a", "b, d", "c"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-7")  # numbers count among those that this process sees
+    assert [unit.environment["CUDA_VISIBLE_DEVICES"] for unit in planned_units(plan, [], 1)] == ["6,4", "GPU-7", "5"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(InputError, match="has device 2, and CUDA_VISIBLE_DEVICES=4,5 shows 2"):
+        planned_units(plan, [], 1)
+
+
+@pytest.mark.parametrize(("cores", "threads"), [(8, 2), (3, 1)])
+def test_cpu_devices_share_the_cores(folder, monkeypatch, cores, threads):
+    plan = read_plan(written(folder, planned(folder, "a", (0, 1)), planned(folder, "b", (3,))), {})
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cores)))
+    for unit in planned_units(plan, [], None):
+        assert unit.arguments[-2:] == ("--threads", str(threads)) and "CUDA_VISIBLE_DEVICES" not in unit.environment
+
+
+def test_notes_of_an_engine_name_its_models(monkeypatch, capsys):
+    monkeypatch.setenv(NOTES_OF, "a, b")
+    output.note("the reason")
+    assert capsys.readouterr().err == "a, b: the reason\n"
+
+
+def test_a_given_directory_goes_before_the_plans(folder, tmp_path):
+    path = written(folder, planned(folder, "a", (0,), directory="one"))
+    (tmp_path / "moved").symlink_to(folder / "one")
+    assert read_plan(path, {"a": str(tmp_path / "moved")}).models[0].directory == str(tmp_path / "moved")
+
+
+def refused(*arguments) -> str:
+    """The sentence with which the server doesn't start."""
+    done = run_command("serve", *arguments)
+    (line,) = done.err.strip().splitlines()
+    assert done.code == 2 and done.out == "" and line.startswith("exegpt: ") and line.endswith(".")
+    return line
+
+
+def test_what_is_no_plan_is_refused(folder):
+    schedule = folder / "schedule.json"
+    document.write(schedule, schedule_for(folder / "one"))
+    assert "no file 'gone.json'" in refused("--plan", "gone.json")
+    assert "method is missing" in refused("--plan", schedule)
+    (folder / "torn.json").write_text('{"version": 1')
+    assert "is not valid JSON" in refused("--plan", folder / "torn.json")
+    several = written(folder, planned(folder, "a", (0,)), nodes=2)
+    assert "is for 2 nodes: a server runs a plan for one node." in refused("--plan", several)
+    twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
+    assert simulated_alone(document.read(Plan, twice)) == [] == simulated_alone(None)
+    assert "has the models a, a: a plan needs some, each with a name of its own" in refused("--plan", twice)
+    share = Share("space")
+    wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
+    assert "'a' shares its devices with others and has a schedule of several stages" in refused("--plan", wide)
+    (note,) = simulated_alone(document.read(Plan, wide))
+    assert note.startswith("shares of multiprocessors (a, b) are simulated only")
+    beside = [planned(folder, name, (0,), share=share) for name in "ab"]
+    on_cpu, on_gpu = (document.read(Plan, written(folder, *beside, kind=kind)) for kind in ("cpu", "cuda"))
+    assert len(simulated_alone(on_cpu)) == 1 and simulated_alone(on_gpu) == []
+    fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
+    assert "'a' has 1 device, and a schedule for 2: plan again" in refused("--plan", fewer)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--model one", "--model one names no model: with --plan, pass --model NAME=DIR."),
+        ("--model z=one", "--model z=… is no model of 'plan.json': it has a, b."),
+        ("--schedule s.json", "--schedule is for a single model"),
+        ("--latency-bound 5s", "--latency-bound is for a single model"),
+        ("--ranks 2", "--ranks is for a single model"),
+        ("--served-model-name x", "--served-model-name is for a single model"),
+        ("--order sjf", "--order is for a single model"),
+        ("--best-effort", "--best-effort is for a single model"),
+        ("", "doesn't say in which directory model 'b' is: write it into the plan, or pass --model b=DIR."),
+        ("--model b=gone", "There is no directory 'gone' of model 'b': write it into the plan, or pass --model b=DIR."),
+        ("--model b=other", "'other' has model 'other' ("),
+    ],
+)
+def test_options_that_do_not_fit_a_plan_are_refused(folder, monkeypatch, words, sentence):
+    monkeypatch.chdir(folder)
+    written(folder, planned(folder, "a", (0,)), planned(folder, "b", (1,)))
+    path = Path("plan.json")
+    plan = document.read(Plan, path)
+    document.write(path, replace(plan, models=(plan.models[0], replace(plan.models[1], directory=None))))
+    assert sentence in refused("--plan", path, *words.split())
+
+
+def test_a_server_of_one_model_needs_one_directory():
+    assert "has one model, but --model is given 0 times" in refused()
+    assert "has one model, but --model is given 2 times" in refused("-m", "a", "-m", "b")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("-m one --replan-after 1m", "--replan-after needs a plan"),
+        ("--plan plan.json --replan-after 5", "'5' is not a"),
+    ],
+)
+def test_how_long_popularity_must_have_drifted(folder, monkeypatch, words, sentence):
+    monkeypatch.chdir(folder)
+    written(folder, planned(folder, "a", (0,)), planned(folder, "b", (1,)))
+    assert sentence in refused(*words.split())

@@ -1,0 +1,64 @@
+"""A server in the learned order: prompts whose outputs a ranker expects to be short overtake others."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.xcore.cli.conftest import run_command
+
+from exegpt.api.ranking.training import Recipe, train_ranker
+from tests.xserver.conftest import schedule_for, serving
+from xcore import document
+from xcore.orders.features import Features
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory):
+    """One that expects little of `list` and much of `essay`."""
+    path = tmp_path_factory.mktemp("ranker") / "ranker.npz"
+    prompts = [f"{'list' if i % 2 else 'essay'} {i % 17}" for i in range(200)]
+    lengths = np.array([5 if i % 2 else 90 for i in range(200)])
+    train_ranker(Features.of(prompts), lengths, Recipe(width=4, hidden=8, epochs=8)).save(path)
+    return path
+
+
+def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tmp_path):
+    document.write(tmp_path / "schedule.json", schedule_for(model, max_num_seqs=1, prefills_per_step=1))
+    options = ("--order", "learned", "--ranker", str(ranker))
+    ended = []
+    with serving(model, tmp_path / "schedule.json", tmp_path, *options) as server, ThreadPoolExecutor(9) as pool:
+
+        def complete(prompt):
+            body = {"model": "tiny", "prompt": prompt, "max_tokens": 100, "temperature": 0, "ignore_eos": True}
+            status, _, text = server.post("/v1/completions", body)
+            ended.append(prompt.split()[0])
+            return status, text
+
+        (engine,) = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+        first = pool.submit(complete, "first")
+        time.sleep(0.05)
+        os.kill(int(engine), signal.SIGSTOP)  # until all have come, however slow the machine is
+        others = [pool.submit(complete, f"{word} {i}") for word in ("essay", "list") for i in range(3)]
+        time.sleep(1.5)
+        os.kill(int(engine), signal.SIGCONT)
+        answers = [waiting.result() for waiting in (first, *others)]
+    assert all(status == 200 for status, _ in answers), answers
+    assert ended.index("essay") >= 2 and ended[-2:] == ["essay"] * 2, ended
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--order", "srtf"), "--order srtf needs what a server isn't told of its requests: use one of fcfs, mlfq"),
+        (("--order", "edf"), "--order edf needs what a server isn't told"),
+        (("--order", "mlfq", "-l", "5s"), "leave --latency-bound, or --order and --starvation-guard, out"),
+        (("--order", "learned"), "--order learned needs --ranker FILE"),
+    ],
+)
+def test_what_a_server_refuses(model, words, sentence):
+    done = run_command("serve", "-m", model, *words)
+    assert done.code == 2 and sentence in done.err and done.err.count("\n") == 1

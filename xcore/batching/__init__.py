@@ -1,0 +1,34 @@
+"""Which sequences run now: pure bookkeeping, no tensors, no clock. The event simulator and the engine run on it."""
+
+from xcore.batching.dispatch import deal
+from xcore.batching.forecast import Forecast
+from xcore.batching.hints import UNKNOWN, Hints
+from xcore.batching.kv_pool import BlockPool, KVPool
+from xcore.batching.ledger import Fits, Ledger
+from xcore.batching.micro_batches import MicroBatch, MicroBatching
+from xcore.batching.order import FollowingOrder, Order
+from xcore.batching.prefix_pool import PrefixPool
+from xcore.batching.queue import Queue
+from xcore.batching.sequence import Sequence, Status
+from xcore.batching.step import ENDLESS, Step
+
+__all__ = [
+    "ENDLESS",
+    "UNKNOWN",
+    "BlockPool",
+    "Fits",
+    "FollowingOrder",
+    "Forecast",
+    "Hints",
+    "KVPool",
+    "Ledger",
+    "MicroBatch",
+    "MicroBatching",
+    "Order",
+    "PrefixPool",
+    "Queue",
+    "Sequence",
+    "Status",
+    "Step",
+    "deal",
+]

@@ -1,0 +1,80 @@
+"""Admission: how many KV blocks a sequence must find free before it runs, and when it gets more.
+
+*reserve*: all that it may ever cache, so that no running sequence can meet a full cache. *grow*: what is known so far;
+blocks come as tokens do, and where none are left the last resident is preempted, as in vLLM.
+"""
+
+from collections.abc import Sequence as Items
+from typing import Any, Literal
+
+from xcore.batching.kv_pool import KVPool
+from xcore.batching.sequence import Sequence
+from xcore.batching.step import ENDLESS
+
+Admission = Literal["reserve", "grow"]
+
+
+def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> Any:
+    """The most tokens that a request ever has in the cache; ints, or arrays of one shape.
+
+    A request's last token is never cached. An encoder-decoder caches a start token too.
+    """
+    return input_tokens + max_output - 1 + encoder_decoder
+
+
+class Reserve:
+    """The blocks for all that a sequence may ever cache, from its admission to its end."""
+
+    grows = False
+
+    def __init__(self, pool: KVPool, encoder_decoder: bool):
+        self._pool, self._encoder_decoder = pool, encoder_decoder
+
+    def blocks(self, sequence: Sequence) -> int:
+        """Blocks that must be free when a sequence is admitted."""
+        return self._pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder))
+
+    def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
+        """Blocks that it holds then: all of them."""
+        return self.blocks(sequence)
+
+
+class Grow:
+    """The blocks for the tokens that are known: the prompt's, and those that a preempted sequence had generated; in an
+    encoder-decoder the start token's too.
+    """
+
+    grows = True
+
+    def __init__(self, pool: KVPool, encoder_decoder: bool):
+        self._pool, self._encoder_decoder = pool, encoder_decoder
+
+    def blocks(self, sequence: Sequence) -> int:
+        """Blocks that must be free when a sequence is admitted."""
+        return self._pool.blocks_for(self._known(sequence))
+
+    def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
+        """Blocks that it holds then: those of what is cached, and of the tokens that are prefilled first."""
+        return self._pool.blocks_for(sequence.cached + prefilled)
+
+    def _known(self, sequence: Sequence) -> int:
+        return sequence.input_tokens + sequence.recomputed + self._encoder_decoder
+
+
+def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS) -> int:
+    """How many decoding iterations in a row the free blocks suffice for, of `most`, these sequences' first already
+    having theirs; at least 1. Finished ones of a static batch need no more.
+    """
+    available = pool.available
+    if len(sequences) * pool.blocks_for(min(most, pool.total * pool.block_size)) <= available:
+        return most  # even if each took as many new blocks as an empty one
+    cached = [sequence.cached for sequence in sequences if not sequence.finished]
+    blocks = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + available
+    low, high = 1, min(most, 1 + pool.block_size * (1 + available))
+    while low < high:  # the blocks that k iterations need rise with k
+        middle = (low + high + 1) // 2
+        if sum([pool.blocks_for(tokens + middle) for tokens in cached]) <= blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,400 @@
+"""The ledger: which sequences wait, which are resident, and the KV blocks they hold.
+
+It is shared by the event simulator, which advances it by predicted time, and the runner, which advances it by real
+work, so both take the same decisions.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from math import inf
+
+from xcore.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
+from xcore.batching.kv_pool import KVPool
+from xcore.batching.order import FollowingOrder, Order
+from xcore.batching.prefix_pool import PrefixPool
+from xcore.batching.queue import Queue
+from xcore.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Sequence
+from xcore.batching.step import ENDLESS, Step
+from xcore.errors import InputError
+
+Fits = Callable[[Sequence], bool]
+
+
+class Ledger:
+    """Waiting and resident sequences over one KV pool.
+
+    With `early_termination` a finished sequence is released at once; without, when every resident one has finished
+    (static batches). In an `encoder_decoder`, encoding gives no token. Where `disaggregated`, an encoded sequence is
+    decoded when its keys and values are there.
+
+    Over a `PrefixPool`, sequences hold what the cache has of their prompts already. `shares_in_step`: also what another
+    one computes in the same step, which must then be computed as one.
+
+    Where the next step is decided before this one has ended, a sequence that finishes is `lingering`: it holds its slot
+    and its blocks until the step after that is decided.
+    """
+
+    def __init__(
+        self,
+        pool: KVPool,
+        order: Order,
+        early_termination: bool = True,
+        encoder_decoder: bool = False,
+        admission: Admission = "reserve",
+        disaggregated: bool = False,
+        shares_in_step: bool = True,
+        lingering: bool = False,
+    ):
+        self.pool = pool
+        self._prefixes = pool if isinstance(pool, PrefixPool) else None
+        self.shares_in_step = shares_in_step
+        self.early_termination = early_termination
+        self.encoder_decoder = encoder_decoder
+        self.disaggregated = disaggregated
+        self._following = order.fresh() if isinstance(order, FollowingOrder) else None
+        self.waiting = Queue(self._following or order)
+        self.admission = Grow(pool, encoder_decoder) if admission == "grow" else Reserve(pool, encoder_decoder)
+        self.encoding: list[Sequence] = []
+        """Residents whose prompts aren't wholly in the cache, in order of admission."""
+        self.decoding: list[Sequence] = []
+        """The other residents, in the order in which their prompts ended."""
+        self._lingering = lingering
+        self.leaving: list[Sequence] = []
+        """Sequences that have finished in the latest step, and hold their blocks still."""
+        self.iterations = 0
+        """Decoding iterations booked so far."""
+        self.preempted: list[Sequence] = []
+        """Sequences that the latest decision to decode has preempted, in order."""
+        self.preemptions = 0
+        """How many so far."""
+        self._arriving: list[Sequence] = []
+        """Sequences that have ended, but whose keys and values are still on their way into their blocks."""
+        self.reused = 0
+        """Tokens that admitted sequences found in the cache so far."""
+
+    @property
+    def resident(self) -> list[Sequence]:
+        """Sequences that hold blocks."""
+        return self.encoding + self.decoding + self.leaving
+
+    @property
+    def residents(self) -> int:
+        """How many sequences hold blocks."""
+        return len(self.encoding) + len(self.decoding) + len(self.leaving)
+
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        """Let sequences wait; InputError for one that the whole pool could not hold."""
+        for sequence in sequences:
+            need = self.most_blocks(sequence)
+            if need > self.pool.total:
+                raise InputError(
+                    f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
+                    f" {sequence.max_output} tokens, and the cache has {self.pool.total}: shorten it or give the "
+                    "cache more memory."
+                )
+            self.waiting.push(sequence)
+
+    def most_blocks(self, sequence: Sequence) -> int:
+        """Blocks for all that a sequence may ever cache."""
+        return self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
+
+    def observe(self, now: float) -> None:
+        """Let an order that follows what happens see what has arrived: before each step is decided, so that it sees the
+        same in the event simulator and in the engine.
+        """
+        if self._following:
+            self.waiting.peek(now)
+
+    def seat(self, sequence: Sequence, generated: int) -> bool:
+        """Make a sequence resident that has generated so many tokens before this ledger began; whether its blocks are
+        free.
+        """
+        sequence.generated, sequence.cached = generated, sequence.input_tokens + generated - 1 + self.encoder_decoder
+        need = self.pool.blocks_for(sequence.cached) if self.admission.grows else self.admission.blocks(sequence)
+        if need > self.pool.available:
+            return False
+        sequence.blocks, sequence.to_prefill, sequence.status = self.pool.allocate(need), 0, DECODE
+        self.decoding.append(sequence)
+        return True
+
+    def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits | None = None) -> list[Sequence]:
+        """Make up to `most` waiting sequences resident, in order, as long as their blocks are free, and the policy says
+        that each `fits`: none overtakes one that doesn't yet, nor a preempted one whose last token is on its way. Those
+        that arrive after `now` are passed over. `chunk` are the tokens of a prompt that the step has room for, if not
+        all.
+        """
+        admitted: list[Sequence] = []
+        while len(admitted) < most:
+            sequence = self.waiting.peek(now)
+            if sequence is None or not self._admit(sequence, now, chunk, fits):
+                break
+            self.waiting.pop()
+            admitted.append(sequence)
+        return admitted
+
+    def admit_these(self, sequences: Iterable[Sequence], now: float, fits: Fits | None = None) -> list[Sequence]:
+        """Make waiting sequences resident, in the order given, until one's blocks aren't free, or it doesn't fit."""
+        admitted: list[Sequence] = []
+        for sequence in sequences:
+            if not self._admit(sequence, now, None, fits):
+                break
+            admitted.append(sequence)
+        self.waiting.remove(admitted)
+        return admitted
+
+    def grow_decoding(self, now: float, most: int = ENDLESS) -> tuple[Sequence, ...]:
+        """The first so many decoding residents whose keys and values are there, each with a block for the next token: a
+        step begins with them. See `grow`.
+        """
+        self.preempted.clear()
+        decode = self.decoding if most >= len(self.decoding) else self.decoding[:most]
+        if self.disaggregated:
+            decode = [sequence for sequence in decode if sequence.ready_s <= now]
+        if not self.admission.grows:
+            return tuple(decode)
+        return tuple([s for s, _ in self.grow([(s, 1 + s.behind) for s in decode], now)])
+
+    def grow(self, steps: list[tuple[Sequence, int]], now: float) -> list[tuple[Sequence, int]]:
+        """Give residents the blocks for the tokens that each computes next, in this order, and return those that run.
+        While too few are free the last resident is preempted, perhaps the one that needs them; then all before it run.
+        """
+        if not self.admission.grows:
+            return steps
+        for place, (sequence, tokens) in enumerate(steps):
+            while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
+                self._preempt(self._last(now), now)
+            if sequence.status is PREEMPTED:
+                return steps[:place]
+        return steps
+
+    def extend(self, step: Step, iterations: int) -> None:
+        """Give a step's decoding sequences the blocks for so many iterations in a row, which `repeats` allowed."""
+        if self.admission.grows:
+            for sequence in step.decode:
+                if not self._extend(sequence, iterations):
+                    raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
+
+    def repeats(self, step: Step) -> int:
+        """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
+        if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
+            return 1
+        if not self.admission.grows:
+            return step.repeats
+        if self.preempted and self._prefixes:  # one whose blocks have survived may come back at once
+            return 1
+        if any(sequence.behind for sequence in step.decode):
+            return 1
+        return iterations_until_shortage(self.pool, step.decode, step.repeats)
+
+    def _extend(self, sequence: Sequence, tokens: int) -> bool:
+        """Give a sequence the blocks for so many more cached tokens, if they are free; a finished row needs none."""
+        if sequence.status is FINISHED:
+            return True
+        missing = self.pool.blocks_for(sequence.cached + tokens) - len(sequence.blocks)
+        if missing > 0:
+            if missing > self.pool.available:
+                return False
+            sequence.blocks = [*sequence.blocks, *self.pool.allocate(missing)]
+        if self._prefixes is not None and self.shares_in_step:
+            self._publish(sequence, sequence.cached + tokens)
+        return True
+
+    def _last(self, now: float) -> Sequence:
+        """The resident to preempt: the last that isn't finished, and whose keys and values aren't on their way. There
+        is one, the resident that needs blocks: where prefill is disaggregated, prompts are booked whole as they are
+        ordered, and `encoding` is empty.
+        """
+        residents = self.encoding or self.decoding
+        return next(s for s in reversed(residents) if s.status is not FINISHED and s.ready_s <= now)
+
+    def _preempt(self, sequence: Sequence, now: float) -> None:
+        """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later. If only rows of
+        a static batch remain that have finished, that ends.
+        """
+        self._release([sequence])
+        sequence.recompute(self.encoder_decoder)
+        self._finish([])
+        if self._following:
+            self._following.stop(sequence, now)
+        self.waiting.push(sequence, now)
+        self.preempted.append(sequence)
+        self.preemptions += 1
+
+    def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
+        """Make a sequence resident, if its blocks are free and nothing else is in the way."""
+        if sequence.ready_s > now or (fits is not None and not fits(sequence)):
+            return False
+        missing = self.admission.blocks(sequence)
+        reused: list[int] = []
+        if self._prefixes:  # all but the last token, which is computed to give the next
+            reused = self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
+            missing += self._prefixes.free_among(reused) - len(reused)
+        if missing > self.pool.available:
+            return False
+        if reused:
+            self._reuse(sequence, reused)
+        prefilled = sequence.to_prefill if chunk is None else min(chunk, sequence.to_prefill)
+        allocated = self.pool.allocate(self.admission.first_blocks(sequence, prefilled) - len(reused))
+        sequence.blocks = [*reused, *allocated] if reused else allocated
+        sequence.status = PREFILL
+        self.encoding.append(sequence)
+        if self._following:
+            self._following.start(sequence, now)
+        if self._prefixes is not None and self.shares_in_step:
+            self._publish(sequence, sequence.cached + prefilled)
+        return True
+
+    def _reuse(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Let a sequence hold the blocks that have the beginning of its prompt."""
+        assert self._prefixes
+        self._prefixes.hold(blocks)
+        sequence.published, sequence.cached = len(blocks), len(blocks) * self.pool.block_size
+        sequence.to_prefill -= sequence.cached
+        self.reused += sequence.cached
+        if sequence.status is not PREEMPTED:
+            sequence.hit = sequence.cached
+
+    def _publish(self, sequence: Sequence, tokens: int) -> None:
+        """Let the full blocks of a resident's first `tokens` tokens be found, as far as it has keys for them."""
+        if self._prefixes is None:
+            return
+        full = min(tokens // self.pool.block_size, len(sequence.keys))
+        for number in range(sequence.published, full):
+            self._prefixes.publish(sequence.blocks[number], sequence.keys[number])
+        sequence.published = max(sequence.published, full)
+
+    def advance(self, step: Step, iterations: int = 1) -> list[Sequence]:
+        """Book a step's work, a decoding step `iterations` times, but never beyond the end of one of its sequences.
+        Returns the sequences that finished in this step by their length.
+        """
+        finished: list[Sequence] = []
+        self.settle()
+        if self._following:
+            self._following.book(step, iterations)
+        if step.decode:
+            self.iterations += iterations
+            if self.encoder_decoder:
+                self._catch_up(step)
+        for sequence in step.decode:
+            if sequence.status is FINISHED:  # a row of a static batch, computed again until the last one ends
+                continue
+            sequence.cached += iterations
+            sequence.generated += iterations
+            if sequence.generated >= sequence.ends:
+                finished.append(sequence)
+        if step.encode:
+            finished += self._encode(step)
+        if self._prefixes:
+            for sequence in (*step.decode, *(sequence for sequence, _ in step.encode)):
+                self._publish(sequence, sequence.cached)
+        self._finish(finished)
+        return finished
+
+    def _catch_up(self, step: Step) -> None:
+        """Book the outputs of preempted sequences that an encoder-decoder has computed again."""
+        for sequence in step.decode:
+            sequence.cached += sequence.behind
+            sequence.behind = 0
+
+    def stop(self, sequence: Sequence) -> None:
+        """End a sequence that made a stop token. On a pipeline that is known when later iterations of it have been
+        booked already, the one that ends it by its length perhaps among them.
+        """
+        if sequence.status is PREEMPTED:
+            self.waiting.remove([sequence])
+            sequence.status = FINISHED
+            self._end([sequence])
+        elif not sequence.finished:
+            self._finish([sequence])
+
+    def fail(self, sequence: Sequence) -> None:
+        """End a sequence that has ended in an error, as by a stop token. What it has cached is never found again."""
+        if self._prefixes:
+            self._prefixes.withdraw(sequence.keys)
+            sequence.keys = ()
+        self.stop(sequence)
+
+    def _encode(self, step: Step) -> list[Sequence]:
+        finished = []
+        completed = False
+        for sequence, count in step.encode:
+            sequence.cached += count
+            sequence.to_prefill -= count
+            if not sequence.to_prefill:
+                completed = True
+                sequence.status = DECODE
+                self.decoding.append(sequence)
+                sequence.generated = sequence.recomputed + (not self.encoder_decoder)
+                if sequence.generated >= sequence.ends:
+                    finished.append(sequence)
+        if completed:
+            self.encoding = [sequence for sequence in self.encoding if sequence.status is PREFILL]
+        return finished
+
+    def _finish(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            sequence.status = FINISHED
+        self._end(sequences)
+        if not self.early_termination:
+            if all(sequence.finished for sequence in self.resident):
+                self._release(self.decoding)
+        elif sequences and self._lingering:
+            self.decoding = [sequence for sequence in self.decoding if sequence.status is not FINISHED]
+            self.leaving = sequences
+        elif sequences:
+            self._release(sequences)
+
+    def settle(self) -> None:
+        """Free the blocks of sequences that are leaving: their step has ended."""
+        if self.leaving:
+            self._release(self.leaving)
+            self.leaving = []
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a sequence, waiting or resident."""
+        if sequence.blocks:
+            self._release([sequence])
+        else:
+            self.waiting.remove([sequence])
+        sequence.status = FINISHED
+        self._end([sequence])
+
+    def _end(self, sequences: list[Sequence]) -> None:
+        """Let the order forget sequences."""
+        if self._following:
+            for sequence in sequences:
+                self._following.end(sequence)
+
+    def arrived(self, sequences: Iterable[Sequence], now: float) -> None:
+        """Keys and values of encoded sequences are in their blocks: from now on they may be decoded; the blocks of
+        those that have ended meanwhile are free.
+        """
+        for sequence in sequences:
+            sequence.ready_s = now
+            if sequence in self._arriving:
+                self._arriving.remove(sequence)
+                self._free(sequence)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sequence waits and none is resident."""
+        return not (self.decoding or self.encoding or self.waiting)
+
+    def check(self) -> None:
+        """Raise AssertionError unless every block is free, or held by one sequence or by those that share it."""
+        holders = (*self.resident, *self._arriving)
+        self.pool.check(Counter([block for sequence in holders for block in sequence.blocks]))
+
+    def _release(self, sequences: list[Sequence]) -> None:
+        gone = set(sequences)
+        self.encoding = [s for s in self.encoding if s not in gone]
+        self.decoding = [s for s in self.decoding if s not in gone]
+        for sequence in sequences:
+            if sequence.ready_s == inf:  # what is written to its blocks later must not be the next holder's
+                self._arriving.append(sequence)
+            else:
+                self._free(sequence)
+
+    def _free(self, sequence: Sequence) -> None:
+        self.pool.free(sequence.blocks)
+        sequence.blocks = []

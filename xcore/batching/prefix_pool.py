@@ -1,0 +1,139 @@
+"""Prefix pool: KV blocks that outlive their sequences and are found again by their contents (vLLM's prefix caching).
+
+A full block is published under a key that stands for its tokens and all tokens before them. A sequence that begins with
+the same tokens holds the block too, instead of computing it again. A block that no sequence holds is free, and keeps
+its contents until it is allocated: unpublished blocks go first, then those that were freed longest ago. A sequence's
+blocks are freed last first, so that the end of a prefix goes before its beginning.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterable
+from collections.abc import Sequence as Items
+
+from xcore.batching.kv_pool import check_size
+
+
+def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int) -> None:
+    """Append the keys of the full blocks that `keys` lacks, where `tokens` are all that are known of a sequence.
+
+    Each hashes its block's tokens and the key before it, so equal keys mean equal prefixes.
+    """
+    for end in range((len(keys) + 1) * block_size, len(tokens) + 1, block_size):
+        before = keys[-1] if keys else b""
+        keys.append(hashlib.sha256(before + array("q", tokens[end - block_size : end]).tobytes()).digest())
+
+
+class PrefixPool:
+    """`total` blocks of `block_size` tokens, which several sequences may hold. A `KVPool`."""
+
+    def __init__(self, total: int, block_size: int):
+        check_size(total, block_size)
+        self.total = total
+        self.block_size = block_size
+        self._untouched = 0  # the first of those that nobody has held yet, as in `BlockPool`
+        self._unpublished: list[int] = []
+        """Free blocks whose contents nobody can find."""
+        self._kept: OrderedDict[int, None] = OrderedDict()
+        """Free blocks that are published, the one that was freed first at the front."""
+        self._holders: dict[int, int] = {}
+        """How many sequences hold each block that any does."""
+        self._keys: dict[int, Hashable] = {}
+        """The key of each published block."""
+        self._published: dict[Hashable, OrderedDict[int, None]] = {}
+        """The blocks of each key, in the order in which they were published: equal ones may be computed twice."""
+
+    @property
+    def available(self) -> int:
+        """How many blocks nobody holds."""
+        return len(self._unpublished) + len(self._kept) + self.total - self._untouched
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that `tokens` tokens need."""
+        return -(-tokens // self.block_size)
+
+    def allocate(self, count: int) -> list[int]:
+        """`count` blocks by number, whose contents are forgotten. MemoryError unless so many are `available`."""
+        if count > self.available:
+            raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
+        blocks = [self._take() for _ in range(count)]
+        self._holders.update(dict.fromkeys(blocks, 1))
+        return blocks
+
+    def _take(self) -> int:
+        """The block that is worth least."""
+        if self._unpublished:
+            return self._unpublished.pop()
+        if self._untouched < self.total:
+            self._untouched += 1
+            return self._untouched - 1
+        block, _ = self._kept.popitem(last=False)
+        self._forget(block)
+        return block
+
+    def _forget(self, block: int) -> None:
+        key = self._keys.pop(block)
+        equal = self._published[key]
+        del equal[block]
+        if not equal:
+            del self._published[key]
+
+    def free(self, blocks: list[int]) -> None:
+        """End one sequence's hold of its blocks, which are given in the order of its tokens."""
+        for block in reversed(blocks):
+            holders = self._holders.pop(block, 0)
+            if not holders:
+                raise ValueError(f"KV block {block} came back, but nobody held it")
+            if holders > 1:
+                self._holders[block] = holders - 1
+            elif block in self._keys:
+                self._kept[block] = None
+            else:
+                self._unpublished.append(block)
+
+    def publish(self, block: int, key: Hashable) -> None:
+        """Let a held block be found by its key. ValueError for one that nobody holds, or that has a key already."""
+        if block not in self._holders or block in self._keys:
+            raise ValueError(f"KV block {block} can't be published: it is free, or was published before")
+        self._keys[block] = key
+        self._published.setdefault(key, OrderedDict())[block] = None
+
+    def withdraw(self, keys: Iterable[Hashable]) -> None:
+        """Let no block be found by these keys any more."""
+        for key in keys:
+            for block in self._published.pop(key, ()):
+                del self._keys[block]
+                if block in self._kept:
+                    del self._kept[block]
+                    self._unpublished.append(block)
+
+    def find(self, keys: Iterable[Hashable]) -> list[int]:
+        """The longest run of blocks published under these keys, from the first on."""
+        blocks = []
+        for key in keys:
+            equal = self._published.get(key)
+            if equal is None:
+                break
+            blocks.append(next(iter(equal)))
+        return blocks
+
+    def free_among(self, blocks: Iterable[int]) -> int:
+        """How many of these published blocks are free: holding them takes as many of the available."""
+        return sum([block in self._kept for block in blocks])
+
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Let one more sequence hold these published blocks."""
+        for block in blocks:
+            self._kept.pop(block, None)
+            self._holders[block] = self._holders.get(block, 0) + 1
+
+    def check(self, held: Counter[int]) -> None:
+        """Raise AssertionError unless as many sequences hold each block as `held` counts, and the others are free."""
+        if held != Counter(self._holders):
+            raise AssertionError(f"sequences hold {dict(held)}, and the pool counts {self._holders}")
+        if sorted([*self._unpublished, *self._kept, *held]) != list(range(self._untouched)):
+            raise AssertionError(f"{len(held)} held + {self.available} free blocks are not {self.total}")
+        published = {block: key for key, blocks in self._published.items() for block in blocks}
+        if published != self._keys or not self._kept.keys() <= published.keys() <= held.keys() | self._kept.keys():
+            raise AssertionError(f"blocks {sorted(published)} can be found, and {list(self._kept)} are kept for that")

@@ -1,0 +1,110 @@
+"""The queue of waiting sequences, ordered by a key that may change with time."""
+
+import heapq
+from collections.abc import Iterable, Iterator
+from math import inf
+
+from xcore.batching.keyed_heap import GroupedHeap, KeyedHeap
+from xcore.batching.order import FollowingOrder, Order
+from xcore.batching.sequence import Sequence
+
+
+class Queue:
+    """Waiting sequences. Those whose arrival lies ahead are not in the order yet."""
+
+    def __init__(self, order: Order):
+        self.order = order
+        self._following = order if isinstance(order, FollowingOrder) else None
+        self._arriving: list[tuple[float, int, Sequence]] = []
+        """A heap by arrival."""
+        self._arrived = self._empty()
+        """By key."""
+        self._keyed_s = 0.0
+        """When the keys were computed, if they change."""
+
+    def _empty(self) -> KeyedHeap[Sequence] | GroupedHeap:
+        return GroupedHeap(self._following) if self._following and self._following.grouped else KeyedHeap()
+
+    def __len__(self) -> int:
+        return len(self._arriving) + len(self._arrived)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In no particular order."""
+        yield from self._arrived
+        yield from (entry[-1] for entry in self._arriving)
+
+    def arrived(self, now: float) -> int:
+        """How many have arrived."""
+        self._update(now)
+        return len(self._arrived)
+
+    @property
+    def unsteady(self) -> bool:
+        """Whether another sequence may come first though none has arrived or left."""
+        return len(self._arrived) > 1 and (self.order.changes or self._following is not None)
+
+    def push(self, sequence: Sequence, now: float = -inf) -> None:
+        """Let a sequence wait from its arrival on; at once, where that isn't after `now`."""
+        if sequence.arrival_s <= now:
+            return self._insert(sequence, now)
+        heapq.heappush(self._arriving, (sequence.arrival_s, sequence.index, sequence))
+
+    def peek(self, now: float) -> Sequence | None:
+        """The first sequence that has arrived."""
+        if self.order.changes or self._following or (self._arriving and self._arriving[0][0] <= now):
+            self._update(now)
+        first = self._arrived.first()
+        return first[-1] if first else None
+
+    def pop(self) -> Sequence:
+        """Remove the sequence that `peek` returned."""
+        first = self._arrived.first()
+        if first is None:
+            raise IndexError("no sequence has arrived")
+        self._arrived.discard(first[1])
+        return first[-1]
+
+    def first(self, most: int, now: float) -> list[Sequence]:
+        """Up to `most` of the sequences that have arrived, in order; they stay in the queue."""
+        self._update(now)
+        return self._arrived.smallest(most)
+
+    def remove(self, sequences: Iterable[Sequence]) -> None:
+        """Remove sequences wherever they are."""
+        arriving = set()
+        for sequence in sequences:
+            if sequence.index in self._arrived:
+                self._arrived.discard(sequence.index)
+            else:
+                arriving.add(sequence.index)
+        if arriving:
+            self._arriving = [entry for entry in self._arriving if entry[1] not in arriving]
+            heapq.heapify(self._arriving)
+
+    def drain(self) -> list[Sequence]:
+        """Remove all sequences and return them in the order of their indices."""
+        waiting = sorted(self, key=lambda sequence: sequence.index)
+        self._arriving, self._arrived = [], self._empty()
+        return waiting
+
+    def next_arrival(self, now: float) -> float | None:
+        """When the next sequence arrives after `now`; None where none does."""
+        self._update(now)
+        return self._arriving[0][0] if self._arriving else None
+
+    def _insert(self, sequence: Sequence, now: float) -> None:
+        if self._following:
+            self._following.wait(sequence, now)
+        self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
+
+    def _update(self, now: float) -> None:
+        """Take in the sequences that have arrived, and compute keys that change anew."""
+        while self._arriving and self._arriving[0][0] <= now:
+            self._insert(heapq.heappop(self._arriving)[-1], now)
+        if self._following:
+            for sequence in self._following.due(now):
+                if sequence.index in self._arrived:
+                    self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
+        if self.order.changes and now != self._keyed_s:
+            self._arrived.rekey(lambda sequence: self.order.key(sequence, now))
+            self._keyed_s = now

@@ -1,0 +1,50 @@
+"""Step: one iteration, as a policy decides it."""
+
+import sys
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+from xcore.batching.sequence import Sequence
+
+ENDLESS = sys.maxsize
+"""As many iterations as there may be."""
+
+
+class Work:
+    """What one pass through the stages computes."""
+
+    __slots__ = ()
+    encode: Items[tuple[Sequence, int]]
+    decode: Items[Sequence]
+
+    @property
+    def phase(self) -> Any:
+        """`encode`, `decode` or `mixed`."""
+        if self.encode and self.decode:
+            return "mixed"
+        return "encode" if self.encode else "decode"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens computed."""
+        return sum([count for _, count in self.encode]) + sum([1 + sequence.behind for sequence in self.decode])
+
+
+@dataclass(frozen=True, slots=True)
+class Step(Work):
+    """One iteration: prompts (or chunks of them) to encode, and sequences to give one more token."""
+
+    encode: tuple[tuple[Sequence, int], ...] = ()
+    """(sequence, tokens of its prompt to compute now)."""
+    decode: tuple[Sequence, ...] = ()
+    repeats: int = 1
+    """Iterations in a row for which the policy decides this, unless a sequence finishes, is aborted or arrives."""
+    arrivals: bool = False
+    """Whether an arrival may end the row."""
+
+    def gives_tokens(self, encoder_decoder: bool) -> bool:
+        """Whether any token is sampled; an encoder-decoder's prompts give none."""
+        return bool(self.decode) or (
+            not encoder_decoder and any(count >= sequence.to_prefill for sequence, count in self.encode)
+        )

@@ -1,0 +1,67 @@
+"""Words that name one of several things: refused with the list where they name none."""
+
+from xcore.batching.admission import Admission
+from xcore.errors import InputError
+from xcore.policies import TRAITS
+from xcore.specs.bound import PERCENTILES, BoundMeaning
+from xcore.specs.model import ModelSpec
+from xcore.traces.trace import form_of
+
+
+def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
+    """InputError unless `value` is one of `allowed`."""
+    if value not in allowed:
+        raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
+
+
+def bound_meaning(name: str, percentile: float) -> BoundMeaning:
+    """What --bound and --percentile say."""
+    check_choice(name, ("requests", "p99-length", "p99-queries"), "--bound")
+    if percentile not in PERCENTILES:
+        known = ", ".join(f"{p:g}" for p in PERCENTILES)
+        raise InputError(f"--percentile {percentile:g} is not known: use one of {known}.")
+    return BoundMeaning("p99-length" if name == "p99-length" else "requests", percentile)
+
+
+def check_columns(columns: str | None, *sources: str | None, scale: bool = False) -> None:
+    """InputError for a trace's columns, or for its lengths to `scale`, where none of `sources` is a trace."""
+    if any(form_of(source or "") for source in sources):
+        return
+    if columns:
+        raise InputError(f"--columns '{columns}' names the columns of a trace, and there is none: leave --columns out.")
+    if scale:
+        raise InputError("--scale-to-context scales a trace's lengths, and there is no trace: leave it out.")
+
+
+def admission_rule(typed: str | None, policy: str | None) -> Admission:
+    """The rule that --admission names; InputError for one that the policy doesn't have."""
+    if typed is None:
+        return "reserve"
+    check_choice(typed, ("reserve", "grow"), "--admission")
+    if typed == "reserve":
+        return "reserve"
+    growing = [name for name, traits in TRAITS.items() if traits.grows]
+    if policy is not None and policy not in growing:
+        raise InputError(f"--admission grow is for {', '.join(growing)}, and the policy is {policy}: leave it out.")
+    return "grow"
+
+
+def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
+    """InputError for --prefix-caching where the policy, or all of them, can't for a model."""
+    caching = [name for name, traits in TRAITS.items() if traits.caches_prefixes]
+    if model.encoder_layers:
+        raise InputError(
+            f"--prefix-caching is for decoder-only models, and '{model.name}' has an encoder: leave it out."
+        )
+    if policy is not None and policy not in caching:
+        raise InputError(f"--prefix-caching is for {', '.join(caching)}, and the policy is {policy}: leave it out.")
+
+
+def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ...]:
+    """Return those of the policies that cache prefixes; InputError for a typed one that doesn't."""
+    caching = tuple(name for name in policies if TRAITS[name].caches_prefixes)
+    lacking = [name for name in policies if name not in caching]
+    if typed is not None and lacking:
+        known = ", ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
+        raise InputError(f"--prefix-caching is for {known}, and --policy names {', '.join(lacking)}: leave one out.")
+    return caching

@@ -1,0 +1,196 @@
+"""The columns of a trace: which one holds what, and which ones nothing reads."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xcore.errors import InputError
+from xcore.traces.arrival_unit import DATE, UNITS, split_unit
+
+_ARRIVALS = ("arrival", "arrival_time", "arrived_at", "timestamp")
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "input": (
+        "input",
+        "input_tokens",
+        "input_toks",
+        "prompt_tokens",
+        "ContextTokens",
+        "num_prefill_tokens",
+        "input_length",
+        "input_len",
+        "prompt_len",
+        "isl",
+        "Request tokens",
+    ),
+    "output": (
+        "output",
+        "output_tokens",
+        "output_toks",
+        "completion_tokens",
+        "GeneratedTokens",
+        "num_decode_tokens",
+        "output_length",
+        "output_len",
+        "response_len",
+        "osl",
+        "Response tokens",
+    ),
+    "arrival": (*_ARRIVALS, *(f"{name}_{unit}" for name in _ARRIVALS for unit in ("s", "ms", "us", "ns"))),
+}
+"""What a trace must or may hold, and the column names it is known by (the public traces: Azure, BurstGPT, Mooncake,
+Qwen-Bailian, Vidur), in whatever letters and with whatever between the words.
+"""
+IDENTITIES: dict[str, tuple[str, ...]] = {
+    "prompt_ids": ("prompt_ids", "prompt_token_ids"),
+    "hash_ids": ("hash_ids",),
+    "prefix_id": ("prefix_id",),
+    "prefix_tokens": ("prefix_tokens",),
+    "conversation_id": ("conversation_id", "session_id", "conversation", "session"),
+    "chat_id": ("chat_id",),
+    "parent_chat_id": ("parent_chat_id",),
+}
+"""What else a trace may hold: what its prompts have in common (`PromptIdentity`)."""
+
+_TIMED = {f"arrival_{unit}": unit for unit in (*UNITS, DATE)}
+"""Keys of `--columns` that set an arrival's unit, which `arrival=NAME:UNIT` becomes."""
+_IGNORED = {
+    "turns count as they arrive": ("turn",),
+    "what another engine found in its cache isn't used": ("prefixlength", "cachedtokens"),
+    "images aren't simulated": ("numimages", "images"),
+}
+"""Why a column has no use → the columns that are such, in small letters alone."""
+_MOMENTS = (
+    *("arriv", "timestamp", "datetime", "requesttime", "requestdate", "requestts", "reqtime", "starttime", "sendtime"),
+    *("eventtime", "eventts", "created", "sentat", "submit", "enqueue"),
+)
+"""Parts of names that may mean an arrival."""
+
+
+def parse_columns(text: str) -> dict[str, str]:
+    """`input=en_tokens,output=de_tokens,arrival=ts:ms` as a dict; InputError for another form.
+
+    Keys are those of `COLUMNS` and `IDENTITIES`; `session_id` is another name of `conversation_id`.
+    """
+    columns: dict[str, str] = {}
+    for part in text.split(","):
+        key, _, column = (word.strip() for word in part.partition("="))
+        name, _, unit = column.rpartition(":")
+        key = "conversation_id" if key == "session_id" else key
+        if key == "arrival" and name.strip() and f"arrival_{unit.strip()}" in _TIMED:
+            key, column = f"arrival_{unit.strip()}", name.strip()
+        if key not in (*COLUMNS, *IDENTITIES, *_TIMED) or not column:
+            raise InputError(
+                f"'{part}' is not a column: write input=NAME,output=NAME and, where there is one, arrival=NAME, "
+                f"or arrival=NAME:ms with its unit (units: {', '.join((*UNITS, DATE))}). Of prompts there are "
+                f"{', '.join(IDENTITIES)}."
+            )
+        if key in columns or (key.startswith("arrival") and any(other.startswith("arrival") for other in columns)):
+            raise InputError(
+                f"--columns '{text}' names the {key.partition('_')[0]} column twice: leave one of the two."
+            )
+        columns[key] = column
+    return columns
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where a trace's values are, by the names of its columns."""
+
+    input: str
+    output: str
+    arrival: str | None
+    unit: str | None
+    """Of a numeric arrival, as asked for; None: as its name or its numbers say."""
+    identity: Mapping[str, str]
+    """By key of `IDENTITIES`."""
+    notes: tuple[str, ...]
+    """Sentences about columns that look like something and aren't read."""
+
+
+def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -> Columns:
+    """The columns of a trace with these names, of which `asked` (see `parse_columns`) assigns some.
+
+    InputError where the input's or the output's isn't there, or one that was asked for.
+    """
+    columns = {key: _find(key, names, asked, path) for key in COLUMNS}
+    timed = next((key for key in asked if key in _TIMED), None)
+    arrival = _find(timed, names, asked, path) if timed else columns["arrival"]
+    columns["arrival"] = arrival
+    identity = {key: name for key in IDENTITIES if (name := _find(key, names, asked, path))}
+    used = {name for name in (*columns.values(), *identity.values()) if name}
+    notes = [*_lookalikes([name for name in names if name not in used], columns), *_ignored(names, used)]
+    assert columns["input"] and columns["output"]
+    unit = _TIMED[timed] if timed else None
+    notes += _lone(identity)
+    told = tuple(f"'{path}': {text}" for text in notes)
+    return Columns(columns["input"], columns["output"], arrival, unit, identity, told)
+
+
+def _lone(identity: dict[str, str]) -> list[str]:
+    """Remove columns that say nothing without another one; returns a sentence about each."""
+    notes = []
+    for key, other in (("prefix_id", "prefix_tokens"), ("prefix_tokens", "prefix_id"), ("parent_chat_id", "chat_id")):
+        if key in identity and other not in identity:
+            notes.append(f"column '{identity.pop(key)}' is not read without a column '{other}'")
+    return notes
+
+
+def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object) -> str | None:
+    if key in asked:
+        spelled = (asked[key], f"{asked[key]}:{_TIMED.get(key)}")  # a name may end like a unit
+        name = next((name for name in spelled if name in names), None)
+    else:
+        known_names = COLUMNS.get(key) or IDENTITIES[key]
+        letters = {_letters(name, key): name for name in reversed(names)}
+        exact = (name for name in known_names if name in names)
+        alike = (letters[known] for known in (_letters(name, key) for name in known_names) if known in letters)
+        name = next(exact, None) or next(alike, None)
+    if name is None and (key in asked or key in ("input", "output")):
+        known = f"'{asked[key]}'" if key in asked else f"({', '.join(COLUMNS[key][:3])}, …)"
+        what = key if key in IDENTITIES else key.partition("_")[0]
+        raise InputError(
+            f"'{path}' has no {what} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
+            f"--columns {what}=NAME (columns: {what}=NAME in a models file), or rename it."
+        )
+    return name
+
+
+def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> list[str]:
+    """A sentence for every unused column whose name resembles a known one."""
+    notes = []
+    for name in unused:
+        key = next((key for key in COLUMNS if _resembles(name, key, columns[key] is None)), None)
+        if key and columns[key]:
+            notes.append(f"column '{name}' is not read, {key} is '{columns[key]}'; --columns {key}=NAME takes another")
+        elif key:
+            notes.append(f"column '{name}' is not read as arrivals; if it holds them, pass --columns {key}={name}")
+    return notes
+
+
+def _resembles(name: str, key: str, lacking: bool) -> bool:
+    """Whether a column may mean what `key` is; more names do where the trace lacks one (`t` is of `ts`, too)."""
+    text = _letters(name, key)
+    known = [_letters(other, key) for other in COLUMNS[key]]
+    if lacking and key == "arrival" and (text in ("time", "t", "date") or any(part in text for part in _MOMENTS)):
+        return True
+    return bool(difflib.get_close_matches(text, known, n=1, cutoff=0.85))
+
+
+def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
+    """A sentence for each kind of column that the simulation has no use for."""
+    notes = []
+    for why, known in _IGNORED.items():
+        held = [f"'{name}'" for name in names if _letters(name) in known and name not in used]
+        if held:
+            verb = "is" if len(held) == 1 else "are"
+            notes.append(f"{', '.join(held)} {verb} not read: {why}")
+    return notes
+
+
+def _letters(name: Any, key: str = "") -> str:
+    """A name's letters alone; of an arrival's without its unit, and a plural's in the singular."""
+    text = split_unit(str(name))[0].removesuffix("s") if key == "arrival" else str(name)
+    return re.sub("[^a-z]", "", text.lower())

@@ -1,0 +1,54 @@
+"""A schedule in one line."""
+
+from xcore.duration import duration_text
+from xcore.quantity import counted
+from xcore.specs.schedule import VARIABLES, Schedule
+
+
+def schedule_text(schedule: Schedule) -> str:
+    """Its policy, control variables and stages."""
+    return f"{schedule.policy} {variables_text(schedule)}"
+
+
+def variables_text(schedule: Schedule) -> str:
+    """Its control variables and stages, without the policy's name."""
+    variables = {name: getattr(schedule, name) for name in VARIABLES}
+    if schedule.encode_micro_batches == 1:
+        variables["encode_micro_batches"] = None
+    if schedule.admission != "reserve":
+        variables["admission"] = schedule.admission
+    if schedule.prefix_caching:
+        variables["prefix_caching"] = "on"
+    return " ".join(f"{name}={value}" for name, value in variables.items() if value) + f" on {stages_text(schedule)}"
+
+
+def stages_text(schedule: Schedule) -> str:
+    """Its stages in brief: `PP2×TP4`, `encode TP2 + decode PP3 of TP2,2 TP1`, and how many replicas of them."""
+    parts = []
+    for phase in ("encode", "both", "decode"):
+        degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
+        if degrees:
+            parts.append(("" if phase == "both" else f"{phase} ") + _pipeline_text(degrees))
+    text = " + ".join(parts)
+    text = f"{schedule.replicas} replicas of {text}" if schedule.replicas > 1 else text
+    return f"{text}, {counted(schedule.idle, 'device')} idle" if schedule.idle else text
+
+
+def _pipeline_text(degrees: list[int]) -> str:
+    """A pipeline's stages by their tensor-parallel degrees."""
+    counts = {tp: degrees.count(tp) for tp in degrees}
+    if len(degrees) == 1:
+        return f"TP{degrees[0]}"
+    if len(counts) == 1:
+        return f"PP{len(degrees)}×TP{degrees[0]}"
+    return f"PP{len(degrees)} of " + ",".join(f"{n} TP{tp}" if n > 1 else f"TP{tp}" for tp, n in counts.items())
+
+
+def bound_text(schedule: Schedule) -> str:
+    """The bounds for which it was tuned, and who keeps them."""
+    others = {"TTFT": schedule.ttft_bound_s, "TPOT": schedule.tpot_bound_s}
+    kept = [f"{name} {duration_text(bound_s)}" for name, bound_s in others.items() if bound_s]
+    texts = [f"{' and '.join(kept)} for {schedule.meaning.requests_text}"] if kept else []
+    if schedule.latency_bound_s:
+        texts.insert(0, f"{duration_text(schedule.latency_bound_s)} for {schedule.meaning.latency_text}")
+    return ", ".join(texts) or "none"

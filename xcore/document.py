@@ -1,0 +1,322 @@
+"""Nouns as JSON documents: every noun is a frozen dataclass that can be written, read back and fingerprinted."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import os
+import re
+import reprlib
+import tempfile
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from xcore.errors import InputError
+
+Noun = TypeVar("Noun")
+
+MAX_BYTES = 256 * 2**20
+"""A larger document is refused before it is parsed."""
+
+MAX_LINE = 64 * 2**20
+"""Characters: a longer line is no entry of a list."""
+
+MAX_YAML_BYTES = 2**20
+"""The same of YAML, which people write, and which takes a minute per 10 MB to parse."""
+
+
+_adapters: dict[type, Any] = {}
+"""What pydantic has built for each noun."""
+
+
+def _adapter(cls: type) -> Any:
+    from pydantic import TypeAdapter  # 0.1 s: only what reads or writes documents pays for it
+
+    if cls not in _adapters:
+        _adapters[cls] = TypeAdapter(cls)
+    return _adapters[cls]
+
+
+def to_dict(noun: Any) -> dict[str, Any]:
+    """The noun as plain dicts, lists, strings and finite numbers."""
+    data: dict[str, Any] = _adapter(type(noun)).dump_python(noun, mode="json")
+    return data
+
+
+def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
+    """A `cls` from plain data, validated; `what` names the source in the InputError that bad data raises."""
+    noun, problems = validated(cls, data)
+    if noun is None:
+        raise InputError(f"{what}: {'; '.join(problems)}.")
+    return noun
+
+
+def validated(cls: type[Noun], data: Any, also: tuple[str, ...] = ()) -> tuple[Noun | None, list[str]]:
+    """A `cls` from plain data, or None and all that is wrong with them; `also`: keys that the caller has taken out."""
+    from pydantic import ValidationError
+
+    try:
+        noun = _adapter(cls).validate_python(data, strict=False)
+        problems = [_problem(detail) for detail in _counted(data, noun, ())]
+        if not problems:
+            return noun, []
+    except ValidationError as error:
+        details = [dict(detail) for detail in error.errors()]
+        problems = list(dict.fromkeys(map(_problem, details))) + _known_keys(cls, details, also)
+    more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
+    return None, problems[:_MOST_PROBLEMS] + more
+
+
+_MOST_PROBLEMS = 10
+"""More that is wrong with a document is only counted."""
+_PROBLEMS = {
+    "missing": "{where} is missing",
+    "unexpected_keyword_argument": "{where} is not known",
+    "int": "{where} must be a whole number (got {value})",
+    "float": "{where} must be a number (got {value})",
+    "string": "{where} must be text (got {value})",
+    "bool": "{where} must be true or false (got {value})",
+    "dataclass": "{where} must be a group of keys (got {value})",
+    "dict": "{where} must be a group of keys (got {value})",
+    "tuple": "{where} must be a list (got {value})",
+}
+"""What is wrong by pydantic's type of the error, or the first word of that."""
+
+
+def _problem(error: dict[str, Any]) -> str:
+    """The message of one of pydantic's errors, in this project's words."""
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, InputError):  # a noun's own sentence
+        return str(cause).rstrip(".")
+    where = ".".join(str(part) for part in error["loc"]) or "the top level"
+    value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
+    value = value if len(value) < 60 else value[:57] + "..."
+    form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
+    if form:
+        quotes = (
+            ": put it in quotes" if error["type"] == "string_type" and isinstance(error["input"], bool | int) else ""
+        )
+        return form.format(where=where, value=value) + quotes
+    return f"{where} {error['msg'].replace('Input should be', 'must be')} (got {value})"
+
+
+def _counted(data: Any, noun: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
+    """An error for each true or false that became a number: pydantic takes them for 1 and 0."""
+    if isinstance(data, bool) and isinstance(noun, int | float) and not isinstance(noun, bool):
+        yield {"type": "int" if isinstance(noun, int) else "float", "loc": where, "input": data}
+    elif isinstance(data, dict):
+        for key, value in data.items():
+            if isinstance(value, bool | dict | list | tuple):
+                part = noun.get(key) if isinstance(noun, dict) else getattr(noun, str(key), None)
+                yield from _counted(value, part, (*where, key))
+    elif isinstance(data, list | tuple) and isinstance(noun, list | tuple):
+        for place, (value, part) in enumerate(zip(data, noun, strict=False)):
+            if isinstance(value, bool | dict | list | tuple):
+                yield from _counted(value, part, (*where, place))
+
+
+def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...]) -> list[str]:
+    """What can be written instead of the first key that isn't known: those that are alike, else all."""
+    for detail in details:
+        if detail["type"] == "unexpected_keyword_argument":
+            *group, wrong = detail["loc"]
+            names = [*(() if group else also), *_fields(cls, group)]
+            near = difflib.get_close_matches(str(wrong), names, n=3, cutoff=0.65)
+            return [f"instead of {wrong} write {', '.join(near)}" if near else f"known are {', '.join(names)}"]
+    return []
+
+
+def _fields(kind: Any, group: list[str | int]) -> list[str]:
+    """The keys of a group within a noun."""
+    nouns = _nouns_in(kind)
+    for place, part in enumerate(group):
+        hints = [hint for noun in nouns if (hint := typing.get_type_hints(noun).get(str(part)))]
+        if hints:
+            return _fields(hints[0], group[place + 1 :])
+    return [field.name for noun in nouns for field in dataclasses.fields(noun)]
+
+
+def _nouns_in(kind: Any) -> list[Any]:
+    """The nouns of a type like `tuple[Noun, ...] | None`."""
+    if dataclasses.is_dataclass(kind):
+        return [kind]
+    return [noun for part in typing.get_args(kind) for noun in _nouns_in(part)]
+
+
+def dumps(data: Any, indent: int | None = 2) -> str:
+    """JSON text without NaN or Infinity; what no UTF-8 can hold (of a path's odd bytes) stays an escape."""
+    text = json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def fingerprint(noun: Any) -> str:
+    """Sixteen hex digits that change whenever the noun's content does."""
+    data = to_dict(noun) if dataclasses.is_dataclass(noun) else noun
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a file whole or not at all: to a temporary file beside it, then rename."""
+    path = Path(os.path.realpath(path))  # what a link names is written, and the link stays
+    handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write(path: str | Path, noun: Any) -> None:
+    """Write a noun as a JSON file, atomically."""
+    write_text(path, dumps(to_dict(noun)) + "\n")
+
+
+def article(noun: str) -> str:
+    """The indefinite article of a noun."""
+    return "an" if noun[0] in "aeio" else "a"
+
+
+def check_file(path: Path, what: str = "file") -> None:
+    """InputError unless the path is a plain file: reading a pipe or a device could block for ever."""
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name {article(what)} {what} in it.")
+    if not path.exists():
+        raise InputError(f"There is no {what} '{path}'.")
+    if not path.is_file():
+        raise InputError(f"'{path}' is not a plain file but a pipe or a device: name {article(what)} {what}.")
+
+
+def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:
+    """The text of a file in UTF-8, without a byte order mark; InputError where there is none, or over `most` bytes."""
+    check_file(path, what)
+    if path.stat().st_size > most:
+        raise InputError(f"'{path}' has {path.stat().st_size:,} bytes: documents of over {most:,} are refused.")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, error) from None
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> InputError:
+    """The refusal of a file that is no text, by its first bytes."""
+    with path.open("rb") as file:
+        head = file.read(4)
+    for mark, text in _NO_TEXT.items():
+        if head.startswith(mark):
+            return InputError(f"'{path}' is {text}.")
+    return InputError(f"'{path}' is not in UTF-8 ({error}): save it in that encoding.")
+
+
+_NO_TEXT = {
+    b"\xff\xfe": "in UTF-16: save it in UTF-8",
+    b"\xfe\xff": "in UTF-16: save it in UTF-8",
+    b"\x1f\x8b": "compressed: unpack it",
+    b"\x28\xb5\x2f\xfd": "compressed: unpack it",
+    b"PK\x03\x04": "compressed or a spreadsheet: unpack it, or save it as CSV",
+    b"PAR1": "a Parquet file: end its name in .parquet",
+}
+"""What begins so → what it is, and the way out."""
+
+
+def read_lines(path: Path, what: str = "file", newline: str | None = None) -> Iterator[str]:
+    """A file's lines, of UTF-8, without a byte order mark; InputError where there is none, or a line is over
+    MAX_LINE characters: that is no list of lines, and would fill the memory.
+    """
+    check_file(path, what)
+    with path.open(encoding="utf-8-sig", newline=newline) as file:
+        try:
+            while line := file.readline(MAX_LINE + 1):
+                if len(line) > MAX_LINE:
+                    raise InputError(f"'{path}' has a line of over {MAX_LINE:,} characters: write one entry per line.")
+                yield line
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, error) from None
+
+
+def parse_json(text: str, what: str) -> Any:
+    """The JSON value that `text` is; InputError, which begins with `what`, where it is none: NaN and Infinity are no
+    JSON, and half of a surrogate pair is no text.
+    """
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if "\n" in text.strip() else ""
+        why = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"  # some of its messages end so
+    except RecursionError:
+        why = "it is nested too deeply"
+    except UnicodeEncodeError:
+        why = "it has half of a surrogate pair, which is no text"
+    except ValueError as error:  # a number that JSON doesn't have, or one of thousands of digits
+        why = str(error).split(";")[0]
+    raise InputError(f"{what} is not valid JSON: {why}.")
+
+
+_SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def read_json(path: str | Path) -> Any:
+    """The JSON value in a file; InputError where there is none, or it is too large or torn."""
+    return parse_json(read_text(Path(path)), f"'{path}'")
+
+
+def read_yaml(path: Path, what: str) -> Any:
+    """The content of a YAML file; InputError where there is none ("There is no `what` file") or it isn't YAML."""
+    import yaml
+
+    text = read_text(path, f"{what} file", MAX_YAML_BYTES)
+    try:
+        node = yaml.compose(text, yaml.SafeLoader)
+        if node is not None:
+            _refuse_repeated_keys(node)
+        if _SURROGATE.search(text):
+            raise InputError(f"'{path}' has half of a surrogate pair, which is no text: write the character itself.")
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise InputError(f"'{path}' is not valid YAML: {problem}{place}.") from None
+    except InputError:
+        raise
+    except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
+        # nested too deeply; a date that is none; a tag whose value isn't of its kind
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        raise InputError(f"'{path}' can't be read as YAML: {why}.") from None
+
+
+def _refuse_repeated_keys(root: Any) -> None:
+    """A YAMLError for a group in which a key comes twice: the last value alone would count."""
+    import yaml
+
+    nodes, seen = [root], set()
+    while nodes:
+        node = nodes.pop()
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):  # an alias has been seen
+            continue
+        seen.add(id(node))
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(None, value) for value in node.value]
+        nodes += [value for _, value in pairs]
+        keys = set()
+        for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
+            if key.value in keys:
+                problem = f"the key '{key.value}' comes twice in the same group"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            keys.add(key.value)
+
+
+def read(cls: type[Noun], path: str | Path) -> Noun:
+    """Read a noun from a JSON file; InputError lists all problems."""
+    return from_dict(cls, read_json(path), f"'{path}'")

@@ -1,0 +1,69 @@
+"""Files that commands read and write: refused before any work where they can't be."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from xcore import document
+from xcore.errors import InputError
+from xcore.policies import checked
+from xcore.specs.schedule import Schedule
+
+
+def model_directory(text: str) -> Path:
+    """The directory of a model whose weights are needed."""
+    if not Path(text).is_dir():
+        raise InputError(f"There is no model directory '{text}': `exegpt model create {text}` makes one.")
+    return Path(text)
+
+
+def read_schedule(path: Path) -> Schedule:
+    """A schedule from its file; another version is refused before anything else is looked at."""
+    data = document.read_json(path)
+    version = data.get("version") if isinstance(data, dict) else None
+    if isinstance(data, dict) and {"schedule", "frontier"} & data.keys():
+        raise InputError(f"'{path}' is what --json prints, and no schedule file: `exegpt tune --out FILE` writes one.")
+    if version != Schedule.VERSION:
+        raise InputError(
+            f"'{path}' is not a schedule of version {Schedule.VERSION} (its version is {version!r}): tune again."
+        )
+    schedule = document.from_dict(Schedule, data, f"'{path}'")
+    try:
+        checked(schedule).check_stages()
+    except InputError as error:
+        raise InputError(f"'{path}': {error}") from None
+    needed = sum(stage.tp for stage in schedule.stages) * schedule.replicas
+    if needed > schedule.cluster.devices:
+        has = f"its cluster '{schedule.cluster.name}' has {schedule.cluster.devices:,}"
+        raise InputError(f"'{path}': The schedule needs {needed:,} devices, and {has}: tune again.")
+    return schedule
+
+
+def check_output(path: Path | None) -> None:
+    """InputError before the work begins if its result could not be written to `path`."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"'{path}' is a folder: name a file in it.")
+    if path.exists() and not path.is_file():  # it would be replaced, and the machine without its /dev/null
+        raise InputError(f"'{path}' is a device or a pipe: name a file, or leave the option out.")
+    if not path.parent.is_dir():
+        raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InputError(f"'{path}' can't be written ({why}): name a file in another folder.") from None
+
+
+def check_distinct(outputs: Sequence[Path | None], sources: Sequence[str | Path | None]) -> None:
+    """InputError where an output would replace a file that is read, or another output."""
+    named = [path for path in outputs if path is not None]
+    if not named:
+        return
+    taken = {Path(source).resolve() for source in sources if source is not None and Path(source).is_file()}
+    for path in named:
+        if path.resolve() in taken:
+            raise InputError(f"'{path}' is another of this command's files, and would be replaced: name another.")
+        taken.add(path.resolve())

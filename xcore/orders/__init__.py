@@ -1,0 +1,59 @@
+"""Orders: which waiting request is admitted first. Each is one function from a sequence to its sorting key.
+
+An order decides which of the waiting and preempted sequences the ledger admits next. It never preempts running
+sequences: only a lack of KV blocks does (`Ledger.grow`).
+"""
+
+from xcore.batching import Order
+from xcore.errors import InputError
+from xcore.orders.applications import FirstApplication
+from xcore.orders.deadline import EDF
+from xcore.orders.doubling_budget import DoublingBudget
+from xcore.orders.fcfs import FCFS, fcfs
+from xcore.orders.kind import OrderKind
+from xcore.orders.learned import Learned
+from xcore.orders.least_slack import LeastSlack
+from xcore.orders.mlfq import SkipJoinMLFQ
+from xcore.orders.product import Product
+from xcore.orders.round_robin import RoundRobin
+from xcore.orders.shortest import SJF, SRTF
+from xcore.orders.starvation_guard import StarvationGuard
+from xcore.orders.vtc import VTC
+
+__all__ = ["ORDERS", "OrderKind", "StarvationGuard", "fcfs", "make_order", "order_kind"]
+
+_LENGTH, _TIME = "output_tokens", "time_s"
+
+ORDERS = {
+    kind.name: kind
+    for kind in (
+        OrderKind("fcfs", "first come, first served", FCFS),
+        OrderKind("fcfs-app", "applications first come, first served (Parrot)", FirstApplication, ("application",)),
+        OrderKind("round-robin", "services, or clients, in turn", RoundRobin),
+        OrderKind("mlfq", "skip-join multi-level feedback queues (FastServe)", SkipJoinMLFQ, ("prefill_s",)),
+        OrderKind("sjf", "the shortest output", SJF, (_LENGTH,), oracle=True),
+        OrderKind("srtf", "the shortest rest of an output", SRTF, (_LENGTH,), oracle=True),
+        OrderKind("learned", "the shortest output by a ranker (vLLM-LTR)", Learned, ("score",)),
+        OrderKind("product", "T'·L̂ (SeaLLM)", Product, (_LENGTH, _TIME, "service_time_s"), oracle=True),
+        OrderKind("doubling-budget", "remaining budget times L̂ (SeaLLM)", DoublingBudget, ("service_time_s",)),
+        OrderKind(
+            "least-slack", "deadline less remaining time", LeastSlack, (_LENGTH, _TIME, "deadline_s"), oracle=True
+        ),
+        OrderKind("edf", "the earliest deadline", EDF, ("deadline_s",)),
+        OrderKind("vtc", "the client served least (VTC)", VTC, ("client",)),
+    )
+}
+"""Every order's kind by its name."""
+
+
+def order_kind(name: str) -> OrderKind:
+    """An order's kind; InputError for an unknown name."""
+    if name not in ORDERS:
+        raise InputError(f"There is no order '{name}': use one of {', '.join(ORDERS)}.")
+    return ORDERS[name]
+
+
+def make_order(name: str, guarded: bool = False) -> Order:
+    """An order by its name, under the starvation guard or alone. InputError for an unknown name."""
+    order = order_kind(name).make()
+    return StarvationGuard(order) if guarded else order

@@ -1,0 +1,14 @@
+"""First come, first served by application (Parrot): all requests of an application before those of any later one."""
+
+from xcore.batching import Sequence
+
+
+class FirstApplication:
+    """By the application's arrival, then by the request's own."""
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, str, float, int]:
+        """A constant."""
+        hints = sequence.hints
+        return hints.application_arrival_s, hints.application or "", sequence.arrival_s, sequence.index

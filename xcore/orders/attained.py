@@ -1,0 +1,37 @@
+"""Attained service of sequences: the time that they have been resident, or executed."""
+
+from xcore.batching import Sequence
+
+
+class Attained:
+    """Seconds by sequence: of residence, summed over its admissions; or, if `executed`, of the steps that contained it.
+    On devices shared by several models, resident sequences may wait for long.
+    """
+
+    def __init__(self, executed: bool = False) -> None:
+        self.executed = executed
+        self._seconds: dict[int, float] = {}
+        self._since: dict[int, float] = {}
+
+    def start(self, sequence: Sequence, now: float) -> None:
+        """The sequence is resident from now on."""
+        if not self.executed:
+            self._since[sequence.index] = now
+
+    def stop(self, sequence: Sequence, now: float) -> None:
+        """The sequence was resident until now."""
+        if not self.executed:
+            self.add(sequence, now - self._since.pop(sequence.index, now))
+
+    def add(self, sequence: Sequence, seconds: float) -> None:
+        """Add executed seconds."""
+        self._seconds[sequence.index] = self.seconds(sequence) + seconds
+
+    def end(self, sequence: Sequence) -> None:
+        """Forget the sequence."""
+        self._seconds.pop(sequence.index, None)
+        self._since.pop(sequence.index, None)
+
+    def seconds(self, sequence: Sequence) -> float:
+        """Attained seconds of a waiting sequence, and, if steps count, of a resident one."""
+        return self._seconds.get(sequence.index, 0.0)

@@ -1,0 +1,16 @@
+"""Earliest deadline first."""
+
+from math import inf
+
+from xcore.batching import Sequence
+
+
+class EDF:
+    """By deadline; those without one come last, by arrival."""
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
+        """A constant."""
+        deadline_s = sequence.hints.deadline_s
+        return inf if deadline_s is None else deadline_s, sequence.arrival_s, sequence.index

@@ -1,0 +1,22 @@
+"""First come, first served."""
+
+from math import inf
+
+from xcore.batching import Sequence
+
+
+class FCFS:
+    """By arrival; simultaneous requests in the order in which they were given."""
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
+        """A constant."""
+        return sequence.arrival_s, sequence.index
+
+    def steady_s(self, sequence: Sequence, now: float) -> float:
+        """For how long the key of a running sequence won't rise: it is constant."""
+        return inf
+
+
+fcfs = FCFS()

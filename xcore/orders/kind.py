@@ -1,0 +1,31 @@
+"""OrderKind: an order by its name, with the hints that it needs."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from xcore.batching import Hints, Order
+from xcore.errors import InputError
+
+
+@dataclass(frozen=True)
+class OrderKind:
+    """An entry of the registry."""
+
+    name: str
+    what: str
+    """What comes first."""
+    make: Callable[[], Order]
+    needs: tuple[str, ...] = ()
+    """The hints that each sequence must have."""
+    oracle: bool = False
+    """Whether it needs the true length of each output."""
+
+    def check(self, hints: Iterable[Hints]) -> None:
+        """InputError where one of the hints lacks what the order needs."""
+        for place, own in enumerate(hints):
+            for name in self.needs:
+                if getattr(own, name) is None:
+                    raise InputError(
+                        f"Order {self.name} needs {name} of each request, which request {place} lacks: choose another "
+                        "order."
+                    )

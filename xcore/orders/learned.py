@@ -1,0 +1,13 @@
+"""Shortest first by a ranker's score (vLLM-LTR): only the comparison of two lengths has to be right."""
+
+from xcore.batching import Sequence
+
+
+class Learned:
+    """By score, the highest first; generated tokens change nothing, as in vLLM-LTR."""
+
+    changes = False
+
+    def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
+        """A constant."""
+        return -(sequence.hints.score or 0.0), sequence.arrival_s, sequence.index

@@ -1,0 +1,48 @@
+"""A ranker's scores without a ranker: true lengths with as much noise as a Kendall's tau leaves."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.errors import InputError
+
+_STEPS = 40
+"""Of the bisection: far below what a sample of requests can tell apart."""
+
+
+def kendall_tau(scores: Sequence[float] | NDArray[np.float64], lengths: Sequence[int] | NDArray[np.int64]) -> float:
+    """Tau-b between scores (high: short) and lengths: 1 where all pairs are in order, 0 where one side is constant."""
+    from scipy.stats import kendalltau
+
+    tau = float(kendalltau(-np.asarray(scores, dtype=np.float64), np.asarray(lengths)).statistic)
+    return 0.0 if math.isnan(tau) else tau
+
+
+def noisy_scores(lengths: Sequence[int], tau: float, seed: int) -> NDArray[np.float64]:
+    """Scores -(log length + sigma * noise) whose tau with the lengths is `tau`, found by bisection over sigma [n].
+
+    InputError for a tau that isn't above 0 and at most 1.
+    """
+    if not 0.0 < tau <= 1.0:
+        raise InputError(f"The ranker's tau is {tau:g}: it must be above 0 and at most 1.")
+    logs = np.log(np.asarray(lengths, dtype=np.float64))
+    noise = np.random.default_rng(seed).standard_normal(len(logs))
+    low, high = 0.0, 1.0
+    if tau == 1.0 or len(set(lengths)) < 2:
+        return -logs
+    while kendall_tau(-(logs + high * noise), np.asarray(lengths)) > tau and high < 1e6:
+        high *= 2
+    for _ in range(_STEPS):
+        sigma = (low + high) / 2
+        above = kendall_tau(-(logs + sigma * noise), np.asarray(lengths)) > tau
+        low, high = (sigma, high) if above else (low, sigma)
+    result: NDArray[np.float64] = -(logs + high * noise)
+    return result
+
+
+def normal_sigma(tau: float, sd_log_length: float) -> float:
+    """The sigma for log-normal lengths: tau = (2/pi) asin(rho), sigma = sd * sqrt(1/rho^2 - 1)."""
+    rho = math.sin(math.pi * tau / 2)
+    return sd_log_length * math.sqrt(1 / rho**2 - 1)

@@ -1,0 +1,87 @@
+"""Ranker: a prompt's score, the higher the shorter its output is expected to be."""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.errors import InputError
+from xcore.orders.features import BUCKETS, DENSE, Features
+
+Array = NDArray[np.float32]
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Ranker:
+    """A mean of embedded words beside the dense features, one hidden layer, and as many outputs as `last` has columns:
+    one score, or a classifier's logits, bucket by bucket.
+    """
+
+    embedding: Array
+    """[BUCKETS, width]"""
+    first: Array
+    """[width + DENSE, hidden]"""
+    first_bias: Array
+    last: Array
+    """[hidden, outputs]"""
+    last_bias: Array
+
+    def outputs(self, features: Features) -> Array:
+        """[prompts, outputs]"""
+        counts = np.maximum(np.diff(features.starts), 1)
+        sums = np.zeros((len(features), self.embedding.shape[1]), dtype=np.float32)
+        rows = np.repeat(np.arange(len(features)), np.diff(features.starts))
+        np.add.at(sums, rows, self.embedding[features.buckets])
+        x = np.concatenate([sums / np.sqrt(counts)[:, None].astype(np.float32), features.dense], axis=1)
+        hidden = np.maximum(x @ self.first + self.first_bias, 0.0)
+        result: Array = hidden @ self.last + self.last_bias
+        return result
+
+    def scores(self, prompts: Sequence[str]) -> NDArray[np.float64]:
+        """[prompts]: the higher, the shorter. Of a classifier minus the likeliest bucket."""
+        outputs = self.outputs(Features.of(prompts)).astype(np.float64)
+        return outputs[:, 0] if outputs.shape[1] == 1 else -outputs.argmax(axis=1).astype(np.float64)
+
+    def save(self, path: Path) -> None:
+        """Write arrays alone, in NumPy's format."""
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        try:
+            with open(path, "wb") as file:
+                np.savez(file, version=np.int64(VERSION), **arrays)
+        except OSError as error:
+            raise InputError(f"'{path}' can't be written: {error.strerror}.") from None
+
+    @staticmethod
+    def load(path: Path) -> "Ranker":
+        """Read a saved one; InputError for another file. Nothing in it is executed."""
+        if not path.is_file():
+            raise InputError(f"There is no ranker file '{path}': train one with `exegpt rank train`.")
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                version = int(archive["version"])
+                arrays = [np.asarray(archive[field.name], dtype=np.float32) for field in fields(Ranker)]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            raise InputError(f"'{path}' is not a ranker: train one with `exegpt rank train`.") from None
+        ranker = Ranker(*arrays)
+        if version != VERSION:
+            raise InputError(f"'{path}' is a ranker of version {version}, this exegpt's is {VERSION}: train it anew.")
+        if not ranker._fits() or not all(np.isfinite(array).all() for array in arrays):
+            raise InputError(f"'{path}' has arrays of no ranker, of another shape or not finite: train it anew.")
+        return ranker
+
+    def _fits(self) -> bool:
+        """Whether the arrays' shapes go together."""
+        if self.embedding.ndim != 2 or self.first.ndim != 2 or self.last.ndim != 2:
+            return False
+        inputs, hidden, outputs = self.embedding.shape[1] + DENSE, self.first.shape[1], self.last.shape[1]
+        return (
+            len(self.embedding) == BUCKETS
+            and self.first.shape == (inputs, hidden)
+            and self.first_bias.shape == (hidden,)
+            and self.last.shape == (hidden, outputs)
+            and self.last_bias.shape == (outputs,)
+        )

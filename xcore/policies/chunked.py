@@ -1,0 +1,55 @@
+"""Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
+
+from xcore.batching import ENDLESS, Ledger, Step
+from xcore.policies.traits import Traits
+from xcore.specs.engine import OWN_ENGINE
+from xcore.specs.schedule import StagePhase
+
+
+class ChunkedPolicy:
+    """At most `max_num_seqs` resident and `max_num_batched_tokens` computed in one iteration."""
+
+    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int):
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next iteration, or None while nothing can run."""
+        decode = ledger.grow_decoding(now, self.max_num_batched_tokens)
+        budget, chunks = self.max_num_batched_tokens - len(decode), []
+        for sequence in ledger.encoding:
+            if budget <= 0:
+                break
+            chunks.append((sequence, min(budget, sequence.to_prefill)))
+            budget -= chunks[-1][1]
+        encode = ledger.grow(chunks, now)
+        while budget > 0 and ledger.residents < self.max_num_seqs and not ledger.preempted:
+            admitted = ledger.admit(1, now, budget)
+            if not admitted:
+                break
+            encode.append((admitted[0], min(budget, admitted[0].to_prefill)))
+            budget -= encode[-1][1]
+        if encode:
+            return Step(tuple(encode), decode)
+        room = budget > 0 and ledger.residents < self.max_num_seqs
+        return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None
+
+
+TRAITS = Traits(
+    name="chunked",
+    what="prompts in chunks within a token budget (Sarathi, vLLM v1)",
+    variables={"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"},
+    make=lambda schedule, _: ChunkedPolicy(
+        schedule.variable("max_num_seqs"), schedule.variable("max_num_batched_tokens")
+    ),
+    # SGLang with --enable-mixed-chunk and TensorRT-LLM with enable_chunked_prefill; vLLM by default.
+    engines=("vllm", "vllm-0.11", "sglang", "tensorrt-llm", OWN_ENGINE),
+    compiled=2,
+    mixed=True,
+    splits_prompts=True,
+    grows=True,
+    caches_prefixes=True,
+    complexity=0,
+    mark="c",
+    colour="#7a5aa8",
+)

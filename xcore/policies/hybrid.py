@@ -1,0 +1,31 @@
+"""Hybrid static batches (DeepSpeed-Inference): as static ones, with micro-batches of two sizes.
+
+Prompts go through the pipeline in `encode_micro_batches` micro-batches, tokens in `micro_batches`: the first wants
+small ones that leave no bubbles, the second large ones that read the weights less often. Both are variables of the
+schedule, which the pipeline follows; what comes next is decided as for static batches.
+"""
+
+from xcore.policies import static
+from xcore.policies.traits import Traits
+
+
+class HybridPolicy(static.StaticPolicy):
+    """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
+
+
+TRAITS = Traits(
+    name="hybrid",
+    what="static, with more micro-batches for encoding than for decoding (DeepSpeed)",
+    variables={
+        "encode_batch": "prompts",
+        "encode_micro_batches": "encode-micro-batches",
+        "micro_batches": "micro-batches",
+    },
+    make=lambda schedule, _: HybridPolicy(schedule.variable("encode_batch")),
+    compiled=0,
+    early_termination=False,
+    grows=True,
+    complexity=6,
+    mark="h",
+    colour="#2f8f83",
+)

@@ -1,0 +1,48 @@
+"""Joining: which waiting sequences are encoded together next, in RRA and in WAA."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+
+from xcore.batching import Fits, Forecast, Ledger, Sequence
+from xcore.policies.adjustment import PEEKED_BATCHES, Adjustment
+from xcore.specs.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The first of those that wait; with an `adjustment` picked for their lengths, and with a `forecast` as many as are
+    likely to find blocks until the next ones join.
+    """
+
+    input_mean: float = 1.0
+    """Tokens of a prompt."""
+    adjustment: Adjustment | None = None
+    forecast: Forecast | None = None
+
+    @staticmethod
+    def of(schedule: Schedule, adjustment: Adjustment | None, iterations: int) -> "Joining":
+        """As a schedule says, whose next batch joins after so many decoding iterations."""
+        grows, workload = schedule.admission == "grow", schedule.workload
+        forecast = Forecast(workload.output, iterations) if grows else None
+        return Joining(workload.input.mean, adjustment, forecast)
+
+    def admit(self, ledger: Ledger, now: float, count: int) -> list[Sequence]:
+        """Make about `count` waiting sequences resident."""
+        if not self.forecast:
+            return self._admit(ledger, now, count)
+        outlook = self.forecast.outlook(ledger.pool, ledger.resident)
+        return self._admit(ledger, now, self._prompts(ledger.waiting.first(count, now), count), outlook.admits)
+
+    def _admit(self, ledger: Ledger, now: float, count: int, fits: Fits | None = None) -> list[Sequence]:
+        if self.adjustment is None:
+            return ledger.admit(count, now, fits=fits)
+        candidates = ledger.waiting.first(count * PEEKED_BATCHES, now)
+        return ledger.admit_these(self.adjustment.pick(candidates, count), now, fits)
+
+    def _prompts(self, first: list[Sequence], count: int) -> int:
+        """How many of the first sequences are as much work as `count` prompts: one that was preempted has its output
+        to prefill too.
+        """
+        work = accumulate(max(1.0, s.to_prefill / self.input_mean) if s.recomputed else 1.0 for s in first)
+        return max(1, bisect_right(list(work), count))

@@ -1,0 +1,60 @@
+"""One phase at a time: what a model runs on devices that it shares, whenever it has its turn (`sharing.py`)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xcore.batching import ENDLESS, Ledger, Sequence, Step
+from xcore.specs.schedule import Schedule, StagePhase
+
+
+@dataclass(frozen=True)
+class OnePhasePolicy:
+    """Prompts, whole and as many as fit, or one more token for all residents; preempted sequences are prefilled again.
+    No schedule names this policy: models that share devices follow it whatever theirs says.
+    """
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    """Of prompts that are prefilled together; a longer prompt runs alone."""
+    prefill_share: float = 1.0
+    """Of the multiprocessors, while it prefills."""
+    decode_share: float = 1.0
+    """And while it decodes."""
+
+    @staticmethod
+    def of(schedule: Schedule, decode_share: float = 1.0) -> "OnePhasePolicy":
+        """With the limits of a schedule of policy orca."""
+        sequences, prompts = schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")
+        tokens = prompts * max(1, round(schedule.workload.input.mean))
+        return OnePhasePolicy(sequences, tokens, decode_share=decode_share)
+
+    def first(self, ledger: Ledger, now: float) -> Sequence | None:
+        """The waiting prompt that is admitted next; None where there is none, or as many are resident as may be."""
+        if ledger.residents >= self.max_num_seqs:
+            return None
+        first = ledger.waiting.peek(now)
+        return None if first is None or first.ready_s > now else first
+
+    def can_prefill(self, ledger: Ledger, now: float, taken: Callable[[], int] = lambda: 0) -> bool:
+        """Whether that prompt's blocks are free, when so many are `taken` besides."""
+        first = self.first(ledger, now)
+        return first is not None and ledger.admission.blocks(first) <= ledger.pool.available - taken()
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next step of a phase; of both, prompts first. None where there is nothing to do."""
+        if phase == "encode" or (phase == "both" and self.can_prefill(ledger, now)):
+            return self._prefill(ledger, now)
+        decode = ledger.grow_decoding(now)
+        return Step(decode=decode, repeats=ENDLESS) if decode else None
+
+    def _prefill(self, ledger: Ledger, now: float) -> Step | None:
+        room = self.max_num_batched_tokens
+
+        def fits(sequence: Sequence) -> bool:
+            nonlocal room
+            whole = room == self.max_num_batched_tokens or sequence.to_prefill <= room
+            room -= sequence.to_prefill
+            return whole
+
+        admitted = ledger.admit(self.max_num_seqs - ledger.residents, now, fits=fits)
+        return Step(tuple((sequence, sequence.to_prefill) for sequence in admitted)) if admitted else None

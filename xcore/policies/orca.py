@@ -1,0 +1,40 @@
+"""Iteration-level scheduling (Orca): requests join and leave at every iteration."""
+
+from xcore.batching import ENDLESS, Ledger, Step
+from xcore.policies.traits import Traits
+from xcore.specs.schedule import StagePhase
+
+
+class OrcaPolicy:
+    """At most `max_num_seqs` resident, of which at most `prefills_per_step` encode in one iteration beside the
+    others' decoding.
+    """
+
+    def __init__(self, max_num_seqs: int, prefills_per_step: int):
+        self.max_num_seqs = max_num_seqs
+        self.prefills_per_step = prefills_per_step
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next iteration, or None while nothing can run."""
+        decode = ledger.grow_decoding(now)
+        room = min(self.prefills_per_step, self.max_num_seqs - len(decode) - len(ledger.leaving))
+        admitted = ledger.admit(room, now) if room > 0 and not ledger.preempted else []
+        if admitted:
+            return Step(tuple((s, s.to_prefill) for s in admitted), decode)
+        return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
+
+
+TRAITS = Traits(
+    name="orca",
+    what="requests join and leave at every iteration (Orca)",
+    variables={"max_num_seqs": "residents", "prefills_per_step": "prompts"},
+    make=lambda schedule, _: OrcaPolicy(schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")),
+    # Other engines bound the tokens of whole prompts in an iteration, not their number (vLLM without chunked prefill).
+    compiled=1,
+    mixed=True,
+    grows=True,
+    caches_prefixes=True,
+    complexity=1,
+    mark="o",
+    colour="#3b74b9",
+)

@@ -1,0 +1,58 @@
+"""RRA, round-robin allocation (paper section 4.1): encode B_E sequences, decode N_D iterations, again."""
+
+from xcore.batching import Ledger, Sequence, Step
+from xcore.policies.adjustment import Adjustment
+from xcore.policies.joining import Joining
+from xcore.policies.traits import Traits
+from xcore.specs.schedule import Schedule, StagePhase
+
+
+class RRAPolicy:
+    """`encode_batch` (B_E) sequences join before every `decode_iterations` (N_D) decoding iterations; finished ones
+    leave at once.
+    """
+
+    def __init__(self, encode_batch: int, decode_iterations: int, joining: Joining | None = None):
+        self.encode_batch = encode_batch
+        self.decode_iterations = decode_iterations
+        self.joining = joining or Joining()
+        self._phase_ends = 0
+        """The ledger's count of iterations at which this phase is over."""
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next iteration, or None while nothing can run."""
+        if ledger.iterations >= self._phase_ends or not ledger.decoding:
+            self._phase_ends = ledger.iterations + self.decode_iterations
+            admitted = self._admit(ledger, now)
+            if admitted:
+                return Step(encode=tuple((s, s.to_prefill) for s in admitted))
+        decode = ledger.grow_decoding(now)
+        return Step(decode=decode, repeats=self._phase_ends - ledger.iterations) if decode else None
+
+    def _admit(self, ledger: Ledger, now: float) -> list[Sequence]:
+        adjustment = self.joining.adjustment
+        count = adjustment.count(ledger.residents) if adjustment else self.encode_batch
+        return self.joining.admit(ledger, now, count)
+
+
+def _make(schedule: Schedule, adjustment: Adjustment | None) -> RRAPolicy:
+    iterations = schedule.variable("decode_iterations")
+    return RRAPolicy(schedule.variable("encode_batch"), iterations, Joining.of(schedule, adjustment, iterations))
+
+
+TRAITS = Traits(
+    name="rra",
+    what="encode a batch, decode N_D iterations, again (ExeGPT)",
+    variables={
+        "encode_batch": "prompts",
+        "decode_batch": "target",
+        "decode_iterations": "period",
+        "encode_micro_batches": "encode-micro-batches",
+    },
+    make=_make,
+    compiled=3,
+    grows=True,
+    complexity=2,
+    mark="R",
+    colour="#c23b53",
+)

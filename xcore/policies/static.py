@@ -1,0 +1,35 @@
+"""Static batches (FasterTransformer): encode a batch, decode until its last sequence ends, then take the next."""
+
+from xcore.batching import ENDLESS, Ledger, Step
+from xcore.policies.traits import Traits
+from xcore.specs.schedule import StagePhase
+
+
+class StaticPolicy:
+    """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
+
+    def __init__(self, batch: int):
+        self.batch = batch
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next iteration, or None while nothing can run."""
+        if ledger.decoding:
+            ledger.grow_decoding(now)
+        if ledger.decoding:  # unless the last unfinished row was preempted
+            return Step(decode=tuple(ledger.decoding), repeats=ENDLESS)
+        admitted = ledger.admit(self.batch, now)
+        return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
+
+
+TRAITS = Traits(
+    name="static",
+    what="a batch runs to its longest output (FasterTransformer)",
+    variables={"encode_batch": "prompts"},
+    make=lambda schedule, _: StaticPolicy(schedule.variable("encode_batch")),
+    compiled=0,
+    early_termination=False,
+    grows=True,
+    complexity=5,
+    mark="s",
+    colour="#5c8f3c",
+)

@@ -1,0 +1,80 @@
+"""WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
+
+from dataclasses import replace
+
+from xcore.batching import ENDLESS, Ledger, Step
+from xcore.policies.adjustment import Adjustment
+from xcore.policies.joining import Joining
+from xcore.policies.traits import Traits
+from xcore.specs.schedule import Schedule, StagePhase
+
+
+def most_underway(stages: int) -> int:
+    """Batches, or steps, that stages may hold at once: one on each of them and one before each but the first.
+
+    More would not make them faster, only hold blocks and let requests wait on the way.
+    """
+    return 2 * stages - 1
+
+
+def most_in_transfer(stages: int) -> int:
+    """Batches at most between their admission and their first decoding iteration, each with buffers on both sides:
+    those under way on `stages` encoding stages, one in transfer, and one that waits for it. Where the transfer is
+    slower than encoding, more would only fill memory.
+    """
+    return most_underway(stages) + 2
+
+
+class WAAPolicy:
+    """Each side is asked on its own, whenever its first stage is free.
+
+    The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; from then
+    on they hold them. The decoding side gives a token to everybody whose keys and values have arrived (`ready_s`), so
+    an iteration's end is when encoded sequences join.
+    """
+
+    def __init__(self, encode_batch: int, joining: Joining | None = None):
+        self.encode_batch = encode_batch
+        self.joining = joining or Joining()
+
+    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
+        """The next batch to encode, or the next decoding iteration: a WAA schedule has no stages of both phases."""
+        return self.next_decode(ledger, now) if phase == "decode" else self.next_encode(ledger, now)
+
+    def next_encode(self, ledger: Ledger, now: float) -> Step | None:
+        """The next batch to encode, or None while nobody waits or no blocks are free."""
+        admitted = self.joining.admit(ledger, now, self.encode_batch)
+        return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
+
+    def next_decode(self, ledger: Ledger, now: float) -> Step | None:
+        """The next decoding iteration, or None while nobody can be decoded."""
+        decode = ledger.grow_decoding(now)
+        return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
+
+
+def _make(schedule: Schedule, adjustment: Adjustment | None) -> WAAPolicy:
+    """Batches join one after the other, about one at each iteration: as far ahead as the last of those under way."""
+    ahead = most_in_transfer(sum(stage.phase == "encode" for stage in schedule.stages))
+    return WAAPolicy(schedule.variable("encode_batch"), Joining.of(schedule, adjustment, ahead))
+
+
+WAA_C = Traits(
+    name="waa-c",
+    what="devices split between the phases by computing time (ExeGPT)",
+    variables={"encode_batch": "prompts", "decode_batch": "target", "micro_batches": "micro-batches"},
+    make=_make,
+    compiled=4,
+    grows=True,
+    disaggregated=True,
+    complexity=3,
+    mark="W",
+    colour="#d98032",
+)
+WAA_M = replace(
+    WAA_C,
+    name="waa-m",
+    what="devices split between the phases by memory (ExeGPT)",
+    complexity=4,
+    mark="w",
+    colour="#b08a1e",
+)

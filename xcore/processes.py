@@ -1,0 +1,54 @@
+"""The same work on many things, in as many processes as there are usable CPUs."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Any, TypeVar
+
+from xcore.usable_cpus import usable_cpus
+
+T = TypeVar("T")
+
+WORTH = 4
+"""Pieces of work; a process takes seconds to import what they need."""
+
+
+class Processes:
+    """Processes that are started when there is enough to do for the first time, and end with the context."""
+
+    def __init__(self, worth: int = WORTH) -> None:
+        """`worth`: the pieces of work that are enough."""
+        self._worth = worth
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool:
+            self._pool.shutdown(cancel_futures=True)
+
+    def each(
+        self,
+        work: Callable[..., T],
+        arguments: Sequence[tuple[Any, ...]],
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> list[T]:
+        """Call a module's function with each tuple of arguments in several processes, and return its results in their
+        order.
+
+        Re-raises what the function raises. `progress` is called with (done, total) after each result.
+        """
+        if len(arguments) < 2 or (len(arguments) < self._worth and self._pool is None):
+            return [work(*of_one) for of_one in arguments]
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"))
+        asked = [self._pool.submit(work, *of_one) for of_one in arguments]
+        answers = []
+        for answer in asked:
+            answers.append(answer.result())
+            progress(len(answers), len(asked))
+        return answers

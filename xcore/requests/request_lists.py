@@ -1,0 +1,73 @@
+"""Request lists for a model directory: read from files, or drawn from a workload."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xcore.columns import parse_columns
+from xcore.requests.request import Request
+from xcore.specs.model import ModelSpec
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.tokenizer import TOKENIZER, load_tokenizer
+from xcore.tokenizer import encode as encode_text
+from xcore.traces.fit_context import fit_context
+
+if TYPE_CHECKING:
+    from xcore.requests.requests import Rejected
+
+
+def read_for_model(
+    source: str,
+    directory: Path,
+    spec: ModelSpec,
+    columns: str | None,
+    seed: int,
+    note: Callable[[str], None],
+    skip_invalid: bool = False,
+    scale: bool = False,
+) -> "tuple[list[Request], list[Rejected]]":
+    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`. A
+    trace's rows beyond the context are left out, or, with `scale`, all its lengths scaled.
+    """
+    from xcore.requests.requests import read_requests
+
+    tokenizer = load_tokenizer(directory)
+    encode = partial(encode_text, tokenizer) if tokenizer else None
+    named = parse_columns(columns) if columns else None
+    check = grammar_check(directory, spec)
+    fit = fitted_to_context(Path(source).name, spec, note, scale)
+    how: dict[str, Any] = {"seed": seed, "columns": named, "skip_invalid": skip_invalid}
+    return read_requests(source, spec, encode, note=note, check=check, fit=fit, **how)
+
+
+def fitted_to_context(
+    name: str, spec: ModelSpec, note: Callable[[str], None], scale: bool
+) -> Callable[[Sequence[RequestLengths]], tuple[RequestLengths, ...]]:
+    """Return what leaves a trace's rows beyond a model's context out, or scales all, and notes what it did."""
+
+    def fit(rows: Sequence[RequestLengths]) -> tuple[RequestLengths, ...]:
+        fitted, notes = fit_context(Workload.from_requests(name, rows), spec, scale)
+        for text in notes:
+            note(text)
+        return fitted.requests or ()
+
+    return fit
+
+
+def grammar_check(directory: Path, spec: ModelSpec, prepare: bool = False) -> Callable[[Request], None]:
+    """What raises InputError, naming the id, for a request whose grammar can't be followed. The tokenizer is read with
+    the first such request; with `prepare`, at once.
+    """
+    from xcore.requests.grammar import Grammars
+
+    grammars = Grammars(directory / TOKENIZER, frozenset(), spec.vocab)
+    if prepare:
+        grammars.prepare()
+    return grammars.check
+
+
+def draw(workload: Workload, num: int, seed: int, longest: int | None) -> tuple[RequestLengths, ...]:
+    """`num` lengths of a workload, all there from the start."""
+    return tuple(replace(row, arrival_s=0.0) for row in workload.draw(num, seed, longest))

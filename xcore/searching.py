@@ -1,0 +1,40 @@
+"""A search in a process of its own, beside what must not wait for it: question and answer are JSON on its standard
+input and output, and it ends when the former does.
+"""
+
+import os
+import signal
+import sys
+import threading
+from typing import TypeVar
+
+from xcore import document
+
+Question = TypeVar("Question")
+
+
+def process_text(module: str) -> str:
+    """The program of a process that runs the module's `main`; it finds its modules where its parent does."""
+    return f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
+
+
+def read_question(cls: type[Question]) -> Question:
+    """What this process is to search for. From now on it ends with its parent, and gives way to it."""
+    what = "the search's question"
+    question = document.from_dict(cls, document.parse_json(sys.stdin.readline(), what), what)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    os.nice(19)  # where there are no CPUs to spare, what runs goes first
+    return question
+
+
+def write_answer(answer: object) -> None:
+    """What was found."""
+    print(document.dumps(document.to_dict(answer), indent=None), flush=True)
+
+
+def _end_with_the_parent() -> None:
+    while os.read(0, 1):
+        pass
+    if os.getpgrp() == os.getpid():  # of a group of its own: with the processes that it has started
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,189 @@
+"""Models that are built in by name: the papers' and today's common dense ones, each as the config it publishes.
+
+They are kept as config.json contents, so that a built-in model and a model directory go through the same reader, and
+so that the parameter counts can be held against what transformers builds from the very same config.
+"""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+from xcore.specs.model import ModelSpec
+from xcore.specs.model_names import resolve
+
+Config = dict[str, Any]
+
+
+def _t5(layers: int, hidden: int, heads: int, head_size: int, ffn: int, gated: bool = False) -> Config:
+    return {
+        "model_type": "t5",
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "d_model": hidden,
+        "num_heads": heads,
+        "d_kv": head_size,
+        "d_ff": ffn,
+        "vocab_size": 32128,
+        "n_positions": 512,
+        "feed_forward_proj": "gated-gelu" if gated else "relu",
+        "tie_word_embeddings": not gated,
+    }
+
+
+def _opt(layers: int, hidden: int, heads: int) -> Config:
+    return {
+        "model_type": "opt",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_dim": 4 * hidden,
+        "vocab_size": 50272,
+        "max_position_embeddings": 2048,
+        "word_embed_proj_dim": hidden,
+        "dtype": "float16",
+    }
+
+
+def _gpt2(layers: int, hidden: int, heads: int, vocab: int = 50257, context: int = 1024) -> Config:
+    return {
+        "model_type": "gpt2",
+        "n_layer": layers,
+        "n_embd": hidden,
+        "n_head": heads,
+        "vocab_size": vocab,
+        "n_positions": context,
+    }
+
+
+def _gpt3(layers: int, hidden: int, heads: int) -> Config:
+    """Table 1 of the paper gives these three sizes; vocabulary padded and context as GPT-3's."""
+    return _gpt2(layers, hidden, heads, vocab=51200, context=2048) | {"dtype": "float16"}
+
+
+def _llama(
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    *,
+    kind: str = "llama",
+    tied: bool = False,
+    head_size: int | None = None,
+    dtype: str = "bfloat16",
+) -> Config:
+    return {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_size or hidden // heads,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "max_position_embeddings": context,
+        "tie_word_embeddings": tied,
+        "dtype": dtype,
+    }
+
+
+_llama2 = functools.partial(_llama, vocab=32000, context=4096, dtype="float16")
+_mistral = functools.partial(_llama, kind="mistral")
+_qwen2 = functools.partial(_llama, kind="qwen2")
+_qwen3 = functools.partial(_llama, kind="qwen3", context=40960, head_size=128)
+
+# name → (Hugging Face id or None, config)
+_MODELS: dict[str, tuple[str | None, Config]] = {
+    "t5-small": ("google-t5/t5-small", _t5(6, 512, 8, 64, 2048)),
+    "t5-base": ("google-t5/t5-base", _t5(12, 768, 12, 64, 3072)),
+    "t5-large": ("google-t5/t5-large", _t5(24, 1024, 16, 64, 4096)),
+    "t5-3b": ("google-t5/t5-3b", _t5(24, 1024, 32, 128, 16384)),
+    "t5-11b": ("google-t5/t5-11b", _t5(24, 1024, 128, 128, 65536)),
+    "flan-t5-small": ("google/flan-t5-small", _t5(8, 512, 6, 64, 1024, gated=True)),
+    "flan-t5-base": ("google/flan-t5-base", _t5(12, 768, 12, 64, 2048, gated=True)),
+    "flan-t5-large": ("google/flan-t5-large", _t5(24, 1024, 16, 64, 2816, gated=True)),
+    "flan-t5-xl": ("google/flan-t5-xl", _t5(24, 2048, 32, 64, 5120, gated=True)),
+    "flan-t5-xxl": ("google/flan-t5-xxl", _t5(24, 4096, 64, 64, 10240, gated=True)),
+    "opt-125m": ("facebook/opt-125m", _opt(12, 768, 12)),
+    "opt-1.3b": ("facebook/opt-1.3b", _opt(24, 2048, 32)),
+    "opt-2.7b": ("facebook/opt-2.7b", _opt(32, 2560, 32)),
+    "opt-6.7b": ("facebook/opt-6.7b", _opt(32, 4096, 32)),
+    "opt-13b": ("facebook/opt-13b", _opt(40, 5120, 40)),
+    "opt-30b": ("facebook/opt-30b", _opt(48, 7168, 56)),
+    "opt-66b": ("facebook/opt-66b", _opt(64, 9216, 72)),
+    "opt-175b": (None, _opt(96, 12288, 96)),
+    "gpt2": ("openai-community/gpt2", _gpt2(12, 768, 12)),
+    "distilgpt2": ("distilbert/distilgpt2", _gpt2(6, 768, 12)),
+    "gpt2-medium": ("openai-community/gpt2-medium", _gpt2(24, 1024, 16)),
+    "gpt2-large": ("openai-community/gpt2-large", _gpt2(36, 1280, 20)),
+    "gpt2-xl": ("openai-community/gpt2-xl", _gpt2(48, 1600, 25)),
+    "gpt3-39b": (None, _gpt3(48, 8192, 64)),
+    "gpt3-101b": (None, _gpt3(80, 10240, 80)),
+    "gpt3-175b": (None, _gpt3(96, 12288, 96)),
+    "gpt3-341b": (None, _gpt3(120, 15360, 120)),
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", _llama2(32, 4096, 32, 32, 11008)),
+    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", _llama2(40, 5120, 40, 40, 13824)),
+    "llama-2-70b": ("meta-llama/Llama-2-70b-hf", _llama2(80, 8192, 64, 8, 28672)),
+    "llama-3-8b": ("meta-llama/Meta-Llama-3-8B", _llama(32, 4096, 32, 8, 14336, 128256, 8192)),
+    "llama-3-70b": ("meta-llama/Meta-Llama-3-70B", _llama(80, 8192, 64, 8, 28672, 128256, 8192)),
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B", _llama(32, 4096, 32, 8, 14336, 128256, 131072)),
+    "llama-3.1-70b": ("meta-llama/Llama-3.1-70B", _llama(80, 8192, 64, 8, 28672, 128256, 131072)),
+    "llama-3.1-405b": ("meta-llama/Llama-3.1-405B", _llama(126, 16384, 128, 8, 53248, 128256, 131072)),
+    "llama-3.2-1b": ("meta-llama/Llama-3.2-1B", _llama(16, 2048, 32, 8, 8192, 128256, 131072, tied=True)),
+    "llama-3.2-3b": ("meta-llama/Llama-3.2-3B", _llama(28, 3072, 24, 8, 8192, 128256, 131072, tied=True)),
+    "llama-3.3-70b": ("meta-llama/Llama-3.3-70B-Instruct", _llama(80, 8192, 64, 8, 28672, 128256, 131072)),
+    "mistral-7b": ("mistralai/Mistral-7B-v0.1", _mistral(32, 4096, 32, 8, 14336, 32000, 32768)),
+    "mistral-7b-v0.3": (
+        "mistralai/Mistral-7B-v0.3",
+        _mistral(32, 4096, 32, 8, 14336, 32768, 32768) | {"sliding_window": None},
+    ),
+    "qwen2.5-0.5b": ("Qwen/Qwen2.5-0.5B", _qwen2(24, 896, 14, 2, 4864, 151936, 32768, tied=True)),
+    "qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", _qwen2(28, 1536, 12, 2, 8960, 151936, 131072, tied=True)),
+    "qwen2.5-3b": ("Qwen/Qwen2.5-3B", _qwen2(36, 2048, 16, 2, 11008, 151936, 32768, tied=True)),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", _qwen2(28, 3584, 28, 4, 18944, 152064, 131072)),
+    "qwen2.5-14b": ("Qwen/Qwen2.5-14B", _qwen2(48, 5120, 40, 8, 13824, 152064, 131072)),
+    "qwen2.5-32b": ("Qwen/Qwen2.5-32B", _qwen2(64, 5120, 40, 8, 27648, 152064, 131072)),
+    "qwen2.5-72b": ("Qwen/Qwen2.5-72B", _qwen2(80, 8192, 64, 8, 29568, 152064, 131072)),
+    "qwen3-0.6b": ("Qwen/Qwen3-0.6B", _qwen3(28, 1024, 16, 8, 3072, 151936, tied=True)),
+    "qwen3-1.7b": ("Qwen/Qwen3-1.7B", _qwen3(28, 2048, 16, 8, 6144, 151936, tied=True)),
+    "qwen3-4b": ("Qwen/Qwen3-4B", _qwen3(36, 2560, 32, 8, 9728, 151936, tied=True)),
+    "qwen3-8b": ("Qwen/Qwen3-8B", _qwen3(36, 4096, 32, 8, 12288, 151936)),
+    "qwen3-14b": ("Qwen/Qwen3-14B", _qwen3(40, 5120, 40, 8, 17408, 151936)),
+    "qwen3-32b": ("Qwen/Qwen3-32B", _qwen3(64, 5120, 64, 8, 25600, 151936)),
+}
+
+_SORTING = ("llama-", "qwen")
+"""Families whose chat checkpoints have top-p or top-k in `generation_config.json` (Llama: 0.9; Qwen: 0.8 and 20)."""
+
+HUB_IDS: dict[str, str | None] = {name: hub for name, (hub, _) in _MODELS.items()}
+"""Built-in name → Hugging Face id, None where the weights are not published there."""
+
+_BY_LOWER = {key.lower(): name for name, (hub, _) in _MODELS.items() for key in (name, hub) if key}
+
+
+def builtin_config(name: str) -> Config:
+    """The config of a built-in model, by any of its names; InputError as `xcore.specs.model_names.resolve` has it."""
+    named = resolve(hub_id(name), _BY_LOWER)
+    return _MODELS[named.builtin][1] | named.changes
+
+
+def builtin_model(name: str) -> ModelSpec:
+    """The spec of a built-in model, by any of its names, under which a derived one stays known; InputError as
+    `xcore.specs.model_names.resolve` has it.
+    """
+    hub_name = hub_id(name)
+    spec = ModelSpec.from_config(builtin_config(hub_name), _BY_LOWER.get(hub_name.lower(), hub_name))
+    return replace(spec, sorts_logits=resolve(hub_name, _BY_LOWER).builtin.startswith(_SORTING))
+
+
+def stands_for(name: str) -> str | None:
+    """The built-in model whose sizes a derived name has; None for a built-in model's own name."""
+    hub_name = hub_id(name)
+    return None if hub_name.lower() in _BY_LOWER else resolve(hub_name, _BY_LOWER).builtin
+
+
+def hub_id(name: str) -> str:
+    """A name without the address that a browser shows before it."""
+    return name.strip().removeprefix("https://").removeprefix("huggingface.co/").rstrip("/")

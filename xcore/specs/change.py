@@ -1,0 +1,52 @@
+"""A change of the schedule while it runs (paper section 5.2)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from xcore.noun import Noun
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
+
+
+@dataclass(frozen=True)
+class Change(Noun):
+    """One change of schedule. Seconds since the run began."""
+
+    drifted_s: float
+    """When the drift was detected."""
+    found_s: float
+    """When the search ended."""
+    changed_s: float
+    """When it took over."""
+    pause_s: float
+    """For how long nothing was computed."""
+    moved: bool
+    """Whether layers moved to other ranks."""
+    schedule: Schedule
+    refused: str | None = None
+    """Why the ranks refused it and kept their schedule; None: they took it."""
+
+
+Reschedule = Callable[[Workload, Schedule], Schedule | None]
+"""The best schedule for a workload, given the schedule whose layers and caches the ranks hold; None where none meets
+the bound.
+"""
+
+
+OF_ONE_ENGINE = (
+    *("policy", "stages", "replicas", "dtype", "kv_dtype"),
+    *("block_size", "admission", "prefix_caching"),
+)
+"""Fields of a schedule that are fixed when an engine is made."""
+
+
+def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
+    """Whether a schedule can take over with the layers and caches that the ranks hold for another. Disaggregated
+    encoding ranks have room for one batch of the held schedule.
+    """
+    if any(getattr(new, name) != getattr(held, name) for name in OF_ONE_ENGINE):
+        return False
+    disaggregated = any(stage.phase == "encode" for stage in held.stages)
+    return new.kv_blocks <= held.kv_blocks and not (
+        disaggregated and (new.encode_batch or 0) > (held.encode_batch or 0)
+    )

@@ -1,0 +1,134 @@
+"""Plan: several models on one cluster, each with its devices and its schedule."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Share(Noun):
+    """How a model has devices that others have too."""
+
+    by: Literal["space", "time", "priority"]
+    """Jobs of several models beside each other, each on some of the multiprocessors; one after the other; or that of
+    the request with the smallest key of all (SeaLLM).
+    """
+    decode: float = 1.0
+    """Of the multiprocessors, while it decodes; prompts may have all."""
+    pool: Literal["quotas", "merged"] = "quotas"
+    """Whether a model's KV blocks are its own, as many as its schedule has; or all models take merged blocks of the
+    memory that those are together.
+    """
+
+    def __post_init__(self) -> None:
+        if not 0 < self.decode <= 1:
+            raise InputError(f"A model decodes on a share of {self.decode:g} of its devices: above 0, at most 1.")
+
+
+@dataclass(frozen=True)
+class PlannedModel(Noun):
+    """One model of a plan."""
+
+    name: str
+    """By which requests ask for it."""
+    devices: tuple[int, ...]
+    """Of the cluster, numbered node by node: its schedule's rank r is the r-th of them."""
+    schedule: Schedule
+    estimate: Estimate
+    """At its rate, from arrival; without one of a replay of its requests."""
+    rate_seq_s: float | None = None
+    """Of arrival; None: its requests are there from the beginning."""
+    goodput_seq_s: float | None = None
+    """The highest rate within its bound; None without a rate."""
+    requests: int | None = None
+    seconds: float | None = None
+    """Until its requests are done; None with a rate."""
+    share: Share | None = None
+    """None: its devices are its own. Models that share any share all of theirs, in one way."""
+    attainment: float | None = None
+    """Share of its requests within its bound, replayed at its rate; None where that wasn't replayed."""
+    directory: str | None = None
+    """Of its weights; None where it was planned by a built-in name, or by sizes alone."""
+    normalised_latency: float | None = None
+    """Mean latency of the replayed requests over their mean time alone, on the fewest devices that hold the model."""
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise InputError(f"Model '{self.name}' of the plan has no devices: plan again.")
+        if self.rate_seq_s is not None and self.rate_seq_s <= 0:
+            raise InputError(
+                f"Model '{self.name}' of the plan has a rate of {self.rate_seq_s:g}/s: it must be above 0."
+            )
+        if self.requests is not None and self.requests < 1:
+            raise InputError(f"Model '{self.name}' of the plan has {self.requests} requests: at least 1.")
+        if self.rate_seq_s is not None and self.requests is not None:
+            raise InputError(f"Model '{self.name}' of the plan has a rate and a number of requests: plan again.")
+        if self.attainment is not None and not 0 <= self.attainment <= 1:
+            raise InputError(f"Model '{self.name}' of the plan has an attainment of {self.attainment:g}: from 0 to 1.")
+        for key in ("goodput_seq_s", "seconds", "normalised_latency"):
+            value = getattr(self, key)
+            if value is not None and not 0 <= value < math.inf:
+                raise InputError(f"Model '{self.name}' of the plan has {key} of {value:g}: at least 0.")
+
+    @property
+    def headroom(self) -> float | None:
+        """Goodput over rate; None without a rate."""
+        if self.rate_seq_s is None or self.goodput_seq_s is None:
+            return None
+        return self.goodput_seq_s / self.rate_seq_s
+
+
+@dataclass(frozen=True)
+class Plan(Noun):
+    """What several models do on one cluster at once."""
+
+    version: int
+    method: str
+    cluster: ClusterSpec
+    models: tuple[PlannedModel, ...]
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != Plan.VERSION:
+            raise InputError(
+                f"This plan has version {self.version}, this exegpt reads version {Plan.VERSION}: plan again."
+            )
+        taken = sorted(device for unit in self.units for device in unit[0].devices)
+        if len(set(taken)) < len(taken) or not set(taken) <= set(range(self.cluster.devices)):
+            raise InputError(
+                f"The plan's models have the devices {taken} of {self.cluster.devices}: each may be given once, or to "
+                "models that share all of theirs in one way; plan again."
+            )
+
+    @property
+    def units(self) -> tuple[tuple[PlannedModel, ...], ...]:
+        """Models by the devices that they have together, one alone where they are its own."""
+        units: dict[object, list[PlannedModel]] = {}
+        for model in self.models:
+            key = (model.devices, model.share.by) if model.share else model.name
+            units.setdefault(key, []).append(model)
+        return tuple(map(tuple, units.values()))
+
+    @property
+    def headroom(self) -> float | None:
+        """The least of all models with a rate; None without one."""
+        return min((model.headroom for model in self.models if model.headroom is not None), default=None)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of all devices until their requests are done; None with a rate, whose requests have no end."""
+        if any(model.seconds is None for model in self.models):
+            return None
+        return sum(len(unit[0].devices) * max(model.seconds or 0.0 for model in unit) for unit in self.units) / 3600
+
+    @property
+    def free(self) -> int:
+        """Devices that no model has."""
+        return self.cluster.devices - sum(len(unit[0].devices) for unit in self.units)

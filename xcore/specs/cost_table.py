@@ -1,0 +1,108 @@
+"""CostTable: seconds per iteration of several models, as straight lines by batch (SamuLLM's cost model), with loading
+seconds and output lengths.
+"""
+
+from dataclasses import dataclass
+
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.workload import LengthDistribution
+
+
+@dataclass(frozen=True)
+class PhaseLines(Noun):
+    """One phase's iterations: `seconds = slope * x + intercept` for each batch of `batches`, three times.
+
+    x is in `compute` the FLOPs (multiply-adds) of one GPU, in `prepare` the tokens padded to the longest sequence, in
+    `sample` the sum of all lengths.
+    """
+
+    batches: tuple[int, ...]
+    compute: tuple[tuple[float, float], ...]
+    prepare: tuple[tuple[float, float], ...]
+    sample: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        lines = (self.compute, self.prepare, self.sample)
+        if not self.batches or any(len(of_one) != len(self.batches) for of_one in lines):
+            raise InputError("A phase of a cost table needs a line for each of its batches, and at least one batch.")
+        if self.batches[0] < 1 or any(b <= a for a, b in zip(self.batches, self.batches[1:], strict=False)):
+            raise InputError("The batches of a cost table must be increasing, from 1.")
+        if any(slope < 0 for of_one in lines for slope, _ in of_one):
+            raise InputError("The lines of a cost table must not fall: more work doesn't take less time.")
+
+
+@dataclass(frozen=True)
+class DegreeCosts(Noun):
+    """One model at one tensor-parallel degree."""
+
+    tp: int
+    macs_per_token: float
+    """Of one GPU, whatever the context: L c."""
+    macs_per_position: float
+    """Of one GPU, for a token and each position that it attends to: 2 L h / tp."""
+    kv_tokens: int
+    """Tokens whose keys and values fit in the memory of one replica."""
+    load_s: float | None
+    """Seconds until a replica is loaded; None: not measured, and the model can't be planned at this degree."""
+    prefill: PhaseLines
+    decode: PhaseLines
+
+    def __post_init__(self) -> None:
+        if self.tp < 1 or self.kv_tokens < 1 or self.macs_per_token <= 0 or self.macs_per_position < 0:
+            raise InputError(f"A degree of a cost table (tp {self.tp}) needs a cache, and work per token.")
+        if self.load_s is not None and self.load_s < 0:
+            raise InputError(f"Loading can't take {self.load_s:g} s.")
+
+
+@dataclass(frozen=True)
+class ModelCosts(Noun):
+    """One model at each of its degrees, with what is known of its outputs."""
+
+    name: str
+    context: int
+    """The longest sequence, prompt and output."""
+    degrees: tuple[DegreeCosts, ...]
+    outputs: LengthDistribution | None = None
+    """Output lengths, censored by the context alone; None: not measured."""
+
+    def __post_init__(self) -> None:
+        degrees = [degree.tp for degree in self.degrees]
+        if not degrees or len(set(degrees)) < len(degrees):
+            raise InputError(f"Model '{self.name}' of a cost table needs each of its degrees once (got {degrees}).")
+
+    def degree(self, tp: int) -> DegreeCosts:
+        """The costs at a degree; InputError for one that wasn't measured."""
+        for degree in self.degrees:
+            if degree.tp == tp:
+                return degree
+        raise InputError(f"The cost table has no degree {tp} of model '{self.name}'.")
+
+
+@dataclass(frozen=True)
+class CostTable(Noun):
+    """What iterations of several models cost on one kind of machine."""
+
+    version: int
+    source: str
+    machine: str
+    models: tuple[ModelCosts, ...]
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != CostTable.VERSION:
+            raise InputError(
+                f"This cost table has version {self.version}, this exegpt reads version {CostTable.VERSION}: import it "
+                "again."
+            )
+        names = [model.name for model in self.models]
+        if len(set(names)) < len(names):
+            raise InputError("A cost table has each model once.")
+
+    def model(self, name: str) -> ModelCosts:
+        """A model's costs; InputError, which names those that there are."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        raise InputError(f"The cost table has no model '{name}': {', '.join(model.name for model in self.models)}.")

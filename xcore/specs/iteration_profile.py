@@ -1,0 +1,70 @@
+"""Iteration profile: what whole iterations of a model cost, by tensor-parallel degree and share of the devices.
+
+Measurements of models that share devices come in this form: coarser than a `Profile`'s layers, but with the share of
+each device's multiprocessors that an iteration has for itself.
+"""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.profile import Table
+
+
+@dataclass(frozen=True)
+class IterationTables(Noun):
+    """Seconds of iterations on one tensor-parallel degree and share."""
+
+    tp: int
+    share: float
+    """Of every device's multiprocessors, from above 0 to 1."""
+    prefill: Table
+    """By batch and length of its prompts."""
+    decode: Table
+    """By batch and mean context."""
+
+    def __post_init__(self) -> None:
+        if self.tp < 1 or not 0 < self.share <= 1:
+            raise InputError(
+                f"Iterations on {self.tp} devices and a share of {self.share:g}: the degree is at least 1, "
+                "the share above 0 and at most 1."
+            )
+        if not len(self.prefill.axes) == len(self.decode.axes) == 2:
+            raise InputError(f"The iterations on {self.tp} devices need tables by batch and length.")
+
+
+@dataclass(frozen=True)
+class IterationProfile(Noun):
+    """Iterations of one model on one kind of device."""
+
+    version: int
+    model: str
+    device: str
+    tables: tuple[IterationTables, ...]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != IterationProfile.VERSION:
+            raise InputError(
+                f"This iteration profile has version {self.version}, this exegpt reads version "
+                f"{IterationProfile.VERSION}: import it again."
+            )
+        if not self.tables:
+            raise InputError(f"The iteration profile of {self.model} has no table.")
+
+    @functools.cached_property
+    def degrees(self) -> tuple[int, ...]:
+        """The tensor-parallel degrees that were measured."""
+        return tuple(sorted({tables.tp for tables in self.tables}))
+
+    def of(self, tp: int) -> tuple[IterationTables, ...]:
+        """One degree's tables by rising share; InputError for a degree without."""
+        found = sorted((tables for tables in self.tables if tables.tp == tp), key=lambda tables: tables.share)
+        if not found:
+            degrees = ", ".join(map(str, self.degrees))
+            raise InputError(f"No iteration of {self.model} was measured on {tp} devices: use one of {degrees}.")
+        return tuple(found)

@@ -1,0 +1,147 @@
+"""The many names of one model: which built-in sizes a name stands for, or why nothing here can plan it."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from xcore.errors import InputError
+
+# Trained further, their tensors as large as before.
+_TUNED = {"instruct", "chat", "base", "it", "hf", "pt", "thinking", "preview", "meta"}
+_QUANTISED = re.compile(r"awq|gptq|gguf|[if]p?\d+|int[48]|w\d+a\d+|nvfp4|mxfp4|bnb|[48]bit|q[2-8](_k.*|_0)?")
+_DATE = re.compile(r"(0[1-9]|1[0-2]|2[3-9])\d\d")
+"""As `2507` (July 2025) or `0528` (May 28th)."""
+_NEAR = 0.8
+"""Names less alike than this are no misspellings of each other."""
+
+_DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    # Distilled from DeepSeek-R1: the contexts of their own config.json; the smallest has a head of its own.
+    (r"deepseek-r1-distill-llama-8b", "llama-3.1-8b", {}),
+    (r"deepseek-r1-distill-llama-70b", "llama-3.3-70b", {}),
+    (
+        r"deepseek-r1-distill-qwen-1\.5b",
+        "qwen2.5-1.5b",
+        {"max_position_embeddings": 131072, "tie_word_embeddings": False},
+    ),
+    (r"deepseek-r1-distill-qwen-(7|14|32)b", r"qwen2.5-\1b", {"max_position_embeddings": 131072}),
+    (r"deepseek-r1(-0528)?-qwen3-8b", "qwen3-8b", {"max_position_embeddings": 131072}),
+    (r"llama-3\.1-nemotron-70b(-reward)?", "llama-3.1-70b", {}),
+    (r"llama-3\.1-nemotron-nano-8b-v1", "llama-3.1-8b", {}),
+    (r"hermes-3-llama-3\.1-(8|70|405)b", r"llama-3.1-\1b", {}),
+    (r"llama-guard-3-8b", "llama-3.1-8b", {}),
+    (r"vicuna-(7|13)b-v1\.5", r"llama-2-\1b", {}),
+    (r"qwq-32b", "qwen2.5-32b", {"max_position_embeddings": 40960}),
+    (r"qwen2\.5-coder-(0\.5|1\.5|3|7|14|32)b", r"qwen2.5-\1b", {"max_position_embeddings": 32768}),
+    (r"qwen2\.5-math-(1\.5|7|72)b", r"qwen2.5-\1b", {"max_position_embeddings": 4096}),
+    # Contexts that differ from the base model's (Qwen's model cards).
+    (r"qwen2(?:\.5)?-(0\.5|1\.5|7|14|32|72)b-instruct", r"qwen2.5-\1b", {"max_position_embeddings": 32768}),
+    (r"qwen2-(0\.5|1\.5|7|72)b", r"qwen2.5-\1b", {"max_position_embeddings": 131072}),
+    (r"qwen3-4b-(instruct|thinking)-2507", "qwen3-4b", {"max_position_embeddings": 262144}),
+    (r"qwen3-(0\.6|1\.7|4|8|14)b-base", r"qwen3-\1b", {"max_position_embeddings": 32768}),
+    # Mistral 7B: a window in the first version alone, a larger vocabulary in the third.
+    (r"mistral-7b(-instruct)?-v0\.1", "mistral-7b", {}),
+    (r"mistral-7b(-instruct)?-v0\.2", "mistral-7b", {"sliding_window": None}),
+    (r"mistral-7b(-instruct)?-v0\.3", "mistral-7b-v0.3", {}),
+)
+"""Pattern of a name, the built-in model of its sizes, and what its config changes."""
+
+_EXPERTS = "it is a mixture of experts, whose cost depends on which experts each token takes"
+_LATENT = "it is a mixture of experts with multi-head latent attention"
+_STATES = "it is a hybrid of attention and state-space or linear-attention layers"
+_WINDOWS = "its layers differ: some see a sliding window only, others everything"
+_UNSUPPORTED: tuple[tuple[str, str], ...] = (
+    (r"(^|-)vl(-|$)|vision|llava|pixtral|omni|internvl", "it is multimodal, and its vision tower isn't costed"),
+    (r"^(deepseek-v[234]|deepseek-r1|deepseek-chat|deepseek-coder-v2|kimi-k2|glm-5)", _LATENT),
+    (r"qwen3\.[5-9]|qwen3-next|kimi-(k3|linear)|minimax-(text|m1)", _STATES),
+    (r"mamba|jamba|zamba|rwkv|nemotron-(h|3|nano-(9|12|30)b)|granite-4|lfm2|bamba", _STATES),
+    (r"^gpt-oss", "it is a mixture of experts with sliding windows in every other layer"),
+    (r"^mimo-v2|^step-3|^llama-4", "it is a mixture of experts with windows in some layers"),
+    (r"mixtral|moe|dbrx|grok|arctic|ernie-4\.5|hunyuan|minimax|\d+b-a\d|glm-4\.[5-9]|\d+x\d+b|qwen3-max", _EXPERTS),
+    (r"gemma-?[234]|gemma3|cohere2|command-r7b|command-a|exaone-4|olmo-?3", _WINDOWS),
+    (r"nemotron-(super|ultra|51b)|deci", "its layers are of unequal sizes, left by an architecture search"),
+    (r"^(gemma|codegemma)", "its architecture (gemma) isn't built"),
+    (r"^phi-?[1-9]", "its architecture (phi3) isn't built"),
+    (
+        r"^(falcon|bloom|mpt|starcoder|command-r|gpt-j|gpt-neo|pythia|glm-4|chatglm)",
+        "its architecture isn't built",
+    ),
+    (r"^(gpt-[345]|claude|gemini|o[134]-)", "it is a closed model of unpublished sizes"),
+)
+"""Pattern of a name, and why such a model isn't planned."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """The built-in model whose sizes a name stands for."""
+
+    builtin: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    """What its config.json has otherwise."""
+
+
+def resolve(name: str, known: Mapping[str, str]) -> Named:
+    """The built-in model that a name stands for; `known` are the names and Hugging Face ids in small letters → built-in
+    names.
+
+    InputError for others: what it is where that is the reason, the names that are really close, else the way out.
+    """
+    text = name.strip().lower()
+    if text in known:
+        return Named(known[text])
+    words = _plain(text).split("-")
+    quantised = [word for word in words if _QUANTISED.fullmatch(word)]
+    plain = "-".join(word for word in words if word not in quantised and word != "dynamic")
+    resolved = _derived(plain) or _tuned(plain, known)
+    if resolved and quantised:
+        way = "--dtype fp8" if quantised == ["fp8"] else "the dtype that comes nearest"
+        raise InputError(
+            f"'{name}' is a quantised checkpoint ({', '.join(quantised)}), which can't be read: plan its original, "
+            f"--model {resolved.builtin}, with {way}."
+        )
+    if resolved:
+        return resolved
+    for pattern, what in _UNSUPPORTED:
+        if re.search(pattern, plain):
+            raise InputError(f"'{name}' is not supported: {what}; `exegpt list models` shows what can be planned.")
+    raise InputError(f"There is no built-in model or model directory '{name}': {_hint(plain, known)}")
+
+
+def _plain(text: str) -> str:
+    """The name without its owner, in the built-in names' spelling: `meta-llama-3.1-8b` and `llama3.1:8b` become
+    `llama-3.1-8b`.
+    """
+    name = text.rstrip("/").rsplit("/", 1)[-1].replace(":", "-")
+    name = re.sub(r"(?<=\d)_(?=\d)", ".", name).replace("_", "-")
+    return re.sub(r"^(meta-)?llama-?(?=\d)", "llama-", name)
+
+
+def _derived(plain: str) -> Named | None:
+    for pattern, builtin, changes in _DERIVED:
+        for text in (plain, _without_tuning(plain)):
+            match = re.fullmatch(pattern, text)
+            if match:
+                return Named(match.expand(builtin), changes)
+    return None
+
+
+def _tuned(plain: str, known: Mapping[str, str]) -> Named | None:
+    """The built-in model behind `-Instruct` and the like."""
+    plain_names = {_plain(key): name for key, name in known.items()}
+    bare = {_without_tuning(key): name for key, name in plain_names.items()}
+    name = plain_names.get(plain) or bare.get(_without_tuning(plain))
+    return Named(name) if name else None
+
+
+def _without_tuning(plain: str) -> str:
+    return "-".join(word for word in plain.split("-") if word not in _TUNED and not _DATE.fullmatch(word))
+
+
+def _hint(plain: str, known: Mapping[str, str]) -> str:
+    names: Iterable[str] = difflib.get_close_matches(plain, [*map(_plain, known)], n=5, cutoff=_NEAR)
+    plain_names = {_plain(key): name for key, name in known.items()}
+    near = list(dict.fromkeys(plain_names[name] for name in names))[:3]
+    if near:
+        return f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}."
+    return "`exegpt list models` shows those that are built in, and a directory with a config.json is read too."

@@ -1,0 +1,282 @@
+"""Profile: times of one layer, the embedding, the head and the engine, as tables over a measured grid."""
+
+import bisect
+import functools
+import itertools
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from xcore.errors import InputError
+from xcore.interpolation import bilinear, bilinear_at, linear, linear_at
+from xcore.noun import Noun
+from xcore.specs.model import BYTES, ModelSpec
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Table(Noun):
+    """Seconds over a rectangular grid, linear between its points.
+
+    `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
+    `spread` their relative interquartile ranges, where they were measured. `filled` are the places in `values` that
+    complete the rectangle without having been measured. Beyond the grid the outermost cell's slope is extrapolated;
+    `covers` returns False for queries that need that, or a filled value.
+    """
+
+    axes: tuple[str, ...]
+    points: tuple[tuple[float, ...], ...]
+    values: tuple[float, ...]
+    spread: tuple[float, ...] | None = None
+    filled: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        size = int(np.prod([len(p) for p in self.points])) if self.points else 0
+        if len(self.axes) != len(self.points) or size != len(self.values) or not size:
+            raise InputError(f"A table over {self.axes} needs {size} values on its grid (got {len(self.values)}).")
+        if not all(a < b for p in self.points for a, b in itertools.pairwise((-math.inf, *p, math.inf))):
+            raise InputError(f"The grid of a table over {self.axes} must increase along every axis, and be finite.")
+        if not np.isfinite(self.values).all() or min(self.values) < 0:
+            raise InputError(f"A table over {self.axes} holds times that are negative or not finite.")
+        if self.filled and not 0 <= min(self.filled) <= max(self.filled) < size:
+            raise InputError(f"A table over {self.axes} names filled values that it doesn't have.")
+
+    @functools.cached_property
+    def _grid(self) -> tuple[tuple[Array, ...], Array]:
+        points = tuple(np.asarray(p, dtype=np.float64) for p in self.points)
+        return points, np.asarray(self.values, dtype=np.float64).reshape([len(p) for p in points])
+
+    def __call__(self, *at: Any) -> Any:
+        """Seconds at the given coordinates, one per axis; arrays broadcast together. Never negative."""
+        points, values = self._grid
+        if len(self.values) == 1:
+            return max(self.values[0], 0.0)
+        if len(points) == 1:
+            x = np.asarray(at[0], dtype=np.float64, order="C")
+            seconds = np.empty(x.shape)
+            linear(points[0], values, x, seconds)
+            return seconds
+        if len(points) == 2:
+            x, y = (np.asarray(a, dtype=np.float64, order="C") for a in at)
+            if x.shape != y.shape:
+                x, y = _broadcast(x, y)
+            seconds = np.empty(x.shape)
+            bilinear(points[0], points[1], values, x, y, seconds)
+            return seconds
+        lower, fraction = [], []
+        for p, x in zip(points, np.broadcast_arrays(*[np.asarray(a, dtype=np.float64) for a in at]), strict=True):
+            if len(p) == 1:  # an axis with one point: constant along it
+                lower.append(np.zeros(x.shape, dtype=np.intp))
+                fraction.append(np.zeros(x.shape))
+                continue
+            i = np.clip(np.searchsorted(p, x, side="right") - 1, 0, len(p) - 2)
+            lower.append(i)
+            fraction.append((x - p[i]) / (p[i + 1] - p[i]))
+        total: Any = 0.0
+        for corner in itertools.product((0, 1), repeat=len(points)):
+            weight: Any = 1.0
+            index = []
+            for axis, up in enumerate(corner):
+                weight = weight * (fraction[axis] if up else 1.0 - fraction[axis])
+                index.append(np.minimum(lower[axis] + up, len(points[axis]) - 1))
+            total = total + weight * values[tuple(index)]
+        return np.maximum(total, 0.0)
+
+    def at(self, *where: float) -> float:
+        """Seconds at one point: the same as calling the table, without the cost of arrays."""
+        points, values = self._grid
+        if len(points) == 1:
+            return linear_at(points[0], values, *where)
+        if len(points) == 2:
+            return bilinear_at(*points, values, *where)
+        cells: list[tuple[tuple[int, float], ...]] = []
+        for p, x in zip(self.points, where, strict=True):
+            if len(p) == 1:
+                cells.append(((0, 1.0),))
+                continue
+            i = min(max(bisect.bisect_right(p, x) - 1, 0), len(p) - 2)
+            up = (x - p[i]) / (p[i + 1] - p[i])
+            cells.append(((i, 1.0 - up), (i + 1, up)))
+        corners = [(0, 1.0)]
+        for p, cell in zip(self.points, cells, strict=True):
+            corners = [(index * len(p) + i, weight * w) for index, weight in corners for i, w in cell]
+        return max(sum(weight * self.values[index] for index, weight in corners), 0.0)
+
+    @functools.cached_property
+    def _filled(self) -> Array:
+        """Of each value of the grid, whether it was filled."""
+        filled = np.zeros(len(self.values), dtype=bool)
+        filled[list(self.filled or ())] = True
+        return filled.reshape([len(p) for p in self.points])
+
+    def covers(self, *at: Any) -> bool:
+        """Whether every query lies within the grid, between values that were measured."""
+        for p, x in zip(self.points, at, strict=True):
+            a = np.asarray(x)
+            if len(p) > 1 and a.size and (a.min() < p[0] - 1e-9 or a.max() > p[-1] + 1e-9):
+                return False
+        if not self.filled:
+            return True
+        neighbours = []  # along each axis the point below and the point above, the same one for a query on a point
+        for p, x in zip(self.points, np.broadcast_arrays(*at), strict=True):
+            below = np.clip(np.searchsorted(p, x, side="right") - 1, 0, len(p) - 1)
+            neighbours.append((below, np.minimum(np.searchsorted(p, x, side="left"), len(p) - 1)))
+        return not any(self._filled[corner].any() for corner in itertools.product(*neighbours))
+
+
+def _broadcast(*arrays: Array) -> list[Array]:
+    """`numpy.broadcast_arrays`, contiguous: a quarter of its time for small ones."""
+    shape = np.broadcast(*arrays).shape
+    full = [np.empty(shape) for _ in arrays]
+    for out, array in zip(full, arrays, strict=True):
+        out[...] = array
+    return full
+
+
+def _check_axes(noun: Noun, **axes: int) -> None:
+    """InputError unless the tables of these names that a noun has are over so many axes each."""
+    for name, count in axes.items():
+        table = getattr(noun, name)
+        if table and len(table.axes) != count:
+            raise InputError(
+                f"A profile's table '{name}' has axes {', '.join(table.axes)}: their number must be {count}."
+            )
+
+
+@dataclass(frozen=True)
+class LayerTables(Noun):
+    """One layer on one of `tp` devices: its attention kernel by shape, the rest of it by tokens (seconds each).
+
+    Attention over a batch of unequal lengths costs the mean of what batches of each length would.
+    """
+
+    rest: Table
+    """[tokens]: norms, matrix products, activation, and the all-reduces where `tp` > 1."""
+    encode_attention: Table
+    """[batch, length]: `batch` whole prompts of `length` tokens."""
+    chunk_attention: Table
+    """[chunk, past]: `chunk` tokens of one prompt of which `past` are already in the cache."""
+    decode_attention: Table
+    """[batch, context]: one new token for each of `batch` sequences of `context` tokens, the new one included. In an
+    encoder-decoder the context is the input, which cross-attention reads, and the output so far.
+    """
+    mixed_attention: Table | None = None
+    """[chunk, past, decodes, context]: where the engine computes prompts and decoding in one attention kernel, `chunk`
+    prompt tokens after `past` cached ones beside `decodes` sequences of `context` tokens.
+    """
+    cross_projection: Table | None = None
+    """[tokens]: an encoder-decoder's decoder layer makes the keys and values of `tokens` encoded tokens, once."""
+
+    def __post_init__(self) -> None:
+        attention = {"encode_attention": 2, "chunk_attention": 2, "decode_attention": 2, "mixed_attention": 4}
+        _check_axes(self, rest=1, cross_projection=1, **attention)
+
+
+@dataclass(frozen=True)
+class DegreeTables(Noun):
+    """Everything that depends on the tensor-parallel degree `tp` (seconds)."""
+
+    tp: int
+    decoder: LayerTables
+    embedding: Table
+    """[tokens]"""
+    head: Table
+    """[rows]: final norm, output head and sampling for `rows` sequences."""
+    encoder: LayerTables | None = None
+
+    def __post_init__(self) -> None:
+        _check_axes(self, embedding=1, head=1)
+
+
+@dataclass(frozen=True)
+class Profile(Noun):
+    """What a device, or a group of them, needs for each part of an iteration, and where that knowledge comes from."""
+
+    version: int
+    source: str
+    """`measured`, `operators` or `roofline`."""
+    model: str
+    """`ModelSpec.fingerprint` of the model it is for."""
+    dtype: str
+    device: str
+    degrees: tuple[DegreeTables, ...]
+    overhead: Table
+    """[batch]: the engine's own time per iteration, whatever the layers: bookkeeping, batch assembly, results."""
+    send: Table
+    """[bytes]: point to point between neighbouring stages of one node."""
+    send_between_nodes: Table
+    """[bytes]: point to point between nodes."""
+    provenance: dict[str, str] = field(default_factory=dict)
+    """Hardware and software that was measured, or the rates that were assumed."""
+    host_copy: Table | None = None
+    """[bytes]: from a device to pinned host memory, or back; None: as long as a send."""
+    switch: Table | None = None
+    """[bytes]: what an iteration on one device takes longer after other models', by the bytes of their weights there;
+    None: not measured.
+    """
+    layers: str | None = None
+    """`ModelSpec.layers_fingerprint`, by which it is matched; None: of a version that matched the context too."""
+    in_flight: int = 1
+    """Iterations between the decision of one and its end (`EngineSpec.in_flight`)."""
+    front_end_s: float = 0.0
+    """Seconds of each request outside the engine (`EngineSpec.front_end_s`): part of times to first token and latencies
+    since arrival, but no device is busy with them.
+    """
+
+    VERSION = 1
+
+    @property
+    def spread(self) -> float:
+        """How much its times varied while they were measured: the interquartile range over the median, the mean of the
+        table that varies most; 0 where nothing was measured.
+        """
+        layer = self.degrees[0].decoder
+        tables = (layer.rest, layer.encode_attention, layer.decode_attention, self.degrees[0].head)
+        return max((sum(table.spread) / len(table.spread) for table in tables if table.spread), default=0.0)
+
+    def __post_init__(self) -> None:
+        if self.version != Profile.VERSION:
+            raise InputError(
+                f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again."
+            )
+        _check_axes(self, overhead=1, send=1, send_between_nodes=1, host_copy=1, switch=1)
+        if not self.degrees or min(tables.tp for tables in self.degrees) < 1:
+            raise InputError("A profile needs the tables of at least one tensor-parallel degree, of 1 or more.")
+        if not 1 <= self.in_flight <= 2 or not 0 <= self.front_end_s <= 60:
+            raise InputError(
+                f"This profile has {self.in_flight} iterations in flight and {self.front_end_s} s of front-end time: "
+                "1 or 2 iterations and 0 to 60 s can be."
+            )
+        if self.dtype not in BYTES:
+            raise InputError(f"This profile is in dtype '{self.dtype}', which is not known: {', '.join(BYTES)} are.")
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Sixteen hex digits of the tables' content."""
+        from xcore.document import fingerprint, to_dict
+
+        content = to_dict(self)
+        content.pop("layers", None)  # which follows from the model
+        for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
+            if content[name] == default:  # profiles from before these fields keep their fingerprints
+                del content[name]
+        return fingerprint(content)
+
+    def is_for(self, model: ModelSpec) -> bool:
+        """Return whether it is a model's, whatever the context."""
+        return self.model == model.fingerprint or self.layers == model.layers_fingerprint
+
+    def degree(self, tp: int) -> DegreeTables:
+        """The tables of a tensor-parallel degree; InputError where it was not profiled."""
+        for tables in self.degrees:
+            if tables.tp == tp:
+                return tables
+        have = ", ".join(str(d.tp) for d in self.degrees)
+        raise InputError(f"This profile has no tensor-parallel degree {tp}: it has {have}.")
+
+    def switch_seconds(self, other_bytes: float, tp: int) -> float:
+        """What an iteration on `tp` devices takes longer after other models with so many bytes of weights on each."""
+        return self.switch.at(min(other_bytes, self.switch.points[0][-1])) / tp if self.switch else 0.0

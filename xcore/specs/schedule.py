@@ -1,0 +1,209 @@
+"""Schedule: a policy, its control variables and the layer-to-device allocation. The one thing the runner obeys."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.bound import BoundMeaning, BoundName
+from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
+from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.workload import Workload
+
+StagePhase = Literal["both", "encode", "decode"]
+
+BLOCK_SIZE = 16
+"""Default number of tokens per KV block."""
+
+
+@dataclass(frozen=True)
+class Stage(Noun):
+    """One pipeline stage: `tp` devices that hold a range of layers. Ranges are zero-based and half-open."""
+
+    devices: tuple[int, ...]
+    """Global ranks in replica 0."""
+    tp: int
+    phase: StagePhase
+    encoder_layers: tuple[int, int] | None
+    decoder_layers: tuple[int, int] | None
+
+
+@dataclass(frozen=True)
+class ProfileReference(Noun):
+    """The profile for which a schedule was tuned."""
+
+    source: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class ModelReference(Noun):
+    """The model that a schedule is for: its whole spec and `ModelSpec.fingerprint`."""
+
+    spec: ModelSpec
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Schedule(Noun):
+    """The result of the scheduler, which the runner enforces. Variables that the policy doesn't have are None."""
+
+    version: int
+    policy: str
+    """Its variables and stages are checked where it is known (xcore/policies)."""
+    model: ModelReference
+    cluster: ClusterSpec
+    workload: Workload
+    profile: ProfileReference
+    stages: tuple[Stage, ...]
+    kv_blocks: int
+    """Blocks in every stage's pool."""
+    dtype: str
+    kv_dtype: str
+    latency_bound_s: float | None = None
+    """L_B; None: unbounded."""
+    ttft_bound_s: float | None = None
+    tpot_bound_s: float | None = None
+    bound: BoundName = "p99-length"
+    """What a file says that doesn't say it."""
+    percentile: float = 99.0
+    """Of the requests, who keep the bounds."""
+    encode_batch: int | None = None
+    """B_E: sequences encoded in one encoding phase."""
+    decode_batch: int | None = None
+    """B_D: sequences being decoded at the start of a decoding phase; derived."""
+    decode_iterations: int | None = None
+    """N_D: decoding iterations between two encoding phases."""
+    micro_batches: int | None = None
+    """B_m: micro-batches of a decoding batch."""
+    encode_micro_batches: int | None = None
+    tp_degree: int | None = None
+    tp_gpus: int | None = None
+    encode_tp_degree: int | None = None
+    encode_tp_gpus: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefills_per_step: int | None = None
+    """Prompts encoded in one iteration; 1 is the paper's Orca."""
+    block_size: int = BLOCK_SIZE
+    replicas: int = 1
+    admission: Literal["reserve", "grow"] = "reserve"
+    """Whether a sequence waits until the blocks for all that it may need are free, or gets them when it needs
+    them, and may be preempted."""
+    prefix_caching: bool = False
+    """Whether blocks stay in the cache when their sequences end or are preempted, until others need them, and serve
+    sequences that begin with the same tokens."""
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != Schedule.VERSION:
+            raise InputError(
+                f"This schedule has version {self.version}, this exegpt reads version {Schedule.VERSION}: tune again."
+            )
+        if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
+            raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
+        if self.replicas > MAX_DEVICES:
+            raise InputError(f"A schedule can't have {self.replicas:,} replicas: at most {MAX_DEVICES:,} can be.")
+        for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
+            if dtype not in BYTES:
+                raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(BYTES)}.")
+        for bound_s in (self.latency_bound_s, self.ttft_bound_s, self.tpot_bound_s):
+            if bound_s is not None and not bound_s > 0:
+                raise InputError(f"A schedule can't have the bound of {bound_s} s: it must be above 0.")
+        BoundMeaning(self.bound, self.percentile)
+
+    @property
+    def meaning(self) -> BoundMeaning:
+        """What its bounds are about."""
+        return BoundMeaning(self.bound, self.percentile)
+
+    @property
+    def idle(self) -> int:
+        """Devices of the cluster that no replica has."""
+        return max(0, self.cluster.devices - self.replicas * sum(stage.tp for stage in self.stages))
+
+    def variable(self, name: str) -> int:
+        """A control variable that the policy requires; InputError where the schedule lacks it."""
+        value: int | None = getattr(self, name)
+        if value is None:
+            raise InputError(f"A schedule of policy {self.policy} needs {name}: tune again.")
+        return value
+
+    def check_stages(self) -> None:
+        """InputError for stages that no cluster can have: a device in two of them or in none, a layer likewise."""
+        devices = sorted(device for stage in self.stages for device in stage.devices)
+        if devices != list(range(len(devices))):
+            raise InputError(
+                f"The schedule's stages have the devices {devices}: each from 0 on must be in exactly one; tune again."
+            )
+        for stage in self.stages:
+            if len(stage.devices) != stage.tp or stage.tp < 1:
+                raise InputError(
+                    f"A stage of degree {stage.tp} has the devices {list(stage.devices)}: it needs {stage.tp}; "
+                    "tune again."
+                )
+        for phase in sorted({stage.phase for stage in self.stages}):
+            self._check_layers(phase)
+
+    def _check_layers(self, phase: str) -> None:
+        """InputError unless a line of stages holds every layer that works in its phase once, in order, and no other."""
+        model, line = self.model.spec, [stage for stage in self.stages if stage.phase == phase]
+        encodes, decodes = phase != "decode", phase != "encode" or not model.encoder_layers
+        stacks = (
+            ("encoder layers", [stage.encoder_layers for stage in line], model.encoder_layers * encodes),
+            ("layers", [stage.decoder_layers for stage in line], model.layers * decodes),
+        )
+        for name, held, count in stacks:
+            if not _whole(held, count):
+                ranges = ", ".join("none" if layers is None else "{}:{}".format(*layers) for layers in held)
+                raise InputError(
+                    f"The stages of phase {phase} hold the {name} {ranges} of the {count} of model '{model.name}': "
+                    "each must be in exactly one, in order; tune again."
+                )
+
+    def check_model(self, spec: ModelSpec) -> None:
+        """InputError unless this schedule is for a model of these sizes (its name may differ)."""
+        if spec.sizes != self.model.spec.sizes:
+            raise InputError(
+                f"This schedule is for model '{self.model.spec.name}' ({self.model.fingerprint}), not for "
+                f"'{spec.name}': tune for this model."
+            )
+
+
+def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
+    """Whether stages hold so many layers, each at least one; none at all where there are none."""
+    if not layers:
+        return not any(held)
+    parts = [part for part in held if part is not None]
+    edges = [0, *(stop for _, stop in parts)]
+    covered = len(parts) == len(held) and edges[-1] == layers and all(a < b for a, b in parts)
+    return covered and parts == list(itertools.pairwise(edges))
+
+
+VARIABLES = (
+    "encode_batch",
+    "decode_iterations",
+    "decode_batch",
+    "micro_batches",
+    "encode_micro_batches",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "prefills_per_step",
+)
+"""The fields that are policies' control variables, in the order in which people are shown them."""
+
+PIPELINE_VARIABLES = ("micro_batches", "encode_micro_batches")
+"""Variables of every policy: the numbers of micro-batches of a step."""
+
+
+def devices(schedule: Schedule) -> int:
+    """Devices of one replica."""
+    return sum(len(stage.devices) for stage in schedule.stages)
+
+
+def ranks_needed(schedule: Schedule) -> int:
+    """Ranks of a job that runs this schedule."""
+    return devices(schedule) * schedule.replicas

@@ -1,0 +1,52 @@
+"""A model's tokenizer, read from its tokenizer.json so that every text keeps all of its tokens and gets no others."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xcore.errors import refusing
+
+TOKENIZER = "tokenizer.json"
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The model's tokenizer (`tokenizers.Tokenizer`), None where it has none. Its file may cut and fill texts to a
+    length, as training does; here neither is done.
+    """
+    path = directory / TOKENIZER
+    if not path.is_file():
+        return None
+    from tokenizers import Tokenizer
+
+    with refusing(f"'{path}' is not a tokenizer"), _without_panics():
+        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _without_panics() -> Iterator[None]:
+    """Hold standard error back, and drop it where the library panics: Rust prints a panic, which is raised as well."""
+    with contextlib.suppress(OSError):  # a full disk, say
+        sys.stderr.flush()
+    with tempfile.TemporaryFile() as held, contextlib.ExitStack() as restoring:
+        own = os.dup(2)
+        restoring.callback(os.close, own)
+        restoring.callback(os.dup2, own, 2)
+        os.dup2(held.fileno(), 2)
+        yield
+        held.seek(0)
+        with contextlib.suppress(OSError):
+            os.write(own, held.read())
+
+
+def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
+    """The token ids of a text; InputError where the tokenizer has none for a part of it."""
+    with refusing("the tokenizer can't encode the text"):
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+    return ids

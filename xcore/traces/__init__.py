@@ -1,0 +1,1 @@
+"""Recorded requests: their files, arrivals, and prompts that begin alike."""

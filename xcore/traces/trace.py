@@ -1,0 +1,305 @@
+"""Traces: the lengths, and where known the arrivals, of real requests, from CSV, JSONL or Parquet files."""
+
+import math
+import re
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xcore.columns import Columns, find_columns
+from xcore.document import check_file
+from xcore.errors import InputError
+from xcore.quantity import figure_text
+from xcore.rows import Moment, Table, csv_table, jsonl_table, parquet_table
+from xcore.specs.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
+from xcore.traces.arrival_unit import Unit, in_seconds, rate_text, unit_of, unit_text
+from xcore.traces.prompt_identity import PromptIdentity
+from xcore.traces.trace_identity import blocks_note, identity_of
+
+MAX_ROWS = 5_000_000
+MAX_SECONDS = 1e9
+"""From the first arrival to the last."""
+SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+
+Note = Callable[[str], None]
+"""Takes a sentence about what was read."""
+
+
+def silent(_: str) -> None:
+    """Drop a note."""
+
+
+def parse_rate(text: str) -> float:
+    """Requests per second in `5/s` or `90/m`; InputError for another form or a rate of zero."""
+    match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*/\s*(s|m)", text.strip())
+    if not match or not 0 < float(match[1]) < math.inf:
+        raise InputError(
+            f"'{text}' is not a rate of arrival: write a positive number per second or minute, like 5/s or 300/m."
+        )
+    return float(match[1]) / (1 if match[2] == "s" else 60)
+
+
+def parse_workload(
+    text: str, columns: dict[str, str] | None = None, rate: float | None = None, note: Note = silent
+) -> Workload:
+    """A workload from a task of the paper, fixed lengths (`2048/256`) or a trace file; `rate` in requests/s, `note` as
+    in `read_trace`.
+    """
+    fixed = re.fullmatch(r"(\d{1,99})/(\d{1,99})", text)
+    if text in TASKS:
+        workload = task(text)
+    elif fixed:
+        if not 1 <= int(fixed[1]) <= MAX_TOKENS or not 1 <= int(fixed[2]) <= MAX_TOKENS:
+            raise InputError(f"The lengths '{text}' are not usable: both must be between 1 and {MAX_TOKENS:,} tokens.")
+        workload = Workload.fixed(int(fixed[1]), int(fixed[2]))
+    elif form_of(text):
+        workload = Workload.from_requests(Path(text).name, read_trace(text, columns, note))
+    elif turned := re.fullmatch(r"(\d{1,9})\s*[^\w./]*x?\s*(\d{1,9})", text):
+        raise InputError(f"'{text}' is not a workload: fixed lengths are written {turned[1]}/{turned[2]}.")
+    else:
+        raise InputError(
+            f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the path "
+            f"of a trace ({', '.join(SUFFIXES)}; unpack .gz)."
+        )
+    return workload if rate is None else replace(workload, arrival_rate=rate)
+
+
+def with_poisson_arrivals(requests: Sequence[RequestLengths], rate: float, seed: int) -> tuple[RequestLengths, ...]:
+    """The same requests, arriving at random at `rate` per second; the first one at 0."""
+    gaps = np.random.default_rng(seed).exponential(1.0 / rate, size=len(requests))
+    arrivals = np.cumsum(gaps) - gaps[:1]
+    return tuple(replace(r, arrival_s=float(a)) for r, a in zip(requests, arrivals, strict=True))
+
+
+def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: Note = silent) -> list[RequestLengths]:
+    """The requests of a trace in its order, arrivals made relative to the earliest; those of no output, which failed,
+    are left out.
+
+    `note` gets a sentence for each column that looks as if it mattered and isn't read. InputError names the file and,
+    where one is at fault, the column, the row and the value.
+    """
+    return [request for _, request in _read(Path(path), columns, note)]
+
+
+def read_model_trace(
+    path: str | Path, models: Iterable[str], columns: dict[str, str] | None = None, note: Note = silent
+) -> dict[str, list[RequestLengths]]:
+    """The requests of each of several models in a trace with a column `model`; otherwise like `read_trace`. InputError
+    names a row of another model.
+    """
+    names = sorted(models)
+
+    def model_of(row: dict[str, Any], where: str) -> str:
+        if "model" not in row:
+            raise InputError(f"'{path}' has no column 'model': name each row's in it, out of {', '.join(names)}.")
+        if row["model"] not in names:
+            value = reprlib.repr(row["model"])
+            raise InputError(
+                f"{where}, column 'model': {value} is none of the models: write one of {', '.join(names)}."
+            )
+        return str(row["model"])
+
+    of_models: dict[str, list[RequestLengths]] = {}
+    for model, request in _read(Path(path), columns, note, ("model",), model_of):
+        of_models.setdefault(model, []).append(request)
+    return of_models
+
+
+def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    """What a trace says of whose its requests are, in the order of `read_trace`: of each `client` and `application`, a
+    text, and `deadline_s`, seconds after its arrival, as far as it has them. InputError for a deadline that is none.
+    """
+    return [own for own, _ in _read(Path(path), columns, silent, _LABELS, _labels_of)]
+
+
+def labels_of(
+    labels: Sequence[dict[str, Any]],
+    rows: Sequence[RequestLengths],
+    fitted: Sequence[RequestLengths],
+    longest: int | None,
+) -> list[dict[str, Any]]:
+    """Return the labels of the rows that fit a model's longest request; of all rows where none was left out.
+
+    Args:
+        labels: As `read_labels` reads them.
+        rows: As `read_trace` reads them.
+        fitted: The rows that were kept, or all of them with other lengths.
+        longest: `ModelSpec.longest_request`.
+    """
+    whole = len(fitted) == len(rows)
+    return [own for own, row in zip(labels, rows, strict=True) if whole or row.fits(longest)]
+
+
+_LABELS = ("client", "application", "deadline_s")
+
+
+def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
+    own: dict[str, Any] = {name: str(row[name]) for name in _LABELS[:2] if row.get(name) not in (None, "")}
+    if row.get("deadline_s") not in (None, ""):
+        own["deadline_s"] = _deadline(row["deadline_s"], f"{where}, column 'deadline_s'")
+    return own
+
+
+def form_of(path: str | Path) -> str | None:
+    """The form of a trace by the end of its name, in small letters, like `.csv`; None for another file."""
+    suffix = Path(path).suffix.lower()
+    return suffix if suffix in SUFFIXES else None
+
+
+def _no_more(row: dict[str, Any], where: str) -> None:
+    """Take nothing else from a row."""
+
+
+def _read(
+    path: Path,
+    asked: dict[str, str] | None,
+    note: Note,
+    others: Sequence[str] = (),
+    take: Callable[[dict[str, Any], str], Any] = _no_more,
+) -> list[tuple[Any, RequestLengths]]:
+    """The requests of the rows with an output, each with what `take` makes of its row's other columns and place."""
+    table = _open(path)
+    empty = InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
+    if not table.names:
+        raise empty
+    names = find_columns(table.names, asked or {}, path)
+    lengths: list[tuple[int, int, PromptIdentity | None]] = []
+    moments: list[float | Moment] = []
+    taken: list[Any] = []
+    count = 0
+    used = (*(name for name in (names.input, names.output, names.arrival) if name), *names.identity.values(), *others)
+    for count, (number, row) in enumerate(table.rows(used), 1):
+        if count > MAX_ROWS:
+            raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
+        where = f"'{path}', row {number}"
+        own = take(row, where)
+        input = _length(row.get(names.input), f"{where}, column '{names.input}'", 1)
+        output = _length(row.get(names.output), f"{where}, column '{names.output}'", 0)
+        moment = _moment(row.get(names.arrival), f"{where}, column '{names.arrival}'") if names.arrival else None
+        if output:
+            lengths.append((input, output, identity_of(row, names.identity, input, where)))
+            taken.append(own)
+            moments += [] if moment is None else [moment]
+    if not lengths:
+        raise empty
+    for text in names.notes:
+        note(text)
+    if len(lengths) < count:
+        note(f"'{path}': {count - len(lengths):,} of {count:,} rows have no output and are left out")
+    seconds = _seconds(moments, names, table.names, path, note) if moments else [0.0] * len(lengths)
+    requests = [
+        RequestLengths(input, output, at, identity)
+        for (input, output, identity), at in zip(lengths, seconds, strict=True)
+    ]
+    if odd := blocks_note(requests):
+        note(f"'{path}': {odd}")
+    return list(zip(taken, requests, strict=True))
+
+
+def _seconds(
+    moments: list[float | Moment], columns: Columns, names: Sequence[str], path: Path, note: Note
+) -> list[float]:
+    """Arrivals in seconds since the first; InputError where both dates and numbers come, or a number's unit is in
+    doubt.
+    """
+    where, numbers = f"'{path}', column '{columns.arrival}'", [at for at in moments if not isinstance(at, Moment)]
+    if 0 < len(numbers) < len(moments):
+        raise InputError(
+            f"{where}: {len(numbers):,} arrivals are numbers, like {numbers[0]:g}, and "
+            f"{len(moments) - len(numbers):,} are dates: write all in one way."
+        )
+    if numbers:
+        asked = Unit(columns.unit, "as --columns says") if columns.unit else None
+        unit = asked or unit_of(numbers, columns.arrival or "", names, path)
+        seconds, text = in_seconds(numbers, unit.name, where), f" are {unit_text(unit.name)}, {unit.why}"
+    else:
+        certain = [at.nanoseconds for at in moments if isinstance(at, Moment)]
+        since = min(certain)
+        seconds, text = [(at - since) / 10**9 for at in certain], ""
+    span_s = max(seconds)
+    if span_s > MAX_SECONDS:
+        raise InputError(
+            f"{where}: its arrivals are up to {figure_text(span_s)} seconds apart, at most {MAX_SECONDS:,.0f} are "
+            "allowed: correct them, or take a part."
+        )
+    if span_s:
+        note(f"'{path}': arrivals in column '{columns.arrival}'{text}: {rate_text(len(seconds), span_s)}")
+    return seconds
+
+
+def _open(path: Path) -> Table:
+    if path.is_dir():
+        check_file(path, "trace file")
+    form = form_of(path)
+    if form is None:
+        raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)} (unpack .gz).")
+    return _READERS[form](path)
+
+
+def _deadline(value: Any, where: str) -> float:
+    seconds = _number(value)
+    if not 0 <= seconds < math.inf:
+        raise InputError(f"{where}: {value!r} is not a deadline, which is seconds after the arrival, at least 0.")
+    return seconds
+
+
+def _length(value: Any, where: str, least: int) -> int:
+    number = _number(value)
+    if value is None:
+        raise InputError(f"{where}: there is no value: a length is a whole number between 1 and {MAX_TOKENS:,}.")
+    if isinstance(value, bool) or not number.is_integer() or not least <= number <= MAX_TOKENS:
+        raise InputError(
+            f"{where}: {reprlib.repr(value)} is not a length: it must be a whole number between 1 and {MAX_TOKENS:,}."
+        )
+    return int(number)
+
+
+def _moment(value: Any, where: str) -> float | Moment:
+    """A number in the column's own unit, or a moment by its date."""
+    if isinstance(value, Moment):
+        return value
+    number = math.nan if isinstance(value, bool) else _number(value)
+    if not math.isnan(number):
+        if math.isfinite(number):
+            return number
+    elif moment := _date(value):
+        return moment
+    raise InputError(f"{where}: {reprlib.repr(value)} is not an arrival: it must be a number or a date.")
+
+
+def _number(value: Any) -> float:
+    """A value as a number, NaN where it is none."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
+    except OverflowError:  # a whole number of hundreds of digits
+        return math.inf
+
+
+def _date(value: Any) -> Moment | None:
+    """The moment of a date in text, None where it is none."""
+    text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
+    try:
+        date = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
+        since = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)) - _EPOCH
+    except (ValueError, OverflowError):
+        return None
+    return Moment(since // timedelta(microseconds=1) * 1000)
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+_READERS: dict[str, Callable[[Path], Table]] = {
+    ".csv": csv_table,
+    ".tsv": csv_table,
+    ".jsonl": jsonl_table,
+    ".parquet": parquet_table,
+}
+"""What reads a file of rows, by the end of its name."""

@@ -1,0 +1,81 @@
+"""An application's calls on engines: each is asked for as soon as what it reads has ended."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from xcore.document import to_dict
+from xcore.requests.request import Result
+from xcore.requests.requests import check_request
+from xmulti.applications.planned_application import Ids, PlannedApplication
+from xmulti.files.dependent_calls import Chain, DependentCalls
+from xmulti.plans.asking import Asking, together
+
+
+@dataclass(frozen=True)
+class ApplicationCalls:
+    """An application's calls."""
+
+    application: PlannedApplication
+    in_turn: bool
+
+    @property
+    def total(self) -> int:
+        """Each round is a call."""
+        return self.application.lengths().left
+
+    @property
+    def mark(self) -> object:
+        """What is equal for the same application."""
+        application = self.application
+        own = {name: [list(map(list, rounds)) for rounds in calls] for name, calls in application.own.items()}
+        instructions = {name: list(ids) for name, ids in application.instructions.items()}
+        return [to_dict(application.graph), own, instructions, application.seed]
+
+    def check(self) -> None:
+        """InputError for a call that can't be run, as far as its prompt is known."""
+        calls = self.application.calls(self.in_turn)
+        for chain in calls.begin():
+            check_request(
+                self.application.request(chain, calls.prompt(chain)),
+                self.application.models[chain.node.name].schedule.model.spec,
+                skippable=False,
+            )
+
+    def ended(self, results: Mapping[str, Result]) -> list[str]:
+        """The nodes that have no calls beside those of these results."""
+        calls = self.application.calls(self.in_turn)
+        waiting = calls.begin()
+        while waiting:
+            chain = waiting.pop()
+            if chain.name in results:
+                waiting += calls.end(chain, _read(results[chain.name]))
+        return [name for name, left in calls.left_of.items() if not left]
+
+    async def run(self, asking: Asking, on_ended: Callable[[str], object] = lambda node: None) -> None:
+        """Ask for each call as soon as what it reads is there; `on_ended` is called with a node after its last call."""
+        calls = self.application.calls(self.in_turn)
+        await self._begin(calls, calls.begin(), asking, on_ended)
+
+    async def _begin(
+        self,
+        calls: DependentCalls[Ids],
+        chains: Sequence[Chain[Ids]],
+        asking: Asking,
+        on_ended: Callable[[str], object],
+    ) -> None:
+        async def one(chain: Chain[Ids]) -> None:
+            request = self.application.request(chain, calls.prompt(chain))
+            result = await asking.ask(self.application.models[chain.node.name].name, request)
+            following = calls.end(chain, _read(result))
+            if not calls.left_of[chain.node.name]:
+                on_ended(chain.node.name)
+            await self._begin(calls, following, asking, on_ended)
+
+        await together([one(chain) for chain in chains])
+
+
+def _read(result: Result) -> Ids:
+    """What other calls read of an output: they continue another text, to which the token that has ended this one says
+    nothing.
+    """
+    return result.output_ids[:-1] if result.finish_reason == "stop" else result.output_ids

@@ -1,0 +1,1 @@
+"""Files of several models: plans by stage, calls between models, applications."""

@@ -1,0 +1,258 @@
+"""An application file: models whose calls read each other's outputs, planned in stages on one node."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from xcore import document
+from xcore.duration import parse_duration
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cost_table import CostTable, ModelCosts
+from xcore.specs.model import BYTES
+from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
+from xmulti.files.models_file import ModelsFile, check_requests, check_units, profiles_by_model, workload_beside
+from xscheduler.settings import Setting, find_setting
+
+Model = TypeVar("Model")
+
+LOAD_BYTES_S = 0.87e9
+"""Of a GPU, the engine's start included: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
+CPU_START_S = 7.0
+"""Of an engine on CPUs, beside reading its weights: the machine of docs/measurements.md (`benchmarks.stages`)."""
+
+
+@dataclass(frozen=True)
+class ApplicationNode(Noun):
+    """One node of an application file, as it was typed."""
+
+    name: str
+    model: str
+    workload: str
+    requests: int | None = None
+    """Own calls; None: they come from other nodes alone, and the workload's inputs are instructions beside them."""
+    rounds: int | tuple[int, ...] | None = None
+    """Of each call, where an edge leads from the node to itself."""
+    longest_output: int | None = None
+    times: int = 1
+    load: str | None = None
+    """How long a replica takes to load, like 30s."""
+    prompts: str | None = None
+    """A JSONL file of what its own calls' prompts begin with, for `exegpt run`; None: made up."""
+    instructions: str | None = None
+    """A text that all its prompts have, likewise."""
+
+    def __post_init__(self) -> None:
+        if self.prompts is not None and (self.requests is not None or self.rounds is not None):
+            raise InputError(f"Node '{self.name}' has prompts in '{self.prompts}': leave requests and rounds out.")
+        check_requests(f"Node '{self.name}'", self.requests)
+        if self.rounds is not None and self.requests is None:
+            raise InputError(f"Node '{self.name}' has rounds: it needs requests of its own.")
+        fewest = min(self.rounds, default=0) if isinstance(self.rounds, tuple) else self.rounds
+        if fewest is not None and fewest < 1:
+            raise InputError(f"Node '{self.name}' has rounds of {fewest}: at least 1.")
+        if self.load is not None and parse_duration(self.load) is None:
+            raise InputError(f"Node '{self.name}' has a load of {self.load}: write how long it takes, like 30s.")
+
+
+@dataclass(frozen=True)
+class CallLine(Noun):
+    """A line of a node's prompts: one call, with what the prompt of each of its rounds begins with."""
+
+    prompt: str | None = None
+    prompt_ids: tuple[int, ...] | None = None
+    prompts: tuple[str, ...] | None = None
+    prompts_ids: tuple[tuple[int, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        given = [part for part in (self.prompt, self.prompt_ids, self.prompts, self.prompts_ids) if part is not None]
+        if len(given) != 1 or not given[0] or not all(self.parts):
+            raise InputError("a call needs one of prompt, prompt_ids, prompts and prompts_ids, and no empty text")
+
+    @property
+    def parts(self) -> "tuple[str, ...] | tuple[tuple[int, ...], ...]":
+        """Texts, or token ids, by round."""
+        if self.prompt is not None:
+            return (self.prompt,)
+        return self.prompts or self.prompts_ids or (self.prompt_ids or (),)
+
+
+def read_call_lines(path: Path) -> list[CallLine]:
+    """A node's calls from JSONL; InputError names the line that is wrong."""
+    calls = []
+    for number, line in enumerate(document.read_lines(path, "file of prompts"), 1):
+        if line.strip():
+            where = f"'{path}', line {number}"
+            calls.append(document.from_dict(CallLine, document.parse_json(line, f"{where},"), where))
+    if not calls:
+        raise InputError(f"'{path}' has no prompts: write one JSON object per line.")
+    return calls
+
+
+@dataclass(frozen=True)
+class ApplicationFile(Noun):
+    """An application file."""
+
+    nodes: tuple[ApplicationNode, ...]
+    edges: tuple[GraphEdge, ...] = ()
+    linked: int | None = None
+    """GPUs that are linked directly, the most of a tensor-parallel group; None: all of the node."""
+
+    def __post_init__(self) -> None:
+        if self.linked is not None and self.linked < 1:
+            raise InputError(f"An application has linked of {self.linked}: at least 1 GPU.")
+
+
+def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> CallGraph:
+    """The calls of an application's file; InputError, which names it, for edges that no run can follow."""
+    try:
+        return CallGraph(tuple(nodes), tuple(edges))
+    except InputError as error:
+        raise InputError(f"'{path}': {error}") from None
+
+
+def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str) -> Model:
+    """The model by which a node is called, or which it names; InputError for none, which begins with `without`, and for
+    two.
+    """
+    called, named = by_name.get(entry.name), by_name.get(entry.model)
+    if called and named and called is not named:
+        raise InputError(
+            f"Node '{entry.name}' has the name of one model, and names another one, '{entry.model}': give it another "
+            "name."
+        )
+    model = called or named
+    if model is None:
+        raise InputError(f"{without}: call it one of {', '.join(by_name)}.")
+    return model
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an application file asks for."""
+
+    graph: CallGraph
+    table: CostTable
+    cluster: ClusterSpec
+    linked: int
+    assumptions: tuple[str, ...]
+    settings: Mapping[str, Setting]
+    """By node."""
+    directories: Mapping[str, str | None]
+    """By node: of its weights, where its model was named by that."""
+
+
+def read_application_file(path: Path) -> ApplicationFile:
+    """What was typed; a models file all of whose models have requests is an application without edges."""
+    data = document.read_yaml(path, "application")
+    check_units(data, "nodes", {"load": "s"}, path)
+    if isinstance(data, dict) and "models" in data:
+        return _without_edges(document.from_dict(ModelsFile, data, f"'{path}'"), path)
+    return document.from_dict(ApplicationFile, data, f"'{path}'")
+
+
+def read_application(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> Asked:
+    """What an application file, or a models file all of whose models have requests, asks for on a cluster; InputError
+    for what can't be read or planned. `profile` as in `profiles_by_model`, `options` as in `find_setting`.
+    """
+    file = read_application_file(path)
+    profiles = profiles_by_model(profile, [entry.name for entry in file.nodes], path)
+    nodes, models, assumptions = [], [], []
+    settings: dict[str, Setting] = {}
+    directories: dict[str, str | None] = {}
+    setting = None
+    for entry in (with_requests(entry, path.parent) for entry in file.nodes):
+        try:
+            workload = workload_beside(entry.workload, path.parent)
+            where = (entry.model, cluster, workload, profiles.get(entry.name))
+            setting = find_setting(*where, one_engine=True, name=entry.name, **options)
+            _check_cluster(setting.cluster)
+            linked = file.linked or setting.cluster.devices_per_node
+            costs, assumption = _costs(entry, setting, linked)
+        except InputError as error:
+            raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
+        nodes.append(_node(entry, setting))
+        models.append(costs)
+        settings[entry.name] = setting
+        directories[entry.name] = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
+        assumptions += [f"{entry.name}: {text}" for text in (*setting.assumptions, *assumption)]
+    if setting is None:
+        raise InputError(f"'{path}' has no nodes.")
+    graph = graph_of(path, nodes, file.edges)
+    table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
+    linked = file.linked or setting.cluster.devices_per_node
+    return Asked(graph, table, setting.cluster, linked, tuple(assumptions), settings, directories)
+
+
+def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
+    """As many requests, with as many rounds, as its prompts have in a file; their lengths are the workload's."""
+    if entry.prompts is None:
+        return entry
+    rounds = tuple(len(line.parts) for line in read_call_lines(directory / entry.prompts))
+    return replace(entry, prompts=None, requests=len(rounds), rounds=rounds if max(rounds) > 1 else None)
+
+
+def _without_edges(file: ModelsFile, path: Path) -> ApplicationFile:
+    if file.applications is not None:
+        raise InputError(f"'{path}' plans for the application in '{file.applications}': pass that file itself.")
+    for entry in file.models:
+        if entry.requests is None or entry.latency_bound is not None:
+            raise InputError(
+                f"Model '{entry.name}' has a rate or a bound: plans of stages are for numbers of requests alone; write "
+                "requests in their place, or choose another --method."
+            )
+    return ApplicationFile(tuple(ApplicationNode(e.name, e.model, e.workload or "", e.requests) for e in file.models))
+
+
+def _check_cluster(cluster: ClusterSpec) -> None:
+    if cluster.nodes > 1:
+        raise InputError(f"{cluster.name} has {cluster.nodes} nodes: plans of stages are for one.")
+
+
+def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
+    """Prompts from the workload's inputs, those of a round each; of a node without requests their mean."""
+    inputs = setting.workload.input
+    node = GraphNode(entry.name, entry.name, (1,), longest_output=entry.longest_output, times=entry.times)
+    if entry.requests is None:
+        return replace(node, prompts=(), prompt=round(inputs.mean))
+    prompts = tuple(int(length) for length in inputs.sample(entry.requests, np.random.default_rng(0)))
+    rounds = (entry.rounds,) * entry.requests if isinstance(entry.rounds, int) else entry.rounds or ()
+    return replace(node, prompts=prompts, rounds=rounds)
+
+
+def loading_s(setting: Setting, share: float = 1.0) -> float:
+    """How long a device takes to load a share of a model's weights, in seconds; on CPUs with the engine's start."""
+    start_s = CPU_START_S if setting.cluster.is_cpu else 0.0
+    return start_s + share * setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
+
+
+def loading_text(cpu: bool) -> str:
+    """What loading times are assumed."""
+    start = f"{CPU_START_S:g} s to start an engine, " if cpu else ""
+    return f"{start}a {'device' if cpu else 'GPU'}'s weights at {LOAD_BYTES_S / 1e9:g} GB/s"
+
+
+def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
+    """The model's lines from its profile, under the node's name, and what is assumed of its loading."""
+    from xmulti.stages.profiled_costs import profiled_model
+
+    if setting.model.encoder_layers:
+        raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")
+    degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
+    typed_s = parse_duration(entry.load) if entry.load is not None else None
+    load_s = {tp: typed_s or loading_s(setting, 1 / tp) for tp in degrees}
+    how = f"loading: {loading_text(setting.cluster.is_cpu)}, {loading_s(setting):.0f} s on one"
+    assumptions = [] if typed_s else [how]
+    costs = profiled_model(
+        entry.name,
+        setting.model,
+        setting.cluster,
+        setting.profile,
+        load_s,
+        setting.workload.output,
+    )
+    return replace(costs, name=entry.name), assumptions

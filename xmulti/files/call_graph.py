@@ -1,0 +1,125 @@
+"""CallGraph: an application of several models, whose calls take what other models' calls give."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from xcore.errors import InputError
+from xcore.noun import Noun
+
+EdgeKind = Literal["concatenate", "separate", "final"]
+
+
+@dataclass(frozen=True)
+class GraphEdge(Noun):
+    """Outputs of one node that go into another one's prompts; from a node to itself, each round's into the next one's.
+
+    `concatenate`: call j of the target reads all outputs of call j of the source, beside its own prompt and those of
+    other sources. `final`: the same of the last round alone. `separate`: each output becomes a call of its own.
+    """
+
+    source: str
+    target: str
+    kind: EdgeKind = "concatenate"
+
+
+@dataclass(frozen=True)
+class GraphNode(Noun):
+    """One model in an application, with the calls that it begins with."""
+
+    name: str
+    model: str
+    prompts: tuple[int, ...] = ()
+    """Own tokens of each call, in each of its rounds; empty where the calls come from other nodes alone."""
+    prompt: int = 0
+    """Tokens of instructions that each call has beside them."""
+    rounds: tuple[int, ...] = ()
+    """Of each call, where the node has an edge to itself; empty: one each."""
+    longest_output: int | None = None
+    times: int = 1
+    """How often each call is asked."""
+
+    def __post_init__(self) -> None:
+        if self.prompt < 0 or any(tokens < 0 for tokens in self.prompts):
+            raise InputError(f"Node '{self.name}' has a prompt of fewer than 0 tokens.")
+        if self.rounds and (len(self.rounds) != len(self.prompts) or min(self.rounds) < 1):
+            raise InputError(
+                f"Node '{self.name}' has {len(self.rounds)} numbers of rounds, the smallest {min(self.rounds)}, for "
+                f"{len(self.prompts)} prompts: each prompt needs one, at least 1."
+            )
+        for key, value in (("times", self.times), ("longest_output", self.longest_output)):
+            if value is not None and value < 1:
+                raise InputError(f"Node '{self.name}' has {key} of {value}: at least 1.")
+
+
+@dataclass(frozen=True)
+class CallGraph(Noun):
+    """Nodes and edges; without edges from a node to itself it has no cycles."""
+
+    nodes: tuple[GraphNode, ...]
+    edges: tuple[GraphEdge, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [node.name for node in self.nodes]
+        if not names or len(set(names)) < len(names):
+            got = ", ".join(map(repr, names)) or "none"
+            raise InputError(f"An application needs nodes, each with a name of its own (got {got}).")
+        unknown = sorted({name for edge in self.edges for name in (edge.source, edge.target)} - set(names))
+        if unknown:
+            raise InputError(f"Edges name {', '.join(unknown)}, which is no node: the nodes are {', '.join(names)}.")
+        pairs = [(edge.source, edge.target) for edge in self.edges]
+        twice = next((pair for pair in pairs if pairs.count(pair) > 1), None)
+        if twice:
+            raise InputError(f"Two edges lead from '{twice[0]}' to '{twice[1]}': leave one of them out.")
+        for node in self.nodes:
+            self._check_node(node)
+        self.in_order()
+
+    def _check_node(self, node: GraphNode) -> None:
+        into, loops = self.into(node.name), self.loops(node.name)
+        kinds = {edge.kind for edge in into}
+        if not node.prompts and not into:
+            raise InputError(f"Node '{node.name}' has no calls: it has neither prompts nor an edge into it.")
+        if "separate" in kinds and (len(kinds) > 1 or node.prompts):
+            raise InputError(
+                f"Node '{node.name}' takes outputs as separate calls: it can have neither prompts of its own nor edges "
+                "of another kind."
+            )
+        if node.rounds and not loops:
+            raise InputError(f"Node '{node.name}' has rounds: it needs an edge to itself.")
+
+    def into(self, name: str) -> tuple[GraphEdge, ...]:
+        """Edges from other nodes into one."""
+        return tuple(edge for edge in self.edges if edge.target == name != edge.source)
+
+    def loops(self, name: str) -> bool:
+        """Whether a node has an edge to itself."""
+        return any(edge.source == edge.target == name for edge in self.edges)
+
+    def in_order(self) -> tuple[GraphNode, ...]:
+        """The nodes, each behind those that it takes outputs of; InputError where edges go round."""
+        ordered: list[GraphNode] = []
+        left = list(self.nodes)
+        while left:
+            known = {node.name for node in ordered}
+            ready = [node for node in left if all(edge.source in known for edge in self.into(node.name))]
+            if not ready:
+                circle = ", ".join(self._read_by_others({node.name for node in left}))
+                raise InputError(
+                    f"The edges between {circle} go round: take one of them out; a node that reads its own output has "
+                    "rounds, and an edge to itself."
+                )
+            ordered += ready
+            left = [node for node in left if node not in ready]
+        return tuple(ordered)
+
+    def _read_by_others(self, names: set[str]) -> list[str]:
+        """Those of the nodes that go round: what only reads from them is left out, step by step."""
+        while True:
+            read = {edge.source for name in names for edge in self.into(name)} & names
+            if read == names:
+                return sorted(names)
+            names = read
+
+    def joined(self, other: "CallGraph") -> "CallGraph":
+        """Both applications as one, whose nodes have different names."""
+        return CallGraph(self.nodes + other.nodes, self.edges + other.edges)

@@ -1,0 +1,173 @@
+"""Demand graph: what an application's runs called, one sampled record per call (Hermes' PDGraph)."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xcore import document
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.workload import MAX_TOKENS
+
+END = "end"
+"""The next unit of a run's last call."""
+LLM = "llm"
+"""The backend of units whose demand is tokens."""
+MOST_SAMPLES = 1000
+"""Of a unit, of a pair of units and of first units: older ones are dropped."""
+
+
+@dataclass(frozen=True)
+class Unit(Noun):
+    """A step of an application: samples of its calls, the oldest first."""
+
+    name: str
+    backend: str
+    """`llm`, or the kind of container that it needs, as `docker`."""
+    next_units: tuple[str, ...]
+    """The unit that followed, or `end`."""
+    input_tokens: tuple[int, ...] = ()
+    """Of each parallel request, the i-th of them in the same call as the i-th of the two below."""
+    output_tokens: tuple[int, ...] = ()
+    parallel: tuple[int, ...] = ()
+    """Requests that one call of an LLM unit sends at once."""
+    seconds: tuple[float, ...] = ()
+    """Of calls on other backends."""
+
+    def __post_init__(self) -> None:
+        llm = self.backend == LLM
+        lists = (self.input_tokens, self.output_tokens, self.parallel)
+        if llm != bool(self.input_tokens) or len({*map(len, lists)}) > 1 or llm == bool(self.seconds):
+            raise InputError(
+                f"Unit '{self.name}' on {self.backend} needs as many input_tokens, output_tokens and parallel where it "
+                f"is an LLM's, else seconds alone (got {len(lists[0])}, {len(lists[1])}, {len(lists[2])} and "
+                f"{len(self.seconds)})."
+            )
+        for key, least in (("input_tokens", 0), ("output_tokens", 0), ("parallel", 1)):
+            if (lowest := min(getattr(self, key), default=least)) < least:
+                raise InputError(f"Unit '{self.name}' has {key} of {lowest}, below {least}: remove that sample.")
+        if max((*self.input_tokens, *self.output_tokens, *self.parallel, 0)) > MAX_TOKENS:
+            raise InputError(f"Unit '{self.name}' has a sample above {MAX_TOKENS:,}: remove it.")
+        if not all(0 <= s < math.inf for s in self.seconds):
+            raise InputError(f"Unit '{self.name}' has seconds that are negative or endless: remove that sample.")
+        if not self.next_units or max(map(len, (*lists, self.seconds, self.next_units))) > MOST_SAMPLES:
+            raise InputError(f"Unit '{self.name}' needs 1 to {MOST_SAMPLES:,} samples, of the next unit too.")
+
+
+@dataclass(frozen=True)
+class JointRecords(Noun):
+    """Two LLM units of which one follows the other, on other backends between them or none: both calls of each run."""
+
+    upstream: str
+    downstream: str
+    records: tuple[tuple[int, int, int, int, int, int], ...]
+    """Input tokens, output tokens and parallel requests upstream, then downstream."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.records) <= MOST_SAMPLES:
+            raise InputError(
+                f"'{self.upstream}' and '{self.downstream}' have {len(self.records)} joint records: keep 1 to "
+                f"{MOST_SAMPLES:,}."
+            )
+
+
+@dataclass(frozen=True)
+class DemandGraph(Noun):
+    """An application's units. Walks may return to a unit; each unit must have a way to the end."""
+
+    version: int
+    application: str
+    start: tuple[str, ...]
+    """The first unit of each sampled run."""
+    units: tuple[Unit, ...]
+    joint: tuple[JointRecords, ...] = ()
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != DemandGraph.VERSION:
+            raise InputError(
+                f"This demand graph has version {self.version}, this exegpt reads version {DemandGraph.VERSION}: learn "
+                "it again."
+            )
+        names = [unit.name for unit in self.units]
+        if len(set(names)) < len(names) or END in names or not 1 <= len(self.start) <= MOST_SAMPLES:
+            raise InputError(
+                f"The application '{self.application}' needs units of different names, none of them '{END}', and 1 to "
+                f"{MOST_SAMPLES:,} first units."
+            )
+        self._check_next(names)
+        self._check_end()
+        for pair in self.joint:
+            if not {pair.upstream, pair.downstream} <= {unit.name for unit in self.units if unit.backend == LLM}:
+                raise InputError(
+                    f"The application '{self.application}' has joint records of '{pair.upstream}' and "
+                    f"'{pair.downstream}', which aren't both LLM units of it."
+                )
+
+    def _check_next(self, names: list[str]) -> None:
+        nexts = [("start", name) for name in self.start]
+        nexts += [(unit.name, name) for unit in self.units for name in unit.next_units]
+        for unit, name in nexts:
+            if name not in names and (name != END or unit == "start"):
+                raise InputError(
+                    f"The application '{self.application}' goes from '{unit}' to '{name}', which is no unit of it: "
+                    f"name one of {', '.join(names)}{'' if unit == 'start' else f' or {END}'}."
+                )
+
+    def _check_end(self) -> None:
+        """InputError where some unit never leads to the end."""
+        ending: set[str] = {END}
+        while more := {u.name for u in self.units if u.name not in ending and not ending.isdisjoint(u.next_units)}:
+            ending |= more
+        for unit in self.units:
+            if unit.name in ending:
+                continue
+            walk = [unit.name]
+            following = {u.name: set(u.next_units) for u in self.units}
+            while len(following[walk[-1]]) == 1 and walk[-1] not in walk[:-1]:
+                walk += following[walk[-1]]
+            if len(walk) > 1 and walk[-1] in walk[:-1]:
+                cycle = " → ".join(walk[walk.index(walk[-1]) :])
+                why = f"always goes round {cycle}"
+            else:
+                why = f"has no way from '{unit.name}' to '{END}'"
+            raise InputError(
+                f"The application '{self.application}' {why}: name '{END}' as the next unit of some call there."
+            )
+
+    def unit(self, name: str) -> Unit:
+        """A unit by its name; KeyError for another."""
+        return {unit.name: unit for unit in self.units}[name]
+
+
+def read_demand_graphs(path: Path) -> tuple[DemandGraph, ...]:
+    """The graphs in a JSON file: one of ours, a list of ours, or the form that Hermes' repository publishes, by
+    application; InputError for another, and for a graph that no run could end in.
+    """
+    data, what = document.read_json(path), f"'{path}'"
+    if isinstance(data, list):
+        return tuple(document.from_dict(DemandGraph, entry, what) for entry in data)
+    if isinstance(data, dict) and "version" in data:
+        return (document.from_dict(DemandGraph, data, what),)
+    if not isinstance(data, dict) or not data:
+        raise InputError(f"{what} has no demand graphs: write one, a list of them, or one for each application's name.")
+    return tuple(_published(name, units, what) for name, units in data.items())
+
+
+def _published(name: str, units: Any, what: str) -> DemandGraph:
+    """A graph from units by name with `type`, `next` and samples, of which `start` and `end` have none."""
+    if not isinstance(units, dict) or not all(isinstance(unit, dict) for unit in units.values()):
+        raise InputError(f"{what}: the application '{name}' must be a group of units.")
+    if not isinstance(units.get("start"), dict) or END not in units:
+        raise InputError(f"{what}: the application '{name}' needs a unit 'start' and a unit '{END}'.")
+    keys = {"type": "backend", "next": "next_units", "input_len": "input_tokens", "output_len": "output_tokens"}
+    keys |= {"parallelism": "parallel", "exec_time": "seconds"}
+    plain = [
+        {"name": unit, **{keys.get(key, key): value for key, value in samples.items()}}
+        for unit, samples in units.items()
+        if unit not in ("start", END)
+    ]
+    graph = {"version": DemandGraph.VERSION, "application": name, "start": units["start"].get("next"), "units": plain}
+    return document.from_dict(DemandGraph, graph, what)

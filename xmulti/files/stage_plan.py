@@ -1,0 +1,116 @@
+"""StagePlan: which models of an application run when, how, and on which GPUs."""
+
+from dataclasses import dataclass
+
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cost_table import ModelCosts
+from xcore.specs.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class StagedNode(Noun):
+    """A node in a stage."""
+
+    name: str
+    dp: int
+    """Replicas."""
+    tp: int
+    """GPUs of each."""
+    devices: tuple[int, ...]
+    """Of the host: the first tp of them are the first replica's."""
+
+    def __post_init__(self) -> None:
+        if len(self.devices) != self.dp * self.tp:
+            raise InputError(f"Node '{self.name}' has {len(self.devices)} devices for {self.dp} x {self.tp}.")
+
+
+@dataclass(frozen=True)
+class ExecutionStage(Noun):
+    """Nodes that run at once."""
+
+    start_s: float
+    end_s: float
+    nodes: tuple[StagedNode, ...]
+
+    def __post_init__(self) -> None:
+        taken = [device for node in self.nodes for device in node.devices]
+        if len(set(taken)) < len(taken):
+            raise InputError(f"A stage gives the devices {sorted(taken)}: each may be given once.")
+
+
+@dataclass(frozen=True)
+class StagedModel(Noun):
+    """What a node's engines need: nodes are loaded each for itself, of one model or not."""
+
+    name: str
+    """The node's."""
+    directory: str | None
+    """Of its weights; None where it was planned by a built-in name."""
+    schedules: tuple[Schedule, ...]
+    """Of one replica, for each tensor-parallel degree that the stages have."""
+    costs: ModelCosts
+    """By which it was planned, at the same degrees."""
+
+    def schedule(self, tp: int) -> Schedule:
+        """The schedule of a replica on so many GPUs; InputError where there is none."""
+        for schedule in self.schedules:
+            if schedule.stages[0].tp == tp:
+                return schedule
+        raise InputError(f"The plan has no schedule of node '{self.name}' on {tp} devices: plan again.")
+
+
+@dataclass(frozen=True)
+class StagePlan(Noun):
+    """The stages of an application, with the seconds that they are planned to take."""
+
+    version: int
+    method: str
+    devices: int
+    linked: int
+    """Devices that are linked directly: no tensor-parallel group is larger."""
+    stages: tuple[ExecutionStage, ...]
+    search_s: float
+    cluster: ClusterSpec | None = None
+    """None, and no models: stages of another source, which can't be run."""
+    models: tuple[StagedModel, ...] = ()
+    """Of all nodes of the stages."""
+
+    VERSION = 1
+
+    def __post_init__(self) -> None:
+        if self.version != StagePlan.VERSION:
+            raise InputError(
+                f"This plan of stages has version {self.version}, this exegpt reads version {StagePlan.VERSION}: plan "
+                "again."
+            )
+        if any(device >= self.devices for stage in self.stages for node in stage.nodes for device in node.devices):
+            raise InputError(f"The plan's stages name devices beyond the {self.devices} of its host.")
+        names = [model.name for model in self.models]
+        if self.models and sorted(names) != sorted(self.nodes):
+            raise InputError(
+                f"The plan has the models {', '.join(names)}, and its stages the nodes {', '.join(self.nodes)}: plan "
+                "again."
+            )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Of all stages, each once."""
+        return tuple(dict.fromkeys(node.name for stage in self.stages for node in stage.nodes))
+
+    @property
+    def seconds(self) -> float:
+        """Until the last stage ends."""
+        return max((stage.end_s for stage in self.stages), default=0.0)
+
+    @property
+    def free(self) -> int:
+        """Devices that no stage has."""
+        return self.devices - len({device for stage in self.stages for node in stage.nodes for device in node.devices})
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of the devices of each stage until it ends."""
+        taken = [(stage.end_s - stage.start_s) * sum(len(n.devices) for n in stage.nodes) for stage in self.stages]
+        return sum(taken) / 3600

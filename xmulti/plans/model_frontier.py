@@ -1,0 +1,250 @@
+"""What one of several models does by its number of devices."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from xcore.processes import Processes
+from xcore.specs.bound import ALL_REQUESTS
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import PlannedModel
+from xcore.specs.estimate import Estimate
+from xcore.specs.schedule import Schedule
+from xmulti.plans.demands import Demand
+from xscheduler.highest_goodput import MARGIN
+from xscheduler.setting_search import on_cluster, search_schedule
+from xscheduler.settings import Setting
+from xscheduler.shortlist import MOST, best_by_replay
+
+if TYPE_CHECKING:
+    from xmulti.sharing.budgets import Budget
+
+REQUESTS = 40_000
+"""Of a search: a fifth of what `exegpt tune` measures a goodput with, as a plan's are replayed once more anyway."""
+_NO_TIME_S = 1e-6
+"""A bound that nothing meets: then a search names the lowest latency."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a model does on so many devices."""
+
+    devices: int
+    schedule: Schedule
+    estimate: Estimate
+    goodput_seq_s: float | None
+    seconds: float | None
+
+    def planned(self, demand: Demand, devices: tuple[int, ...] | None = None) -> PlannedModel:
+        """The model on the first of these devices; None: on the cluster's first."""
+        where = (tuple(range(self.devices)) if devices is None else devices)[: self.devices]
+        rates, done = (demand.rate_seq_s, self.goodput_seq_s), (demand.requests, self.seconds)
+        return PlannedModel(demand.name, where, self.schedule, self.estimate, *rates, *done)
+
+    def budget(self, demand: Demand) -> "Budget":
+        """What the search of budgets compares."""
+        from xmulti.sharing.budgets import Budget
+
+        if demand.rate_seq_s is not None and self.goodput_seq_s is not None:
+            return Budget(self.devices, self.goodput_seq_s / demand.rate_seq_s)
+        return Budget(self.devices, seconds=math.inf if self.seconds is None else self.seconds)
+
+
+Shape = tuple[int, int]
+"""Nodes, and devices of each."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What models that are alike do on parts of a cluster."""
+
+    served: dict[Shape, Served | None] = field(default_factory=dict)
+    """Under the best of the quick policies, if one does, else of all."""
+    best: dict[Shape, Served] = field(default_factory=dict)
+    """Under the best of all."""
+
+
+class ModelFrontier:
+    """What models that are alike do by their number of devices, searched once for each."""
+
+    def __init__(
+        self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = (), known: Known | None = None
+    ):
+        """With `quick` policies, a number of devices is searched for all policies only if none of these does. What is
+        `known` of earlier plans is extended.
+        """
+        self.demand, self.policies, self._quick = demand, policies, quick
+        self._known = known or Known()
+
+    @cached_property
+    def _sizes(self) -> list[int]:
+        from xmulti.sharing.budgets import counts
+
+        return counts(self.demand.setting.cluster.nodes, self.demand.setting.cluster.devices_per_node)
+
+    @property
+    def searched(self) -> tuple[tuple[int, Served | None], ...]:
+        """Numbers of devices, and what it does on them, as far as they have been searched."""
+        served = self._known.served
+        return tuple((size, served[shape]) for size in self._sizes if (shape := self._shape(size)) in served)
+
+    def on(self, devices: int) -> Served | None:
+        """On so many devices; None where it doesn't fit, or meets its bound at no rate."""
+        shape = self._shape(devices)
+        if shape not in self._known.served:
+            self._known.served[shape] = served_quickly(self.demand, devices, self._quick, self.policies)
+        return self._known.served[shape]
+
+    def within(self, devices: int) -> Served:
+        """On so many, or on the next fewer that do, of which some are known to."""
+        sizes = [size for size in self._sizes if size <= devices]
+        return next(served for size in reversed(sizes) if (served := self.on(size)))
+
+    @staticmethod
+    def search(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> None:
+        """Let frontiers know what they do on these numbers of devices."""
+        new = _longest_first((f, n) for f, n in wanted if f._shape(n) not in f._known.served)
+        asked = [(f.demand, n, f._quick, f.policies) for f, n in new]
+        for (frontier, devices), served in zip(new, processes.each(served_quickly, asked), strict=True):
+            frontier._known.served[frontier._shape(devices)] = served
+
+    @staticmethod
+    def with_all_policies(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> list[Served]:
+        """What frontiers do on these numbers of devices, on which they do something, under the best of all policies."""
+        new = _longest_first((f, n) for f, n in wanted if f._best_on(n) is None)
+        asked = [(f.demand, n, f.policies, f.on(n)) for f, n in new]
+        for (frontier, devices), served in zip(new, processes.each(improved, asked), strict=True):
+            frontier._known.best[frontier._shape(devices)] = served
+        best = [frontier._best_on(devices) for frontier, devices in wanted]
+        return [served for served in best if served]
+
+    def _best_on(self, devices: int) -> Served | None:
+        """Under the best of all policies, as far as that is known."""
+        served = self.on(devices)
+        assert served, "it does something on this number"
+        if served.schedule.policy not in self._quick:
+            return served
+        return self._known.best.get(self._shape(devices))
+
+    def _shape(self, devices: int) -> Shape:
+        nodes = max(1, devices // self.demand.setting.cluster.devices_per_node)
+        return nodes, devices // nodes
+
+
+def _longest_first(wanted: Iterable[tuple[ModelFrontier, int]]) -> list[tuple[ModelFrontier, int]]:
+    """Each once; searches on many devices take longest, and shall not be the last that all wait for."""
+    return sorted(dict.fromkeys(wanted), key=lambda each: -each[1])
+
+
+class Frontiers:
+    """Frontiers that are kept from one plan to the next: of demands that were read with the same options, on clusters
+    of the same devices and links.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[object, Known] = {}
+
+    def of(
+        self, demands: Sequence[Demand], policies: tuple[str, ...], quick: tuple[str, ...] = ()
+    ) -> list[ModelFrontier]:
+        """One for each model, the same one for models that are alike."""
+        alike = {
+            demand.alike: ModelFrontier(
+                demand, policies, quick, self._known.setdefault((demand.alike, policies, quick), Known())
+            )
+            for demand in demands
+        }
+        return [alike[demand.alike] for demand in demands]
+
+
+def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
+    """What a model does on so many devices under the best of the quick policies, if one does, else of all."""
+    return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
+
+
+def improved(demand: Demand, devices: int, policies: tuple[str, ...], known: Served) -> Served:
+    """What a model does on so many devices under the best of these policies, of which one is known: the others are only
+    searched as far as they may be better.
+    """
+    if known.goodput_seq_s is None:
+        return served_on(demand, devices, policies) or known
+    others = tuple(policy for policy in policies if policy != known.schedule.policy)
+    other = served_on(demand, devices, others, known.goodput_seq_s) if others else None
+    return max((known, *([other] if other else [])), key=lambda served: served.goodput_seq_s or 0.0)
+
+
+def served_on(demand: Demand, devices: int, policies: tuple[str, ...], floor: float = 0.0) -> Served | None:
+    """What a model does on so many devices under the best of these policies; None where it does nothing, or is far from
+    a goodput of `floor` requests/s.
+    """
+    setting = on_cluster(demand.setting, part_of(demand.setting.cluster, devices))
+    if demand.rate_seq_s is None:
+        return _offline(demand, setting, policies)
+    return _online(demand, setting, policies, floor)
+
+
+def part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
+    """So many devices of a cluster: of one node, or whole nodes."""
+    nodes = max(1, devices // cluster.devices_per_node)
+    each = devices // nodes
+    name = f"{nodes}x{each}x{cluster.device.kind}" if nodes > 1 else f"{each}x{cluster.device.kind}"
+    return replace(cluster, name=name, nodes=nodes, devices_per_node=each)
+
+
+def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) -> float | None:
+    """The tightest bound in seconds that some schedule meets on so many devices in the steady state, with the margin
+    that a rate asks for; None where not one sequence fits.
+    """
+    setting = on_cluster(demand.setting, part_of(demand.setting.cluster, devices))
+    if demand.rate_seq_s is None:
+        return search_schedule(setting, _NO_TIME_S, policies=policies).lowest_latency_s
+    from xscheduler.open_tune import tune_at
+
+    asked, options = _asked(demand.within(_NO_TIME_S), setting, policies)
+    lowest_s = tune_at(*asked, **(options | {"rate": None})).tuned.lowest_latency_s
+    return None if lowest_s is None else lowest_s / (1 - MARGIN)
+
+
+def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a search for goodput is asked: within the bound less a margin."""
+    from xscheduler.arrivals import Arrivals
+    from xscheduler.goodput import Bounds
+
+    bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
+    longest = setting.model.longest_request
+    arrivals = Arrivals.poisson(setting.workload, longest, 0, setting.cluster.devices, REQUESTS)
+    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
+    return where, {"bound": ALL_REQUESTS, "policies": policies, "kv_dtype": setting.kv_dtype}
+
+
+def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: float) -> Served | None:
+    """The schedule with the highest goodput within the bound less a margin."""
+    from xscheduler.open_tune import sustained_by
+
+    asked, options = _asked(demand, setting, policies)
+    sustained = sustained_by(*asked, floor=floor, **options)
+    if not sustained:
+        return None
+    best = max(sustained.values(), key=lambda policy: policy.goodput_seq_s)
+    schedule = replace(best.schedule, latency_bound_s=demand.bound_s)
+    return Served(setting.cluster.devices, schedule, best.steady, best.goodput_seq_s, None)
+
+
+def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
+    """The schedule that is done with all requests soonest, of those with the highest throughput within the bound: by a
+    replay, as the steady state knows neither ramp-up nor drain; a long list is nearly all steady state.
+    """
+    from xsimulator.replay.event_simulator import replay
+
+    assert demand.requests is not None
+    drawn = setting.workload.without_requests.draw(demand.requests, 0, setting.model.longest_request)
+    tuned = best_by_replay(search_schedule(setting, demand.bound_s, policies=policies), setting.profile, drawn)
+    if tuned.schedule is None:
+        return None
+    if demand.requests > MOST and tuned.estimate:
+        seconds = demand.requests / tuned.estimate.throughput_seq_s
+        return Served(setting.cluster.devices, tuned.schedule, tuned.estimate, None, seconds)
+    run = replay(tuned.schedule, setting.profile, drawn, timeline=False)
+    return Served(setting.cluster.devices, tuned.schedule, run.estimate, None, run.seconds)

@@ -1,0 +1,133 @@
+"""What a plan would gain: from one more device, or from a looser bound of the model that is the tightest."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from xcore.duration import duration_text
+from xcore.errors import InputError
+from xcore.quantity import figure_text
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xmulti.plans.demands import Demand
+from xmulti.plans.model_frontier import Frontiers
+from xmulti.plans.planning import Proposal, propose
+from xscheduler.setting_search import on_cluster
+
+LOOSER = 1.5
+"""By how much a bound is loosened."""
+
+Propose = Callable[[tuple[Demand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
+"""As `xmulti.plans.planning.propose`."""
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What planning again under one change came to."""
+
+    change: str
+    cluster: str
+    """On which it was planned."""
+    model: str | None
+    """Whose bound is another; None: no model's."""
+    latency_bound_s: float | None
+    """That bound."""
+    headroom: float | None
+    """The least of all models; None without rates, or without a plan."""
+    seconds: float | None
+    """Until all requests are done; None without such models, or without a plan."""
+    reason: str
+    """Why there is no plan; empty where there is one."""
+
+    def text(self, now: Plan | None) -> str:
+        """A sentence without its full stop, beside what is reached now."""
+        if self.reason:
+            return f"{self.change}: no plan: {self.reason.rstrip('.')}"
+        parts = []
+        if self.headroom is not None:
+            before = now.headroom if now else None
+            beside = "" if before is None else f", now {figure_text(before)}"
+            parts.append(f"every model could have {figure_text(self.headroom)} times its rate{beside}")
+        if self.seconds is not None:
+            done_s = _seconds(now) if now else None
+            beside = "" if done_s is None else f", now after {duration_text(done_s)}"
+            parts.append(f"all requests are done after {duration_text(self.seconds)}{beside}")
+        return f"{self.change}: {'; '.join(parts)}"
+
+
+def gains(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    methods: tuple[str, ...],
+    now: Plan | None,
+    kept: Frontiers,
+    find: Propose = propose,
+) -> list[Gain]:
+    """One more device (of several nodes one more node) and a looser bound of the tightest model, each planned anew by
+    the best of these methods. `now`: the plan as it is, or what misses a rate; None where not even that is known.
+    `kept`: its frontiers.
+    """
+
+    def best(asked: tuple[Demand, ...], where: ClusterSpec) -> Proposal:
+        try:
+            return find(asked, where, methods, kept)[0]
+        except InputError as error:
+            return Proposal(methods[0], None, str(error))
+
+    found = []
+    if not cluster.is_cpu:
+        larger = one_more(cluster)
+        moved = tuple(replace(demand, setting=on_cluster(demand.setting, larger)) for demand in demands)
+        change = f"One more {'node' if cluster.nodes > 1 else 'device'}, {larger.name}"
+        found.append(_gain(change, larger, None, best(moved, larger)))
+    tightest = tightest_of(demands, now)
+    if tightest is not None and tightest.bound_s is not None:
+        looser = tightest.within(LOOSER * tightest.bound_s)
+        loosened = tuple(looser if demand is tightest else demand for demand in demands)
+        change = f"A bound of {duration_text(LOOSER * tightest.bound_s)} for '{tightest.name}'"
+        found.append(_gain(change, cluster, looser, best(loosened, cluster)))
+    return found
+
+
+def advice_about(demands: tuple[Demand, ...], cluster: ClusterSpec) -> str:
+    """What `gains` would change; empty where that is nothing."""
+    more = "" if cluster.is_cpu else "one more node" if cluster.nodes > 1 else "one more device"
+    looser = "a looser bound" if any(demand.bound_s is not None for demand in demands) else ""
+    return " or ".join(filter(None, (more, looser)))
+
+
+def one_more(cluster: ClusterSpec) -> ClusterSpec:
+    """A cluster with one more device, or where it has several nodes with one more node."""
+    if cluster.nodes > 1:
+        nodes = cluster.nodes + 1
+        return replace(cluster, name=f"{nodes}x{cluster.devices_per_node}x{cluster.device.kind}", nodes=nodes)
+    devices = cluster.devices_per_node + 1
+    return replace(cluster, name=f"{devices}x{cluster.device.kind}", devices_per_node=devices)
+
+
+def tightest_of(demands: tuple[Demand, ...], now: Plan | None) -> Demand | None:
+    """The model with a bound and the least headroom, of equal ones that whose latency is closest to its bound; of
+    models without rates the one that is done last; where nothing is planned, that with the shortest bound. None where
+    no model has a bound.
+    """
+    bounded = {demand.name: demand for demand in demands if demand.bound_s is not None}
+    models = [model for model in now.models if model.name in bounded] if now else []
+    if not bounded:
+        return None
+    if not models:
+        return min(bounded.values(), key=lambda demand: demand.bound_s or math.inf)
+
+    def slack(model: PlannedModel) -> tuple[float, float, float]:
+        latency_s, bound_s = model.estimate.latency_s or 0.0, bounded[model.name].bound_s or math.inf
+        return math.inf if model.headroom is None else model.headroom, -latency_s / bound_s, -(model.seconds or 0.0)
+
+    return bounded[min(models, key=slack).name]
+
+
+def _gain(change: str, cluster: ClusterSpec, looser: Demand | None, proposal: Proposal) -> Gain:
+    model, bound_s = (looser.name, looser.bound_s) if looser else (None, None)
+    return Gain(change, cluster.name, model, bound_s, proposal.headroom, proposal.seconds, proposal.why_not)
+
+
+def _seconds(plan: Plan) -> float | None:
+    return max((model.seconds for model in plan.models if model.seconds is not None), default=None)

@@ -1,0 +1,87 @@
+"""What `exegpt plan` answers: methods beside each other, with advice and assumptions."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.price import Prices, price_per_hour
+from xmulti.applications.expected_calls import expected_calls
+from xmulti.files.models_file import read_models
+from xmulti.files.stage_plan import StagePlan
+from xmulti.plans.demands import read_demands
+from xmulti.plans.model_frontier import Frontiers
+from xmulti.plans.plan_advice import Gain, advice_about, gains
+from xmulti.plans.planning import METHODS, Proposal, propose
+from xmulti.sharing.call_replay import CallReplay
+from xmulti.stages.beside_stages import assumed, beside_stages
+from xprofiler.kernel_import import KernelImport
+
+
+@dataclass(frozen=True)
+class PlanAnswer:
+    """Plans for the models of a file."""
+
+    proposals: list[Proposal]
+    """The best one first."""
+    gains: list[Gain]
+    """Of changes to the budgets; empty where they weren't asked for."""
+    now: Plan | None
+    """The budgets that the gains are over: the best, or the nearest where none sustains the rates."""
+    advice_about: str
+    """What there could be advice about; empty: nothing."""
+    calls: CallReplay | None
+    """An application's calls on the best budgets; None without one."""
+    assumptions: list[str]
+    imports: Mapping[str, KernelImport]
+    """The import that could replace the data sheet, by model."""
+
+    @property
+    def best(self) -> Plan | StagePlan | None:
+        """What can be written and run; None where no method has a plan."""
+        return self.proposals[0].found
+
+    @property
+    def advice(self) -> list[str]:
+        """A sentence for each gain."""
+        return [gain.text(self.now) for gain in self.gains]
+
+
+def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices | None, **options: Any) -> PlanAnswer:
+    """Plan the models of a file by one method of budgets, or by the best of all. InputError for what can't be read or
+    planned.
+    """
+    demands = read_demands(file, cluster, **options)
+    expected = expected_calls(file, read_models(file))
+    where, methods = demands[0].setting.cluster, METHODS if method == "best" else (method,)
+    if prices:
+        price_per_hour(prices, where)  # refused before a search, not after it
+    frontiers = Frontiers()
+    proposals = propose(demands, where, methods, frontiers)
+    now = proposals[0].plan or proposals[0].near
+    if method == "best":
+        proposals = beside_stages(proposals, demands, file, cluster, **options)
+    budgets = proposals[0].plan
+    profiles = {demand.name: demand.setting.profile for demand in demands}
+    calls = expected.replayed(budgets, profiles) if budgets and expected else None
+    gained = gains(demands, where, methods, now, frontiers) if advice else []
+    assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
+    assumptions += simulated_alone(budgets)
+    assumptions += [assumed(where)] if any(proposal.stages for proposal in proposals) else []
+    imports = {demand.name: kernels for demand in demands if (kernels := demand.setting.kernels)}
+    return PlanAnswer(proposals, gained, now, advice_about(demands, where), calls, assumptions, imports)
+
+
+def simulated_alone(best: Plan | None) -> list[str]:
+    """Notes about parts of the best plan that are simulated but can't be run that way."""
+    if best is None:
+        return []
+    spatial = [model for model in best.models if model.share and model.share.by == "space"]
+    names = [model.name for model in spatial if best.cluster.is_cpu or len(model.devices) > 1]
+    if not names:
+        return []
+    return [
+        f"shares of multiprocessors ({', '.join(names)}) are simulated only: on CPUs, and on several devices at once, "
+        "models take turns under `exegpt run` and `exegpt serve` (--method temporal plans for time sharing)"
+    ]

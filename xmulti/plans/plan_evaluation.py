@@ -1,0 +1,230 @@
+"""What the models of a plan do at their rates, by replays of the same requests: the yardstick of all methods."""
+
+import math
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from xcore.specs.cluster_plan import PlannedModel
+from xcore.specs.served import Served, ServedColumns, summarise_columns
+from xcore.specs.workload import RequestLengths
+from xmulti.files.models_file import MOST_MODELS
+from xmulti.plans.demands import Demand
+from xmulti.plans.solo import solo_seconds
+from xmulti.sharing.shared_devices import most_of_unit
+
+REQUESTS = 1000
+"""Of each model with a rate, on average over a plan: all have theirs in the same time."""
+LEAST, MOST = 100, 10_000
+"""Of each model."""
+MOST_BESIDE = 4000
+"""Of a model because another one on its devices is asked more rarely."""
+BOUNDS = 3
+"""Requests arrive for so many times the longest bound at least."""
+BLOCK = 1000
+"""Requests that are drawn at once."""
+IN_TIME = 0.99
+"""Share of each model's requests that must meet its bound."""
+KEEPS_UP = 1.25
+"""A rate is sustained if the last request is done within so many times the arrivals' time, and what the first took: a
+burst that a loose bound allows is no rate.
+"""
+LEAST_FACTOR, STEP, MOST_STEP, PRECISION = 1 / 64, 1.1, 2.0, 0.01
+"""Below the first of them nothing is looked for; from where a search begins, factors change by a step whose logarithm
+doubles up to the third, until one is too many, or not.
+"""
+LIKELY = 0.5
+"""The share of what models that share devices can't exceed from where a search begins."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Which requests of a model are replayed."""
+
+    rate_seq_s: float
+    seconds: float
+    """In which they arrive at the rate."""
+    least_s: float
+    """And at any rate: what arrives in less is a burst, which may be served in time at no rate that lasts."""
+    seed: int
+    """Its place in the models file: models that are alike have requests of their own."""
+
+    def count(self, factor: float) -> int:
+        """How many at least, at the rate times a factor: the first of an endless list."""
+        return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
+
+
+def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
+    """The requests of each model with a rate, the same whatever shares its devices; `demands` are all of the plan's."""
+    rates = {name: demand.rate_seq_s for name, demand in demands.items() if demand.rate_seq_s}
+    seconds = REQUESTS * len(rates) / sum(rates.values()) if rates else 0.0
+    least_s = BOUNDS * max((demands[name].bound_s or 0.0 for name in rates), default=0.0)
+    return {name: Drawn(rates[name], seconds, least_s, seed) for seed, name in enumerate(demands) if name in rates}
+
+
+def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int) -> dict[str, int]:
+    """Requests of models that share devices, all arriving in the same time: the longest that any of these counts takes
+    at its rate; but none has more than `most`, or its own count if that is higher. Otherwise a model that is asked
+    rarely would be alone for most of its requests, and those would not be late.
+    """
+    longest_s = max(count / rates[name] for name, count in counts.items())
+    seconds = min(longest_s, max(most, *counts.values()) / max(rates.values()))
+    return {name: max(1, round(rates[name] * seconds)) for name in counts}
+
+
+@dataclass(eq=False)
+class Misses:
+    """Shows during a replay that a rate isn't sustained: too many requests are late, or the last one comes too late."""
+
+    requests: Mapping[str, Items[RequestLengths]]
+    bounds_s: Mapping[str, float | None]
+    _late: dict[str, int] = field(default_factory=dict)
+    _seen: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, served: Mapping[str, Items[Served]], now: float) -> bool:
+        """See `xmulti.sharing.replay.Stop`."""
+        return any(self._too_many(name, of_model, now) for name, of_model in served.items())
+
+    def _too_many(self, name: str, served: Items[Served], now: float) -> bool:
+        count, bound_s, seen = len(self.requests[name]), self.bounds_s[name], self._seen.get(name, 0)
+        if bound_s is not None and len(served) > seen:
+            late = sum(one.finish_s - one.arrival_s > bound_s for one in served[seen:])
+            self._late[name], self._seen[name] = self._late.get(name, 0) + late, len(served)
+        if (count - self._late.get(name, 0)) / count < IN_TIME:
+            return True
+        last_s = self.requests[name][-1].arrival_s
+        return 0 < len(served) < count and now > KEEPS_UP * last_s + served[0].finish_s
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """Models that share devices, or one alone, with the requests that are replayed."""
+
+    unit: Items[PlannedModel]
+    demands: Mapping[str, Demand]
+    drawn: Mapping[str, Drawn]
+    _sustained: dict[float, bool] = field(default_factory=dict, repr=False)
+    _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
+
+    def requests(self, name: str, factor: float) -> list[RequestLengths]:
+        """Of a model, at its rate times a factor; the same for every factor, but for their number."""
+        count, known = self._counts(factor)[name], self._requests.setdefault(name, [])
+        while len(known) < count:
+            known += self._block(name, len(known))
+        return [RequestLengths(own.input, own.output, own.arrival_s / factor) for own in known[:count]]
+
+    def _counts(self, factor: float) -> dict[str, int]:
+        asked = {model.name: self.drawn[model.name] for model in self.unit}
+        rates = {name: own.rate_seq_s for name, own in asked.items()}
+        return in_one_time({name: own.count(factor) for name, own in asked.items()}, rates, MOST_BESIDE)
+
+    def _block(self, name: str, number: int) -> list[RequestLengths]:
+        """The next requests behind so many, at the model's rate."""
+        demand, asked = self.demands[name], self.drawn[name]
+        seed = asked.seed + MOST_MODELS * (number // BLOCK)
+        lengths = demand.setting.workload.without_requests.draw(BLOCK, seed, demand.setting.model.longest_request)
+        gaps = np.random.default_rng([seed, 1]).exponential(1 / asked.rate_seq_s, BLOCK)
+        before_s = self._requests[name][-1].arrival_s if number else -gaps[0]
+        arrivals = (before_s + np.cumsum(gaps)).tolist()
+        return [RequestLengths(own.input, own.output, time) for own, time in zip(lengths, arrivals, strict=True)]
+
+    def sustained(self, factor: float) -> bool:
+        """Whether all requests of the models are served as they come at their rates times a factor, and in time."""
+        if factor not in self._sustained:
+            self._sustained[factor] = self._all_in_time(factor)
+        return self._sustained[factor]
+
+    def _all_in_time(self, factor: float) -> bool:
+        requests = {model.name: self.requests(model.name, factor) for model in self.unit}
+        for name, served in self._run(requests, Misses(requests, self._bounds_s)).items():
+            if len(served.finish_s) < len(requests[name]):
+                return False  # the replay ended early
+            last_s, done_s, first_s = served.arrival_s.max(), served.finish_s.max(), served.finish_s.min()
+            bound_s = self.demands[name].bound_s
+            if done_s > KEEPS_UP * last_s + first_s or _share_in_time(served, bound_s) < IN_TIME:
+                return False
+        return True
+
+    def highest(self, start: float) -> float:
+        """The highest factor that is sustained, to `PRECISION`; 0 where not even `LEAST_FACTOR` times the start is."""
+        low, high, step = 0.0, math.inf, STEP
+        factor, least = start, LEAST_FACTOR * start
+        while not (low and high < math.inf):
+            if self.sustained(factor):
+                low, factor = factor, factor * step
+            elif factor <= least:
+                return 0.0
+            else:
+                high, factor = factor, max(factor / step, least)
+            step = min(step * step, MOST_STEP)
+        while high > low * (1 + PRECISION):
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self.sustained(middle) else (low, middle)
+        return low
+
+    @property
+    def _bounds_s(self) -> dict[str, float | None]:
+        return {model.name: self.demands[model.name].bound_s for model in self.unit}
+
+    def replayed(self, factor: float) -> dict[str, ServedColumns]:
+        """What every model's requests experience at its rate times a factor."""
+        return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
+
+    def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
+        """Return the served requests of every model; where a replay of shared devices stops early, those served until
+        then.
+        """
+        from xmulti.sharing.plan_replay import replay_alone, replay_models
+
+        profiles = {model.name: self.demands[model.name].setting.profile for model in self.unit}
+        if len(self.unit) == 1 and self.unit[0].share is None:
+            (model,) = self.unit
+            return {model.name: replay_alone(model.schedule, profiles[model.name], requests[model.name])}
+        runs = replay_models(self.unit, profiles, requests, stop=stop)
+        return {name: ServedColumns.of(run.served) for name, run in runs.items()}
+
+
+def evaluated(
+    unit: Items[PlannedModel],
+    demands: Mapping[str, Demand],
+    asked: Mapping[str, Drawn] | None = None,
+    level: float = 0.0,
+) -> list[PlannedModel]:
+    """A unit's models with what they do at their rates, and with their goodput: their rates times the largest factor,
+    the same for all, at which each meets its bound for 99 % of its requests. `demands` are all of the plan's models,
+    unless the requests are given. Below a level of that factor it doesn't matter, and is 0.
+    """
+    trial = Trial(unit, demands, asked or drawn(demands))
+    if level and not trial.sustained(level):
+        return [replace(model, goodput_seq_s=0.0) for model in unit]
+    start = level or min(model.headroom or 1.0 for model in unit)
+    if unit[0].share and not level:
+        whose = [demands[model.name] for model in unit]
+        start = LIKELY * most_of_unit(whose, whose[0].setting.cluster, len(unit[0].devices)) or start
+    return at_rates(trial, trial.highest(start))
+
+
+def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
+    """The models with what they do at their rates, and with a goodput of so many times these."""
+    served, found = trial.replayed(1.0), []
+    for model in trial.unit:
+        assert model.rate_seq_s is not None, "it has been replayed at its rate"
+        estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()))
+        share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
+        alone_s = solo_seconds(trial.demands[model.name].setting, trial.requests(model.name, 1.0))
+        latency_s = float(served[model.name].latencies("arrival")["latency"].mean())
+        normalised, goodput = latency_s / alone_s if alone_s else None, factor * model.rate_seq_s
+        reached = replace(model, estimate=estimate, goodput_seq_s=goodput, attainment=share)
+        found.append(replace(reached, normalised_latency=normalised))
+    return found
+
+
+def in_time(served: Items[Served], bound_s: float | None) -> float:
+    """Share of requests within a bound, from arrival."""
+    return _share_in_time(ServedColumns.of(served), bound_s)
+
+
+def _share_in_time(served: ServedColumns, bound_s: float | None) -> float:
+    return 1.0 if bound_s is None else float(np.mean(served.latencies("arrival")["latency"] <= bound_s))

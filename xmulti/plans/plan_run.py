@@ -1,0 +1,210 @@
+"""`run --plan`: requests, or an application's calls, on the engines of a plan, beside what was predicted."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from xcore.columns import parse_columns
+from xcore.console import output
+from xcore.document import fingerprint, to_dict
+from xcore.errors import InputError
+from xcore.files import check_distinct, check_output
+from xcore.requests.request import Request, Result
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.profile import Profile
+from xcore.specs.served import Served, latencies, percentiles
+from xcore.specs.workload import RequestLengths
+from xmulti.applications.application_calls import ApplicationCalls
+from xmulti.applications.planned_application import plan_application
+from xmulti.plans.asking import Asking, together
+from xmulti.plans.plan_requests import read_plan_requests
+from xmulti.serving.planned_units import planned_units, read_plan
+from xmulti.serving.started import started
+from xmulti.sharing.call_replay import replay_calls
+from xmulti.sharing.plan_replay import replay_plan
+from xrunner.core.results import ResultFile, check_left
+
+
+@dataclass(frozen=True)
+class PlanRunOptions:
+    """What `exegpt run --plan` is asked for."""
+
+    plan: Path
+    directories: Mapping[str, str]
+    """Of models, beside the plan's."""
+    requests: str | None
+    application: Path | None
+    """Either of the two is given."""
+    out: Path | None
+    resume: bool
+    seed: int
+    device: str | None
+    attention: str | None
+    threads: int | None
+    in_turn: bool = False
+    """An application's models one after the other, for comparison."""
+    columns: str | None = None
+    """Of a trace, as typed."""
+    scale_to_context: bool = False
+    """Whether a trace's lengths are scaled to the models' contexts."""
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `exegpt engine`."""
+        given = {"--device": self.device, "--attention": self.attention}
+        return [*(word for option, value in given.items() if value for word in (option, value)), "--pinned"]
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """What one model's requests experienced, and what was predicted for them."""
+
+    name: str
+    measured: tuple[Served, ...]
+    predicted: tuple[Served, ...]
+
+
+@dataclass(frozen=True)
+class PlanRun:
+    """What a run of a plan came to."""
+
+    plan: Plan
+    models: tuple[ModelRun, ...]
+    """Those that have run any."""
+    resumed: int
+    """Requests that were done before; nothing is predicted then."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last request was done."""
+        return _end_s([model.measured for model in self.models])
+
+    @property
+    def predicted_seconds(self) -> float | None:
+        """The same by the replay; None for a run that was resumed."""
+        return None if self.resumed else _end_s([model.predicted for model in self.models])
+
+
+def _end_s(of_models: Sequence[Sequence[Served]]) -> float:
+    return max((served.finish_s for of_model in of_models for served in of_model), default=0.0)
+
+
+def run_plan(options: PlanRunOptions) -> PlanRun:
+    """Start the plan's engines, run everything, and predict it with the outputs that came. InputError for what can't be
+    read or run.
+    """
+    check_distinct((options.out,), (options.plan, options.requests, options.application))
+    check_output(options.out)
+    if options.out:
+        check_left(options.out, options.resume)
+    plan = read_plan(options.plan, options.directories)
+    work = _work(options, plan)
+    units = planned_units(plan, [*options.flags, "--report-speed"], options.threads)
+    starts = 1 if plan.cluster.is_cpu else len(units)  # those that measure a machine do it one by one
+    with ExitStack() as stack:
+        file = None
+        if options.out:
+            mark = fingerprint([to_dict(plan), work.mark])
+            file = stack.enter_context(ResultFile(options.out, mark, options.resume))
+        progress = stack.enter_context(output.progress("running requests"))
+
+        async def all_of_it() -> tuple[Asking, dict[str, Profile]]:
+            async with started(units, starts, options.in_turn) as links:
+                profiles = {name: link.opened.profile for name, link in links.items() if link.opened}
+                directories = {model.name: Path(str(model.directory)) for model in plan.models}
+                asking = Asking(links, directories, file, lambda done: progress(done, work.total))
+                await work.run(asking)
+            return asking, profiles | {name: link.speed.profile for name, link in links.items() if link.speed}
+
+        asking, profiles = asyncio.run(all_of_it())
+    predicted = {} if asking.resumed else work.predict(asking.results, profiles)
+    models = [
+        ModelRun(model.name, tuple(asking.served[model.name]), predicted.get(model.name, ()))
+        for model in plan.models
+        if asking.served[model.name]
+    ]
+    return PlanRun(plan, tuple(models), asking.resumed)
+
+
+def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
+    if (options.requests is None) == (options.application is None):
+        raise InputError("A plan runs requests or an application: pass one of --requests and --application.")
+    if options.application is not None:
+        calls = Calls(plan_application(options.application, plan, options.seed), options.in_turn, plan)
+        calls.check()
+        return calls
+    assert options.requests is not None, "one of them is given"
+    if options.in_turn:
+        raise InputError("--in-turn is about an application's calls: leave it out, or pass --application.")
+    columns = parse_columns(options.columns) if options.columns else None
+    how = (options.seed, columns, output.note, options.scale_to_context)
+    return Requests(plan, read_plan_requests(options.requests, plan, *how))
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Requests that wait for nothing but their arrival."""
+
+    plan: Plan
+    by_model: Mapping[str, list[Request]]
+
+    @property
+    def total(self) -> int:
+        """Of all models."""
+        return sum(map(len, self.by_model.values()))
+
+    @property
+    def mark(self) -> object:
+        """What is equal for the same requests."""
+        return {name: [to_dict(request) for request in own] for name, own in self.by_model.items()}
+
+    async def run(self, asking: Asking) -> None:
+        """Ask for all."""
+
+        async def one(name: str, request: Request) -> None:
+            await asking.until(request.arrival_s)
+            await asking.ask(name, request)
+
+        await together([one(name, request) for name, own in self.by_model.items() for request in own])
+
+    def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
+        """By model: the replay of these requests with the outputs that they had."""
+        lengths = {
+            name: [
+                RequestLengths(len(request.prompt_ids), len(results[request.id].output_ids), request.arrival_s)
+                for request in own
+            ]
+            for name, own in self.by_model.items()
+        }
+        return {name: of_model.served for name, of_model in replay_plan(self.plan, profiles, lengths).items()}
+
+
+@dataclass(frozen=True)
+class Calls(ApplicationCalls):
+    """An application's calls on a plan."""
+
+    plan: Plan
+
+    def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
+        """By model: the replay of these calls with the outputs that they had."""
+        models = {node: model.name for node, model in self.application.models.items()}
+        calls = self.application.lengths(self.in_turn)
+        replayed = replay_calls(
+            self.plan, profiles, calls, models, lambda chain, prompt: len(results[chain.name].output_ids)
+        )
+        return replayed.served
+
+
+def figures(served: Sequence[Served]) -> dict[str, Any]:
+    """What one model's requests came to: requests and output tokens per second until its last one, percentiles."""
+    times, seconds = latencies(served, "arrival"), _end_s([served])
+    return {
+        "requests": len(served),
+        "seconds": seconds,
+        "throughput_seq_s": len(served) / seconds,
+        "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,
+        **{name: percentiles(times[name]) for name in ("ttft", "tpot", "latency")},
+    }

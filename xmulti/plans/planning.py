@@ -1,0 +1,401 @@
+"""Plans of several models on one cluster: how its devices are shared out, and what each model then does."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from xcore.console import output
+from xcore.errors import Infeasible, InputError
+from xcore.policies import TRAITS
+from xcore.processes import WORTH, Processes
+from xcore.quantity import figure_text
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xmulti.files.stage_plan import StagePlan
+from xmulti.plans.demands import Demand
+from xmulti.plans.model_frontier import Frontiers, ModelFrontier
+from xmulti.plans.nearest import no_room, nothing_fits, rates_missed
+from xmulti.plans.plan_evaluation import Drawn
+
+METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
+"""How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
+of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities or in order of arrival;
+in proportion to what each computes, under the policy of most engines (MuxServe's baseline).
+"""
+_POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
+_QUICK = ("orca",)
+"""Policies by which numbers of devices are compared: their searches take a fifth of all policies', and the best ones'
+goodput is rarely a tenth higher.
+"""
+_MOST_WAYS = 1000
+_PIECES = 2
+_SHARING = ("muxserve", "temporal", "seallm", "alpaserve")
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a method comes to: a plan, or why it has none."""
+
+    method: str
+    plan: Plan | None
+    why_not: str = ""
+    near: Plan | None = None
+    """What misses a rate, where that is why there is no plan."""
+    stages: StagePlan | None = None
+    """What a method of stages has in a plan's place."""
+    loading_s: Mapping[str, float] = field(default_factory=dict)
+    """By model: what comes before its requests, where that counts; a plan of stages has it in its times."""
+
+    @property
+    def found(self) -> Plan | StagePlan | None:
+        """What can be written and run."""
+        return self.plan or self.stages
+
+    @property
+    def headroom(self) -> float | None:
+        """The least of all models with a rate; None without one."""
+        return self.plan.headroom if self.plan else None
+
+    @property
+    def seconds(self) -> float | None:
+        """Until the last model with a number of requests is done; None without one."""
+        if self.stages:
+            return self.stages.seconds
+        models = self.plan.models if self.plan else ()
+        known = [self.loading_s.get(m.name, 0.0) + m.seconds for m in models if m.seconds is not None]
+        return max(known, default=None)
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """Of the devices in use; None where a rate has no end."""
+        if self.stages:
+            return self.stages.gpu_hours
+        if self.plan is None or self.plan.gpu_hours is None:
+            return None
+        loading = [len(model.devices) * self.loading_s.get(model.name, 0.0) for model in self.plan.models]
+        return self.plan.gpu_hours + sum(loading) / 3600
+
+    @property
+    def order(self) -> tuple[float, ...]:
+        """Plans come first; of those what is done sooner, then has more headroom, then takes fewer devices."""
+        if self.found is None:
+            return (1.0,)
+        return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.found.free
+
+    def why_before(self, other: "Proposal") -> str:
+        """What puts this plan before another one."""
+        if self.found is None or other.found is None:
+            return f"{other.method} has no plan"
+        if self.seconds != other.seconds:
+            mine, theirs = (f"{figure_text(p.seconds)} s" for p in (self, other))
+            loading = ", loading included" if self.stages or self.loading_s else ""
+            return f"all requests are done after {mine}, with {other.method} after {theirs}{loading}"
+        if other.plan and self.headroom != other.headroom:
+            tightest = min(other.plan.models, key=lambda m: math.inf if m.headroom is None else m.headroom)
+            mine, theirs = (figure_text(p.headroom) for p in (self, other))
+            return (
+                f"every model could have {mine} times its rate, with {other.method} only {theirs} times, "
+                f"because of '{tightest.name}'"
+            )
+        if self.found.free != other.found.free:
+            return f"{self.found.free} devices stay free, with {other.method} {other.found.free}"
+        return f"{other.method} does as well"
+
+
+class Unsustained(Infeasible):
+    """A plan that places all models, and sustains not all rates."""
+
+    def __init__(self, message: str, plan: Plan):
+        super().__init__(message, None)
+        self.plan = plan
+
+
+def propose(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
+) -> list[Proposal]:
+    """What each method comes to, the best one first. InputError where one alone can't do with these models. `kept`:
+    frontiers of earlier plans.
+    """
+    known: dict[str, Proposal] = {}
+    with Processes(_worth(demands)) as processes:
+        for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
+            try:
+                plan = _made(demands, cluster, method, known, kept, processes)
+                known[method] = Proposal(method, _with_directories(plan, demands))
+            except (Infeasible, InputError) as error:
+                if len(methods) == 1 and isinstance(error, InputError):
+                    raise
+                known[method] = _no_plan(method, error)
+    return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
+
+
+def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
+    """Return the plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says
+    how near it comes.
+    """
+    with Processes(_worth(demands)) as processes:
+        return _made(demands, cluster, method, {}, None, processes)
+
+
+def _made(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    known: dict[str, Proposal],
+    kept: Frontiers | None,
+    processes: Processes,
+) -> Plan:
+    """As `make_plan`; `known` are other methods' plans, `kept` frontiers of earlier plans."""
+    frontiers = _frontiers(demands, method, kept) if method in _POLICIES else []
+    if method == "exegpt":
+        return _joint(demands, cluster, known, frontiers, processes)
+    return _plan_of(demands, cluster, method, frontiers, processes)
+
+
+def _worth(demands: tuple[Demand, ...]) -> int:
+    """Return for how many pieces of work processes are started: three models with rates take them seconds each."""
+    return _PIECES if sum(demand.rate_seq_s is not None for demand in demands) > _PIECES else WORTH
+
+
+def _joint(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    known: dict[str, Proposal],
+    frontiers: list[ModelFrontier],
+    processes: Processes,
+) -> Plan:
+    """The best of devices of their own, of the other methods' plans, and of mixtures of both."""
+    try:
+        alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
+    except Infeasible as error:
+        alone = _no_plan("exegpt", error)
+    proposals = [alone, *known.values()]
+    if _may_share(demands, cluster):
+        others = [method for method in _SHARING if method not in known]
+        proposals += _shared_above(demands, cluster, others, _highest(proposals), processes)
+    proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals], processes)
+    best = min(proposals, key=lambda proposal: proposal.order)
+    if best.plan is None:
+        if near := [proposal.near for proposal in proposals if proposal.near and proposal.near.headroom]:
+            _check_rates(max(near, key=lambda plan: plan.headroom or 0.0))
+        raise Infeasible(alone.why_not, None)
+    return replace(best.plan, method="exegpt")
+
+
+def _shared_above(
+    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
+) -> list[Proposal]:
+    """Return the plans of sharing methods that are better than `level`; worse ones are not measured."""
+    placed, proposals = [], []
+    for method in methods:
+        try:
+            placed.append(_placed(demands, cluster, method, level))
+        except (Infeasible, InputError) as error:
+            proposals.append(_no_plan(method, error))
+    for plan in _measured(placed, demands, level, processes):
+        try:
+            _check_rates(plan)
+            proposals.append(Proposal(plan.method, plan))
+        except Infeasible as error:
+            proposals.append(_no_plan(plan.method, error))
+    return proposals
+
+
+def _highest(proposals: list[Proposal]) -> float:
+    """The most headroom of plans, or of those that come nearest."""
+    plans = [proposal.plan or proposal.near for proposal in proposals]
+    return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
+
+
+def _mixed(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    frontiers: list[ModelFrontier],
+    plans: list[Plan | None],
+    processes: Processes,
+) -> list[Proposal]:
+    """The best mixture of models that share devices and of models alone, if it is better than these plans."""
+    from xmulti.sharing.mixtures import MOST_MODELS, Mixture
+    from xmulti.sharing.shared_devices import can_share
+
+    if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
+        return []
+    mixture = Mixture(demands, cluster, frontiers, processes)
+    with output.progress("groups that share devices") as progress:
+        plan = mixture.improve([plan for plan in plans if plan], progress)
+    if plan is None:
+        return []
+    short = plan.headroom is not None and plan.headroom < 1
+    return [Proposal("exegpt", None, near=plan) if short else Proposal("exegpt", plan)]
+
+
+def _no_plan(method: str, error: Exception) -> Proposal:
+    return Proposal(method, None, str(error), error.plan if isinstance(error, Unsustained) else None)
+
+
+def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
+    """The plan, with what it takes to run it."""
+    models = zip(plan.models, demands, strict=True)
+    return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
+
+
+def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
+    """Whether all models can, and the ways to cut the cluster are few enough to try them in passing."""
+    from xmulti.sharing.placement import cuts
+
+    ways = math.comb(len(cuts(cluster.devices_per_node)) + cluster.nodes - 1, cluster.nodes)
+    return ways <= _MOST_WAYS and all(d.rate_seq_s and not d.setting.model.encoder_layers for d in demands)
+
+
+def _plan_of(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    frontiers: list[ModelFrontier],
+    processes: Processes,
+) -> Plan:
+    """Infeasible where the plan meets not all rates."""
+    if method in _SHARING:
+        (plan,) = _measured([_placed(demands, cluster, method, 0.0)], demands, 0.0, processes)
+    else:
+        with output.progress(f"budgets by {method}") as progress:
+            plan = _dedicated(demands, cluster, method, frontiers, progress, processes)
+    _check_rates(plan)
+    return plan
+
+
+def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
+    """What each model does by its number of devices, searched where it's asked; one for models that are alike. Their
+    numbers are chosen by what a quick policy does on them, if there is one.
+    """
+    policies = _POLICIES[method]
+    return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
+
+
+def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
+    """Place models on devices that they share; their requests are replayed later (`_measured`)."""
+    from xmulti.sharing.shared_devices import place_together
+    from xmulti.sharing.staged_placement import place_in_groups
+
+    with output.progress(f"budgets by {method}") as progress:
+        if method in ("seallm", "alpaserve"):
+            models = place_in_groups(demands, cluster, "priority" if method == "seallm" else "time", progress, level)
+        else:
+            models = place_together(demands, cluster, "space" if method == "muxserve" else "time", progress)
+    return Plan(Plan.VERSION, method, cluster, tuple(models))
+
+
+def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float, processes: Processes) -> list[Plan]:
+    """Replay the units of all these plans; those that don't reach a level of headroom have none."""
+    from xmulti.plans.plan_evaluation import evaluated
+
+    by_name = {demand.name: demand for demand in demands}
+    asked = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
+    units = processes.each(evaluated, [(unit, by_name, None, level) for _, unit in asked])
+    found = {(number, model.name): model for (number, _), unit in zip(asked, units, strict=True) for model in unit}
+    return [
+        replace(plan, models=tuple(found[number, demand.name] for demand in demands))
+        for number, plan in enumerate(placed)
+    ]
+
+
+def _dedicated(
+    demands: tuple[Demand, ...],
+    cluster: ClusterSpec,
+    method: str,
+    frontiers: list[ModelFrontier],
+    progress: Callable[[int, int], None],
+    processes: Processes,
+) -> Plan:
+    """Models on devices of their own, whose numbers are chosen first; then all policies are searched on those."""
+    from xmulti.plans.plan_evaluation import drawn
+
+    requests = drawn({demand.name: demand for demand in demands})
+    give = _searched if method == "exegpt" else _in_proportion
+    devices = give(demands, frontiers, cluster, progress, processes)
+    sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
+    found = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
+    planned = [
+        (served.planned(demand, of_model), demand, requests)
+        for demand, of_model, served in zip(demands, devices, found, strict=True)
+    ]
+    models = processes.each(_evaluated, planned)
+    return Plan(Plan.VERSION, method, cluster, tuple(models))
+
+
+def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
+    """A model with devices of its own, replayed at its rate if it has one."""
+    from xmulti.plans.plan_evaluation import evaluated
+
+    return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model
+
+
+def _check_rates(plan: Plan) -> None:
+    """Unsustained where a model's goodput is below its rate."""
+    if missed := rates_missed(plan):
+        raise Unsustained(missed, plan)
+
+
+def _searched(
+    demands: tuple[Demand, ...],
+    frontiers: list[ModelFrontier],
+    cluster: ClusterSpec,
+    progress: Callable[[int, int], None],
+    processes: Processes,
+) -> tuple[tuple[int, ...], ...]:
+    """The devices of the best budgets."""
+    from xmulti.sharing.budgets import Budget, Unsearched
+
+    def search(wanted: list[tuple[int, int]]) -> list[Budget | None]:
+        ModelFrontier.search([(frontiers[i], devices) for i, devices in wanted], processes)
+        found = [(demands[i], frontiers[i].on(devices)) for i, devices in wanted]
+        return [served.budget(demand) if served else None for demand, served in found]
+
+    unsearched = Unsearched(len(demands), search, cluster.nodes, cluster.devices_per_node)
+    best = unsearched.best(progress)
+    if best and best.level.headroom > 0 and best.level.seconds < math.inf:
+        return best.devices
+    least = []
+    for number, demand in enumerate(demands):
+        fewest = unsearched.least(number)
+        if fewest is None:
+            raise Infeasible(nothing_fits(demand, cluster, frontiers[number].policies), None)
+        least.append(fewest)
+    raise Infeasible(no_room(demands, least, cluster, shared=True), None)
+
+
+def _in_proportion(
+    demands: tuple[Demand, ...],
+    frontiers: list[ModelFrontier],
+    cluster: ClusterSpec,
+    progress: Callable[[int, int], None],
+    processes: Processes,
+) -> tuple[tuple[int, ...], ...]:
+    """Devices in proportion to what each model computes, at least as many as it needs to run at all, by the largest
+    remainders; a budget is one that a node, or whole nodes, can be.
+    """
+    from xmulti.sharing.budgets import counts, place
+
+    sizes = counts(cluster.nodes, cluster.devices_per_node)
+    work = [demand.work for demand in demands]
+    budgets = []
+    for number, (demand, frontier) in enumerate(zip(demands, frontiers, strict=True)):
+        progress(number, len(frontiers))
+        least = next((size for size in sizes if frontier.on(size)), None)
+        if least is None:
+            raise Infeasible(nothing_fits(demand, cluster, frontier.policies), None)
+        budgets.append(least)
+    while True:  # the next device goes to whom most is lacking
+        lacking = sorted(range(len(work)), key=lambda i: work[i] / budgets[i], reverse=True)
+        for i in lacking:
+            more = next((size for size in sizes if size > budgets[i]), None)
+            trial = [more if more and j == i else budget for j, budget in enumerate(budgets)]
+            if more and place(trial, cluster.nodes, cluster.devices_per_node):
+                budgets = trial
+                break
+        else:
+            break
+    placed = place(budgets, cluster.nodes, cluster.devices_per_node)
+    if placed is None:
+        raise Infeasible(no_room(demands, budgets, cluster, shared=False), None)
+    return placed

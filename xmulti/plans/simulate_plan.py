@@ -1,0 +1,170 @@
+"""`simulate --plan`: what the requests of a plan's models will experience, one by one."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from xcore import document
+from xcore.duration import duration_text
+from xcore.quantity import NOTHING, figure_text, percent_text
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.iteration_profile import IterationProfile
+from xcore.specs.served import latencies, percentiles
+from xcore.specs.timeline import Timeline, chrome_trace
+from xcore.specs.workload import RequestLengths, Workload
+from xcore.traces.arrivals import random_arrivals
+from xcore.traces.fit_context import fit_context
+from xcore.traces.trace import read_model_trace
+from xmulti.files.models_file import check_requests, profiles_by_model
+from xmulti.plans.plan_evaluation import in_one_time, in_time
+from xmulti.serving.planned_units import check_models, check_schedule, read_plan_file
+from xmulti.sharing.plan_replay import AnyProfile, ModelReplay, replay_plan
+from xprofiler import rooflines
+from xprofiler.profiles import as_found, find_profile
+
+REQUESTS = 1000
+"""Of each model, where neither a trace nor the plan says how many; more of one that shares devices with a rarer one."""
+MOST = 10_000
+"""Of such a model."""
+COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
+
+
+@dataclass(frozen=True)
+class PlanPrediction:
+    """What was simulated, for scripts and for people."""
+
+    plan: Plan
+    facts: dict[str, Any]
+    rows: list[list[str]]
+    assumptions: tuple[str, ...]
+
+
+def simulate_plan(
+    path: Path,
+    trace: Path | None,
+    timeline: Path | None,
+    profile: Sequence[str] = (),
+    columns: dict[str, str] | None = None,
+    scale: bool = False,
+) -> PlanPrediction:
+    """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
+
+    `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the trace's. `scale`
+    decides whether its lengths are scaled to the models' contexts.
+    """
+    plan = read_plan_file(path)
+    check_models(plan, f"'{path}'")
+    for model in plan.models:
+        check_schedule(model)
+    files = profiles_by_model(profile, [model.name for model in plan.models], path)
+    assumptions: list[str] = []
+    if trace:
+        requests = read_model_trace(trace, [model.name for model in plan.models], columns, assumptions.append)
+    else:
+        requests = _drawn(plan)
+    profiles: dict[str, AnyProfile] = {}
+    assumptions += _fit_contexts(requests, plan, scale)
+    for model in plan.models:
+        profiles[model.name], assumed = _profile(model, files.get(model.name))
+        assumptions.append(f"{model.name}: {assumed}")
+    begin_s = time.perf_counter()
+    replays = replay_plan(plan, profiles, requests, timeline=timeline is not None)
+    wall_s = time.perf_counter() - begin_s
+    if timeline:
+        _write_timeline(timeline, replays)
+    shown = [(model, replays[model.name]) for model in plan.models if model.name in replays]
+    facts = {"models": [_facts(*of_model) for of_model in shown], "wall_seconds": wall_s}
+    return PlanPrediction(plan, facts, [_row(*of_model) for of_model in shown], tuple(assumptions))
+
+
+def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
+    """All models' spans by device, on threads that have their models' names."""
+    spans = sorted((span for of_model in replays.values() for span in of_model.spans), key=lambda s: s.start_s)
+    models = {(span.device, span.stage): name for name, of_model in replays.items() for span in of_model.spans}
+    trace = chrome_trace([Timeline("predicted", tuple(spans))], models)
+    document.write_text(path, document.dumps(trace, indent=None))
+
+
+def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: bool) -> list[str]:
+    """Leave out each model's requests that its context doesn't hold, or scale them; sentences that say so."""
+    notes = []
+    for model in plan.models:
+        if of_model := requests.get(model.name):
+            spec = model.schedule.model.spec
+            fit, scaling = fit_context(Workload.from_requests(model.name, of_model), spec, scale)
+            requests[model.name] = list(fit.requests or ())
+            notes += [f"{model.name}: {text}" for text in scaling]
+    return notes
+
+
+def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
+    """Requests of all models; those of models that are alike differ, or they would come at the same moments."""
+    counts: dict[str, int] = {}
+    for unit in plan.units:
+        rates = {model.name: model.rate_seq_s for model in unit if model.rate_seq_s}
+        counts |= in_one_time(dict.fromkeys(rates, REQUESTS), rates, MOST) if rates else {}
+    return {model.name: _drawn_of(model, counts.get(model.name), place) for place, model in enumerate(plan.models)}
+
+
+def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[RequestLengths]:
+    """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
+    count, spec = model.requests or count or REQUESTS, model.schedule.model.spec
+    check_requests(f"Model '{model.name}' of the plan", count)
+    drawn = model.schedule.workload.draw(count, seed, spec.longest_request)
+    if model.rate_seq_s is None:
+        return list(drawn)
+    arrivals = random_arrivals(model.rate_seq_s, count, (seed, 1)).tolist()
+    return [replace(request, arrival_s=arrival) for request, arrival in zip(drawn, arrivals, strict=True)]
+
+
+def _profile(model: PlannedModel, given: str | None) -> tuple[AnyProfile, str]:
+    """The profile that is given; else the roofline that a model's schedule was found on, or what stands in for its
+    profile; and what that is.
+    """
+    schedule = model.schedule
+    if given not in (None, "roofline"):
+        data = document.read_json(given)
+        if isinstance(data, dict) and "tables" in data:
+            iterations = document.from_dict(IterationProfile, data, f"'{given}'")
+            return iterations, f"iterations of {iterations.model} on {iterations.device}, from '{given}'"
+    elif roofline := rooflines.found_on(schedule):
+        return roofline, f"the roofline that it was found on, {rooflines.engine_text(roofline)}"
+    where = (schedule.model.spec, schedule.cluster, schedule.dtype)
+    profile, which = find_profile(given, *where, kv_dtype=schedule.kv_dtype)
+    profile, other = as_found(profile, schedule)
+    return profile, "; ".join(filter(None, (which, other)))
+
+
+def _since(model: PlannedModel) -> str:
+    return "start" if model.rate_seq_s is None else "arrival"
+
+
+def _facts(model: PlannedModel, replayed: ModelReplay) -> dict[str, Any]:
+    times, served = latencies(replayed.served, _since(model)), replayed.served
+    seconds = max(s.finish_s for s in served)
+    return {
+        "name": model.name,
+        "requests": len(served),
+        "seconds": seconds,
+        "throughput_seq_s": len(served) / seconds,
+        "throughput_tok_s": sum(s.output_tokens for s in served) / seconds,
+        "attainment": in_time(served, model.schedule.latency_bound_s),
+        "preemptions": replayed.preemptions,
+        **{name: percentiles(times[name]) for name in ("ttft", "tpot", "latency")},
+    }
+
+
+def _row(model: PlannedModel, replayed: ModelReplay) -> list[str]:
+    facts, bounded = _facts(model, replayed), model.schedule.latency_bound_s is not None
+    return [
+        model.name,
+        f"{facts['requests']:,}",
+        figure_text(facts["throughput_seq_s"]),
+        duration_text(facts["latency"]["p50"]),
+        duration_text(facts["latency"]["p99"]),
+        duration_text(facts["ttft"]["p99"]),
+        percent_text(facts["attainment"]) if bounded else NOTHING,
+        str(replayed.preemptions),
+    ]

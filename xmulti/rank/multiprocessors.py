@@ -1,0 +1,65 @@
+"""Shares of a GPU's multiprocessors: streams whose kernels run on some of them alone, by CUDA's green contexts.
+
+The driver splits a device into groups of a few multiprocessors (8 on Hopper). Groups of one split are disjoint, and a
+context may have any of them; groups of two splits overlap. What a graph captures on such a stream keeps to its
+multiprocessors wherever it is replayed. The contexts live as long as the process.
+"""
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+class Unavailable(Exception):
+    """Why there are no shares, as the end of a sentence."""
+
+
+def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[torch.cuda.Stream]:
+    """For each share of a device's multiprocessors, from above 0 to 1, a stream that has about as many; those of
+    different shares are disjoint as long as all together fit. Raises Unavailable.
+    """
+    if device.type != "cuda":
+        raise Unavailable(f"device {device} has no multiprocessors")
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ImportError:
+        raise Unavailable("it takes the package cuda-bindings (`pip install 'exegpt[gpu]'`)") from None
+    index = torch.cuda.current_device() if device.index is None else device.index
+    number = _asked(driver, "cuDeviceGet", index)
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = _asked(driver, "cuDeviceGetDevResource", number, kind)
+    found, count, _ = _asked(driver, "cuDevSmResourceSplitByCount", whole.sm.smCount, whole, 0, 1)
+    streams: list[torch.cuda.Stream] = []
+    for places in shared_out(shares, count):
+        description = _asked(driver, "cuDevResourceGenerateDesc", [found[place] for place in places], len(places))
+        flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM, driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+        context = _asked(driver, "cuGreenCtxCreate", description, number, flags[0])
+        stream = _asked(driver, "cuGreenCtxStreamCreate", context, flags[1], 0)
+        streams.append(torch.cuda.ExternalStream(int(stream), device))
+    return streams
+
+
+def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
+    """Each share's places among so many groups, at least one. A share begins where the one before it ends, and at the
+    last group goes on with the first.
+    """
+    places, before = [], 0.0
+    for share in shares:
+        begin, end = (math.floor(bound * groups + 0.5) for bound in (before, before + share))
+        places.append([place % groups for place in range(begin, max(begin + 1, end))])
+        before += share
+    return places
+
+
+def _asked(driver: Any, name: str, *arguments: Any) -> Any:
+    """What a function of the driver returns; Unavailable where it hasn't got it, or fails."""
+    try:
+        error, *returned = getattr(driver, name)(*arguments)
+    except (AttributeError, RuntimeError) as failed:  # an old package, or an old driver
+        raise Unavailable(f"{name} is not in this CUDA driver ({failed})") from None
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise Unavailable(f"{name} answers {error.name}")
+    return returned[0] if len(returned) == 1 else returned

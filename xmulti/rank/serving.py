@@ -1,0 +1,48 @@
+"""A unit of several models at a server's requests: each model has a connection to the frontend of its own."""
+
+import select
+from collections.abc import Mapping
+from dataclasses import replace
+
+from xcore.requests.engine_protocol import Opened
+from xcore.requests.request import Request
+from xmulti.rank.unit import Unit
+from xrunner.core.engine import Engine
+from xrunner.core.inbox import Inbox, Session
+
+
+class _Session(Session):
+    """One model's requests, each of which arrives now: turns go by arrival over all models."""
+
+    def _add(self, request: Request) -> None:
+        super()._add(replace(request, arrival_s=self.engine.worker.now()))
+
+
+def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]) -> None:
+    """Run the frontend's requests on an open unit until it has drained every model; by the models' names. Raises Gone
+    where the frontend ends without a word.
+    """
+    engines: dict[str, Engine] = {tenant.name: tenant.engine for tenant in unit.tenants}
+    sessions = [_Session(engine, inboxes[name], opened[name]) for name, engine in engines.items()]
+    ran = True  # what has come with BEGIN waits for nothing
+    while not all(session.over for session in sessions):
+        if not ran:
+            _rest(unit, sessions)
+        for session in sessions:
+            session.take()
+        ran = unit.step()
+        for session in sessions:
+            session.send(session.engine.take())
+    for session in sessions:
+        session.inbox.finish()
+    unit.drain()
+
+
+def _rest(unit: Unit, sessions: list[_Session]) -> None:
+    """Wait for orders, where nothing can run; a little at a time where requests are there."""
+    patience_s = min(session.patience_s for session in sessions if not session.over) if unit.idle else 0.0
+    if patience_s:
+        inboxes = [session.inbox for session in sessions]
+        select.select(inboxes, [inbox for inbox in inboxes if inbox.unsent], [], patience_s)
+    elif not unit.idle:
+        unit.wait()

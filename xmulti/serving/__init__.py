@@ -1,0 +1,1 @@
+"""Serving a plan: its engines, and another plan when popularity drifts."""

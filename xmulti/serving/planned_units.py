@@ -1,0 +1,155 @@
+"""The engines of a plan: one for each unit of devices, for the models that are on them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from xcore import document
+from xcore.console.output import NOTES_OF
+from xcore.errors import InputError
+from xcore.noun import Noun
+from xcore.policies import checked
+from xcore.quantity import counted
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.model import ModelSpec
+from xcore.usable_cpus import usable_cpus
+from xserver.engines.unit_options import UnitModel, UnitOptions
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def has_stages(path: Path) -> bool:
+    """Whether a plan's file is of stages."""
+    data = document.read_json(path)
+    return isinstance(data, dict) and "stages" in data and "policy" not in data
+
+
+def read_plan_file(path: Path) -> Plan:
+    """The plan of a file; InputError for one of stages, in which models come and go."""
+    if has_stages(path):
+        raise InputError(f"'{path}' is a plan of stages, for `exegpt run --plan … --application …` alone.")
+    return document.read(Plan, path)
+
+
+def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
+    """The plan of a file, as `with_directories` has it."""
+    return with_directories(read_plan_file(path), directories, f"'{path}'")
+
+
+def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
+    """A plan with the directory of each model: the one given by its name, else the plan's. `what` the plan is called in
+    the InputError for one that this machine can't run, or for models whose directories are missing or aren't theirs.
+    """
+    names = check_models(plan, what)
+    if plan.cluster.nodes > 1:
+        raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
+    check_names(directories, names, what)
+    return replace(
+        plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
+    )
+
+
+def check_models(plan: Plan, what: str) -> list[str]:
+    """The names of a plan's models; InputError where there are none, or two of one name."""
+    names = [model.name for model in plan.models]
+    if not names or len(set(names)) < len(names):
+        raise InputError(
+            f"{what} has the models {', '.join(names) or 'none'}: a plan needs some, each with a name of its own; "
+            "plan again."
+        )
+    return names
+
+
+def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:
+    """InputError for a directory of no model of the plan, which is called `what`."""
+    unknown = next((name for name in directories if name not in names), None)
+    if unknown is not None:
+        raise InputError(f"--model {unknown}=… is no model of {what}: it has {', '.join(names)}.")
+
+
+def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
+    """A model with its directory, which has to be its own; InputError where it isn't, or is missing."""
+    way = f"write it into the plan, or pass --model {model.name}=DIR"
+    if given is None:
+        raise InputError(f"The plan doesn't say in which directory model '{model.name}' is: {way}.")
+    if not Path(given).is_dir():
+        raise InputError(f"There is no directory '{given}' of model '{model.name}': {way}.")
+    planned, spec = model.schedule.model, ModelSpec.from_directory(Path(given))
+    if spec.fingerprint != planned.spec.fingerprint:
+        raise InputError(
+            f"'{given}' has model '{spec.name}' ({spec.fingerprint}), and model '{model.name}' of the plan is "
+            f"'{planned.spec.name}' ({planned.spec.fingerprint}): {way}."
+        )
+    check_schedule(model)
+    return replace(model, directory=given)
+
+
+def check_schedule(model: PlannedModel) -> None:
+    """InputError for a schedule that no engine could follow on the model's devices."""
+    try:
+        checked(model.schedule).check_stages()
+    except InputError as error:
+        raise InputError(f"Model '{model.name}' of the plan: {error}") from None
+    ranks = sum(stage.tp for stage in model.schedule.stages) * model.schedule.replicas
+    if ranks != len(model.devices):
+        raise InputError(
+            f"Model '{model.name}' has {counted(len(model.devices), 'device')}, and a schedule for {ranks}: plan again."
+        )
+    if model.share and len(model.schedule.stages) * model.schedule.replicas > 1:
+        raise InputError(
+            f"Model '{model.name}' shares its devices with others and has a schedule of several stages: engines that "
+            "share devices have a part of every layer on each; plan again."
+        )
+
+
+def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[UnitOptions, ...]:
+    """The engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`. `threads` are a CPU
+    device's; None: an equal share of the cores.
+    """
+    places = {model.name: place for place, model in enumerate(plan.models)}
+    used = sum(len(unit[0].devices) for unit in plan.units)
+    threads = threads or max(1, usable_cpus() // used)
+    units = []
+    for number, unit in enumerate(plan.units):
+        first = unit[0]
+        arguments = [*flags, "--threads", str(threads)]
+        if len(unit) == 1:
+            units.append(unit_alone(first, places[first.name], arguments, plan.cluster))
+            continue
+        arguments = ["--unit", str(number), *arguments]
+        documents: dict[str, Noun] = {"--plan": plan}
+        models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
+        environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
+        units.append(UnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
+    return tuple(units)
+
+
+def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: ClusterSpec) -> UnitOptions:
+    """The engine of a model with devices of its own, `place` among all models."""
+    arguments, documents = ("--model", str(model.directory), *flags), {"--schedule": model.schedule}
+    models = (UnitModel(Path(str(model.directory)), model.name, place=place),)
+    environment, follows = _environment([model], cluster), (_follows(model),)
+    return UnitOptions(models, arguments, documents, len(model.devices), environment, follows)
+
+
+def _follows(model: PlannedModel) -> tuple[object, ...]:
+    return model.name, model.devices, model.schedule, model.share, model.directory
+
+
+def _environment(unit: Sequence[PlannedModel], cluster: ClusterSpec) -> dict[str, str]:
+    """Of an engine of these models, which has their devices alone."""
+    named = {NOTES_OF: ", ".join(model.name for model in unit)}
+    return named if cluster.is_cpu else named | _visible(unit[0].devices)
+
+
+def _visible(devices: Sequence[int]) -> dict[str, str]:
+    """The variable by which a process sees these GPUs alone, of those that this one sees."""
+    given = os.environ.get(_VISIBLE)
+    if given is None:
+        return {_VISIBLE: ",".join(map(str, devices))}
+    seen = [name.strip() for name in given.split(",") if name.strip()]
+    if max(devices) >= len(seen):
+        raise InputError(f"The plan has device {max(devices)}, and {_VISIBLE}={given} shows {len(seen)}: show more.")
+    return {_VISIBLE: ",".join(seen[device] for device in devices)}

@@ -1,0 +1,163 @@
+"""The engines of models that share devices, under one server: a job whose rank 0 connects to the frontend for each."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xcore import document
+from xcore.console import output
+from xcore.errors import InputError
+from xcore.files import model_directory
+from xcore.requests.engine_protocol import Opened
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xmulti.rank import serving
+from xmulti.rank.multiprocessors import Unavailable, streams_on_shares
+from xmulti.rank.unit import Unit
+from xmulti.sharing.plan_replay import order_of
+from xprofiler.present_speed import speed_now
+from xprofiler.profiles import measured_profile, profile_text
+from xrunner.comm.ranks import Ranks
+from xrunner.comm.relay import way_to_frontend
+from xrunner.core import inbox
+from xrunner.core.driver import Options
+from xrunner.models import planning
+from xrunner.models.device import find_device
+from xrunner.threads import set_threads
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class UnitOptions:
+    """What the process of one unit of a plan is asked for."""
+
+    plan: Path
+    unit: int
+    """Its place in `Plan.units`."""
+    socket: Path
+    """The folder in which the frontend listens at `engine-I` for the plan's I-th model."""
+    device: str | None
+    attention: str | None
+    threads: int | None
+    report_speed: bool = False
+    """Whether the frontend gets the machine's `Speed` in the end, for each model."""
+
+
+def serve(options: UnitOptions, ranks: Ranks) -> None:
+    """Load a unit's models and serve until the frontend has drained all of them, or has gone; all ranks call it."""
+    plan, unit = ranks.attempt(lambda: read_unit(options))
+    set_threads(ranks.threads(options.threads))
+    device = find_device(options.device, ranks.local)
+    directories = ranks.attempt(lambda: {model.name: directory_of(model) for model in unit})
+    attention = attention_for(unit, options.attention, device)
+    profiles = measured_profiles(unit, directories, ranks, device, attention)
+    engines = Unit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
+    engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
+    with ExitStack() as stack:
+        inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
+        try:
+            if engines.leads:
+                serving.serve(engines, inboxes, _opened(engines, profiles))
+            else:
+                engines.serve()
+            if options.report_speed:
+                _report_speed(engines, profiles, inboxes, ranks)
+        except inbox.Gone:
+            raise InputError("The server's frontend has gone: its engines end.") from None
+    engines.close()
+
+
+def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
+    """The plan and the unit of it that is asked for; InputError where it has none."""
+    plan = document.read(Plan, options.plan)
+    if not 0 <= options.unit < len(plan.units):
+        raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
+    return plan, plan.units[options.unit]
+
+
+def directory_of(model: PlannedModel) -> Path:
+    """Of a planned model's weights; InputError where the plan names none, or another model's."""
+    if model.directory is None:
+        raise InputError(f"Model '{model.name}' was planned without weights: pass --model {model.name}=DIR.")
+    directory = model_directory(model.directory)
+    model.schedule.check_model(ModelSpec.from_directory(directory))
+    return directory
+
+
+def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "torch.device") -> str:
+    """Whose attention kernels all models of a unit have: FlashInfer's, where each can."""
+    chosen = {
+        planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0] for model in unit
+    }
+    return chosen.pop() if len(chosen) == 1 else "triton"
+
+
+def measured_profiles(
+    unit: tuple[PlannedModel, ...],
+    directories: dict[str, Path],
+    ranks: Ranks,
+    device: "torch.device",
+    attention: str,
+) -> dict[str, Profile]:
+    """What this machine was measured to be for each model, or is measured to be now."""
+    profiles = {}
+    for model in unit:
+        job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
+        profiles[model.name] = job.profile
+    return profiles
+
+
+def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device") -> "list[torch.cuda.Stream]":
+    """On which the models decode beside each other, where they share by space and can; none: they take turns."""
+    shares = [model.share.decode for model in unit if model.share and model.share.by == "space"]
+    if not shares:
+        return []
+    try:
+        if ranks.size > 1:
+            raise Unavailable(f"each has {ranks.size} devices, and shares are of one")
+        return streams_on_shares(device, shares)
+    except Unavailable as why:
+        if not ranks.rank:
+            output.note(f"models that share by space take turns here: {why}")
+        return []
+
+
+def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Options:
+    """How a model that shares decides: in the order in which it is simulated."""
+    order, known = order_of(model, profile)
+    return Options(spans=spans, order=order, hints=(lambda _: known) if known else None)
+
+
+def _connect(directory: Path, plan: Plan, unit: tuple[PlannedModel, ...], stack: ExitStack) -> dict[str, inbox.Inbox]:
+    """Connections to the frontend, until `stack` ends."""
+    inboxes = {}
+    for number, model in enumerate(plan.models):
+        if model in unit:
+            connect = stack.enter_context(way_to_frontend(Ranks(), str(directory / f"engine-{number}")))
+            inboxes[model.name] = inbox.Inbox(connect())
+    return inboxes
+
+
+def _opened(engines: Unit, profiles: Mapping[str, Profile]) -> dict[str, Opened]:
+    opened = {}
+    for tenant in engines.tenants:
+        tenant.engine.prepare_grammars()
+        profile = profiles[tenant.name]
+        assumptions = profile_text(profile), "shares its device with other models: no bound is promised"
+        opened[tenant.name] = Opened(tenant.engine.schedule, profile, None, assumptions, engines.zero_s)
+    return opened
+
+
+def _report_speed(
+    engines: Unit, profiles: Mapping[str, Profile], inboxes: Mapping[str, inbox.Inbox], ranks: Ranks
+) -> None:
+    for tenant in engines.tenants:
+        speed = speed_now(profiles[tenant.name], tenant.engine, ranks)
+        if speed and engines.leads:
+            inboxes[tenant.name].send(speed)
+            inboxes[tenant.name].finish()

@@ -1,0 +1,79 @@
+"""The engines of a plan, started and watched by this process, which has a link to each model's."""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from xcore.console import output
+from xcore.errors import InputError
+from xserver.engines.engine_link import EngineLink
+from xserver.engines.engine_process import DRAIN_LIMIT_S
+from xserver.engines.engine_unit import EngineUnit
+from xserver.engines.unit_options import UnitOptions
+
+_LOOK_S = 0.02
+_SPEED_LIMIT_S = 60.0
+"""How long engines that have done all may time their layers."""
+
+
+class StartedUnit(EngineUnit):
+    """An engine of a run, whose requests fail where it can't be replaced. `links` are those of all models."""
+
+    def __init__(
+        self, options: UnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
+    ):
+        super().__init__(options, {str(m.name): links[str(m.name)] for m in options.models}, directory, turns)
+
+    async def run(self) -> int:
+        """As that of `EngineUnit`."""
+        try:
+            code = await super().run()
+        except (InputError, OSError) as error:  # its requests would wait for ever
+            if self.has_opened:  # else who waits for that says so
+                output.note(f"the engine of {self.name} can't be started again: {error}", event="engine_failed")
+            self.fail()
+            raise
+        self.fail()
+        return code
+
+    async def stop(self, limit_s: float = DRAIN_LIMIT_S) -> None:
+        """As that of `EngineUnit`; what the engine has sent last is taken."""
+        await super().stop(limit_s)
+        await self._disconnected()
+
+
+@contextlib.asynccontextmanager
+async def started(
+    units: Sequence[UnitOptions], starts: int, end_in_turn: bool = False
+) -> AsyncIterator[dict[str, EngineLink]]:
+    """Links to the engines by model, once all have opened; `starts` may start at once. They end with the block, all at
+    once or one after the other, which matters to the speed that they report. InputError where one doesn't start.
+    """
+    with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
+        of_all = {str(model.name): EngineLink() for unit in units for model in unit.models}
+        turns = asyncio.Semaphore(starts)
+        engines = [StartedUnit(unit, of_all, Path(name), turns) for unit in units]
+        for engine in engines:
+            await engine.listen()
+        running, limit_s = [asyncio.ensure_future(engine.run()) for engine in engines], DRAIN_LIMIT_S
+        try:
+            await _all_opened(engines, running)
+            yield of_all
+            limit_s = _SPEED_LIMIT_S
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+            for ending in [[engine] for engine in engines] if end_in_turn else [engines]:
+                await asyncio.gather(*(engine.stop(limit_s) for engine in ending))
+            await asyncio.gather(*(engine.close() for engine in engines))
+
+
+async def _all_opened(engines: Sequence[StartedUnit], running: Iterable["asyncio.Future[int]"]) -> None:
+    while not all(engine.opened for engine in engines):
+        for engine, task in zip(engines, running, strict=True):
+            if task.done():
+                raise InputError(f"The engine of {engine.name} doesn't start (exit code {task.result()}): see above.")
+        await asyncio.sleep(_LOOK_S)

@@ -1,0 +1,196 @@
+"""Requests of several services through a cluster: engines that services share, replicas, and who gets which request.
+
+A service with several replicas sends each request to the engine that has the fewest when it arrives (SeaLLM).
+"""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from math import inf
+
+from xcore.batching import Hints, Sequence
+from xcore.policies.sharing import Sharing
+from xcore.specs.served import Served
+from xcore.specs.workload import RequestLengths
+from xmulti.sharing.replay import Load, empty_tenant, sequences_of
+from xmulti.sharing.tenant import Tenant
+from xmulti.sharing.unit import Unit
+from xsimulator.replay.event_queue import run
+from xsimulator.replay.record import Record
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """Services on one group of devices. Their loads have no requests: those are dispatched."""
+
+    devices: tuple[int, ...]
+    loads: tuple[Load, ...]
+    sharing: Sharing
+    """Its own: rules may remember whose turn it is."""
+    overhead: float = 1.0
+    """How much longer iterations take because services share."""
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Equal for engines that do alike."""
+        return self.devices, tuple(sorted(load.name for load in self.loads))
+
+
+@dataclass(frozen=True)
+class ServiceRequests:
+    """What one service is asked for."""
+
+    lengths: tuple[RequestLengths, ...]
+    hints: tuple[Hints, ...] = ()
+    """What orders know of each; empty: nothing."""
+
+
+@dataclass(frozen=True)
+class ClusterReplay:
+    """What the services' requests experienced."""
+
+    served: dict[str, tuple[Served, ...]]
+    """Of each service, by index."""
+    busy_s: dict[str, float]
+    """Seconds of all engines' jobs, by phase."""
+    preemptions: int
+    engines: int
+
+
+@dataclass(eq=False)
+class Running:
+    """An engine in simulated time."""
+
+    engine: Engine
+    unit: Unit
+    tenants: dict[str, Tenant] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tenants = {tenant.name: tenant for tenant in self.unit.tenants}
+
+    def requests(self, now: float) -> int:
+        """How many requests have arrived and aren't done."""
+        return sum([t.ledger.residents + t.ledger.waiting.arrived(now) for t in self.unit.tenants])
+
+
+class Cluster:
+    """Engines that run side by side; the dispatcher alone looks at several of them."""
+
+    def __init__(self, engines: Items[Engine], requests: Mapping[str, ServiceRequests]):
+        """Requests of services that no engine has are left out."""
+        self._records = {name: Record(len(r.lengths), lambda _: 0, False) for name, r in requests.items()}
+        self.running = [self._start(engine, 0.0, 0.0) for engine in engines]
+        self._retired: list[Running] = []
+        sequences = [
+            (sequence.arrival_s, name, sequence.index, sequence)
+            for name, asked in requests.items()
+            for sequence in sequences_of(asked.lengths, asked.hints)
+        ]
+        self._ahead = self._dispatch_single(sorted(sequences, key=lambda entry: entry[:3]))
+
+    def _start(self, engine: Engine, now: float, resumes_s: float) -> Running:
+        tenants = [empty_tenant(load, self._records[load.name]) for load in engine.loads]
+        for tenant in tenants:
+            tenant.resumes_s = resumes_s
+        return Running(engine, Unit(tenants, engine.sharing, overhead=engine.overhead, now=now))
+
+    def _hosts(self, name: str) -> list[Running]:
+        return [running for running in self.running if name in running.tenants]
+
+    def _dispatch_single(
+        self, ahead: list[tuple[float, str, int, Sequence]]
+    ) -> Iterator[tuple[float, str, int, Sequence]]:
+        """Submit requests of services that one engine alone has; the others, by arrival, are left."""
+        hosts = {name: self._hosts(name) for name in self._records}
+        for _, name, _, sequence in ahead:
+            if len(hosts[name]) == 1:
+                hosts[name][0].tenants[name].ledger.submit([sequence])
+        return iter([entry for entry in ahead if len(hosts[entry[1]]) > 1])
+
+    def run(self, until: float = inf) -> None:
+        """Follow all requests to their ends, or until some time in seconds."""
+        self._dispatch(until)
+        for running in self.running:
+            run([running.unit], until)
+
+    def _dispatch(self, until: float) -> None:
+        """Give replicas the requests that arrive until then."""
+        left = []
+        for arrival_s, name, index, sequence in self._ahead:
+            if arrival_s > until:
+                left.append((arrival_s, name, index, sequence))
+                break
+            self._give(name, sequence, arrival_s)
+        self._ahead = iter([*left, *self._ahead])
+
+    def _give(self, name: str, sequence: Sequence, now: float) -> None:
+        hosts = self._hosts(name)
+        for running in hosts:
+            run([running.unit], now)
+        fewest = min(hosts, key=lambda running: running.requests(now))
+        fewest.unit.submit(fewest.tenants[name], sequence)
+
+    def replace(self, engines: Items[Engine], now: float, stopped_s: float = 0.0) -> float:
+        """Go on with other engines, after the iterations that run: requests of those that change are prefilled again
+        where they go on. `stopped_s`: for how long engines that change don't run. Returns when the last goes on.
+        """
+        self.run(now)
+        kept = {running.engine.key: running for running in self.running}
+        staying = [kept.pop(engine.key, None) for engine in engines]
+        over_s = max([_end(running, now) for running in kept.values()], default=now)
+        resumes_s = over_s + stopped_s
+        self._retired += kept.values()
+        self.running = [
+            stays or self._start(engine, now, resumes_s) for stays, engine in zip(staying, engines, strict=True)
+        ]
+        waiting = [
+            (sequence.arrival_s, name, sequence.index, sequence)
+            for running in (*kept.values(), *(stays for stays in staying if stays))
+            for name, tenant in running.tenants.items()
+            for sequence in _taken(tenant, now, everything=running in kept.values())
+        ]
+        ahead = sorted([*waiting, *self._ahead], key=lambda entry: entry[:3])
+        for _, name, _, sequence in [entry for entry in ahead if entry[0] <= now]:
+            self._give(name, sequence, now)
+        self._ahead = self._dispatch_single([entry for entry in ahead if entry[0] > now])
+        return resumes_s
+
+    def result(self) -> ClusterReplay:
+        """What has been served so far."""
+        every = [tenant for running in (*self._retired, *self.running) for tenant in running.unit.tenants]
+        for tenant in every:
+            tenant.ledger.check()
+        served = {name: tuple(sorted(r.served, key=lambda s: s.index)) for name, r in self._records.items()}
+        busy = {phase: sum(tenant.busy_s[phase] for tenant in every) for phase in ("encode", "decode")}
+        return ClusterReplay(served, busy, sum(tenant.ledger.preemptions for tenant in every), len(self.running))
+
+
+def _end(running: Running, now: float) -> float:
+    """Let an engine finish the iterations that run, and start no others; when it has."""
+    unit = running.unit
+    for job in unit.running:
+        job.cut(now)
+    over_s = max([job.end_s for job in unit.running], default=now)
+    unit.close(over_s)
+    return over_s
+
+
+def _taken(tenant: Tenant, now: float, everything: bool) -> list[Sequence]:
+    """A tenant's sequences, without their caches; of one that stays those that have yet to arrive."""
+    ledger = tenant.ledger
+    if not everything:
+        ahead = [sequence for sequence in ledger.waiting if sequence.arrival_s > now]
+        ledger.waiting.remove(ahead)
+        return ahead
+    residents = ledger.resident
+    for sequence in residents:
+        ledger.cancel(sequence)
+        sequence.recompute(encoder_decoder=False)
+    return [*residents, *ledger.waiting.drain()]
+
+
+def replay_cluster(engines: Items[Engine], requests: Mapping[str, ServiceRequests]) -> ClusterReplay:
+    """Run every service's requests on the engines that have it. InputError for a request that a pool could not hold."""
+    cluster = Cluster(engines, requests)
+    cluster.run()
+    return cluster.result()

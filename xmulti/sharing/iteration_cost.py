@@ -1,0 +1,112 @@
+"""What iterations of one model cost on a share of its devices."""
+
+from collections.abc import Sequence as Items
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.interpolation import linear
+from xcore.specs.iteration_profile import IterationProfile, IterationTables
+from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.stage import Chunks
+
+Array = NDArray[np.float64]
+
+
+class IterationCost(Protocol):
+    """Seconds of a model's iterations by the share of the multiprocessors that they have."""
+
+    def prefill_seconds(self, tokens: Items[int], share: float) -> float:
+        """Seconds in which whole prompts of these lengths are computed."""
+
+    def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
+        """Seconds of decoding iterations of so many sequences at these mean contexts; the contexts' shape."""
+
+
+class TableCost:
+    """By measured iterations; between shares that were measured, linear in 1 / share."""
+
+    def __init__(self, profile: IterationProfile, tp: int):
+        self._tables = profile.of(tp)
+        self._decode: dict[tuple[int, float], tuple[Array, Array]] = {}
+        """Mean contexts and seconds of a batch on a share."""
+
+    def prefill_seconds(self, tokens: Items[int], share: float) -> float:
+        """As long as a batch of equal prompts with as many tokens in all."""
+        total, squares = sum(tokens), sum([count * count for count in tokens])
+        length = squares / total  # what attention sees on average
+        return sum(weight * tables.prefill.at(total / length, length) for tables, weight in self._around(share))
+
+    def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
+        """As the tables say; a batch's seconds are linear in the context between the points."""
+        key = sequences, share
+        if key not in self._decode:
+            points = np.array(self._tables[0].decode.points[1])
+            rows = [
+                weight * np.array([tables.decode.at(sequences, point) for point in points])
+                for tables, weight in self._around(share)
+            ]
+            self._decode[key] = points, np.sum(rows, axis=0)
+        seconds = np.empty(contexts.shape)
+        linear(*self._decode[key], contexts, seconds)
+        return seconds
+
+    def _around(self, share: float) -> list[tuple[IterationTables, float]]:
+        """The tables on both sides of a share, and what each counts; beyond the smallest as 1 / share."""
+        shares = [tables.share for tables in self._tables]
+        if share <= shares[0]:
+            return [(self._tables[0], shares[0] / share)]
+        if share >= shares[-1]:
+            return [(self._tables[-1], 1.0)]
+        above = next(i for i, known in enumerate(shares) if known >= share)
+        low, high = 1 / shares[above], 1 / shares[above - 1]
+        weight = (1 / share - low) / (high - low)
+        both = [(self._tables[above], 1 - weight), (self._tables[above - 1], weight)]
+        return [(tables, part) for tables, part in both if part]
+
+
+DECODE_SATURATES = 0.4
+"""The share of the multiprocessors that draws nearly all of a device's memory bandwidth: on MuxServe's A100s decoding
+of LLaMA-7B to 65B takes 1.0 to 1.2 times as long on 40 to 50 % of them as on all, and 1.3 times as long on 30 %.
+"""
+
+
+class ProfileCost:
+    """By a profile of layers, which knows whole devices alone: on a share, prompts take 1 / share as long, being bound
+    by arithmetic, and decoding as long as on the whole down to where the share draws less than the memory gives.
+    """
+
+    def __init__(self, replica_cost: ReplicaCost):
+        self._costs = replica_cost.decode.costs
+        self._travel = replica_cost.decode.hops_together
+        self._decode: dict[int, tuple[Array, Array]] = {}
+
+    def prefill_seconds(self, tokens: Items[int], share: float) -> float:
+        """Through all stages, one after the other."""
+        chunks = Chunks(tokens, [0] * len(tokens), len(tokens))
+        return (sum(cost.step(chunks, 0, 0.0) for cost in self._costs) + self._travel(sum(tokens))) / share
+
+    def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
+        """Through all stages, one after the other."""
+        if sequences not in self._decode:
+            layer = self._costs[0].tables.decoder
+            points = np.array((layer.mixed_attention or layer.decode_attention).points[-1])
+            values = [sum(cost.step(None, sequences, point) for cost in self._costs) for point in points]
+            self._decode[sequences] = points, np.array(values) + self._travel(sequences)
+        seconds = np.empty(contexts.shape)
+        linear(*self._decode[sequences], contexts, seconds)
+        return seconds * max(1.0, DECODE_SATURATES / share)
+
+
+ALIKE, UNLIKE = 1.04, 1.08
+"""How much longer iterations take where models share merged KV blocks (SeaLLM, Figure 15): below 4 % for three of six
+LLMs, below 8 % for all. The larger one where their blocks differ.
+"""
+
+
+def sharing_overhead(block_bytes: Items[int]) -> float:
+    """How much longer iterations take of models with KV blocks of so many bytes; nothing for one alone."""
+    if len(block_bytes) < 2:
+        return 1.0
+    return ALIKE if len(set(block_bytes)) == 1 else UNLIKE

@@ -1,0 +1,193 @@
+"""Plans in which some models share devices and others have their own: which, and how many, searched jointly.
+
+Seeded with the plans of other methods, whose units count as known. Others are replayed by the yardstick of all methods:
+groups that share by space and by time, and models alone under a quick policy.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from xcore.processes import Processes
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xmulti.plans.demands import Demand
+from xmulti.plans.model_frontier import ModelFrontier
+from xmulti.plans.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn
+from xmulti.sharing.shared_devices import can_share, most_of_unit, share_unit
+
+if TYPE_CHECKING:
+    from xmulti.sharing.groups import Group, Grouping, Part
+
+MOST_MODELS = 7
+"""With more there are too many partitions to go through (877 of 7 models, 116 thousand of 10)."""
+MOST = 80
+"""Measurements of groups on numbers of devices."""
+SCALES = 1.1
+"""A model alone does no better on more devices than in proportion, and so much."""
+LENIENT = 1.5
+"""Nor does the yardstick, which has the whole bound, find more than so many times what a search finds within the bound
+less its margin.
+"""
+_WAYS: tuple[Literal["space", "time"], ...] = ("space", "time")
+
+
+class Mixture:
+    """What groups of a plan's models do on numbers of devices, and the plan of the best ones."""
+
+    def __init__(
+        self,
+        demands: tuple[Demand, ...],
+        cluster: ClusterSpec,
+        frontiers: Sequence[ModelFrontier],
+        processes: Processes,
+    ):
+        """With the models' frontiers, of which some may be known."""
+        self._demands, self._cluster, self._frontiers = demands, cluster, frontiers
+        self._planned: dict[Part, tuple[PlannedModel, ...]] = {}
+        self._most: dict[Part, float] = {}
+        """Of groups of several."""
+        self._processes = processes
+        self.seconds = math.inf
+        """Until which the requests of models without a rate must be done."""
+
+    @cached_property
+    def _drawn(self) -> dict[str, Drawn]:
+        return drawn({demand.name: demand for demand in self._demands})
+
+    def improve(self, plans: Sequence[Plan], progress: Callable[[int, int], None]) -> Plan | None:
+        """The best mixture, where it is better than all these plans."""
+        from xmulti.sharing.groups import Cluster, GroupSearch
+
+        known = self._seeds(plans)
+        floor = max((_headroom(plan.models) for plan in plans), default=0.0)
+        where = Cluster(self._cluster.nodes, self._cluster.devices_per_node)
+        search = GroupSearch(len(self._demands), where, self, known)
+        found = search.best(floor, MOST, progress)
+        return self._plan(found) if found else None
+
+    def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, float]":
+        """What the units of other plans reach."""
+        places = {demand.name: place for place, demand in enumerate(self._demands)}
+        known: dict[Part, float] = {}
+        for plan in plans:
+            self.seconds = min(self.seconds, max((model.seconds or 0.0 for model in plan.models), default=0.0))
+        for unit in (unit for plan in plans for unit in plan.units):
+            part = tuple(sorted(places[model.name] for model in unit)), len(unit[0].devices)
+            headroom = self._of(unit)
+            if headroom > known.get(part, 0.0):
+                known[part], self._planned[part] = headroom, unit
+        return known
+
+    def _of(self, unit: Sequence[PlannedModel]) -> float:
+        """Headroom of models; infinite for those without a rate, where they are done in time."""
+        return _headroom(unit) if all((model.seconds or 0.0) <= self.seconds for model in unit) else 0.0
+
+    def at_most(self, group: "Group", devices: int) -> float:
+        """As `xmulti.sharing.groups.Measure`."""
+        if len(group) == 1:
+            return self._most_alone(group[0], devices)
+        part = group, devices
+        if part not in self._most:
+            demands = [self._demands[i] for i in group]
+            shared = all(map(can_share, demands))
+            most = most_of_unit(demands, self._cluster, devices) if shared else 0.0
+            self._most[part] = KEEPS_UP * most  # so much more than it sustains for ever passes for sustained
+        return self._most[part]
+
+    def _most_alone(self, model: int, devices: int) -> float:
+        limit = math.inf
+        for other, served in self._frontiers[model].searched:
+            headroom = served.budget(self._demands[model]).headroom if served else 0.0
+            if other >= devices:
+                limit = min(limit, LENIENT * headroom)
+            elif headroom:
+                limit = min(limit, LENIENT * headroom * SCALES * devices / other)
+        return limit
+
+    def reached(self, parts: "Sequence[Part]", level: float) -> list[float | None]:
+        """As `xmulti.sharing.groups.Measure`."""
+        alone = [(group[0], devices) for group, devices in parts if len(group) == 1]
+        ModelFrontier.search([(self._frontiers[i], devices) for i, devices in alone], self._processes)
+        does = [part for part in parts if len(part[0]) > 1 or self._frontiers[part[0][0]].on(part[1])]
+        units = self._processes.each(measured, [self._asked(part, level) for part in does])
+        reached = dict.fromkeys((part for part in parts if len(part[0]) == 1), 0.0)
+        for part, unit in zip(does, units, strict=True):
+            if unit and self._of(unit) > reached.get(part, 0.0):
+                reached[part], self._planned[part] = self._of(unit), tuple(unit)
+        return [reached.get(part) for part in parts]
+
+    def _asked(self, part: "Part", level: float) -> tuple[object, ...]:
+        """Arguments of `measured` for a group on a number of devices."""
+        group, devices = part
+        demands = [self._demands[i] for i in group]
+        asked = [self._drawn.get(demand.name) for demand in demands]
+        served = self._frontiers[group[0]].on(devices) if len(group) == 1 else None
+        return demands, asked, self._cluster, devices, served.planned(demands[0]) if served else None, level
+
+    def _plan(self, found: "Grouping") -> Plan:
+        """The plan of a grouping."""
+        better = self._with_all_policies([part for part in found.parts if len(part[0]) == 1])
+        models: dict[str, PlannedModel] = {}
+        for part, devices in zip(found.parts, found.devices, strict=True):
+            for model in [better[part]] if part in better else self._planned[part]:
+                models[model.name] = replace(model, devices=devices[: len(model.devices)])
+        return Plan(Plan.VERSION, "exegpt", self._cluster, tuple(models[demand.name] for demand in self._demands))
+
+    def _with_all_policies(self, alone: "list[Part]") -> "dict[Part, PlannedModel]":
+        """Models with devices of their own under the best of all policies, or as planned where that is better."""
+        wanted = {part: (self._frontiers[part[0][0]], part[1]) for part in alone}
+        ModelFrontier.search(list(wanted.values()), self._processes)
+        does = [part for part, (frontier, devices) in wanted.items() if frontier.on(devices)]
+        served = ModelFrontier.with_all_policies([wanted[part] for part in does], self._processes)
+        asked = []
+        for part, of_part in zip(does, served, strict=True):
+            demand, (planned,) = self._demands[part[0][0]], self._planned[part]
+            asked.append((planned, of_part.planned(demand), demand, self._drawn.get(demand.name)))
+        better = dict(zip(does, self._processes.each(better_alone, asked), strict=True))
+        return {part: better.get(part, self._planned[part][0]) for part in alone}
+
+
+def measured(
+    demands: list[Demand],
+    asked: list[Drawn | None],
+    cluster: ClusterSpec,
+    devices: int,
+    alone: PlannedModel | None,
+    level: float,
+) -> list[PlannedModel] | None:
+    """Models on so many devices: one alone as it is planned, or several that share them, in the better of both ways;
+    None where they don't reach a level together.
+    """
+    if alone is not None:
+        return _alone(alone, demands[0], asked[0])
+    requests = {demand.name: known for demand, known in zip(demands, asked, strict=True) if known}
+    best = None
+    for way in _WAYS:
+        unit = share_unit(demands, cluster, devices, way, max(level, 1.0))
+        if unit is None:
+            continue
+        trial = Trial(unit, {demand.name: demand for demand in demands}, requests)
+        if trial.sustained(level):
+            factor = trial.highest(level)
+            best, level = at_rates(trial, factor), factor * (1 + PRECISION)  # the other way must be better
+    return best
+
+
+def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[PlannedModel]:
+    if asked is None:
+        return [model]
+    trial = Trial([model], {demand.name: demand}, {demand.name: asked})
+    return at_rates(trial, trial.highest(model.headroom or 1.0))
+
+
+def better_alone(planned: PlannedModel, other: PlannedModel, demand: Demand, asked: Drawn | None) -> PlannedModel:
+    """A model as it was planned, or in another way where a replay shows that to be better."""
+    (again,) = _alone(other, demand, asked)
+    return max(planned, again, key=lambda model: (model.headroom or 0.0, -(model.seconds or 0.0)))
+
+
+def _headroom(models: Sequence[PlannedModel]) -> float:
+    return min((model.headroom for model in models if model.headroom is not None), default=math.inf)

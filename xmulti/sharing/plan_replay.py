@@ -1,0 +1,207 @@
+"""Requests of several models through a plan: models with devices of their own, and units that share theirs."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.batching import Hints, Order, deal
+from xcore.batching.kv_pool import KVPool
+from xcore.batching.shared_pool import block_of, least_quota, shared_pools
+from xcore.errors import InputError
+from xcore.orders import fcfs
+from xcore.orders.doubling_budget import DoublingBudget
+from xcore.policies.one_phase import OnePhasePolicy
+from xcore.policies.priority_sharing import PrioritySharing
+from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
+from xcore.specs.cluster_plan import Plan, PlannedModel, Share
+from xcore.specs.iteration_profile import IterationProfile
+from xcore.specs.model import BYTES
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.served import Served, ServedColumns
+from xcore.specs.timeline import Span
+from xcore.specs.workload import RequestLengths
+from xmulti.sharing.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
+from xmulti.sharing.replay import Load, Stop, replay_unit
+from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.solo import solo_times
+from xsimulator.replay.compiled import Replicas, Requests, is_compiled
+from xsimulator.replay.event_simulator import replay
+
+CONTENTION = 1.0
+"""How much longer iterations take beside another model's: nothing, as nobody has measured it for most models."""
+SAMPLES = 500
+"""Requests by which a service's time alone is known."""
+
+
+AnyProfile = Profile | IterationProfile
+"""Of a model's layers; or of its whole iterations, by which models with devices of their own run prompts and decoding
+apart too.
+"""
+
+
+@dataclass(frozen=True)
+class ModelReplay:
+    """What one model's requests experienced."""
+
+    served: tuple[Served, ...]
+    """In order of completion."""
+    preemptions: int
+    spans: tuple[Span, ...] = ()
+    """Numbered by the plan's devices; where they were not asked for none."""
+
+
+def replay_plan(
+    plan: Plan,
+    profiles: Mapping[str, AnyProfile],
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool = False,
+) -> dict[str, ModelReplay]:
+    """Run every model's requests through a plan; profiles and requests by the models' names, which may be some of the
+    plan's. InputError for a request that a model's cache could not hold.
+    """
+    replays: dict[str, ModelReplay] = {}
+    for unit in plan.units:
+        asked = [model for model in unit if model.name in requests]
+        replays |= replay_models(asked, profiles, requests, timeline) if asked else {}
+    return replays
+
+
+def replay_models(
+    unit: Items[PlannedModel],
+    profiles: Mapping[str, AnyProfile],
+    requests: Mapping[str, Items[RequestLengths]],
+    timeline: bool = False,
+    stop: Stop | None = None,
+) -> dict[str, ModelReplay]:
+    """Replay models that share devices, or one alone.
+
+    `stop` ends a unit's replay early.
+    """
+    profile = profiles[unit[0].name]
+    if unit[0].share is None and isinstance(profile, Profile):
+        (model,) = unit
+        run = replay(model.schedule, profile, requests[model.name], timeline=timeline)
+        return {model.name: ModelReplay(run.served, run.preemptions, _moved(run.timeline.spans, model))}
+    loads = loads_of(unit, profiles, requests)
+    rule = rule_of(unit[0].share or Share("time"))
+    run_of_unit = replay_unit(loads, rule, CONTENTION, timeline, overhead=overhead_of(unit, profiles), stop=stop)
+    spans = {model.name: [s for s in run_of_unit.spans if s.stage == place] for place, model in enumerate(unit)}
+    return {
+        model.name: ModelReplay(
+            run_of_unit.served[model.name],
+            run_of_unit.preemptions[model.name],
+            _moved(spans[model.name], model),
+        )
+        for model in unit
+    }
+
+
+def rule_of(share: Share) -> Sharing:
+    """Which of a unit's models runs next."""
+    if share.by == "priority":
+        return PrioritySharing(prompts_first=True)
+    return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
+
+
+def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
+    """How much longer iterations take because the models' caches lie in one memory: as published, unless it was
+    measured what a switch of model takes here.
+    """
+    assert unit[0].share is not None, "they share their devices"
+    if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):
+        return 1.0
+    schedules = [model.schedule for model in unit] if unit[0].share.pool == "merged" else []
+    return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
+
+
+def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
+    """What requests experience under a schedule with devices of its own, as `replay` would find it and many times as
+    quick; in no order. InputError as there.
+    """
+    if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
+        return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
+    lengths = [(request.input, request.output) for request in requests]
+    columns = np.array([(r.arrival_s, r.input, r.output) for r in requests], dtype=np.float64)
+    replicas, served = Replicas(profile), []
+    for places in deal(lengths, schedule.replicas):
+        if not places:
+            continue
+        arrivals, inputs, outputs = np.ascontiguousarray(columns[places].T)
+        times = replicas.serve(schedule, Requests(arrivals, inputs, outputs, np.zeros(len(places))))
+        assert times is not None, "no bound ends it"
+        served.append((outputs, arrivals, times.started, times.first, times.finished))
+    return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
+
+
+def loads_of(
+    unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
+) -> list[Load]:
+    """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
+    _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
+    read = [_read_bytes(model.schedule) for model in unit]
+    return [
+        _load(model, pool, profiles[model.name], requests.get(model.name, ()), sum(read) - own)
+        for model, pool, own in zip(unit, pools, read, strict=True)
+    ]
+
+
+def _read_bytes(schedule: Schedule) -> float:
+    """Bytes of weights that an iteration reads on each device: the head is whole there."""
+    spec, tp = schedule.model.spec, schedule.stages[0].tp
+    head = spec.vocab * spec.hidden * BYTES[schedule.dtype]
+    return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
+
+
+def _load(
+    model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths], other_bytes: float
+) -> Load:
+    cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
+    limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
+    least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
+    in_turn = model.share is not None and model.share.by != "space"
+    switch_s, front_end_s = 0.0, profile.front_end_s if isinstance(profile, Profile) else 0.0
+    if in_turn and isinstance(profile, Profile):
+        switch_s = profile.switch_seconds(other_bytes, model.schedule.stages[0].tp)
+    hints = (known,) * len(requests) if known else ()
+    return Load(model.name, cost, requests, pool, limits, order, hints, least, switch_s, front_end_s)
+
+
+def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
+    if isinstance(profile, Profile):
+        return ProfileCost(ReplicaCost.of(schedule, profile))
+    if schedule.policy != "orca" or len(schedule.stages) > 1 or schedule.replicas > 1:
+        raise InputError(
+            f"The iterations of {profile.model} are of prompts or of decoding, on one group of devices, and its "
+            f"schedule has policy '{schedule.policy}', {len(schedule.stages)} stages and {schedule.replicas} replicas: "
+            "replay it by a profile of layers."
+        )
+    return TableCost(profile, schedule.stages[0].tp)
+
+
+def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | None]:
+    """Who of a model's requests comes first, and what that is told of each; None: nothing."""
+    if model.share is None or model.share.by != "priority":
+        return fcfs, None
+    if not isinstance(profile, Profile):
+        raise InputError(f"Model '{model.name}' shares by priority: replay it by a profile of layers.")
+    times = service_times(model.schedule, ReplicaCost.of(model.schedule, profile))
+    known = Hints(service=model.name, service_time_s=float(times.mean()), service_sd_s=float(times.std()))
+    return DoublingBudget(executed=True), known
+
+
+def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
+    """Seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
+    drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.longest_request)
+    return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
+
+
+def _moved(spans: Items[Span], model: PlannedModel) -> tuple[Span, ...]:
+    """Spans on the plan's devices."""
+    where = model.devices
+    return tuple(
+        Span(where[s.device], s.stage, s.phase, s.micro_batch, s.start_s, s.end_s, s.sequences, s.tokens) for s in spans
+    )

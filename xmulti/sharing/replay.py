@@ -1,0 +1,120 @@
+"""Requests of several models through units of shared devices."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal
+
+from xcore.batching import UNKNOWN, Hints, Ledger, Order, Sequence
+from xcore.batching.kv_pool import KVPool
+from xcore.orders import fcfs
+from xcore.policies.one_phase import OnePhasePolicy
+from xcore.policies.priority_sharing import PrioritySharing
+from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
+from xcore.specs.served import Served
+from xcore.specs.timeline import Span
+from xcore.specs.workload import RequestLengths
+from xmulti.sharing.iteration_cost import IterationCost
+from xmulti.sharing.tenant import Tenant
+from xmulti.sharing.unit import Unit
+from xsimulator.replay.event_queue import events
+from xsimulator.replay.record import Record
+
+SHARINGS: dict[str, Callable[[], Sharing]] = {
+    "space": SpatialSharing,
+    "time": partial(TimeSharing, in_order=False),
+    "priority": partial(PrioritySharing, prompts_first=False),
+}
+"""How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
+
+Stop = Callable[[Mapping[str, Items[Served]], float], bool]
+"""Return whether to end a replay early, by each model's served requests and the time in seconds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Load:
+    """One model's requests on a unit, what its iterations cost there, and the pool of its keys and values."""
+
+    name: str
+    cost: IterationCost
+    requests: Items[RequestLengths]
+    pool: KVPool
+    limits: OnePhasePolicy = field(default_factory=OnePhasePolicy)
+    order: Order = fcfs
+    hints: Items[Hints] = ()
+    """What the order must know of each request."""
+    least: int | None = None
+    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
+    switch_s: float = 0.0
+    """How much longer its iteration takes after another model's."""
+    front_end_s: float = 0.0
+    """Seconds of each request outside the engine."""
+
+
+@dataclass(frozen=True)
+class UnitReplay:
+    """What the requests of a unit's models experienced."""
+
+    served: dict[str, tuple[Served, ...]]
+    """Of each model, in order of completion."""
+    preemptions: dict[str, int]
+    busy_s: dict[str, float]
+    """Seconds of each model's jobs."""
+    spans: tuple[Span, ...]
+    """The model's place as the stage; where they were not asked for none."""
+
+    @property
+    def seconds(self) -> float:
+        """Until the last request is done."""
+        return max((served[-1].finish_s for served in self.served.values() if served), default=0.0)
+
+
+def replay_unit(
+    loads: Items[Load],
+    sharing: Literal["space", "time", "priority"] | Sharing,
+    contention: float = 1.0,
+    timeline: bool = False,
+    step_by_step: bool = False,
+    overhead: float = 1.0,
+    stop: Stop | None = None,
+) -> UnitReplay:
+    """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
+    begins while another model's runs; `overhead`: how much longer all take; `stop`: when to leave the rest. InputError
+    for a request that its pool could not hold.
+    """
+    records = {load.name: Record(len(load.requests), lambda _: 0, False, load.front_end_s) for load in loads}
+    tenants = [_tenant(load, records[load.name]) for load in loads]
+    rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
+    unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
+    so_far = {name: record.served for name, record in records.items()}
+    for now in events([unit]):
+        if stop and stop(so_far, now):
+            break
+    for tenant in tenants:
+        tenant.ledger.check()
+    served = {n: tuple(sorted(r.served, key=lambda s: (s.finish_s, s.index))) for n, r in records.items()}
+    preemptions = {tenant.name: tenant.ledger.preemptions for tenant in tenants}
+    busy = {tenant.name: sum(tenant.busy_s.values()) for tenant in tenants}
+    return UnitReplay(served, preemptions, busy, tuple(sorted(unit.spans or (), key=lambda span: span.start_s)))
+
+
+def _tenant(load: Load, record: Record) -> Tenant:
+    tenant = empty_tenant(load, record)
+    tenant.ledger.submit(sequences_of(load.requests, load.hints))
+    return tenant
+
+
+def empty_tenant(load: Load, record: Record) -> Tenant:
+    """A model before any request of its load has come."""
+    ledger = Ledger(load.pool, load.order, admission="grow")
+    return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
+
+
+def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:
+    """Requests with what is known of them; no hints: nothing."""
+    known = hints or (UNKNOWN,) * len(requests)
+    return [
+        Sequence(i, r.input, r.output, r.arrival_s, hints=own)
+        for i, (r, own) in enumerate(zip(requests, known, strict=True))
+    ]

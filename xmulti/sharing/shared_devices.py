@@ -1,0 +1,204 @@
+"""Plans in which models share devices: MuxServe's placement on shares of the multiprocessors, or taking turns."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from xcore.errors import Infeasible, InputError
+from xcore.quantity import counted, figure_text
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import PlannedModel, Share
+from xcore.specs.engine import engine_of
+from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.served import summarise
+from xmulti.plans.demands import Demand
+
+if TYPE_CHECKING:
+    from xmulti.sharing.placement import Mesh, Popular
+    from xsimulator.cost.replica import ReplicaCost
+
+MAX_NUM_SEQS = 256
+PREFILL_TOKENS = 2048
+"""Of prompts that are computed together."""
+
+
+def place_together(
+    demands: Sequence[Demand],
+    cluster: ClusterSpec,
+    by: Literal["space", "time"],
+    progress: Callable[[int, int], None],
+) -> list[PlannedModel]:
+    """MuxServe's placement of models with rates; nothing is replayed yet. InputError for a model without a rate, or one
+    that can't share; Infeasible where no placement has room for all.
+    """
+    from xmulti.sharing.placement import Placer
+
+    popular = [popular_of(demand, cluster) for demand in demands]
+    placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
+    placement = placer.place(popular, cluster.nodes, cluster.devices_per_node, progress)
+    if placement is None:
+        raise no_room_together(demands, cluster)
+    by_name = {demand.name: demand for demand in demands}
+    planned = {
+        model.name: model
+        for mesh in placement.meshes
+        for model in planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, Share(by, 1.0))
+    }
+    return [planned[demand.name] for demand in demands]
+
+
+def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasible:
+    """That no placement has room for all models."""
+    weights = figure_text(sum(popular_of(demand, cluster).weight_bytes for demand in demands) / 1e9)
+    usable, other = (
+        figure_text(size / 1e9) for size in (usable_bytes(demands, cluster), other_bytes(demands, cluster))
+    )
+    return Infeasible(
+        f"The models don't fit {cluster.name} together: their weights have {weights} GB, KV blocks come on top, and "
+        f"each of {counted(cluster.devices, 'device')} has {usable} GB for models, {other} GB of them for other uses "
+        "than these two; name more devices, a larger --gpu-memory-fraction, or fewer models.",
+        None,
+    )
+
+
+def share_unit(
+    demands: Sequence[Demand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
+) -> list[PlannedModel] | None:
+    """Models that share the cluster's first devices, their shares as wide as rates times a factor need; None where they
+    have no room. Nothing is replayed yet.
+    """
+    from xmulti.sharing.placement import MOST_SHARES, Placer
+
+    placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
+    raised = [replace(model, rate_seq_s=factor * model.rate_seq_s) for model in popular]
+    mesh = placer.unit(raised, tuple(range(devices)), math.inf if by == "time" else MOST_SHARES)
+    if mesh is None:
+        return None
+    by_name = {demand.name: demand for demand in demands}
+    return planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, Share(by, 1.0))
+
+
+def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
+    """The factor of all rates that models can't exceed on one mesh; 0 where they have no room on it."""
+    from xmulti.sharing.fluid_bound import highest_factor
+    from xmulti.sharing.placement import Mesh, Occupant, Placer
+
+    placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
+    popular = [popular_of(demand, cluster) for demand in demands]
+    costs = [model.cost(devices) for model in popular]
+    occupants = tuple(Occupant(m, devices, 1.0, cost) for m, cost in zip(popular, costs, strict=True) if cost)
+    if len(occupants) < len(popular):
+        return 0.0
+    kv_bytes = placer.kv_bytes(Mesh(tuple(range(devices)), occupants))
+    return highest_factor(popular, [demand.bound_s for demand in demands], devices, kv_bytes, PREFILL_TOKENS)
+
+
+def can_share(demand: Demand) -> bool:
+    """Whether a model can share devices."""
+    return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
+
+
+def usable_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+    """What models' engines may fill of one device."""
+    return min(engine_of(demand.setting.profile).memory.usable_bytes(cluster) for demand in demands)
+
+
+def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+    """What a model needs of a device beside weights and cache; the most of all."""
+    return max(_replica(demand, cluster, 1)[1] for demand in demands)
+
+
+def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
+    """What placements know of a model. InputError for one that can't share devices."""
+    from xmulti.sharing.iteration_cost import IterationCost, ProfileCost
+    from xmulti.sharing.placement import Popular
+
+    model, lengths = demand.setting.model, demand.setting.workload
+    if demand.rate_seq_s is None or model.encoder_layers:
+        why = "no rate" if demand.rate_seq_s is None else "an encoder"
+        raise InputError(f"Model '{demand.name}' has {why}, and can't share devices: use --method exegpt.")
+    weights, _ = _replica(demand, cluster, 1)
+
+    def cost(devices: int) -> IterationCost | None:
+        degrees = {tables.tp for tables in demand.setting.profile.degrees}
+        if devices not in degrees or devices not in model.tp_degrees(devices):
+            return None
+        return ProfileCost(_replica_cost(demand, cluster, devices))
+
+    return Popular(
+        demand.name,
+        demand.rate_seq_s,
+        lengths.input.mean,
+        lengths.output.mean,
+        demand.rate_seq_s * model.parameters,
+        cost,
+        weights,
+        float(model.layers * model.kv_bytes(1, demand.setting.kv_dtype)),
+        BLOCK_SIZE * math.ceil((lengths.input.max + lengths.output.max) / BLOCK_SIZE + 1),
+    )
+
+
+def _replica(demand: Demand, cluster: ClusterSpec, tp: int) -> tuple[float, float]:
+    """Bytes of a model's weights, and what it needs of a device beside them and its cache."""
+    (memory,) = _replica_cost(demand, cluster, tp).memory((PREFILL_TOKENS, MAX_NUM_SEQS))
+    return memory.weights, memory.workspace + memory.held
+
+
+def _stages(demand: Demand, tp: int) -> tuple[Stage, ...]:
+    return (Stage(tuple(range(tp)), tp, "both", None, (0, demand.setting.model.layers)),)
+
+
+def _replica_cost(demand: Demand, cluster: ClusterSpec, tp: int) -> "ReplicaCost":
+    from xsimulator.cost.replica import CostModel
+
+    setting = demand.setting
+    return CostModel(setting.model, cluster, setting.profile, setting.kv_dtype).replica(_stages(demand, tp))
+
+
+def planned_on(
+    mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, share: Share
+) -> list[PlannedModel]:
+    """The models of a mesh, each with room for its longest sequence, and the rest of the cache in proportion to rates
+    and sizes (MuxServe's quotas; of merged blocks it is what they come to), at most what its sequences use. `share`:
+    how they do, if they are several; by space each decodes on its own share of the multiprocessors.
+    """
+    wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
+    rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)
+    alone, planned = len(mesh.occupants) == 1, []
+    for occupant in mesh.occupants:
+        popular, demand = occupant.popular, demands[occupant.popular.name]
+        part = popular.least_bytes + rest * popular.rate_seq_s * popular.kv_token_bytes / wanted
+        part = min(part, MAX_NUM_SEQS * popular.least_bytes)
+        blocks = math.floor(part / (BLOCK_SIZE * popular.kv_token_bytes))
+        schedule = _schedule(demand, cluster, len(mesh.devices), blocks)
+        own = replace(share, decode=occupant.decode_share) if share.by == "space" else share
+        unknown = summarise((), 0.0)
+        planned.append(
+            PlannedModel(popular.name, mesh.devices, schedule, unknown, demand.rate_seq_s, share=None if alone else own)
+        )
+    return planned
+
+
+def _schedule(demand: Demand, cluster: ClusterSpec, tp: int, blocks: int) -> Schedule:
+    setting = demand.setting
+    prompts = max(1, round(PREFILL_TOKENS / setting.workload.input.mean))
+    part = replace(cluster, name=f"{tp}x{cluster.device.kind}", nodes=1, devices_per_node=tp)
+    return Schedule(
+        version=Schedule.VERSION,
+        policy="orca",
+        model=ModelReference(setting.model, setting.model.fingerprint),
+        cluster=part,
+        workload=setting.workload.without_requests,
+        profile=ProfileReference(setting.profile.source, setting.profile.fingerprint),
+        stages=_stages(demand, tp),
+        kv_blocks=blocks,
+        dtype=setting.profile.dtype,
+        kv_dtype=setting.kv_dtype,
+        admission="grow",
+        max_num_seqs=MAX_NUM_SEQS,
+        prefills_per_step=min(prompts, MAX_NUM_SEQS),
+        latency_bound_s=demand.bound_s,
+        bound="requests",
+    )

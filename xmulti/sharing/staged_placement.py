@@ -1,0 +1,134 @@
+"""SeaLLM's placement of models on shared devices: models to groups of one degree, for the degree that replays prefer.
+
+Models that share do so over merged blocks, by their requests' priorities, or in order of arrival as in the AlpaServe
+that SeaLLM is compared with. A model is in one group: a plan has each of its models once.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from xcore.batching.shared_pool import block_of, least_memory
+from xcore.errors import Infeasible
+from xcore.quantity import counted
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import PlannedModel, Share
+from xcore.specs.schedule import BLOCK_SIZE
+from xmulti.plans.demands import Demand
+from xmulti.plans.plan_evaluation import Trial, drawn
+from xmulti.sharing.shared_devices import no_room_together, other_bytes, planned_on, popular_of, usable_bytes
+
+if TYPE_CHECKING:
+    from xmulti.sharing.placement import Mesh
+    from xmulti.stages.two_stage import Group, Outcome
+
+Rule = Literal["priority", "time"]
+"""As `Share.by`."""
+SLO = 5.0
+"""Times its mean time alone: the bound of a model without one."""
+
+
+def place_in_groups(
+    demands: Sequence[Demand],
+    cluster: ClusterSpec,
+    by: Rule,
+    progress: Callable[[int, int], None],
+    level: float = 0.0,
+) -> list[PlannedModel]:
+    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. In groups that don't
+    sustain their rates times a level, all requests count as late. InputError for a model without a rate, or one that
+    can't share; Infeasible where no placement has room for all.
+    """
+    from xmulti.stages.two_stage import MOST, Service, place_in_stages
+
+    groups = Groups(demands, cluster, by, level)
+    if len(demands) > MOST * cluster.devices:
+        raise Infeasible(
+            f"{len(demands)} models don't fit {cluster.name}: at most {MOST} share a group of devices, and it has "
+            f"{counted(cluster.devices, 'device')}; name more devices, fewer models, or --method temporal.",
+            None,
+        )
+    requests = drawn(groups.demands)
+    services = [Service(d.name, d.rate_seq_s or 0.0, requests[d.name].count(1.0)) for d in demands]
+    nodes = (cluster.nodes, cluster.devices_per_node)
+    placed = place_in_stages(services, *nodes, groups.have_room, groups.outcomes, replicas=False, progress=progress)
+    if placed is None:
+        raise no_room_together(demands, cluster)
+    units = [groups.planned(group.devices, group.services) for group in placed.groups if group.services]
+    planned = {model.name: model for unit in units for model in unit}
+    return [planned[demand.name] for demand in demands]
+
+
+class Groups:
+    """What models do where they share devices; what was found is kept."""
+
+    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec, by: Rule, level: float = 0.0):
+        from xmulti.sharing.placement import Placer
+
+        self.demands, self._cluster, self._by = {demand.name: demand for demand in demands}, cluster, by
+        self._level = level
+        self.popular = {demand.name: popular_of(demand, cluster) for demand in demands}
+        self._placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
+        self._requests = drawn(self.demands)
+        self._replayed = functools.cache(self._replay)
+        self._cost = functools.cache(lambda name, devices: self.popular[name].cost(devices))
+
+    def have_room(self, devices: int, names: tuple[str, ...]) -> bool:
+        """Whether models can run on so many devices, with merged blocks for the longest sequence of each at once."""
+        mesh = self._mesh(tuple(range(devices)), names)
+        if mesh is None:
+            return False
+        settings = [self.demands[name].setting for name in names]
+        sizes = [block_of(setting.model, BLOCK_SIZE, setting.kv_dtype) for setting in settings]
+        longest = [math.ceil(self.popular[name].longest / BLOCK_SIZE) for name in names]
+        return self._placer.kv_bytes(mesh) >= least_memory(sizes, longest)
+
+    def planned(self, devices: tuple[int, ...], names: tuple[str, ...]) -> list[PlannedModel]:
+        """Models on devices that have room for them."""
+        mesh = self._mesh(devices, names)
+        assert mesh is not None, "they have room"
+        return planned_on(
+            mesh, self._placer.kv_bytes(mesh), self.demands, self._cluster, Share(self._by, 1.0, "merged")
+        )
+
+    def outcomes(self, groups: "tuple[Group, ...]") -> "dict[str, Outcome]":
+        """What the models of some groups experience."""
+        served = [self._replayed(len(group.devices), group.services) for group in groups if group.services]
+        return {name: outcome for of_group in served for name, outcome in of_group.items()}
+
+    def _replay(self, devices: int, names: tuple[str, ...]) -> "dict[str, Outcome]":
+        """Who is later than its bound, or than five times the mean time alone, of the requests that measure plans."""
+        from xmulti.sharing.plan_replay import service_times
+        from xmulti.stages.two_stage import Outcome
+        from xsimulator.cost.replica import ReplicaCost
+
+        unit, found = self.planned(tuple(range(devices)), names), {}
+        trial = Trial(unit, self.demands, self._requests)
+        if self._level and not trial.sustained(self._level):
+            counts = {name: self._requests[name].count(1.0) for name in names}
+            return {name: Outcome(count, math.inf, count) for name, count in counts.items()}
+        served = trial.replayed(1.0)
+        for model in unit:
+            demand = self.demands[model.name]
+            replica = ReplicaCost.of(model.schedule, demand.setting.profile)
+            mean_s = float(service_times(model.schedule, replica).mean())
+            latency = served[model.name].latencies("arrival")["latency"]
+            count = self._requests[model.name].count(1.0)  # the same whatever shares the devices
+            late = round(count * float(np.mean(latency > (demand.bound_s or SLO * mean_s))))
+            found[model.name] = Outcome(late, float(latency.mean()) / mean_s, count)
+        return found
+
+    def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":
+        """The models on these devices; None where one can't run on so many."""
+        from xmulti.sharing.placement import Mesh, Occupant
+
+        occupants = []
+        for name in names:
+            cost = self._cost(name, len(devices))
+            if cost is None:
+                return None
+            occupants.append(Occupant(self.popular[name], len(devices), 1.0, cost))
+        return Mesh(devices, tuple(occupants))

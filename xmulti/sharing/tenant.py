@@ -1,0 +1,152 @@
+"""Tenant: one model on devices that it shares, with its requests, its memory and what its iterations cost."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.batching import ENDLESS, FollowingOrder, Ledger, Sequence, Step
+from xcore.policies.one_phase import OnePhasePolicy
+from xmulti.sharing.iteration_cost import IterationCost
+from xsimulator.replay.cells import Ran
+
+Array = NDArray[np.float64]
+
+MOST_AT_ONCE = 1024
+"""Decoding iterations that are followed at once."""
+_COUNT = np.arange(float(MOST_AT_ONCE))
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A model's step, or a row of decoding iterations alike, on a share of the devices. Seconds."""
+
+    tenant: "Tenant"
+    step: Step
+    phase: Literal["encode", "decode"]
+    share: float
+    start_s: float
+    ends: Array
+    """[iterations]: when each one ends."""
+
+    @property
+    def end_s(self) -> float:
+        """When it is done."""
+        return float(self.ends[-1])
+
+    def cut(self, now: float) -> None:
+        """End the row with the iteration that runs at `now`."""
+        self.ends = self.ends[: 1 + int(np.searchsorted(self.ends, now))]
+
+
+class Recorder(Protocol):
+    """Who is told of a model's steps: a `Record`, mostly."""
+
+    def start(self, step: Step, now: float) -> None:
+        """A step begins."""
+
+    def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
+        """It has ended, and these requests in it."""
+
+
+@dataclass(eq=False)
+class Tenant:
+    """One model's requests on shared devices.
+
+    It prefills or decodes, one at a time: prompts are whole, and preempted sequences are prefilled again.
+    """
+
+    name: str
+    ledger: Ledger
+    cost: IterationCost
+    limits: OnePhasePolicy
+    record: Recorder
+    least: int | None = None
+    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
+    switch_s: float = 0.0
+    """How much longer its iteration takes after another model's."""
+    job: Job | None = None
+    """What it runs now."""
+    resumes_s: float = 0.0
+    """Before that it can't run: its weights are loaded or moved."""
+    idle_since_s: float = 0.0
+    """When its last job ended."""
+    busy_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
+    """Seconds of its jobs so far."""
+
+    def first(self, now: float) -> Sequence | None:
+        """The waiting prompt that is admitted next, if its blocks are free."""
+        return self.limits.first(self.ledger, now) if now >= self.resumes_s else None
+
+    def can_prefill(self, now: float) -> bool:
+        """Whether it would be admitted now."""
+        return now >= self.resumes_s and self.limits.can_prefill(self.ledger, now, lambda: self._taken(now))
+
+    def _taken(self, now: float) -> int:
+        """Blocks of the row that runs, up to its present iteration, that are booked when it ends."""
+        if self.job is None or not self.job.step.decode:
+            return 0
+        ahead, pool = 1 + int(np.searchsorted(self.job.ends, now, side="right")), self.ledger.pool
+        return sum([max(0, pool.blocks_for(s.cached + ahead) - len(s.blocks)) for s in self.job.step.decode])
+
+    @property
+    def ahead(self) -> int:
+        """Blocks that the running row will have taken when it ends, and the pool hasn't given yet."""
+        if self.job is None or not self.job.step.decode:
+            return 0
+        rows, pool = len(self.job.ends), self.ledger.pool
+        return sum([max(0, pool.blocks_for(s.cached + rows) - len(s.blocks)) for s in self.job.step.decode])
+
+    def can_decode(self, now: float) -> bool:
+        """Whether it has sequences to decode."""
+        return bool(self.ledger.decoding) and now >= self.resumes_s
+
+    def prefill(self, now: float, slowdown: float, switched: bool) -> Job | None:
+        """Start prompts that wait, as many as fit; None where none does. `switched`: after another model's job."""
+        step = self.limits.next_step(self.ledger, now, "encode")
+        if step is None:
+            return None
+        self.record.start(step, now)
+        seconds = self.cost.prefill_seconds([count for _, count in step.encode], self.limits.prefill_share)
+        ends = np.array([now + slowdown * (seconds + switched * self.switch_s)])
+        self.job = Job(self, step, "encode", self.limits.prefill_share, now, ends)
+        return self.job
+
+    def decode(self, now: float, slowdown: float, switched: bool, most: int = ENDLESS) -> Job | None:
+        """Start decoding iterations of all residents, up to `most` in a row; None where all have been preempted.
+        `switched`: after another model's job.
+        """
+        step = self.limits.next_step(self.ledger, now, "decode")
+        if step is None:
+            return None
+        decode = step.decode
+        most = 1 if self.ledger.preempted else most  # what they held may let another in
+        most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
+        step = Step(decode=decode, repeats=most)
+        row = self.ledger.repeats(step)
+        # Rounded as iterations one by one: what ends together then does so in a row too.
+        contexts = (sum([s.cached + 1 for s in decode]) + len(decode) * _COUNT[:row]) / len(decode)
+        seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)
+        seconds[0] += switched * self.switch_s
+        ends = np.cumsum(np.concatenate(([now], slowdown * seconds)))[1:]
+        self.job = Job(self, step, "decode", self.limits.decode_share, now, ends)
+        return self.job
+
+    def finish(self) -> None:
+        """Book the job that has ended."""
+        job, self.job = self.job, None
+        assert job is not None, "a job has run"
+        self.idle_since_s = job.end_s
+        iterations, end_s = len(job.ends), job.end_s
+        order = self.ledger.waiting.order
+        if isinstance(order, FollowingOrder):
+            order.ran(job.step, end_s - job.start_s, end_s)
+        if iterations > 1:
+            self.ledger.extend(job.step, iterations)
+        finished = self.ledger.advance(job.step, iterations)
+        out = np.array([end_s])
+        encoded = {sequence.index: end_s for sequence, _ in job.step.encode}
+        self.record.book(job.step, Ran(iterations, end_s, encoded, out, out), finished)
+        self.busy_s[job.phase] += end_s - job.start_s

@@ -1,0 +1,55 @@
+"""Plans of stages beside budgets, for models that have numbers of requests: which are done first."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from xcore.errors import Infeasible, InputError
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.schedule import Schedule
+from xmulti.files.application_file import loading_s, loading_text, read_application
+from xmulti.plans.demands import Demand
+from xmulti.plans.planning import Proposal
+from xmulti.stages.stage_planning import propose_stages
+
+
+def assumed(cluster: ClusterSpec) -> str:
+    """How loading counts where stages are compared with budgets."""
+    return (
+        f"methods are compared with loading, {loading_text(cluster.is_cpu)}: of budgets once, before a model's "
+        "requests, of stages each time that one starts a model"
+    )
+
+
+def beside_stages(
+    proposals: Sequence[Proposal], demands: Sequence[Demand], file: Path, cluster: str, **options: Any
+) -> list[Proposal]:
+    """What budgets and SamuLLM's stages come to, the best one first; where there are stages, loading counts for all.
+    `file`, `cluster` and `options` are those of the demands.
+    """
+    staged = _staged(file, cluster, options)
+    if staged.stages:
+        proposals = [replace(p, loading_s=loading_of(p.plan, demands)) if p.plan else p for p in proposals]
+    return sorted([*proposals, staged], key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
+
+
+def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
+    try:
+        best, *_ = propose_stages(read_application(file, cluster, **options))
+    except (Infeasible, InputError) as error:
+        return Proposal("samullm", None, str(error))
+    return Proposal(best.method, None, stages=best.plan)
+
+
+def loading_of(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
+    """How long each model's engine takes to load, as plans of stages count it: the device with the most layers last."""
+    settings = {demand.name: demand.setting for demand in demands}
+    return {m.name: loading_s(settings[m.name], _most(m.schedule)) for m in plan.models}
+
+
+def _most(schedule: Schedule) -> float:
+    """The largest share of a decoder's layers that a device has."""
+    ranges = [(stage.decoder_layers or (0, 0), stage.tp) for stage in schedule.stages]
+    return max((end - first) / tp for (first, end), tp in ranges) / schedule.model.spec.layers

@@ -1,0 +1,72 @@
+"""SamuLLM's baselines: one model at a time on all GPUs, or as many models at once as possible."""
+
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from xmulti.stages.progress import Placed, Progress
+from xmulti.stages.stages import Host, gpus, parallels
+
+
+def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
+    """Max-heuristic: one node on all GPUs, in its fastest configuration. It never stops a node, so `preempt` changes
+    nothing.
+    """
+    del preempt
+    name = next(name for name in progress.unfinished if progress.can_run(name))
+    ways = parallels(progress, host, name)
+    widest = [way for way in ways if way.gpus == ways[-1].gpus]
+    return {name: min(widest, key=lambda way: progress.outlook({name: way}).end_s)}
+
+
+def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
+    """Min-heuristic: as many nodes at once as fit, on as many GPUs as possible, shared as evenly as possible; among
+    equal shares, the stage with the highest throughput. Without preemption running nodes stay as they are, and the
+    others share the free GPUs.
+    """
+    locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
+    ways = {
+        name: parallels(progress, host, name)
+        for name in progress.unfinished
+        if name not in locked and progress.can_run(name, progress.unfinished)
+    }
+
+    def closed(names: Collection[str]) -> bool:
+        return all(progress.can_run(name, {*locked, *names}) for name in names)
+
+    sizes = {name: sorted({way.gpus for way in of_one}) for name, of_one in ways.items()}
+    stages = (
+        {**locked, **dict(zip(share, chosen, strict=True))}
+        for share in _even_shares(sizes, host.devices - gpus(locked), closed)
+        for chosen in itertools.product(*([w for w in ways[name] if w.gpus == size] for name, size in share.items()))
+    )
+    return max(stages, key=lambda stage: progress.outlook(stage).throughput)
+
+
+def _even_shares(
+    sizes: Mapping[str, Sequence[int]], room: int, closed: Callable[[Collection[str]], bool]
+) -> Sequence[dict[str, int]]:
+    """GPUs for the largest number of nodes that fit together with their sources: all ways to share that leave the
+    fewest GPUs free, and of those the most even ones.
+    """
+    for count in range(len(sizes), -1, -1):
+        found: dict[tuple[int, int], list[dict[str, int]]] = {}
+        for names in itertools.combinations(sizes, count):
+            for share in _shares([(name, sizes[name]) for name in names], room) if closed(names) else ():
+                key = (-sum(share.values()), sum(size * size for size in share.values()))
+                found.setdefault(key, []).append(share)
+        if found:
+            return found[min(found)]
+    raise AssertionError("no node at all has room for itself")
+
+
+def _shares(sizes: Sequence[tuple[str, Sequence[int]]], room: int) -> Iterator[dict[str, int]]:
+    """All ways to give nodes GPUs."""
+    if not sizes:
+        yield {}
+        return
+    (name, known), rest = sizes[0], sizes[1:]
+    least = sum(of_one[0] for _, of_one in rest)
+    for size in known:
+        if size + least <= room:
+            for share in _shares(rest, room - size):
+                yield {name: size, **share}

@@ -1,0 +1,31 @@
+"""Plans that differ from the greedy plan in one stage: limited discrepancy search with one discrepancy (Harvey and
+Ginsberg, 1995).
+
+The few complete plans of the depth-first branch and bound differ only in their last stages, where little is left to
+gain. The greedy errs in the first stages: it ignores the critical path, and how long loading blocks GPUs.
+"""
+
+from xmulti.stages.application import Application
+from xmulti.stages.progress import Progress
+from xmulti.stages.stage_search import lower_bound_s, next_stages
+from xmulti.stages.stages import Host, PlannedStage, follow, go_on, greedy_stage, makespan
+
+
+def varied_stages(
+    application: Application, host: Host, top_stages: int | None = 4, preempt: bool = True
+) -> tuple[PlannedStage, ...]:
+    """The plan that is done first: the greedy plan, or one with a single other stage out of the `top_stages` best by
+    throughput (None: out of all), continued greedily.
+    """
+    progress, before = Progress.beginning(application), tuple[PlannedStage, ...]()
+    best = go_on(progress, host, greedy_stage, preempt)
+    while progress.unfinished and progress.now + lower_bound_s(progress, host) < makespan(best):
+        greedy, *others = next_stages(progress, host, top_stages, preempt)
+        for stage in others:
+            planned, after = follow(progress, stage)
+            plan = (*before, planned, *go_on(after, host, greedy_stage, preempt))
+            if makespan(plan) < makespan(best):
+                best = plan
+        planned, progress = follow(progress, greedy)
+        before = (*before, planned)
+    return best

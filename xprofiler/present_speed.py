@@ -1,0 +1,33 @@
+"""How fast this machine is now, beside when its profile was measured."""
+
+from typing import TYPE_CHECKING
+
+from xcore.specs.profile import Profile
+
+if TYPE_CHECKING:
+    from xcore.requests.engine_protocol import Speed
+    from xprofiler.rates import Slowdown
+    from xrunner.comm.ranks import Ranks
+    from xrunner.core.engine import Engine
+    from xrunner.models.load import Model
+
+
+def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown | None":
+    """How much slower this machine is now than its profile; None where the profile isn't one that this machine
+    measured. All ranks call it.
+    """
+    from xprofiler import machine
+    from xprofiler.rates import measured_slowdown
+
+    fact = "device" if model.device.type == "cuda" else "processor"
+    same = profile.source == "measured" and profile.provenance.get(fact) == machine.provenance(model.device)[fact]
+    return measured_slowdown(profile, model, ranks) if all(ranks.all(same)) else None
+
+
+def speed_now(profile: Profile, engine: "Engine", ranks: "Ranks") -> "Speed | None":
+    """An engine's profile at the machine's speed of now; None if it is of no measurement here. All ranks call it."""
+    from xcore.requests.engine_protocol import Speed
+    from xprofiler.rates import rescaled
+
+    slowdown = slowdown_now(profile, engine.model, ranks)
+    return Speed(rescaled(profile, engine.model.spec, slowdown)) if slowdown else None

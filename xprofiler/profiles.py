@@ -1,0 +1,172 @@
+"""Profiles for models on clusters: a file's, this machine's stored one, one measured now at a few points, or the
+roofline.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from xcore.duration import duration_text, parse_delay
+from xcore.errors import InputError
+from xcore.specs.cluster import ClusterSpec, device_kind
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xprofiler import rooflines
+
+if TYPE_CHECKING:
+    import torch
+
+    from xprofiler.job import Job
+    from xrunner.comm.ranks import Ranks
+
+_ROOFLINE_HERE = (
+    "this machine's two rates, which kernels miss and to which an engine adds: good for comparing, no promise (a small "
+    "model's run can take ten times as long); `exegpt profile` measures"
+)
+
+
+def find_profile(
+    text: str | None,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    dtype: str | None,
+    *,
+    kv_dtype: str | None = None,
+    engine: str | None = None,
+    attention: str = "triton",
+    front_end: str | None = None,
+) -> tuple[Profile, str]:
+    """`_find_profile`, with `front_end` (a duration as text) in place of its engine's front-end time."""
+    seconds = None if front_end is None else parse_delay(front_end, "--front-end")
+    profile, which = _find_profile(text, model, cluster, dtype, kv_dtype, engine, attention, seconds)
+    if seconds is None or profile.front_end_s == seconds:
+        return profile, which
+    return replace(profile, front_end_s=seconds), f"{which}; --front-end adds {duration_text(seconds)} to each request"
+
+
+def _find_profile(
+    text: str | None,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    dtype: str | None,
+    kv_dtype: str | None,
+    engine: str | None,
+    attention: str,
+    front_end_s: float | None,
+) -> tuple[Profile, str]:
+    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
+    dtype it is a file's, in its own. An `engine` is named for a roofline or imported kernels, and refused beside what
+    was measured with another. A stored one was measured with the same `attention`; the text names a file's where it is
+    another.
+    """
+    rooflines.check_engine(engine)
+    if text is not None and text != "roofline":
+        read = _profile_from_file(text, model, dtype)
+        rooflines.check_engine(engine, read, text)
+        notes = f"{_device_note(read, cluster)}{_attention_note(read, attention)}"
+        if engine is None or read.source != "operators":
+            return read, f"profile: '{text}'{notes}"
+        return _under(engine, read, model, cluster), f"profile: '{text}'{notes}, with the time of engine {engine}"
+    assert dtype, "only files know their own"
+    from xprofiler import machine, store
+
+    here = machine.which(cluster) if cluster.name.startswith("local") else None
+    if here and text is None:
+        stored = store.find_here(model, dtype, here, attention)
+        if stored:
+            rooflines.check_engine(engine, stored, stored.fingerprint)
+            return stored, profile_text(stored)
+    roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine, front_end_s)
+    why = "" if text else ", none that was measured fits this model, cluster and dtype"
+    whose = _ROOFLINE_HERE if here and engine is None else rooflines.engine_text(roofline, engine is not None)
+    return roofline, f"profile: roofline{why}; {whose}"
+
+
+def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec) -> Profile:
+    from xcore.specs.engine import find_engine
+    from xprofiler.operators import with_engine
+
+    return with_engine(profile, model, cluster, find_engine(engine))
+
+
+def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) -> tuple[Profile, str]:
+    """Return imported kernels with the time of the engine that a schedule was found with, unless an `engine` was asked
+    for, and a sentence on that engine, or on another profile of the schedule; empty for its own.
+    """
+    from xcore.specs.engine import ENGINES
+
+    searched = schedule.profile
+    if profile.fingerprint == searched.fingerprint:
+        return profile, ""
+    if engine is None and profile.source == searched.source == "operators":
+        for name in ENGINES:
+            served = _under(name, profile, schedule.model.spec, schedule.cluster)
+            if served.fingerprint == searched.fingerprint:
+                return served, f"profile: with the time of engine {name}, as in the search for the schedule"
+    other = f"another profile, {searched.source} ({searched.fingerprint})"
+    return profile, f"profile: the search for the schedule had {other}; pass it as --profile FILE for the same figures"
+
+
+def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
+    """That a profile was measured on other devices than the cluster's; nothing where it was on those, by any name."""
+    try:
+        kind = device_kind(profile.device).kind
+    except InputError:
+        kind = profile.device
+    if cluster.name.startswith("local") or kind == cluster.device.kind:
+        return ""
+    return f", whose times are of {kind} and not of {cluster.device.kind}"
+
+
+def _attention_note(profile: Profile, attention: str) -> str:
+    """A profile's attention where it isn't the run's; empty where the profile names none."""
+    measured = profile.provenance.get("attention")
+    if measured is None or measured.split()[0] == attention:
+        return ""
+    return f", measured with attention by {measured} and not by {attention}"
+
+
+def _spread_note(profile: Profile) -> str:
+    """A warning for a profile whose times varied much while they were measured; else nothing."""
+    from xprofiler.store import is_calm
+
+    if is_calm(profile):
+        return ""
+    return (
+        f"; its times vary by {profile.spread:.0%}, since the machine was busy: run `exegpt profile` again when it is "
+        "quiet"
+    )
+
+
+def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profile:
+    from xcore import document
+
+    profile = document.read(Profile, path)
+    if not profile.is_for(model):
+        raise InputError(f"The profile '{path}' is for another model than '{model.name}': profile this one.")
+    if dtype not in (None, profile.dtype):
+        raise InputError(f"The profile '{path}' is in {profile.dtype}, not in {dtype}: pass --dtype {profile.dtype}.")
+    return profile
+
+
+def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str) -> "Job":
+    """The ranks' cluster and its profile: stored, else measured now at few points, with a progress bar. All ranks call
+    it alike, and all get it.
+    """
+    from xcore.console import output
+    from xprofiler.job import measured_job
+
+    first = ranks.rank == 0
+    with output.progress("measuring a few points") if first else nullcontext(lambda done, total: None) as progress:
+        return measured_job(directory, dtype, ranks, device, lambda _, done, total: progress(done, total), attention)
+
+
+def profile_text(profile: Profile) -> str:
+    """Which measured profile this is, and what could be better about it."""
+    from xprofiler.store import is_coarse
+
+    coarse = is_coarse(profile)
+    where = f"measured on this machine{' at a few points' if coarse else ''} ({profile.fingerprint})"
+    return f"profile: {where}{'; `exegpt profile` measures all' if coarse else ''}{_spread_note(profile)}"

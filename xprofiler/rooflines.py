@@ -1,0 +1,178 @@
+"""Unmeasured profiles: the roofline of a named cluster under a named engine, and how far off such were."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from xcore.duration import duration_text
+from xcore.errors import InputError
+from xcore.policies import TRAITS, runs
+from xcore.specs.cluster import ClusterSpec, is_stock
+from xcore.specs.engine import OWN_ENGINE
+
+if TYPE_CHECKING:
+    from xcore.specs.model import ModelSpec
+    from xcore.specs.profile import Profile
+    from xcore.specs.schedule import Schedule
+    from xprofiler.compared import Compared
+
+DEFAULT_ENGINE = "vllm"
+"""What most people deploy; on this machine our own runner serves, whose time a measured profile has."""
+
+
+def default_engine(cluster: ClusterSpec) -> str:
+    """The engine that is taken where none is named."""
+    return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
+
+
+def stock_profile(
+    model: "ModelSpec",
+    cluster: ClusterSpec,
+    dtype: str,
+    kv_dtype: str | None = None,
+    engine: str | None = None,
+    front_end_s: float | None = None,
+) -> "Profile":
+    """The roofline of a cluster under an engine, with another front-end time where one is given; this machine's rates
+    are measured once (a second).
+    """
+    from xcore.specs.engine import find_engine
+    from xprofiler import store
+    from xprofiler.roofline import roofline_profile
+
+    serving = find_engine(engine or default_engine(cluster))
+    if front_end_s is not None:
+        serving = replace(serving, front_end_s=front_end_s)
+    known = cluster if cluster.device.flops_s else store.measured_once(cluster, dtype)
+    return roofline_profile(model, known, dtype, kv_dtype=kv_dtype, engine=serving)
+
+
+def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile":
+    """The roofline of another cluster in the dtypes and under the engine of a roofline."""
+    facts = profile.provenance
+    return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"], profile.front_end_s)
+
+
+def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
+    """The profile of this project's engine in place of that of another server; None where there is no other."""
+    from xcore.specs.engine import ENGINES, find_engine
+    from xprofiler.operators import with_engine
+
+    name = profile.provenance.get("serving" if profile.source == "operators" else "engine", "none")
+    if cluster.is_cpu or name not in ENGINES or all(runs(name, policy) for policy in TRAITS):
+        return None
+    own = find_engine(OWN_ENGINE)
+    if profile.front_end_s != find_engine(name).front_end_s:  # one that was asked for
+        own = replace(own, front_end_s=profile.front_end_s)
+    if profile.source == "operators":
+        return with_engine(profile, model, cluster, own)
+    facts = profile.provenance
+    return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], OWN_ENGINE, own.front_end_s)
+
+
+def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
+    """Sentences on what stands for this project's engine, where any policy is predicted with it."""
+    from xcore.specs.engine import engine_of
+
+    if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
+        return ()
+    summed = "what it takes of a GPU's memory is summed from its allocations"
+    texts = [f"engine exegpt: {summed}, not measured"]
+    if own.source != "measured":
+        texts = [
+            f"engine exegpt: nothing was measured on a GPU; {summed}, its own time is a CPU's, and kernels, links and "
+            "sampling are taken as vLLM's"
+        ]
+    if own is not chosen:
+        theirs = engine_of(chosen).name
+        names = ", ".join(policy for policy in TRAITS if not runs(theirs, policy))
+        texts.insert(0, f"engines: {theirs} doesn't run {names}, which are predicted with engine exegpt")
+    return tuple(texts)
+
+
+def found_on(schedule: "Schedule") -> "Profile | None":
+    """The roofline that a schedule was found on; None where it is none of a known engine's."""
+    return next((p for p in _candidates(schedule) if p.fingerprint == schedule.profile.fingerprint), None)
+
+
+def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
+    from xcore.specs.engine import ENGINES
+
+    if schedule.profile.source != "roofline":
+        return
+    for name in dict.fromkeys((default_engine(schedule.cluster), *ENGINES)):
+        yield stock_profile(schedule.model.spec, schedule.cluster, schedule.dtype, schedule.kv_dtype, name)
+
+
+def check_engine(engine: str | None, profile: "Profile | None" = None, which: str = "") -> None:
+    """InputError for an engine that is unknown, or beside a profile (by `which` name) of another engine's time."""
+    from xcore.specs.engine import engine_of, find_engine
+
+    if engine is None:
+        return
+    find_engine(engine)
+    if profile is not None and profile.source != "operators" and engine_of(profile).name != engine:
+        raise InputError(
+            f"--engine {engine} is for rooflines and imported kernels, and the times of the profile '{which}' are its "
+            f"own engine's ({engine_of(profile).name}): leave one of them out."
+        )
+
+
+def engine_text(profile: "Profile", typed: bool = True) -> str:
+    """Whose time is in a roofline."""
+    name = profile.provenance["engine"]
+    whose = "no engine's own time is in it" if name == "none" else f"with the time of engine {name}"
+    parts = [whose + ("" if typed or name == "none" else ", the default")]
+    if profile.in_flight > 1:
+        parts.append(f"{profile.in_flight} iterations in flight")
+    if profile.front_end_s:
+        parts.append(f"{duration_text(profile.front_end_s)} of each request outside the engine")
+    parts += [text for text in (profile.provenance.get("sampling"),) if text]
+    return ", ".join(parts)
+
+
+def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
+    """Return sentences on how far rooflines under this engine of this device were off, by tensor-parallel degree; none
+    for other profiles. They speak of what was compared alone: one quantity, engine, device and kind of load.
+    """
+    if profile.source != "roofline" or profile.device == "cpu":
+        return ()
+    from xprofiler.compared import COMPARED
+
+    engine, device = profile.provenance["engine"], profile.device
+    of_engine = [row for row in COMPARED if row.engine == engine]
+    rows = [row for row in of_engine if row.device == device]
+    if not of_engine:
+        known = " and ".join(dict.fromkeys(row.engine for row in COMPARED))
+        return (f"accuracy: no measurement was compared with rooflines under engine {engine}, only under {known}",)
+    if not rows:
+        known = ", ".join(dict.fromkeys(row.device for row in of_engine))
+        nothing = (
+            f"accuracy: no measurement of {device} was compared with rooflines under engine {engine}, only of {known}"
+        )
+        return (nothing, *_limits(engine, device))
+    if not is_stock(cluster):
+        return (f"accuracy: measurements of {device} were compared, and this cluster's device or link is another",)
+    return (_errors_text(rows), *_limits(engine, device))
+
+
+def _errors_text(rows: "list[Compared]") -> str:
+    """Return the sentence on the errors of one engine and device."""
+    from xprofiler.compared import SOURCES
+
+    first = rows[0]
+    off = ", ".join(f"{row.median_error:.0%} at TP{row.tp} ({row.rows})" for row in rows)
+    beyond = sum(row.rows * row.beyond_quarter for row in rows) / sum(row.rows for row in rows)
+    return (
+        f"accuracy: {first.quantity} under engine {first.engine} on {first.device} was off by {off}: medians over so "
+        f"many of {SOURCES[first.engine]} that nothing was fitted to, {first.load}; {beyond:.0%} of them by more than "
+        "a quarter"
+    )
+
+
+def _limits(engine: str, device: str) -> tuple[str, ...]:
+    """Return the sentence on what is known to be off; none where nothing is."""
+    from xprofiler.compared import LIMITS
+
+    texts = [limit.text for limit in LIMITS if limit.engine in (None, engine) and limit.device in (None, device)]
+    return (f"known limits of engine {engine}: {'; '.join(texts)}",) if texts else ()

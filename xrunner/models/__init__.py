@@ -1,0 +1,25 @@
+"""The layers of the supported architectures, their KV storage and weight loading."""
+
+from xrunner.models.batch import AttentionBatch, Batch, computed_rows
+from xrunner.models.cache import KVCache
+from xrunner.models.dealing import Dealing
+from xrunner.models.decoder import Between, Model
+from xrunner.models.encoder_decoder import EncoderDecoder
+from xrunner.models.load import load_model, random_model
+from xrunner.models.planning import Planning
+from xrunner.models.shard import Shard
+
+__all__ = [
+    "AttentionBatch",
+    "Batch",
+    "Between",
+    "Dealing",
+    "EncoderDecoder",
+    "KVCache",
+    "Model",
+    "Planning",
+    "Shard",
+    "computed_rows",
+    "load_model",
+    "random_model",
+]

@@ -1,0 +1,88 @@
+"""The KV cache of one device: one tensor of keys and one of values per layer, allocated once, in blocks."""
+
+import contextlib
+import math
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+from exegpt.kernels.kv_layout import key_shape
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec
+from xrunner.models.device import CPU, free_memory
+from xrunner.models.weights import torch_dtype
+
+
+@dataclass(frozen=True)
+class KVCache:
+    """Keys and values of every layer.
+
+    Values are [blocks, kv_heads, block_size, head_size]; keys have the device's layout, see `kernels/kv_layout.py`.
+    """
+
+    keys: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @classmethod
+    def allocate(
+        cls,
+        spec: ModelSpec,
+        layers: int,
+        blocks: int,
+        block_size: int,
+        dtype: str,
+        device: torch.device = CPU,
+    ) -> "KVCache":
+        """Empty tensors for `blocks` blocks; InputError where the device has no memory for them."""
+        need = blocks * block_size * layers * spec.kv_bytes(1, dtype)
+        free = free_memory(device)
+        if need > free:
+            raise InputError(
+                f"A KV cache of {blocks} blocks of {block_size} tokens needs {need / 2**30:.1f} GiB, and "
+                f"{free / 2**30:.1f} GiB are available: use a schedule with fewer blocks."
+            )
+        kind = torch_dtype(dtype)
+        shape = blocks, spec.kv_heads, block_size, spec.head_size
+        values = tuple(scattered_zeros(shape, kind, device) for _ in range(layers))
+        return cls(tuple(scattered_zeros(key_shape(layer), kind, device) for layer in values), values)
+
+    @classmethod
+    def over(cls, memory: torch.Tensor, spec: ModelSpec, layers: int, block_size: int, dtype: str) -> "KVCache":
+        """Views of a memory, uint8 [bytes], in which other models' blocks lie too. A block lies in one place: the keys
+        and the values of its first layer, of the second, and so on, pieces of one size. It is called by the number of
+        the piece that it begins with, so that the tensors are the same memory from other beginnings on.
+        """
+        kind = torch_dtype(dtype)
+        pieces = memory.view(kind).view(-1, spec.kv_heads, block_size, spec.head_size)
+        values = tuple(pieces[2 * layer + 1 :] for layer in range(layers))
+        keys = (pieces[2 * layer :] for layer in range(layers))
+        return cls(tuple(key.view(key_shape(key)) for key in keys), values)
+
+    @property
+    def last(self) -> int:
+        """The last block that all layers have: over a memory, later ones have fewer."""
+        return len(self.values[-1]) - 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(t.numel() * t.element_size() for t in self.keys + self.values)
+
+    def touch(self, blocks: int) -> None:
+        """Write the first `blocks` blocks, so that the system maps their memory now and not during a run."""
+        for tensor in self.keys + self.values:
+            tensor[:blocks].zero_()
+
+
+def scattered_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
+    """Zeros for scattered reads: on the CPU in huge pages, where the system has them. A block is about as large as a
+    small page, and address translation takes a seventh of decoding's attention.
+    """
+    if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    bytes_ = max(1, math.prod(shape)) * dtype.itemsize
+    memory = mmap.mmap(-1, bytes_, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel built without huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)

@@ -1,0 +1,221 @@
+"""Model directories with random weights, in the Hugging Face layout: config, safetensors, a byte-level tokenizer."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from xcore.document import dumps
+from xcore.errors import InputError
+from xcore.specs.model import BYTES, Architecture, ModelSpec
+from xrunner.models.families import FAMILIES
+from xrunner.models.weights import RandomWeights, torch_dtype
+
+_BYTES = 256
+_END = "<|endoftext|>"
+"""The token that ends a text; its id follows the bytes'."""
+_CHAT_TEMPLATE = """\
+{%- for message in messages %}
+    {{- message['role'] + ': ' + message['content'] + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- 'assistant: ' }}
+{%- endif %}
+"""
+"""A line per message: random weights know no better."""
+
+_LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+"""Architectures with a Llama's config → transformers' names of their classes."""
+
+_LLAMA_KEYS = {
+    "vocab_size": "vocab",
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_size",
+    "intermediate_size": "ffn",
+    "max_position_embeddings": "context",
+}
+_KEYS = {
+    **dict.fromkeys(_LLAMAS, _LLAMA_KEYS),
+    "opt": {
+        "vocab_size": "vocab",
+        "num_hidden_layers": "layers",
+        "hidden_size": "hidden",
+        "word_embed_proj_dim": "hidden",
+        "num_attention_heads": "heads",
+        "ffn_dim": "ffn",
+        "max_position_embeddings": "context",
+    },
+    "t5": {
+        "vocab_size": "vocab",
+        "num_layers": "layers",
+        "num_decoder_layers": "layers",
+        "d_model": "hidden",
+        "num_heads": "heads",
+        "d_kv": "head_size",
+        "d_ff": "ffn",
+        "n_positions": "context",
+    },
+    "gpt2": {
+        "vocab_size": "vocab",
+        "n_layer": "layers",
+        "n_embd": "hidden",
+        "n_head": "heads",
+        "n_inner": "ffn",
+        "n_positions": "context",
+    },
+}
+"""Architecture → a config's keys and the sizes that they have."""
+_CONSTANTS: dict[str, dict[str, Any]] = {
+    **{
+        arch: {
+            "architectures": [f"{name}ForCausalLM"],
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": False,
+            **({"sliding_window": None} if arch == "mistral" else {}),
+        }
+        for arch, name in _LLAMAS.items()
+    },
+    "opt": {
+        "architectures": ["OPTForCausalLM"],
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "pad_token_id": _BYTES,
+        "tie_word_embeddings": True,
+    },
+    "t5": {
+        "architectures": ["T5ForConditionalGeneration"],
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+        "pad_token_id": _BYTES,
+        "decoder_start_token_id": _BYTES,
+        "tie_word_embeddings": False,
+    },
+    "gpt2": {
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    },
+}
+"""Architecture → what its config has besides."""
+
+
+def create_model(
+    directory: str | Path,
+    arch: Architecture = "llama",
+    layers: int = 8,
+    hidden: int = 512,
+    heads: int = 8,
+    kv_heads: int | None = None,
+    ffn: int | None = None,
+    vocab: int = 32000,
+    context: int = 1024,
+    dtype: str = "fp32",
+    seed: int = 0,
+    shards: int = 1,
+) -> ModelSpec:
+    """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read; returns its spec.
+
+    `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written whole or not at all;
+    InputError where it exists already or sizes don't fit together.
+    """
+    target = Path(directory)
+    if target.exists():
+        raise InputError(f"'{target}' exists already: choose another directory or remove it.")
+    if vocab <= _BYTES:
+        raise InputError(f"A vocabulary of {vocab} is too small: 256 bytes and an end of text need at least 257.")
+    if not 1 <= shards <= layers:
+        raise InputError(f"{layers} layers can't be split into {shards} shards: choose 1 to {layers}.")
+    config = _config(arch, layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, context)
+    config["dtype"] = str(torch_dtype(dtype)).removeprefix("torch.")
+    if hidden % (2 * heads):
+        raise InputError(f"A hidden size of {hidden} can't be split evenly over {heads} heads of an even size.")
+    spec = ModelSpec.from_config(config, target.resolve().name)
+    weights = RandomWeights(torch_dtype(dtype), seed)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    needed, free = spec.parameters * BYTES[dtype], shutil.disk_usage(target.parent).free
+    if needed > free:
+        raise InputError(
+            f"The weights of '{target}' need {needed:,} bytes, and {free:,} are free there: choose smaller sizes or "
+            "another folder."
+        )
+    making = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        os.chmod(making, 0o755)
+        (making / "config.json").write_text(dumps(config) + "\n", encoding="utf-8")
+        _write_weights(making, spec, weights, shards)
+        _write_tokenizer(making, context)
+        os.replace(making, target)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+    return spec
+
+
+def _config(
+    arch: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
+) -> dict[str, Any]:
+    if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
+        raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
+    if arch not in _KEYS:
+        raise InputError(f"There is no architecture '{arch}' to create: {', '.join(FAMILIES)} are.")
+    if arch not in _LLAMAS and kv_heads != heads:
+        raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't go with {heads} heads.")
+    sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": hidden // heads}
+    sizes |= {"ffn": ffn, "vocab": vocab, "context": context}
+    return {
+        "model_type": arch,
+        "bos_token_id": _BYTES,
+        "eos_token_id": _BYTES,
+        **{key: sizes[size] for key, size in _KEYS[arch].items()},
+        **_CONSTANTS[arch],
+    }
+
+
+def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, shards: int) -> None:
+    """One file, or `shards` files of neighbouring layers with an index; the last also has what is outside of them."""
+    from safetensors.torch import save_file
+
+    family = FAMILIES[spec.architecture]
+    where: dict[str, str] = {}
+    for shard in range(shards):
+        most = max(spec.layers, spec.encoder_layers)
+        layers = range(shard * most // shards, (shard + 1) * most // shards)
+        shapes = {name: shape for layer in layers for name, shape in family.layer_shapes(spec, layer).items()}
+        if shard == shards - 1:
+            shapes |= family.outer_shapes(spec)
+        tensors = {name: weights.get(name, shape) for name, shape in shapes.items()}
+        file = "model.safetensors" if shards == 1 else f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+        shutil.copymode(directory / "config.json", directory / file)  # the library's files are their owner's alone
+        where |= dict.fromkeys(tensors, file)
+    if shards > 1:
+        index = {"metadata": {"total_size": spec.parameters * weights.dtype.itemsize}, "weight_map": where}
+        (directory / "model.safetensors.index.json").write_text(dumps(index) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer(directory: Path, context: int) -> None:
+    """Every byte is a token; ids from 257 on have no text. A chat template, too."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(_END, special=True)])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": _END,
+        "eos_token": _END,
+        "model_max_length": context,
+        "clean_up_tokenization_spaces": False,
+    }
+    (directory / "tokenizer_config.json").write_text(dumps(settings) + "\n", encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(_CHAT_TEMPLATE, encoding="utf-8")

@@ -1,0 +1,232 @@
+"""Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; and what differs from it by a little.
+
+Mistral's attention sees a window, Qwen 2 adds biases to queries, keys and values and may have a window in its later
+layers, Qwen 3 normalises every head's query and key.
+"""
+
+import functools
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from exegpt.kernels.linear import PackedLinear
+from exegpt.kernels.norm import rms_norm
+from exegpt.kernels.rotary import rotate_and_write
+from exegpt.kernels.swiglu import swiglu
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec, attention_window
+from xrunner.models.row_chunks import in_row_chunks
+from xrunner.models.shard import Shard
+from xrunner.models.weights import Weights, output_head
+
+Shapes = dict[str, tuple[int, ...]]
+
+PREFIX = ""
+"""Prefix of tensor names that the first checkpoints left out: none."""
+EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)",)
+"""Tensors of checkpoints that the layers compute themselves."""
+
+
+def check_config(config: dict[str, Any], name: str) -> None:
+    """InputError for what these layers don't compute, by the config's key."""
+    kind, types = config.get("model_type"), config.get("layer_types") or []
+    _, parameters = _rope(config, name)
+    refused = {
+        "hidden_act": config.get("hidden_act", "silu") != "silu",
+        "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # which has its own biases always
+        "mlp_bias": bool(config.get("mlp_bias")),
+        "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
+        "rope_parameters": parameters.get("partial_rotary_factor", 1.0) != 1.0,
+        "layer_types": not {"sliding_attention", "full_attention"}.issuperset(types)
+        or len(types) not in (0, config.get("num_hidden_layers")),
+    }
+    for key, bad in refused.items():
+        if bad:
+            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
+
+
+def outer_shapes(spec: ModelSpec) -> Shapes:
+    """Names and shapes of the tensors outside the layers."""
+    shapes: Shapes = {"model.embed_tokens.weight": (spec.vocab, spec.hidden), "model.norm.weight": (spec.hidden,)}
+    if not spec.tied_embeddings:
+        shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
+    return shapes
+
+
+def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
+    """Names and shapes of one layer's tensors."""
+    query, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
+    shapes: Shapes = {
+        "input_layernorm": (spec.hidden,),
+        "self_attn.q_proj": (query, spec.hidden),
+        "self_attn.k_proj": (kv, spec.hidden),
+        "self_attn.v_proj": (kv, spec.hidden),
+        "self_attn.o_proj": (spec.hidden, query),
+        "post_attention_layernorm": (spec.hidden,),
+        "mlp.gate_proj": (spec.ffn, spec.hidden),
+        "mlp.up_proj": (spec.ffn, spec.hidden),
+        "mlp.down_proj": (spec.hidden, spec.ffn),
+    }
+    if spec.architecture == "qwen3":
+        shapes |= {"self_attn.q_norm": (spec.head_size,), "self_attn.k_norm": (spec.head_size,)}
+    shapes = {f"{name}.weight": shape for name, shape in shapes.items()}
+    if spec.architecture == "qwen2":
+        shapes |= {f"self_attn.{part}_proj.bias": shapes[f"self_attn.{part}_proj.weight"][:1] for part in "qkv"}
+    return {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
+
+
+_ROPE = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
+"""Types of rotary embeddings that run, and the parameters that each needs."""
+
+
+def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
+    """Return the type of a config's rotary embeddings and their parameters, `rope_theta` among them.
+
+    Raises:
+        InputError: The type is not known, or a parameter is missing or no positive number.
+    """
+    key = next((key for key in ("rope_parameters", "rope_scaling") if config.get(key)), None)
+    parameters = {} if key is None else config[key]
+    if not isinstance(parameters, dict):
+        raise InputError(f"Model '{name}' has {key} = {parameters!r}: it must be an object.")
+    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
+    parameters = {**parameters, "rope_theta": theta}
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in _ROPE or any(isinstance(value, dict) for value in parameters.values()):
+        kind = kind if kind not in _ROPE else "several"
+        raise InputError(f"Model '{name}' has rotary embeddings of type '{kind}': {', '.join(_ROPE)} can be run.")
+    for needed in ("rope_theta", *_ROPE[kind]):
+        value = parameters.get(needed)
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
+            raise InputError(
+                f"Model '{name}' has {key or 'a config'} with {needed} = {value!r}: '{kind}' needs a number."
+            )
+    return kind, parameters
+
+
+def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines by position, each float32 [context, head_size / 2]."""
+    kind, parameters = _rope(config, spec.name)
+    theta = parameters["rope_theta"]
+    frequencies = 1.0 / theta ** (torch.arange(0, spec.head_size, 2, dtype=torch.float32) / spec.head_size)
+    if kind == "linear":
+        frequencies = frequencies / parameters["factor"]
+    elif kind == "llama3":
+        frequencies = _llama3_frequencies(frequencies, parameters)
+    angles = torch.outer(torch.arange(spec.context, dtype=torch.float32), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
+    """Llama 3.1's stretching of the context: slow waves slowed by `factor`, fast ones kept, a ramp between."""
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (kept + (1 - kept) / parameters["factor"])
+
+
+def build(
+    spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
+) -> "tuple[list[LlamaLayer], LlamaEnds]":
+    """These layers, and the embedding and the head where asked for."""
+    tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
+    ends = LlamaEnds(spec, config, weights, embedding, head)
+    return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends
+
+
+class LlamaLayer:
+    """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
+
+    def __init__(
+        self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard, tables: Any
+    ):
+        self.spec = shard.share(spec)
+        self.shard = shard
+        shapes, sharded = layer_shapes(spec, layer), layer_shapes(self.spec, layer)
+
+        def get(name: str) -> torch.Tensor:
+            full = f"model.layers.{layer}.{name}"
+            return shard.cut(weights.get(full, shapes[full]), sharded[full])
+
+        def linear(*names: str) -> PackedLinear:
+            biases = [get(f"{name}.bias") for name in names if f"model.layers.{layer}.{name}.bias" in shapes]
+            return PackedLinear(
+                torch.cat([get(f"{name}.weight") for name in names]), torch.cat(biases) if biases else None
+            )
+
+        self.epsilon = float(config.get("rms_norm_eps", 1e-6))
+        self.cosines, self.sines = tables
+        self.window = attention_window(config, layer)
+        self.input_norm = get("input_layernorm.weight")
+        self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+        self.head_norm = None
+        if spec.architecture == "qwen3":
+            query, key = (get(f"self_attn.{part}_norm.weight") for part in "qk")
+            self.head_norm = torch.cat((query.expand(self.spec.heads, -1), key.expand(self.spec.kv_heads, -1)))
+            self.ones = torch.ones_like(query)
+        self.output = linear("self_attn.o_proj")
+        self.attention_norm = get("post_attention_layernorm.weight")
+        self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
+        self.down = linear("mlp.down_proj")
+
+    def before_attention(
+        self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
+        spec, tokens = self.spec, len(slots)
+        qkv = self.qkv(rms_norm(x, self.input_norm, self.epsilon)).view(len(x), -1, spec.head_size)
+        both = spec.heads + spec.kv_heads
+        if self.head_norm is not None:
+            # Of values too, for nothing: rows of one stride need no copy.
+            normed = rms_norm(qkv.view(-1, spec.head_size), self.ones, self.epsilon).view(qkv.shape)
+            torch.mul(normed[:, :both], self.head_norm, out=qkv[:, :both])
+        q, new = qkv[:, : spec.heads], qkv[:tokens]
+        rotate_and_write(
+            new[:, : spec.heads],
+            new[:, spec.heads : both],
+            new[:, both:],
+            positions[:tokens],
+            self.cosines,
+            self.sines,
+            keys,
+            values,
+            slots,
+        )
+        return q
+
+    def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
+        """x [rows, hidden], overwritten, and the attention's output [rows, heads, head_size] → the layer's output."""
+        x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
+        return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
+
+    def _feed_forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = swiglu(self.gate_up(rms_norm(x, self.attention_norm, self.epsilon)))
+        return self.down(inner, residual=self.shard.once(x))
+
+
+class LlamaEnds:
+    """The embedding, and the final norm and head, where a stage holds them."""
+
+    def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
+        self.epsilon = float(config.get("rms_norm_eps", 1e-6))
+        table = functools.partial(weights.get, "model.embed_tokens.weight", (spec.vocab, spec.hidden))
+        if embedding:
+            self.embedding = table()
+        if head:
+            self.norm = weights.get("model.norm.weight", (spec.hidden,))
+            self.head = PackedLinear(output_head(spec, weights, lambda: self.embedding if embedding else table()))
+
+    def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """int64 [tokens] → [tokens, hidden]."""
+        return F.embedding(tokens, self.embedding)
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] → [rows, vocab]."""
+        return self.head(rms_norm(x, self.norm, self.epsilon))

@@ -1,0 +1,149 @@
+"""Loading: a model of a directory's weights, or of random ones, whole or a stage or shard of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xcore.document import read_json
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec, read_config
+from xrunner.models import t5
+from xrunner.models.checkpoint import check_tensors
+from xrunner.models.decoder import Model
+from xrunner.models.device import CPU, keep_memory
+from xrunner.models.encoder_decoder import EncoderDecoder
+from xrunner.models.families import FAMILIES
+from xrunner.models.shard import WHOLE, Shard
+from xrunner.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
+
+
+def load_model(
+    directory: str | Path,
+    dtype: str = "fp32",
+    layers: range | int | None = None,
+    shard: Shard = WHOLE,
+    embedding: bool = True,
+    head: bool = True,
+    encoder_layers: range | None = None,
+    device: torch.device = CPU,
+    attention: str = "triton",
+) -> Model:
+    """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
+    or a shard of each, with or without the embedding and the head. Only its own tensors are read, straight onto the
+    device. Of an encoder-decoder `layers` are the decoder's, and the encoder's the same numbers (all without `layers`)
+    unless `encoder_layers` tells others. `attention` as in `Model`.
+
+    InputError for what can't be run, cut or read.
+    """
+    config = _with_generation_config(Path(directory), read_config(directory))
+    spec = ModelSpec.from_directory(directory)
+    FAMILIES[spec.architecture].check_config(config, spec.name)
+    weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
+    check_tensors(spec, weights)
+    model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
+    return replace(model, attention=attention)
+
+
+def random_model(
+    spec: ModelSpec,
+    layers: range | int | None = None,
+    dtype: str = "fp32",
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    device: torch.device = CPU,
+    attention: str = "triton",
+) -> Model:
+    """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
+    weights = RandomWeights(torch_dtype(dtype), seed, device)
+    return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention)
+
+
+@torch.inference_mode()
+def _build(
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    layers: range | int | None,
+    shard: Shard,
+    embedding: bool = True,
+    head: bool = True,
+    encoder_layers: range | None = None,
+) -> Model:
+    family = FAMILIES[spec.architecture]
+    if weights.device == CPU:
+        keep_memory()
+    held = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
+    if not (encoder_layers and not held) and not 0 <= held.start < held.stop <= spec.layers:
+        raise InputError(
+            f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{held.start}:{held.stop}]."
+        )
+    if spec.encoder_layers:
+        alike = range(spec.encoder_layers) if layers is None else range(spec.encoder_layers)[held.start : held.stop]
+        encoding = alike if encoder_layers is None else encoder_layers
+        if encoding and not 0 <= encoding.start < encoding.stop <= spec.encoder_layers:
+            raise InputError(
+                f"Model '{spec.name}' has encoder layers[0:{spec.encoder_layers}]: a stage can't hold "
+                f"layers[{encoding.start}:{encoding.stop}]."
+            )
+        ends = embedding, encoder_layers is None or (bool(encoding) and encoding.stop == spec.encoder_layers), head
+        return _encoder_decoder(spec, config, weights, dtype, encoding, held, shard, ends)
+    made, ends = family.build(spec, config, weights, held, shard, embedding, head)
+    return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head, device=weights.device)
+
+
+def _encoder_decoder(
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    encoding: range,
+    decoding: range,
+    shard: Shard,
+    ends: tuple[bool, bool, bool],
+) -> EncoderDecoder:
+    """These layers of both stacks, with or without the embedding, the encoder's end and the head."""
+
+    def stack(name: str, layers: range) -> tuple[t5.T5Layer, ...]:
+        return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers)
+
+    given = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
+    start = next((token for token in given if token is not None), None if config else 0)
+    if not isinstance(start, int):
+        raise InputError(f"Model '{spec.name}' has no decoder_start_token_id, without which its decoder can't begin.")
+    return EncoderDecoder(
+        spec=spec,
+        dtype=dtype,
+        layers=stack("decoder", decoding),
+        ends=t5.T5Ends(spec, config, weights, *ends),
+        eos=_eos(config, spec.name),
+        shard=shard,
+        head=ends[-1],
+        start=(start,),
+        device=weights.device,
+        encoder=stack("encoder", encoding),
+        encoder_bias=t5.relative_bias(spec, config, weights, "encoder", shard),
+        decoder_bias=t5.relative_bias(spec, config, weights, "decoder", shard),
+    )
+
+
+def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """The config with the special tokens of generation_config.json, where that has any, as `generate` takes them."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return config
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise InputError(f"'{path}' does not hold a JSON object.")
+    return config | {k: v for k, v in values.items() if k.endswith("_token_id") and v is not None}
+
+
+def _eos(config: dict[str, Any], name: str) -> frozenset[int]:
+    """End-of-text tokens."""
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) for v in values):
+        raise InputError(f"eos_token_id of model '{name}' is {value!r}: it must be an integer or a list.")
+    return frozenset(values)

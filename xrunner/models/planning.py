@@ -1,0 +1,93 @@
+"""FlashInfer's plans for the batches of one device, and the choice between FlashInfer and Triton."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from exegpt.kernels import attention_flashinfer
+from exegpt.kernels.attention_flashinfer import FlashInfer
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec
+from xrunner.models.batch import Batch
+from xrunner.models.cache import KVCache
+from xrunner.models.decoder import Model
+from xrunner.models.weights import torch_dtype
+
+CHOICES = ("triton", "flashinfer", "auto")
+
+
+def choose_attention(
+    asked: str | None, spec: ModelSpec, dtype: str, device: torch.device
+) -> tuple[str, tuple[str, ...]]:
+    """The library that computes a model's attention on a device, `triton` (the default) or `flashinfer`, and for `auto`
+    a sentence that names it. InputError for an unknown name, and where FlashInfer is asked for and can't compute it.
+    """
+    if asked not in (None, *CHOICES):
+        raise InputError(f"Attention '{asked}' is not known: use one of {', '.join(CHOICES)}.")
+    if asked in (None, "triton"):
+        return "triton", ()
+    reason = _why_not(spec, dtype, device)
+    if asked == "auto":
+        fallback = "triton" if device.type == "cuda" else "the CPU's"
+        chosen = f"{fallback}, since {reason}" if reason else described("flashinfer", device)
+        return ("triton" if reason else "flashinfer"), (f"attention: {chosen}",)
+    check_attention("flashinfer", spec, dtype, device)
+    return "flashinfer", ()
+
+
+def check_attention(attention: str, spec: ModelSpec, dtype: str, device: torch.device) -> None:
+    """InputError where FlashInfer is to compute a model's attention and can't."""
+    if attention == "flashinfer" and (reason := _why_not(spec, dtype, device)):
+        raise InputError(f"--attention flashinfer can't compute '{spec.name}' here: {reason}. Pass --attention triton.")
+
+
+def described(attention: str, device: torch.device) -> str | None:
+    """The library whose kernels compute attention, with FlashInfer's version; None on the CPU, which has no choice."""
+    if device.type != "cuda":
+        return None
+    return attention if attention == "triton" else f"flashinfer {attention_flashinfer.flashinfer().__version__}"
+
+
+def _why_not(spec: ModelSpec, dtype: str, device: torch.device) -> str | None:
+    if spec.encoder_layers:
+        return "FlashInfer has no position bias, which an encoder-decoder's attention adds"
+    return attention_flashinfer.why_not(device, torch_dtype(dtype), spec.head_size)
+
+
+class Planning:
+    """FlashInfer's plans for one device's batches over its cache. `graph`: the sequences and the most blocks of a CUDA
+    graph's batch, for plans that a graph uses.
+    """
+
+    def __init__(self, model: Model, cache: KVCache, workspace: torch.Tensor, graph: tuple[int, int] | None = None):
+        self._model, self._cache, self._workspace, self._graph = model, cache, workspace, graph
+        self._parts: list[FlashInfer] = []
+        """One for each part of a batch: all parts are planned before the first is computed."""
+
+    @staticmethod
+    def of(model: Model, cache: KVCache) -> "Planning | None":
+        """The planning of a model over its cache; None unless FlashInfer computes its attention."""
+        if model.attention != "flashinfer":
+            return None
+        return Planning(model, cache, FlashInfer.new_workspace(model.device))
+
+    def for_graph(self, sequences: int, blocks: int) -> "Planning":
+        """The planning of a CUDA graph's batches, in the same workspace."""
+        return Planning(self._model, self._cache, self._workspace, (sequences, blocks))
+
+    def plan(self, attention: Sequence[tuple[Any, ...]]) -> list[FlashInfer]:
+        """Plan the parts of a batch, (begin, end, tables, offsets, contexts) as in `DeviceBatch.attention`. The plans
+        are valid until the next batch is planned.
+        """
+        while len(self._parts) < len(attention):
+            windows = {layer.window for layer in self._model.layers}
+            heads, values = self._model.share.heads, self._cache.values[0]
+            self._parts.append(FlashInfer(heads, values, windows, self._workspace, graph=self._graph))
+        return [part.plan(*arrays) for part, (_, _, *arrays) in zip(self._parts, attention, strict=False)]
+
+    def planned(self, batch: Batch, attention: Sequence[tuple[Any, ...]]) -> Batch:
+        """The batch with the plans of its parts."""
+        parts = zip(batch.attention, self.plan(attention), strict=True)
+        return replace(batch, attention=tuple(replace(part, work=plan) for part, plan in parts))

@@ -1,0 +1,57 @@
+"""Shard: one device's share of every layer under tensor parallelism.
+
+Heads and the feed-forward's width are split: the matrices that produce them by outputs, those that consume them by
+inputs. A shard's contribution to the hidden states is then a partial sum, and the all-reduce gives the layer's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sums [tokens, hidden] over the shards, on all of them; may overwrite its argument."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shard `rank` of `of`. The embedding and the head are not split: every shard has all of them."""
+
+    rank: int
+    of: int
+    """The tensor-parallel degree."""
+    all_reduce: AllReduce
+
+    def share(self, spec: ModelSpec) -> ModelSpec:
+        """The sizes of a shard. With fewer KV heads than shards, several shards have a copy of one.
+
+        InputError where the model can't be split so.
+        """
+        if self.of not in spec.tp_degrees(self.of):
+            possible = ", ".join(map(str, spec.tp_degrees(spec.heads)))
+            raise InputError(f"Model '{spec.name}' can't be split into {self.of} shards: it can into {possible}.")
+        kv_heads = max(1, spec.kv_heads // self.of)
+        return replace(spec, heads=spec.heads // self.of, kv_heads=kv_heads, ffn=spec.ffn // self.of)
+
+    def cut(self, tensor: torch.Tensor, shape: tuple[int, ...], side_by_side: int = 1) -> torch.Tensor:
+        """This shard's part, of shape `shape`, along the axis where the shapes differ; the tensor itself where none
+        does. Of `side_by_side` matrices in one tensor (query, key and value), the same part of each.
+        """
+        for axis, (full, part) in enumerate(zip(tensor.shape, shape, strict=True)):
+            if full != part:
+                full, part = full // side_by_side, part // side_by_side
+                start = self.rank * full // self.of // part * part
+                parts = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
+                return parts.flatten(axis, axis + 1).contiguous()
+        return tensor
+
+    def once(self, term: torch.Tensor) -> torch.Tensor | None:
+        """A term of the sum over shards that must count once, a bias or the residual: the first shard adds it."""
+        return term if self.rank == 0 else None
+
+
+WHOLE = Shard(0, 1, lambda x: x)
+"""The only shard of an unsplit model."""

@@ -1,0 +1,17 @@
+"""The CPU threads of this process."""
+
+import os
+
+from xcore.usable_cpus import cpu_ids, usable_cpus
+
+
+def set_threads(threads: int | None) -> None:
+    """Use so many CPU threads. None leaves torch's own choice, OMP_NUM_THREADS or one per CPU that the process is bound
+    to, unless a container's quota pays for fewer.
+    """
+    if threads is None and not os.environ.get("OMP_NUM_THREADS") and usable_cpus() < len(cpu_ids()):
+        threads = usable_cpus()
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

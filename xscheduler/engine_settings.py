@@ -1,0 +1,346 @@
+"""A running engine's settings as the schedule that it follows."""
+
+import bisect
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from xcore.batching.admission import Admission, most_cached
+from xcore.choices import admission_rule, check_choice, check_prefix_caching
+from xcore.console.schedule_text import stages_text
+from xcore.errors import InputError
+from xcore.policies import TRAITS, check_budget, checked
+from xcore.quantity import counted, figure_text
+from xcore.specs.engine import engine_of
+from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
+from xscheduler.engine_defaults import EngineDefaults, engine_defaults
+from xscheduler.settings import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xcore.specs.cluster import ClusterSpec
+    from xcore.specs.profile import Profile
+    from xcore.specs.workload import Workload
+    from xsimulator.cost.replica import Step
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """A running engine's settings; None: not given."""
+
+    policy: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    prefills_per_step: int | None = None
+    tp_degree: int | None = None
+    replicas: int | None = None
+    kv_blocks: int | None = None
+    block_size: int | None = None
+    admission: str | None = None
+    prefix_caching: bool | None = None
+    encode_batch: int | None = None
+    decode_iterations: int | None = None
+    micro_batches: int | None = None
+    encode_micro_batches: int | None = None
+    tp_gpus: int | None = None
+    encode_devices: int | None = None
+    encode_tp_degree: int | None = None
+    stages: int | None = None
+    """Pipeline stages of a replica; None: as many as its devices make."""
+    layers: tuple[int, ...] | None = None
+    """Of each stage; None: as even as can be."""
+
+
+def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule that a running engine follows with these settings, and what was assumed. `engine` is the one that
+    was asked for, whose defaults then hold for admission and prefix caching too.
+
+    InputError for a setting that its policy doesn't have.
+    """
+    policy = settings.policy or "chunked"
+    check_choice(policy, tuple(TRAITS), "--policy")
+    running = setting.on(policy)
+    if running.profile is not setting.profile:  # its engine doesn't run the policy
+        setting, engine = running, None
+    if settings.prefix_caching:
+        check_prefix_caching(policy, setting.model)
+    if "max_num_seqs" not in TRAITS[policy].variables:
+        return _point(setting, settings, policy)
+    _check_variables(settings, policy)
+    defaults = engine_defaults(engine or engine_of(setting.profile).name, setting.cluster)
+    whose = f"the default of {defaults.engine} on {setting.cluster.device.kind}"
+    variables, assumed = _variables(policy, settings, defaults, whose)
+    admission, caching, rules = _cache_rules(policy, setting, settings, defaults, engine is not None)
+    replicas = settings.replicas or 1
+    tp_degree = settings.tp_degree or _usual_degree(setting, replicas)
+    block_size = settings.block_size or BLOCK_SIZE
+    cache, stages = (settings.kv_blocks, block_size), settings.layers or settings.stages
+    schedule = engine_schedule(setting, policy, tp_degree, *cache, replicas, stages, **variables)
+    schedule = replace(schedule, admission=admission, prefix_caching=caching)
+    if not settings.tp_degree and setting.cluster.devices > replicas:
+        widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
+        rules.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
+    return schedule, (*assumed, *rules)
+
+
+_OF_POLICIES = (
+    *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_gpus", "tp_degree", "replicas"),
+    *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step"),
+)
+"""Settings that are control variables."""
+
+
+def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
+    """The control variables that were given; InputError for one that the policy doesn't have."""
+    from xscheduler.question import variables_of
+
+    given = {name: getattr(settings, name) for name in _OF_POLICIES if getattr(settings, name) is not None}
+    for name, value in given.items():
+        if name not in variables_of(policy):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"Policy {policy} has no {option}: leave {option} {value} out.")
+    return given
+
+
+def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Schedule, tuple[str, ...]]:
+    """A point of a policy's space: what wasn't given is the best, and said. InputError where what decides the batch
+    wasn't given, or memory holds no such point.
+    """
+    from xscheduler.setting_search import search_schedule
+
+    fixed = _check_variables(settings, policy)
+    needed = [name for name, kind in TRAITS[policy].variables.items() if kind in ("prompts", "period", "residents")]
+    missing = [f"--{name.replace('_', '-')}" for name in needed if name not in fixed]
+    if missing:
+        raise InputError(f"A schedule of policy {policy} needs {' and '.join(missing)}: pass {missing[0]} 8, say.")
+    for name in ("kv_blocks", "block_size", "prefix_caching"):
+        if getattr(settings, name):
+            option = f"--{name.replace('_', '-')}"
+            raise InputError(f"{option} is for policies that engines have, not for {policy}: leave it out.")
+    rule = admission_rule(settings.admission, policy)
+    answer = search_schedule(setting, None, policies=(policy,), fixed=fixed)
+    if answer.schedule is None:
+        raise InputError(f"No schedule of policy {policy} has these settings: {answer.alternatives[0].reason}.")
+    free = {
+        name: getattr(answer.schedule, name, None)
+        for name in ("encode_micro_batches", "micro_batches", "tp_degree", "tp_gpus", "encode_tp_degree", "replicas")
+    }
+    chosen = [f"{name}={value}" for name, value in free.items() if name not in fixed and value]
+    said = f"not given, and the best of all: {', '.join(chosen)}, on {stages_text(answer.schedule)}"
+    return replace(answer.schedule, admission=rule), (said,) if chosen else ()
+
+
+def _variables(
+    policy: str, settings: EngineSettings, defaults: EngineDefaults, whose: str
+) -> tuple[dict[str, int], list[str]]:
+    """The policy's variables, and which of them are defaults; InputError for one that it doesn't have."""
+    usual = {"max_num_batched_tokens": defaults.max_num_batched_tokens, "prefills_per_step": 1}
+    variables, assumed = {}, []
+    for name, default in usual.items():
+        value = getattr(settings, name)
+        if name in TRAITS[policy].variables:
+            variables[name] = value or default
+            if value is None:
+                why = whose if name == "max_num_batched_tokens" else "as in the Orca paper"
+                assumed.append(f"{name}: {default:,}, {why}")
+    most = settings.max_num_seqs
+    if most is None:
+        most = min(defaults.max_num_seqs, variables.get("max_num_batched_tokens", defaults.max_num_seqs))
+        why = whose if most == defaults.max_num_seqs else "one per token of the budget"
+        assumed.append(f"max_num_seqs: {most:,}, {why}")
+    return {**variables, "max_num_seqs": most}, assumed
+
+
+def _cache_rules(
+    policy: str, setting: Setting, settings: EngineSettings, defaults: EngineDefaults, typed: bool
+) -> tuple[Admission, bool, list[str]]:
+    """Admission and prefix caching: as they were asked for, else the defaults of the engine where one was `typed`; and
+    what was assumed.
+    """
+    assumed = []
+    admission = admission_rule(settings.admission, policy)
+    if settings.admission is None and typed and TRAITS[policy].grows:
+        admission = defaults.admission
+        assumed.append(f"admission: {admission}, the default of {defaults.engine}")
+    caching = bool(settings.prefix_caching)
+    able = TRAITS[policy].caches_prefixes and not setting.model.encoder_layers
+    if settings.prefix_caching is None and typed and able:
+        caching = defaults.prefix_caching
+        assumed.append(f"prefix caching: {'on' if caching else 'off'}, the default of {defaults.engine}")
+    return admission, caching, assumed
+
+
+def _usual_degree(setting: Setting, replicas: int) -> int:
+    """The tensor-parallel degree that engines are usually started with: the widest within a node that the model and the
+    profile have.
+    """
+    from xscheduler.allocation import tp_degrees
+
+    known = {degree.tp for degree in setting.profile.degrees}
+    fit = tp_degrees(setting.model, _part(setting.cluster, replicas))
+    return max((tp for tp in fit if tp in known), default=1)
+
+
+def engine_schedule(
+    setting: Setting,
+    policy: str,
+    tp_degree: int,
+    kv_blocks: int | None,
+    block_size: int,
+    replicas: int = 1,
+    stages: int | tuple[int, ...] | None = None,
+    **variables: int,
+) -> Schedule:
+    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds. `stages`
+    are so many, or the layers of each.
+
+    Raises InputError for settings that don't go together.
+    """
+    from xscheduler.allocation import uniform_stages
+
+    model, profile = setting.model, setting.profile
+    _check_engine(setting, policy, **variables)
+    layers = stages if isinstance(stages, tuple) else None
+    if tp_degree not in model.tp_degrees(tp_degree):
+        fit = model.tp_degrees(setting.cluster.devices_per_node)
+        raise InputError(
+            f"A tensor-parallel degree of {tp_degree} doesn't fit model '{model.name}' on nodes of "
+            f"{counted(setting.cluster.devices_per_node, 'device')}: use one of {', '.join(map(str, fit))}."
+        )
+    part = _part(setting.cluster, replicas, tp_degree, len(stages) if isinstance(stages, tuple) else stages)
+    line = uniform_stages(model, part, tp_degree, layers)
+    fits = kv_blocks is None
+    if kv_blocks is None:
+        kv_blocks = _room(setting, line, _step(variables, setting.workload)) * BLOCK_SIZE // block_size
+    lengths = setting.workload
+    longest = most_cached(lengths.input.max, lengths.output.max, bool(model.encoder_layers))
+    if kv_blocks * block_size < longest:
+        short = f"{kv_blocks:,} KV blocks of {block_size:,} tokens"
+        short += f", all that memory holds on {setting.cluster.name}," if fits else ""
+        way = "lower --block-size, shorten the requests, or take larger devices" if fits else ""
+        raise InputError(
+            f"{short} can't hold the longest request of {longest:,} tokens: "
+            f"{way or f'pass --kv-blocks {-(-longest // block_size)} at least'}."
+        )
+    schedule = Schedule(
+        version=Schedule.VERSION,
+        policy=policy,
+        model=ModelReference(model, model.fingerprint),
+        cluster=setting.cluster,
+        workload=setting.workload.without_requests,
+        profile=ProfileReference(profile.source, profile.fingerprint),
+        stages=line,
+        kv_blocks=kv_blocks,
+        block_size=block_size,
+        dtype=profile.dtype,
+        kv_dtype=setting.kv_dtype,
+        bound="requests",
+        tp_degree=tp_degree,
+        replicas=replicas,
+        **variables,  # type: ignore[arg-type]
+    )
+    return checked(schedule)
+
+
+def _step(variables: "Mapping[str, int | None]", workload: "Workload") -> "Step":
+    """The most that an iteration of these settings computes."""
+    residents = variables["max_num_seqs"] or 1
+    prompts = (variables.get("prefills_per_step") or 1) * workload.input.max
+    return float(variables.get("max_num_batched_tokens") or prompts + residents), float(residents)
+
+
+def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
+    """Blocks of BLOCK_SIZE tokens that memory holds beside such iterations; InputError for none."""
+    from xsimulator.cost.replica import CostModel
+
+    model, cluster = setting.model, setting.cluster
+    replica = CostModel(model, cluster, setting.profile, setting.kv_dtype).replica(stages)
+    room = replica.room(step)
+    fullest = min(replica.memory(step), key=lambda memory: memory.free)
+    gib = {name: figure_text(getattr(fullest, name) / 2**30, 4) for name in ("weights", "usable", "held", "workspace")}
+    if replica.room((1.0, 1.0)) < 1:
+        raise InputError(
+            f"The weights of '{model.name}' in {setting.profile.dtype} take {gib['weights']} GiB of a device on "
+            f"{cluster.name} and the engine itself {gib['held']} GiB, of {gib['usable']} GiB that may be used: take "
+            f"more or larger devices{'' if setting.profile.dtype == 'fp8' else ', fewer replicas, or --dtype fp8'}."
+        )
+    if room < 1:
+        raise InputError(
+            f"'{model.name}' doesn't start on {cluster.name}: of the {gib['usable']} GiB of a device that may be used "
+            f"weights take {gib['weights']} GiB, the engine itself {gib['held']} GiB, and iterations of {step[0]:,.0f} "
+            f"tokens and {step[1]:,.0f} sequences {gib['workspace']} GiB, which leaves no room for keys and values; "
+            "lower --max-num-batched-tokens or --max-num-seqs, or take larger devices."
+        )
+    return room
+
+
+def _check_engine(setting: Setting, policy: str, **variables: int) -> None:
+    """InputError for settings that no engine follows."""
+    if TRAITS[policy].splits_prompts and setting.model.encoder_layers:
+        raise InputError(
+            f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
+            "--policy orca."
+        )
+    check_budget(variables)
+
+
+def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int | None = None) -> "ClusterSpec":
+    """The part of a cluster that one of its replicas has: of a node, what groups of `tp_degree` fill, or whole nodes.
+    What is left over stays idle, and all beyond so many `stages`.
+    """
+    from xscheduler.allocation import most_replicas, replica_sizes
+
+    sizes = [n for n in replica_sizes(cluster) if most_replicas(cluster, n) >= replicas]
+    if not sizes:
+        most = f"it has {counted(cluster.devices, 'device')}"
+        raise InputError(f"{replicas:,} replicas are too many for {cluster.name}: {most}, and each replica needs one.")
+    devices, per_node = sizes[-1], cluster.devices_per_node
+    if stages is not None:
+        asked = stages * tp_degree
+        if asked not in sizes:
+            each = f"{counted(stages, 'stage')} of {counted(tp_degree, 'device')}"
+            raise InputError(f"{counted(replicas, 'replica')} of {each} don't fit on {cluster.name}: take fewer.")
+        devices = asked
+    if tp_degree <= devices <= per_node:
+        devices -= devices % tp_degree
+    if devices == cluster.devices:
+        return cluster
+    name = f"the {counted(devices, 'device')} of a replica on {cluster.name}"
+    if devices <= per_node:
+        return replace(cluster, name=name, nodes=1, devices_per_node=devices)
+    return replace(cluster, name=name, nodes=devices // per_node)
+
+
+def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[str, ...]]:
+    """The schedule with as many resident sequences as its KV blocks hold in the steady state, and sentences where those
+    are fewer than it allows, or the blocks more than memory holds.
+
+    An engine admits a request when its blocks are free: beyond that `max_num_seqs` is never reached, and requests wait.
+    """
+    from xsimulator.estimates import outcome
+    from xsimulator.steady.scenario import Scenario
+
+    scenario, blocks = Scenario.of(schedule, profile, None, "exact", True), schedule.kv_blocks
+
+    def needed(most: int | None = None) -> int:
+        changed = vars(schedule) if most is None else vars(schedule) | {"max_num_seqs": most}
+        return outcome(scenario, schedule.policy, changed).demand.blocks * BLOCK_SIZE // schedule.block_size
+
+    notes = []
+    if schedule.max_num_seqs is None:
+        if needed() > blocks:
+            lack = f"the steady state fills {needed():,} KV blocks and the schedule has {blocks:,}"
+            notes.append(f"{lack}: requests will wait for them, which --replay shows")
+        return schedule, tuple(notes)
+    step = _step(vars(schedule), schedule.workload)
+    room = scenario.replica.room(step) * BLOCK_SIZE // schedule.block_size
+    if blocks > room:
+        notes.append(f"{blocks:,} KV blocks are more than the {room:,} that memory holds by this estimate")
+    if needed() <= blocks:
+        return schedule, tuple(notes)
+    most = bisect.bisect_right(range(1, schedule.max_num_seqs), blocks, key=needed)
+    notes.append(
+        f"{blocks:,} KV blocks hold about {most:,} sequences at a time, and --max-num-seqs allows "
+        f"{schedule.max_num_seqs:,}: the others wait in the queue, and the figures are for {most:,}"
+    )
+    return replace(schedule, max_num_seqs=max(1, most)), tuple(notes)

@@ -1,0 +1,164 @@
+"""Schedules as launch commands of another engine, and what it does with exactly these: flags of vLLM 0.33."""
+
+from dataclasses import dataclass, replace
+
+from xcore.errors import InputError
+from xcore.policies import TRAITS, runs
+from xcore.specs.builtin_models import HUB_IDS, stands_for
+from xcore.specs.engine import engine_of
+from xcore.specs.estimate import Estimate
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import BLOCK_SIZE, Schedule
+from xscheduler.launch_command import LAYER_PARTITION
+from xscheduler.settings import Setting
+
+ENGINES = ("vllm",)
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True)
+class Export:
+    """An engine's launch commands, and what it does with them."""
+
+    commands: tuple[str, ...]
+    """One a node of a replica."""
+    schedule: Schedule
+    """That the engine follows: in all its memory, with its own rule of admission."""
+    estimate: Estimate
+    """Of that schedule."""
+    notes: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The commands as lines."""
+        return "\n".join(self.commands)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Another engine (one of ENGINES), and the directory where it finds the model, where that has one."""
+
+    engine: str
+    weights: str | None = None
+
+    def check(self, setting: Setting, policies: tuple[str, ...]) -> None:
+        """InputError for a setting that the engine doesn't run, or is not predicted with, or for policies of others."""
+        model, predicted = setting.model, engine_of(setting.profile).name
+        if model.architecture == "t5":
+            raise InputError(f"{self.engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
+        if not predicted.startswith(self.engine):
+            raise InputError(
+                f"--export {self.engine} prints flags with their performance under {self.engine}, and predictions are "
+                f"those of engine {predicted}: pass --engine {self.engine}, or leave --export out."
+            )
+        if not any(runs(self.engine, policy) for policy in policies):
+            known = ", ".join(policy for policy in TRAITS if runs(self.engine, policy))
+            raise InputError(
+                f"--export {self.engine} needs a policy that {self.engine} runs ({known}), and --policy names "
+                f"{', '.join(policies)}: add one, or leave --policy out."
+            )
+        _dtypes(model, setting.profile.dtype, setting.kv_dtype)
+
+    def follows(self, schedule: Schedule, profile: Profile) -> Schedule:
+        """Return the schedule that the engine follows with a schedule's flags."""
+        from xsimulator.cost.replica import ReplicaCost
+
+        step = float(schedule.variable("max_num_batched_tokens")), float(schedule.variable("max_num_seqs"))
+        blocks = ReplicaCost.of(schedule, profile).room(step) * BLOCK_SIZE // schedule.block_size
+        return replace(schedule, kv_blocks=blocks, admission="grow", prefix_caching=True)
+
+    def export(self, followed: Schedule, estimate: Estimate, alike: bool = False) -> Export:
+        """The commands that make the engine follow a schedule (of `follows`), which has this estimate; with `alike` its
+        prompts begin as the workload says.
+        """
+        longest, length = _longest(followed)
+        cached = "prompts begin alike as the workload says" if alike else "no prompts begin alike, and reuse is extra"
+        commands, where = _placed(self._command(followed, longest), followed)
+        caching = f"prefix caching: on, {self.engine}'s default; the prediction assumes that {cached}"
+        return Export(tuple(commands), followed, estimate, (*where, length, caching))
+
+    def _command(self, schedule: Schedule, longest: int) -> str:
+        """The command of a node's replicas."""
+        model = schedule.model.spec
+        flags: dict[str, object] = {
+            "tensor-parallel-size": schedule.stages[0].tp,
+            "pipeline-parallel-size": len(schedule.stages),
+            "data-parallel-size": replicas_together(schedule),
+            **_dtypes(model, schedule.dtype, schedule.kv_dtype),
+            "max-model-len": longest,
+            "max-num-seqs": schedule.max_num_seqs,
+            "max-num-batched-tokens": schedule.max_num_batched_tokens,
+            "block-size": schedule.block_size,
+            "gpu-memory-utilization": schedule.cluster.memory_fraction,
+        }
+        values = " ".join(f"--{key} {value}" for key, value in flags.items())
+        name = self.weights or _hub_name(model.name)
+        switches = "--enable-chunked-prefill --enable-prefix-caching"
+        return f"{_partition(schedule)}{self.engine} serve {name} {switches} {values}"
+
+
+def _partition(schedule: Schedule) -> str:
+    """The variable that tells the engine the layers of each pipeline stage; empty where it makes them all alike."""
+    counts = [stop - start for start, stop in (stage.decoder_layers or (0, 0) for stage in schedule.stages)]
+    return f"{LAYER_PARTITION}={','.join(map(str, counts))} " if len(set(counts)) > 1 else ""
+
+
+def _hub_name(name: str) -> str:
+    """Where the engine finds a model: a Hugging Face id as it was typed, else that of the same sizes, else the name."""
+    if "/" in name or name in HUB_IDS:
+        return HUB_IDS.get(name) or name
+    try:
+        return HUB_IDS.get(stands_for(name) or name) or name
+    except InputError:  # a directory's
+        return name
+
+
+def _replica_devices(schedule: Schedule) -> int:
+    return sum(stage.tp for stage in schedule.stages)
+
+
+def replicas_together(schedule: Schedule) -> int:
+    """Replicas that one command starts: those of a node."""
+    return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
+
+
+def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
+    """The command of each node that a replica spans, and where they are to be run."""
+    nodes = -(-_replica_devices(schedule) // schedule.cluster.devices_per_node)
+    copies, rest = divmod(schedule.replicas, replicas_together(schedule))
+    where = []
+    if nodes == 1:
+        if copies > 1 or rest:
+            each = f"each of {copies} nodes" if copies > 1 else "one node"
+            other = f", and with --data-parallel-size {rest} on another," if rest else ""
+            where.append(f"run it on {each}{other} behind a load balancer")
+        return [command], where
+    each = f"for each of the {copies} replicas " if copies > 1 else ""
+    spread = f"{command} --nnodes {nodes} --master-addr $NODE0 --node-rank "
+    where = [f"{each}run one command on each of {nodes} nodes, $NODE0 the first one's address"]
+    return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], where
+
+
+def _longest(schedule: Schedule) -> tuple[int, str]:
+    """Tokens of the longest request that is accepted, and why: the engine starts where its cache holds one."""
+    context, held = schedule.model.spec.context, schedule.kv_blocks * schedule.block_size
+    if held >= context:
+        return context, f"--max-model-len {context} is the model's context"
+    return held, f"--max-model-len {held} is what the KV cache holds of the model's context of {context:,} tokens"
+
+
+def _dtypes(model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
+    """Of weights, and of keys and values, as the engine names them; InputError for those that it can't keep."""
+    flags = {"dtype": "auto", "quantization": "fp8"} if dtype == "fp8" else {"dtype": _DTYPES[dtype]}
+    computed = (model.dtype or "bf16") if dtype == "fp8" else dtype
+    if kv_dtype == computed:
+        held = "auto"
+    elif kv_dtype in ("fp8", "bf16", "fp16"):
+        held = _DTYPES.get(kv_dtype, kv_dtype)
+    else:
+        raise InputError(
+            f"vllm keeps keys and values in the model's dtype, bf16, fp16 or fp8, not in {kv_dtype}: leave --kv-dtype "
+            f"{kv_dtype} or --export out."
+        )
+    return {**flags, "kv-cache-dtype": held}

@@ -1,0 +1,242 @@
+"""A running server's launch command, in the words of vLLM and SGLang, as the settings that are simulated.
+
+A flag that changes the prediction and isn't modelled is refused; those that change nothing are named. Flags are those
+of vLLM 0.33 (`vllm serve`, vllm/engine/arg_utils.py) and SGLang 0.5 (`python -m sglang.launch_server`).
+"""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from xcore.errors import InputError
+
+Read = Callable[[str], Any]
+Number = TypeVar("Number", int, float)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a command says."""
+
+    engine: str
+    model: str
+    settings: Mapping[str, Any]
+    """By the names of `simulate`'s options."""
+    unmodelled: tuple[str, ...]
+    """Flags that change nothing of a prediction."""
+    longest: int | None = None
+    """Tokens of the longest request that the server accepts."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return sentences on what the command says, or leaves out, that the simulation doesn't have."""
+        notes = [f"flags that change nothing here: {', '.join(self.unmodelled)}"] if self.unmodelled else []
+        if self.engine == "sglang" and "policy" not in self.settings:
+            notes.append(
+                "sglang: without --enable-mixed-chunk, prefill and decoding take turns; simulated as with it, in one "
+                "iteration"
+            )
+        return tuple(notes)
+
+
+def _parsed(kind: type[Number], text: str) -> Number:
+    """The number that a text is; 0 for none, which no flag takes."""
+    try:
+        return kind(text)
+    except ValueError:
+        return kind(0)
+
+
+def _count(text: str) -> int:
+    count = _parsed(int, text)
+    if count < 1:
+        raise ValueError("a whole number above 0")
+    return count
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(_parsed(int, part) for part in text.split(","))
+    if min(counts) < 1:
+        raise ValueError("whole numbers above 0, between commas")
+    return counts
+
+
+def _share(text: str) -> float:
+    share = _parsed(float, text)
+    if not 0 < share <= 1:
+        raise ValueError("a share above 0, at most 1")
+    return share
+
+
+LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
+"""The variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
+_DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+_KV_DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+
+
+def _one_of(known: Mapping[str, str | None]) -> Read:
+    def read(text: str) -> str | None:
+        if text not in known:
+            raise ValueError(f"one of {', '.join(known)}")
+        return known[text]
+
+    return read
+
+
+_SHARED: dict[str, tuple[str, Read]] = {
+    "dtype": ("dtype", _one_of(_DTYPES)),
+    "quantization": ("quantization", _one_of({"fp8": "fp8"})),
+    "kv-cache-dtype": ("kv_dtype", _one_of(_KV_DTYPES)),
+}
+_VALUES: dict[str, dict[str, tuple[str, Read]]] = {
+    "vllm": _SHARED
+    | {
+        "model": ("model", str),
+        "tensor-parallel-size": ("tp_degree", _count),
+        "pipeline-parallel-size": ("stages", _count),
+        "data-parallel-size": ("replicas", _count),
+        "max-num-seqs": ("max_num_seqs", _count),
+        "max-num-batched-tokens": ("max_num_batched_tokens", _count),
+        "gpu-memory-utilization": ("memory_fraction", _share),
+        "block-size": ("block_size", _count),
+        "num-gpu-blocks-override": ("kv_blocks", _count),
+        "max-model-len": ("longest", _count),
+    },
+    "sglang": _SHARED
+    | {
+        "model-path": ("model", str),
+        "model": ("model", str),
+        "tp-size": ("tp_degree", _count),
+        "tensor-parallel-size": ("tp_degree", _count),
+        "tp": ("tp_degree", _count),
+        "pp-size": ("stages", _count),
+        "dp-size": ("replicas", _count),
+        "data-parallel-size": ("replicas", _count),
+        "max-running-requests": ("max_num_seqs", _count),
+        "chunked-prefill-size": ("max_num_batched_tokens", _count),
+        "mem-fraction-static": ("memory_fraction", _share),
+        "page-size": ("block_size", _count),
+        "context-length": ("longest", _count),
+    },
+}
+"""Flags with a value: the option that each is, and how it is read."""
+_SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
+    "vllm": {
+        "enable-prefix-caching": ("prefix_caching", True),
+        "no-enable-prefix-caching": ("prefix_caching", False),
+        "enable-chunked-prefill": ("policy", "chunked"),
+    },
+    "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", "chunked")},
+}
+"""Flags without one."""
+_SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}
+_NAMED = {
+    *("host", "port", "api-key", "served-model-name", "tokenizer", "tokenizer-mode", "download-dir", "load-format"),
+    *("revision", "seed", "chat-template", "tool-call-parser", "reasoning-parser", "uvicorn-log-level", "log-level"),
+    *("node-rank", "nnodes", "master-addr", "master-port", "dist-init-addr", "distributed-executor-backend"),
+    *("allowed-origins", "root-path", "ssl-keyfile", "ssl-certfile", "max-log-len", "swap-space", "random-seed"),
+}
+"""Flags with a value that change nothing."""
+_NAMED_SWITCHES = {
+    *("trust-remote-code", "headless", "disable-log-requests", "no-enable-log-requests", "enable-log-requests"),
+    *("disable-log-stats", "enable-auto-tool-choice", "enable-metrics", "async-scheduling", "skip-tokenizer-init"),
+}
+
+
+def read_launch(command: str) -> Launch:
+    """What a launch command says; InputError for one that isn't vLLM's or SGLang's, or that asks for what isn't
+    modelled.
+    """
+    try:
+        words = shlex.split(command.replace("\\\n", " "))
+    except ValueError as error:
+        raise InputError(f"--command can't be read ({error}): close its quotes.") from None
+    engine, rest, found = _engine(words)
+    named: list[str] = []
+    for flag, value in _flags(engine, rest):
+        if flag is None:
+            _take(found, "model", value, "the model")
+        elif flag in _SWITCHES[engine]:
+            name, setting = _SWITCHES[engine][flag]
+            _take(found, name, setting, f"--{flag}")
+        elif flag in _VALUES[engine]:
+            name, read = _VALUES[engine][flag]
+            _take(found, name, _read(flag, value, read), f"--{flag}")
+        else:
+            named.append(f"--{flag}")
+    if "model" not in found:
+        raise InputError("--command names no model: write `vllm serve MODEL …`.")
+    return _launch(engine, found, named)
+
+
+def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
+    settings = {name: value for name, value in found.items() if value is not None}
+    if quantized := settings.pop("quantization", None):
+        settings["dtype"] = quantized  # that of the weights; beside it --dtype is that of activations
+    model, longest, stages = settings.pop("model"), settings.pop("longest", None), settings.pop("stages", 1)
+    if len(settings.get("layers", (0,) * stages)) != stages:
+        given = ",".join(map(str, settings["layers"]))
+        raise InputError(f"--command has {LAYER_PARTITION}={given} for {stages} pipeline stages: name one number each.")
+    settings.setdefault("tp_degree", 1)
+    settings.setdefault("replicas", 1)
+    return Launch(engine, model, settings | {"stages": stages}, tuple(named), longest)
+
+
+def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
+    """Whose command it is, what follows, and what the environment before it says."""
+    said: dict[str, Any] = {}
+    while words and ("=" in words[0] and not words[0].startswith("-")):
+        variable, _, value = words.pop(0).partition("=")
+        if variable == LAYER_PARTITION:
+            _take(said, "layers", _read(variable, value, _counts), variable)
+    if words[:2] == ["vllm", "serve"]:
+        return "vllm", words[2:], said
+    for module, engine in (("vllm.entrypoints.openai.api_server", "vllm"), ("sglang.launch_server", "sglang")):
+        if len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] == module:
+            return engine, words[3:], said
+    raise InputError(
+        f"--command '{' '.join(words[:3])} …' is neither vLLM's nor SGLang's: begin it with `vllm serve` or `python -m "
+        "sglang.launch_server`."
+    )
+
+
+def _flags(engine: str, words: list[str]) -> Iterator[tuple[str | None, str]]:
+    """Flags with their values, without dashes; None for a word of no flag. InputError for one that isn't modelled."""
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            yield None, word
+            continue
+        flag, equals, value = word.lstrip("-").partition("=")
+        flag = flag.replace("_", "-")
+        flag = _SHORT.get(flag, flag) if not word.startswith("--") else flag
+        if flag in _SWITCHES[engine] or flag in _NAMED_SWITCHES:
+            if equals:
+                raise InputError(
+                    f"--command has {word}, and --{flag} takes no value: write the flag alone, or leave it out."
+                )
+            yield flag, ""
+        elif flag in _VALUES[engine] or flag in _NAMED:
+            if not equals and not rest:
+                raise InputError(f"--command ends with {word}, which takes a value.")
+            yield flag, value if equals else rest.pop(0)
+        else:
+            raise InputError(
+                f"--command has {word}, which may change what the server does and isn't modelled: leave it out to "
+                "simulate the server without it."
+            )
+
+
+def _take(found: dict[str, Any], name: str, value: Any, what: str) -> None:
+    if name in found and found[name] != value and None not in (found[name], value):
+        raise InputError(f"--command says {what} twice, as {found[name]} and as {value}: leave one of them out.")
+    found[name] = value if value is not None else found.get(name)
+
+
+def _read(flag: str, text: str, read: Read) -> Any:
+    try:
+        return read(text)
+    except ValueError as error:
+        raise InputError(f"--command has --{flag} {text}, which isn't {error}.") from None

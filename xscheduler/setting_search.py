@@ -1,0 +1,171 @@
+"""Searches for the schedules of a setting, and what they answer beside the best one: the frontier, reasons, advice."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from xcore.batching.admission import Admission
+from xcore.console.series import Series
+from xcore.duration import duration_text, format_duration
+from xcore.policies import TRAITS, runs
+from xcore.specs.bound import BoundMeaning
+from xcore.specs.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
+from xcore.specs.deployment import Deployment
+from xcore.specs.engine import engine_of
+from xprofiler.rooflines import like
+from xscheduler.settings import Setting
+
+if TYPE_CHECKING:
+    from xscheduler.search import Method
+    from xscheduler.tuned import Alternative, Tuned
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What a search is asked for beside a setting and a bound on its latency: arguments of `xscheduler.tune`."""
+
+    bound: BoundMeaning
+    ttft_s: float | None
+    tpot_s: float | None
+    policies: tuple[str, ...]
+    method: "Method"
+    tolerance: float
+    admission: tuple[Admission, ...] = ("reserve",)
+    fixed: dict[str, int] = field(default_factory=dict)
+    """Control variables that are set by hand."""
+
+
+CLOSE = 0.95
+"""Policies that reach this share of the answer's throughput may be better elsewhere."""
+
+
+def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":
+    """The best schedule for a setting under a bound in seconds (None: unbounded); `options` as in `xscheduler.tune`."""
+    from xscheduler.tune import tune
+
+    where = (setting.model, setting.cluster, setting.workload, setting.profile)
+    return tune(*where, latency_bound_s=latency_bound_s, kv_dtype=setting.kv_dtype, own=setting.own, **options)
+
+
+def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
+    """How full and busy the answer's devices are, and what a looser bound, twice the devices and the next device kind
+    would give, each searched anew for the engine of the answer and the policies that come close to it, the best first.
+    """
+    from xscheduler import advice
+
+    engine = answer.estimate.engine if answer.estimate else None
+    alike = tuple(p for p in options.policies if engine in (None, engine_of(setting.on(p).profile).name))
+    if answer.estimate:
+        close = CLOSE * answer.estimate.throughput_tok_s
+        alike = tuple(a.policy for a in ranked(answer) if a.policy in alike and throughput(a) >= close)
+
+    def again(bound_s: float | None, cluster: ClusterSpec, floor: float) -> "Tuned":
+        asked = vars(options) | {"policies": alike, "floor": floor}
+        return search_schedule(on_cluster(setting, cluster), bound_s, **asked)
+
+    texts = []
+    if answer.schedule and answer.estimate:
+        texts.append(advice.use_of((answer.schedule, answer.estimate)))
+    looser = advice.looser_bound(again, answer, bound_s, setting.cluster)
+    if looser:
+        texts.append(looser)
+    if not setting.cluster.is_cpu:
+        larger = advice.twice(setting.cluster)
+        texts.append(advice.other_cluster(again, answer, bound_s, larger, "twice the devices"))
+    faster = _next_kind(setting.cluster) if setting.profile.source == "roofline" else None
+    if faster:
+        what = "the next device kind by memory bandwidth"
+        texts.append(advice.other_cluster(again, answer, bound_s, faster, what))
+    return texts
+
+
+def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
+    """The same on another cluster: its roofline; a measured profile holds for more or fewer of the same devices."""
+    if cluster == setting.cluster:
+        return setting
+    rooflined = setting.profile.source == "roofline"
+    profile = like(setting.profile, setting.model, cluster) if rooflined else setting.profile
+    own = setting.own
+    if own:
+        there = replace(cluster, memory_fraction=own.cluster.memory_fraction)
+        own = Deployment(there, like(own.profile, setting.model, there) if rooflined else own.profile)
+    return replace(setting, cluster=cluster, profile=profile, own=own)
+
+
+def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
+    """As many devices of the kind that has the least memory bandwidth above this one's; None where none has."""
+    device = cluster.device
+    better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > device.bandwidth_bytes_s]
+    if not better or device.kind not in KINDS:
+        return None
+    kind = min(better, key=lambda spec: spec.bandwidth_bytes_s).kind
+    nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""
+    return parse_cluster(f"{nodes}{cluster.devices_per_node}x{kind}", cluster.memory_fraction)
+
+
+def frontier(answers: "list[Tuned]") -> tuple[Series, ...]:
+    """Every policy's best schedules under each answer's bound, as plots draw them."""
+    points: dict[str, set[tuple[float, float]]] = {}
+    for answer in answers:
+        for other in answer.alternatives:
+            estimate = other.estimate
+            if other.schedule and estimate and estimate.latency_s is not None:
+                points.setdefault(other.policy, set()).add((estimate.latency_s, estimate.throughput_tok_s))
+    return tuple(series(policy, tuple(sorted(row))) for policy, row in sorted(points.items()))
+
+
+def series(policy: str, points: tuple[tuple[float, float], ...] = ()) -> Series:
+    """A policy's points with its mark and colour."""
+    return Series(policy, points, TRAITS[policy].mark, TRAITS[policy].colour)
+
+
+def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:
+    """Bounds in seconds from just above the lowest reachable latency to that of the unbounded optimum, and None."""
+    import numpy as np
+
+    free = search_schedule(setting, None, lowest_latency=True, **options)
+    if free.estimate is None or free.estimate.latency_s is None or free.lowest_latency_s is None:
+        return [None]
+    low, high = 1.1 * free.lowest_latency_s, free.estimate.latency_s
+    return [*np.geomspace(low, high, count).tolist(), None] if low < high else [None]
+
+
+def throughput(alternative: "Alternative") -> float:
+    """The output tokens per second of a policy's best schedule; -1 where it has none."""
+    return alternative.estimate.throughput_tok_s if alternative.estimate else -1.0
+
+
+def ranked(answer: "Tuned") -> "list[Alternative]":
+    """Every policy's best schedule, the answer first, then by falling throughput."""
+    best = answer.schedule.policy if answer.schedule else None
+    return sorted(
+        answer.alternatives,
+        key=lambda a: (a.policy != best, -throughput(a)),
+    )
+
+
+def reasons(alternatives: Iterable["Alternative"], explain: bool = True) -> list[str]:
+    """Why each policy is where it is, in one clause unless it is to `explain`; policies of one reason share a line."""
+    names: dict[str, list[str]] = {}
+    for other in alternatives:
+        reason = other.reason if explain else other.clause or other.reason
+        names.setdefault(reason, []).append(other.policy)
+    return [f"{', '.join(policies)}: {reason}" for reason, policies in names.items()]
+
+
+def best_on(answer: "Tuned", engine: str, value: "Callable[[Alternative], float]" = throughput) -> "Alternative | None":
+    """The best of the answer's schedules that an engine runs, by its preset's name; None where it runs none of them."""
+    from xscheduler.ties import preferred
+
+    feasible = (other for other in answer.alternatives if other.estimate and runs(engine, other.policy))
+    return preferred(feasible, value, lambda other: other.policy)
+
+
+def infeasible_text(answer: "Tuned", bound_s: float | None) -> str:
+    """Why there is no schedule, in one sentence."""
+    if answer.lowest_latency_s is None:
+        return f"No schedule fits: {'; '.join(reasons(answer.alternatives))}."
+    if bound_s is None or answer.lowest_latency_s <= bound_s:  # the latency could be met: another bound is in the way
+        return f"No schedule meets what was asked for: {'; '.join(reasons(answer.alternatives))}."
+    lowest = duration_text(answer.lowest_latency_s)
+    return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."

@@ -1,0 +1,211 @@
+"""What people type, made into nouns: model, cluster, workload and profile, with what was assumed on the way."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from xcore.choices import check_choice
+from xcore.errors import InputError
+from xcore.policies import runs
+from xcore.quantity import figure_text, percent_text
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.deployment import Deployment
+from xcore.specs.engine import EngineSpec, engine_of
+from xcore.specs.engine_memory import DATA_SHEET
+from xcore.specs.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Workload
+from xcore.traces.fit_context import fit_context
+from xcore.usable_cpus import usable_cpus
+from xprofiler.kernel_import import KernelImport, kernel_import
+from xprofiler.profiles import find_profile
+from xprofiler.rooflines import accuracy, engine_notes, own_profile
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything that a schedule is searched for."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    profile: Profile
+    kv_dtype: str
+    assumptions: tuple[str, ...]
+    own: Deployment | None = None
+    """This project's engine, for the policies that the profile's engine doesn't run; None: one engine for all."""
+    kernels: KernelImport | None = None
+    """The import that could take the data sheet's place; None: another profile, or no tables cover it."""
+
+    def on(self, policy: str) -> "Setting":
+        """Return the same, with the engine that runs a policy."""
+        if self.own is None or runs(engine_of(self.profile).name, policy):
+            return replace(self, own=None)
+        return replace(self, cluster=self.own.cluster, profile=self.own.profile, own=None)
+
+
+def find_model(text: str) -> ModelSpec:
+    """The spec of a built-in model or of a model directory."""
+    from xcore.specs.builtin_models import builtin_model
+
+    return ModelSpec.from_directory(text) if Path(text).is_dir() else builtin_model(text)
+
+
+def find_setting(
+    model: str | None = None,
+    cluster: str | None = None,
+    workload: str | Workload | None = None,
+    profile: str | None = None,
+    *,
+    dtype: str | None = None,
+    kv_dtype: str | None = None,
+    memory_fraction: float | None = None,
+    columns: str | None = None,
+    scale_to_context: bool = False,
+    rate: str | None = None,
+    device: str | None = None,
+    engine: str | None = None,
+    one_by_one: bool = False,
+    attention: str = "triton",
+    front_end: str | None = None,
+    one_engine: bool = False,
+    name: str = "",
+) -> Setting:
+    """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
+    this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
+    request is simulated with its own pair of lengths, not with the two distributions; `one_engine`: all policies are
+    predicted with one. `attention` as in `find_profile`; `name` is the model's in a file of several.
+    """
+    from xcore.columns import parse_columns
+    from xcore.specs.builtin_models import stands_for
+    from xcore.traces.trace import parse_rate, parse_workload
+
+    assumptions: list[str] = []
+    if model is None:
+        model = "opt-13b"
+        assumptions.append("model: opt-13b, the default")
+    spec = find_model(model)
+    if not Path(model).is_dir() and (sizes := stands_for(model)):
+        context = f"a context of {spec.context:,} tokens" if spec.longest_request else "no longest request"
+        assumptions.append(f"model: '{model}' has the sizes of {sizes}, with {context}")
+    if cluster is None:
+        cluster = "local" if Path(model).is_dir() else "4xA40"
+        assumptions.append(f"cluster: {cluster}, the default")
+    if device and cluster != "local":
+        raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
+    where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
+    described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
+    assumptions += _one_node_text(where)
+    if workload is None:
+        workload = "S"
+        assumptions.append("workload: task S (summarization), the default")
+    if isinstance(workload, str):
+        named = parse_columns(columns) if columns else None
+        workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
+    load, scaling = fit_context(workload, spec, scale_to_context)
+    if load.correlation is not None and not one_by_one:
+        scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
+    if not one_by_one and any(request.identity for request in load.requests or ()):
+        scaling.append(
+            f"prompts: {workload.name} says which begin alike, which a steady state ignores; searches at a rate use it "
+            "with --prefix-caching, replays too"
+        )
+    dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
+    named_file = profile not in (None, "roofline")
+    usual, why = (None, "the profile's") if named_file else _usual_dtype(spec, where)
+    how = {"kv_dtype": kv_dtype, "engine": engine, "front_end": front_end}
+    chosen, which = find_profile(profile, spec, where, dtype or usual, **how, attention=attention)
+    kept = kv_dtype or chosen.provenance.get("kv_dtype") or usual_kv_dtype(chosen.dtype)
+    assumptions += _kv_text(kv_dtype, kept, chosen)
+    if dtype is None:
+        assumptions.append(f"dtype: {chosen.dtype}, {why}")
+    if memory_fraction is None and not described:
+        serving = engine_of(chosen)
+        where = replace(where, memory_fraction=serving.memory.fraction)
+        assumptions.append(f"memory: {_memory_text(where, serving)}")
+    own = None if one_engine else own_profile(chosen, spec, where)
+    deployed = where
+    if own and memory_fraction is None and not described:
+        deployed = replace(where, memory_fraction=engine_of(own).memory.fraction)
+    whose = (*engine_notes(own or chosen, chosen), *accuracy(chosen, where))
+    kernels = kernel_import(chosen, spec, where, kept, model, name)
+    said = (*assumptions, *scaling, which, *whose, *([kernels.text] if kernels else []))
+    return Setting(spec, where, load, chosen, kept, said, Deployment(deployed, own) if own else None, kernels)
+
+
+def _one_node_text(cluster: ClusterSpec) -> list[str]:
+    """Warn where a single node has so many devices that nodes of eight may be meant."""
+    devices, kind = cluster.devices_per_node, cluster.device.kind
+    if cluster.name != f"{devices}x{kind}" or devices not in range(16, 1 << 20, 8):
+        return []
+    nodes = f"{devices // 8}x8x{kind}"
+    return [f"cluster: {cluster.name} is one node, all its devices linked alike; nodes of eight are {nodes}"]
+
+
+def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
+    """What wasn't said about the dtype of keys and values."""
+    timed = profile.provenance.get("kv_dtype", kept)
+    if timed != kept:
+        return [f"warning: keys and values are in {kept}, and the profile was made for {timed}: make another"]
+    if asked or kept == profile.dtype:
+        return []
+    return [f"keys and values: {kept}, the default beside weights in {profile.dtype}; --kv-dtype takes another"]
+
+
+def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
+    """The share of a device's memory that an engine takes by default."""
+    device, memory = cluster.device, engine.memory
+    whole = device.memory_bytes if memory.data_sheet else device.shown_bytes
+    share = f"{percent_text(cluster.memory_fraction)} of the {figure_text(whole / 2**30, 4)} GiB of {device.kind}"
+    whose = "the default" if memory == DATA_SHEET else f"{engine.name}'s default"
+    return f"{share}{', after the weights' if memory.of_rest else ''}, {whose}"
+
+
+def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
+    """What a run on this machine computes in: as asked, else a given schedule's, else the device's own."""
+    return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
+
+
+def _known_dtype(text: str | None, option: str) -> str | None:
+    """A dtype by our name or a checkpoint's (`bfloat16`); None and `auto`: not asked for."""
+    if text in (None, "auto"):
+        return None
+    name = DTYPES.get(text, text)
+    check_choice(name, tuple(BYTES), option)
+    return name
+
+
+def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
+    """The dtype that a model is served in where none was asked for, and why: on GPUs the checkpoint's own."""
+    if cluster.is_cpu:
+        return "fp32", "the default on CPUs"
+    if cluster.name.startswith("local"):
+        return "bf16", "the default on this machine's GPU"
+    if model.dtype is None:
+        return "fp16", "the default where the checkpoint doesn't say its own"
+    dtype, why = model.dtype, "the checkpoint's own"
+    if dtype == "fp32":
+        dtype, why = "bf16", "since checkpoints in fp32 are served in 16 bits"
+    if dtype in cluster.device.flops_s or not cluster.device.flops_s:
+        return dtype, why
+    if "fp16" not in cluster.device.flops_s:
+        return next(iter(cluster.device.flops_s)), f"since {cluster.device.kind} doesn't compute in {dtype}, {why}"
+    return "fp16", f"since {cluster.device.kind} doesn't compute in {dtype}, {why}"
+
+
+def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
+    """This machine's device as a cluster."""
+    from xprofiler import machine
+
+    cluster = machine.local_named(device)
+    return cluster if memory_fraction is None else replace(cluster, memory_fraction=memory_fraction)
+
+
+def threads_of_device(cluster: str) -> int | None:
+    """The CPU threads of each device of a cluster file that makes several of this machine's CPU: an equal share of the
+    cores, as its engines get. None for any other cluster.
+    """
+    where = None if cluster == "local" else parse_cluster(cluster)
+    if where is None or not where.is_cpu or where.devices_per_node == 1:
+        return None
+    return max(1, usable_cpus() // where.devices_per_node)

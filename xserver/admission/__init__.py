@@ -1,0 +1,1 @@
+"""Which requests are accepted: the rate that an engine sustains, and what waits."""

@@ -1,0 +1,42 @@
+"""Lengths: predicted output lengths, given the tokens generated so far."""
+
+import math
+import sys
+
+import numpy as np
+
+from xcore.specs.workload import LengthDistribution
+
+QUANTILE = 0.99
+"""Quantile of the output lengths for which the bound is promised."""
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Lengths:
+    """Output lengths of the schedule's workload."""
+
+    def __init__(self, outputs: LengthDistribution):
+        self._s, self._above = outputs.s, np.concatenate([[1.0], 1.0 - np.cumsum(outputs.p)])
+        self.mean = outputs.mean
+        self._longest: dict[int, int] = {}
+        """Results of `longest` without a cap: it is called for every sequence at every arrival."""
+
+    def supposed(self, number: int, generated: int, most: int) -> int:
+        """A sequence's predicted output tokens: a fixed quantile per sequence, spread evenly over sequences, of the
+        lengths beyond its generated tokens.
+        """
+        return self._beyond(generated, most, (number * _GOLDEN) % 1.0)
+
+    def longest(self, generated: int, most: int) -> int:
+        """The output length that 99 of 100 sequences with as many generated tokens stay below."""
+        if generated not in self._longest:
+            self._longest[generated] = self._beyond(generated, sys.maxsize, QUANTILE)
+        return min(most, self._longest[generated])
+
+    def _beyond(self, generated: int, most: int, u: float) -> int:
+        first = int(np.searchsorted(self._s, generated, side="right"))
+        left = self._above[first] if first < len(self._s) else 0.0
+        if left <= 1e-9:  # longer than any: about half as much again of the mean
+            return min(most, generated + max(1, round(self.mean / 2)))
+        place = int(np.searchsorted(-self._above[1:], -left * (1.0 - u), side="left"))
+        return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))

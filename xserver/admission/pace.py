@@ -1,0 +1,162 @@
+"""Pace: an engine's speed at each load, predicted and measured.
+
+Sequences share the engine: with n of them, each gets its next token t(n) seconds after the last one. The engine's work
+is the integral of dt / t(n): the tokens that a sequence should have received meanwhile. The ratio of work to received
+tokens is the slowdown against the prediction, whatever the load was; it is learned by load, in octaves.
+"""
+
+import math
+from bisect import bisect_left
+from dataclasses import replace
+from statistics import median
+
+import numpy as np
+
+import xsimulator
+from xcore.specs.profile import Profile
+from xcore.specs.schedule import Schedule
+from xcore.specs.workload import Array
+from xsimulator.cost.replica import ReplicaCost
+from xsimulator.replay.continuation import Standing, continue_from
+
+_MEMORY = 0.05
+"""Weight of the latest measured service in the running scale."""
+_SCALES = 0.5, 3.0
+"""Limits of the scale: a machine that differs more needs another schedule."""
+_LEAST_S = 0.05
+"""Minimum time between two marks of the work."""
+_MARKS = 8192
+"""Number of marks kept: at least seven minutes."""
+
+
+class Pace:
+    """The pace of one engine, from the moment `now_s` of the monotonic clock on."""
+
+    def __init__(self, schedule: Schedule, cost: ReplicaCost, profile: Profile, now_s: float):
+        most = schedule.max_num_seqs or schedule.encode_batch or 1
+        batches = sorted({*(2**i for i in range(most.bit_length())), most})
+        points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
+        self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
+        self._first_s, self._token_s = (np.maximum.accumulate(values) for values in seconds)
+        self._scales: dict[int, float] = {}
+        self._s, self._work, self._load_s = [now_s], [0.0], [0.0]
+        """Marks: the time, the work until then, and the integral of the load."""
+        self._load = 0
+
+    # ---- predicting ----
+
+    def first_s(self, load: float) -> float:
+        """Seconds from a sequence's start to its first token at this load."""
+        return self.scale(load) * float(np.interp(load, self._loads, self._first_s))
+
+    def token_s(self, load: float) -> float:
+        """Seconds per further token at this load."""
+        return self.scale(load) * self._predicted_s(load)
+
+    def tokens_s(self, most: int) -> Array:
+        """Seconds per further token at each load from 1 to `most`."""
+        loads = np.arange(1, most + 1)
+        octaves = np.rint(np.log2(loads)).astype(int)
+        scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
+        seconds: Array = scales[octaves] * np.interp(loads, self._loads, self._token_s)
+        return seconds
+
+    def service_s(self, tokens: int, load: float) -> float:
+        """Seconds from a sequence's start to the last of its tokens."""
+        return self.first_s(load) + (tokens - 1) * self.token_s(load)
+
+    def load_within(self, service_s: float, tokens: int) -> int:
+        """The maximum number of sequences that may share the engine so that this many tokens take at most `service_s`;
+        0: none.
+        """
+        low, high = 0, math.ceil(self._loads[-1])
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.service_s(tokens, middle) <= service_s else (low, middle - 1)
+        return low
+
+    @property
+    def most(self) -> float:
+        """The load beyond which sequences wait."""
+        return float(self._loads[-1])
+
+    def scale(self, load: float) -> float:
+        """Ratio of measured to predicted time: learned at the nearest load, 1 if nothing was learned."""
+        if not self._scales:
+            return 1.0
+        octave = _octave(load)
+        return self._scales[min(self._scales, key=lambda learned: (abs(learned - octave), learned))]
+
+    # ---- learning ----
+
+    def shared_by(self, load: int, now_s: float) -> None:
+        """From now on, `load` sequences share the engine."""
+        if self._load:
+            work = (now_s - self._s[-1]) / self._predicted_s(self._load)
+            self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
+        elif load:
+            self._mark(now_s, self._work[-1], self._load_s[-1])
+        self._load = load
+
+    def served(self, tokens: int, first_s: float, last_s: float) -> None:
+        """Learn from a sequence with this many tokens, whose first and last tokens came at these times."""
+        if tokens < 2 or last_s <= first_s or first_s < self._s[0]:
+            return
+        load = (self._at(last_s, self._load_s) - self._at(first_s, self._load_s)) / (last_s - first_s)
+        ratio = (self._at(last_s, self._work) - self._at(first_s, self._work)) / (tokens - 1)
+        octave, (low, high) = _octave(load), _SCALES
+        before = self._scales.get(octave, self.scale(load))
+        self._scales[octave] = min(high, max(low, before + _MEMORY * (ratio - before)))
+
+    def _predicted_s(self, load: float) -> float:
+        return float(np.interp(load, self._loads, self._token_s))
+
+    def _mark(self, s: float, work: float, load_s: float) -> None:
+        marks = (self._s, s), (self._work, work), (self._load_s, load_s)
+        last = len(self._s) > 1 and s - self._s[-2] < _LEAST_S
+        for values, value in marks:
+            if last:
+                values[-1] = value
+            else:
+                values.append(value)
+        if len(self._s) > 2 * _MARKS:
+            for values, _ in marks:
+                del values[:_MARKS]
+
+    def _at(self, s: float, values: list[float]) -> float:
+        """The value of a mark, interpolated at a time between two marks or extrapolated after the last."""
+        place = min(max(1, bisect_left(self._s, s)), len(self._s) - 1)
+        if place == 0:
+            return values[0]
+        before, after = self._s[place - 1], self._s[place]
+        share = (s - before) / (after - before) if after > before else 0.0
+        return values[place - 1] + share * (values[place] - values[place - 1])
+
+
+def _octave(load: float) -> int:
+    return int(np.rint(np.log2(max(1.0, load))))
+
+
+def _filled(schedule: Schedule, batch: int) -> Schedule:
+    """The schedule with at most `batch` running sequences, or `batch` prompts at a time if that is its variable."""
+    if schedule.max_num_seqs:
+        return replace(schedule, max_num_seqs=batch)
+    return replace(schedule, encode_batch=batch)
+
+
+def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:
+    """The mean number of sequences in an engine that a schedule fills (Little's law), its seconds from a sequence's
+    start to the first token, and per further token.
+    """
+    mean = schedule.workload.output.mean
+    if xsimulator.has_steady_state(schedule):
+        estimate = xsimulator.estimate(schedule, profile)
+        if estimate.tpot_s is not None and estimate.ttft_s is not None:
+            residents = estimate.throughput_seq_s * (estimate.ttft_s + (mean - 1) * estimate.tpot_s)
+            return residents, estimate.ttft_s, estimate.tpot_s
+    tokens = max(2, round(mean))
+    standing = [Standing(round(schedule.workload.input.mean), tokens, tokens)] * 64
+    ran = continue_from(schedule, cost, standing, math.inf)
+    served_s = [(c.finish_s or 0.0) - (c.start_s or 0.0) for c in ran]
+    per_token = median(served_s) / tokens
+    return sum(served_s) / max(c.finish_s or 0.0 for c in ran), per_token, per_token

@@ -1,0 +1,290 @@
+"""The frontend's end of the engine's socket: sequences go to the engine, their tokens come back."""
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from xcore.requests.engine_protocol import (
+    BEGIN,
+    DRAIN,
+    FROM_ENGINE,
+    LOADS,
+    MOVES,
+    Abort,
+    Changed,
+    Ended,
+    Follow,
+    Frames,
+    Opened,
+    Speed,
+    Stepped,
+    Stop,
+    TokenLogProb,
+    framed,
+)
+from xcore.requests.request import Request
+from xcore.specs.schedule import Schedule
+
+_CHUNK = 2**18
+
+
+@dataclass(eq=False)
+class Output:
+    """What has come of one sequence: the engine appends, a handler reads."""
+
+    request: Request
+    """Its id is the engine's number of it."""
+    listeners: list[Callable[[], object]] = field(default_factory=list)
+    """Called when something has come."""
+    tokens: list[int] = field(default_factory=list)
+    made_s: list[float] = field(default_factory=list)
+    """When each token was made, by the engine's clock."""
+    logprobs: list[TokenLogProb] = field(default_factory=list)
+    """Of each token, where the request asks for them."""
+    prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
+    """Of each token of the prompt, likewise; they come with the first token."""
+    start_s: float | None = None
+    """When its prefill began, by this process's monotonic clock; known from its first token on."""
+    first_s: float | None = None
+    """When its first token came, by this process's monotonic clock."""
+    last_s: float = 0.0
+    """And its last one so far."""
+    ended: Ended | None = None
+    added_s: float = 0.0
+    """When it was given to the engine, by this process's monotonic clock."""
+    due_s: float = math.inf
+    """When it should have ended, by the same clock; infinite: whenever it may."""
+
+    def announce(self) -> None:
+        """Tell those who read it that something has come."""
+        for listener in self.listeners:
+            listener()
+
+
+class EngineLink:
+    """One engine at a time, and the sequences that it runs. Used from one event loop alone.
+
+    `on_stepped` is called with every message of the engine, `on_lost` when its connection ends.
+    """
+
+    def __init__(self) -> None:
+        self.opened: Opened | None = None
+        """What the engine is; None while there is none."""
+        self.speed: Speed | None = None
+        """What an engine that was to report it has ended with."""
+        self.outputs: dict[str, Output] = {}
+        """Sequences that haven't ended, in order of arrival."""
+        self.last: Stepped | None = None
+        """The latest message."""
+        self.heard_s = 0.0
+        """When it came, by the monotonic clock."""
+        self.on_opened: Callable[[Opened], object] = lambda opened: None
+        self.on_changed: Callable[[Opened], object] = lambda opened: None
+        self.on_stepped: Callable[[Stepped], object] = lambda stepped: None
+        self.on_lost: Callable[[], object] = lambda: None
+        self._writer: asyncio.StreamWriter | None = None
+        self._moving = False
+        """Whether the engine is about to connect from another rank: it is still `opened`."""
+        self._loading = False
+        """Whether the engine is about to open anew: it is still `opened`."""
+        self._asked: list[Schedule] = []
+        """Schedules to follow that the engine hasn't taken up."""
+        self._server: asyncio.Server | None = None
+        self._next = 0
+        self._failed = False
+        self._draining = False
+        self._busy_s = 0.0
+        """Since when there are sequences."""
+
+    async def listen(self, path: Path) -> None:
+        """Let engines connect to this socket, which is in a directory of this user's alone."""
+        self._server = await asyncio.start_unix_server(self._serve, path)
+
+    @property
+    def connected(self) -> bool:
+        """Whether an engine's connection is open."""
+        return self._writer is not None
+
+    @property
+    def failed(self) -> bool:
+        """Whether there will be no engine any more."""
+        return self._failed
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the engine has sent nothing though it has sequences; 0 without any, and while it loads."""
+        if not self.outputs or self.opened is None or self._loading:
+            return 0.0
+        return time.monotonic() - max(self.heard_s, self._busy_s)
+
+    def add(self, request: Request, due_s: float = math.inf) -> Output:
+        """Give a sequence to the engine, under a number of its own; it should have ended at `due_s`. Where there will
+        be no engine any more, it ends at once, with an error.
+        """
+        number, self._next = str(self._next), self._next + 1
+        self._busy_s = self._busy_s if self.outputs else time.monotonic()
+        output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s)
+        if self._failed:
+            output.ended = Ended(number, "error")
+            return output
+        self.outputs[number] = output
+        self._send(output.request)
+        return output
+
+    def abort(self, outputs: list[Output]) -> None:
+        """End sequences: nothing more comes of them."""
+        running = [output.request.id for output in outputs if self.outputs.pop(output.request.id, None)]
+        if running:
+            self._send(Abort(tuple(running)))
+
+    def stop(self, output: Output, output_tokens: int) -> None:
+        """End a sequence at a stop text, behind so many of its tokens: nothing more comes of it."""
+        if self.outputs.pop(output.request.id, None):
+            self._send(Stop(output.request.id, output_tokens))
+
+    def follow(self, schedule: Schedule) -> None:
+        """Let the engine follow another schedule; in the midst of a change, after that one."""
+        self._asked.append(schedule)
+        self._send(Follow(schedule))
+
+    def drain(self) -> bool:
+        """Tell the engine that no more sequences come; whether there is one."""
+        self._draining = True
+        self._send(DRAIN)
+        return self._writer is not None or self._moving
+
+    def disconnect(self) -> None:
+        """Give up the engine that is connected, or about to be."""
+        if self._writer:
+            self._writer.close()
+        self.ended()
+
+    def ended(self) -> None:
+        """The engine has ended: it connects from no other rank."""
+        if self._moving:
+            self._moving = self._loading = False
+            self.opened = None
+
+    def fail(self) -> None:
+        """End all sequences with an error, and those that come: there will be no engine any more."""
+        self._failed = True
+        failed, self.outputs = list(self.outputs.values()), {}
+        for output in failed:
+            output.ended = Ended(output.request.id, "error")
+            output.announce()
+
+    async def close(self) -> None:
+        """Close the socket."""
+        if self._server:
+            self._server.close()
+        if self._writer:
+            self._writer.close()
+            with contextlib.suppress(OSError):
+                await self._writer.wait_closed()
+
+    def _send(self, message: object) -> None:
+        if self._writer:
+            self._writer.write(framed(message))
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._writer:  # an engine that was given up
+            writer.close()
+            return
+        self._writer, frames = writer, Frames(FROM_ENGINE)
+        try:
+            while data := await reader.read(_CHUNK):
+                for message in frames.feed(data):
+                    self._take(message)
+        except ConnectionError:
+            pass
+        finally:
+            self._writer = None
+            writer.close()
+            if not self._moving:
+                self.opened, self._loading = None, False
+                self._asked.clear()  # one of them may be what has ended it
+                self.on_lost()
+
+    def _take(self, message: object) -> None:
+        self.heard_s = time.monotonic()
+        if message == LOADS:
+            self._loading = True
+            return
+        if message == MOVES:
+            assert self._writer, "the connection that it came by"
+            self._moving = True
+            self._writer.close()
+            return
+        if isinstance(message, Opened):
+            self._begin(message)
+            return
+        if isinstance(message, Changed):
+            assert self.opened, "an engine that has opened"
+            self.opened = replace(self.opened, schedule=message.schedule, goodput_seq_s=None)
+            self._taken_up(message.schedule)
+            self.on_changed(self.opened)
+            return
+        if isinstance(message, Speed):
+            self.speed = message
+            return
+        assert isinstance(message, Stepped)
+        self.last = message
+        touched: dict[str, Output] = {}
+        columns = [column.tolist() for column in (message.ids, message.tokens, message.made_s, message.starts_s)]
+        ids, zero_s = columns[0], self.opened.zero_s if self.opened else 0.0
+        logprobs = message.logprobs.rows() if message.logprobs else [None] * len(ids)
+        for number, token, made_s, start_s, logprob in zip(*columns, logprobs, strict=True):
+            receiver = self.outputs.get(str(number))
+            if receiver:  # else it was aborted
+                receiver.tokens.append(token)
+                receiver.made_s.append(made_s)
+                if logprob and receiver.request.logprobs is not None:
+                    receiver.logprobs.append(logprob)
+                receiver.last_s = self.heard_s
+                receiver.first_s = receiver.first_s or self.heard_s
+                if start_s == start_s:
+                    receiver.start_s = zero_s + start_s
+                touched[receiver.request.id] = receiver
+        for prompt in message.prompts:
+            if receiver := self.outputs.get(prompt.id):
+                receiver.prompt_logprobs = prompt.logprobs.rows()
+        for ended in message.ended:
+            receiver = self.outputs.pop(ended.id, None)
+            if receiver:
+                receiver.ended = ended
+                touched[ended.id] = receiver
+        for output in touched.values():
+            output.announce()
+        self.on_stepped(message)
+
+    def _begin(self, opened: Opened) -> None:
+        """Let an engine that has opened go on with what hasn't ended."""
+        before, self.opened, self._moving, self._loading = self.opened, opened, False, False
+        self._taken_up(opened.schedule)
+        if opened.refused:
+            self._drop(opened.refused)
+            if before and before.schedule != opened.schedule:  # which had taken over in place
+                self._asked.insert(0, before.schedule)
+        self.on_opened(opened)
+        self._send(BEGIN)
+        for output in self.outputs.values():  # which another engine has begun
+            self._send(replace(output.request, output_ids=tuple(output.tokens)))
+        for schedule in self._asked[-1:]:  # it came while no engine looked
+            self._send(Follow(schedule))
+        if self._draining:
+            self._send(DRAIN)
+
+    def _taken_up(self, schedule: Schedule) -> None:
+        """Forget that it was asked for, and what was asked for before it."""
+        if schedule in self._asked:
+            del self._asked[: self._asked.index(schedule) + 1]
+
+    def _drop(self, refused: Schedule) -> None:
+        """Forget likewise what the engine can't follow. It had room for what was accepted."""
+        alike = (asked for asked in self._asked if replace(asked, kv_blocks=refused.kv_blocks) == refused)
+        if asked := next(alike, None):
+            self._taken_up(asked)

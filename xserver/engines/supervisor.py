@@ -1,0 +1,389 @@
+"""Supervisor: the frontend's process, which serves HTTP and manages the engines, and how it ends."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from xcore.console import output
+from xcore.errors import InputError
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.schedule import Schedule
+from xserver.admission.gate import check_origins, guarded, hashed
+from xserver.admission.measured import Measured
+from xserver.engines.engine_link import EngineLink
+from xserver.engines.unit import Unit
+from xserver.engines.unit_options import UnitOptions
+from xserver.http.api import KINDS, make_api, resume_entries
+from xserver.http.frontend import Frontend
+from xserver.http.frontends import Frontends
+from xserver.http.journal import Journal
+from xserver.http.served_model import ServedModel
+from xserver.telemetry.library_log import log_libraries
+from xserver.telemetry.reports import Reports
+from xserver.telemetry.tracing import tracing
+
+_LOOK_S = 0.05
+
+
+class PlanWatch(Protocol):
+    """What watches how often a plan's models are asked, and may search for another plan."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The answer of `GET /plan`."""
+
+    def follows(self, plan: Plan) -> None:
+        """The models follow another plan from now on."""
+
+    def goes_back(self, plan: Plan, why: str) -> None:
+        """The models go back to an earlier plan."""
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The options of `exegpt serve`."""
+
+    units: tuple[UnitOptions, ...]
+    """The engines with their models."""
+    starts: int
+    """Engines that may start at once."""
+    plan: Plan | None
+    """The plan of its models; None: the server has no plan."""
+    replan: Callable[[Plan], tuple[Plan, tuple[UnitOptions, ...]]] | None
+    """Returns the engines of another plan for the same models; None: the server has no plan."""
+    watching: Callable[[Mapping[str, Frontend], Plan, Callable[[Plan], None], CollectorRegistry], PlanWatch] | None
+    """Makes what watches a plan from its models' frontends, itself, what follows another plan, and the metrics; None:
+    the server has no plan.
+    """
+    host: str
+    port: int
+    api_keys: tuple[str, ...]
+    hosts: tuple[str, ...]
+    """Names, besides loopback's, by which the server may be called without keys."""
+    origins: tuple[str, ...]
+    admin_token: str | None
+    """Token for changing schedules and draining over HTTP; None: not possible."""
+    max_output: int | None
+    max_waiting: int
+    journal: Path | None
+    """The folder of requests with an Idempotency-Key; None: keys have no effect."""
+    answer_ttl_s: float
+    drain_timeout_s: float
+    stall_timeout_s: float
+    log_requests: bool = False
+    """Whether to log a line per request."""
+    otlp_traces_endpoint: str | None = None
+    """The URL of an OpenTelemetry collector that takes traces; None: the environment's, if there is one."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers, which would stop listening at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `run`."""
+        yield
+
+
+class Supervisor:
+    """Starts the engines and serves until everything is answered, or until an engine can't be restarted and there is no
+    earlier plan to go back to; ends the engines.
+    """
+
+    def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
+        self._frontends, self._options, self._directory = frontends, options, directory
+        self._turns, self._replacing = asyncio.Semaphore(options.starts), asyncio.Lock()
+        self._units = [self._unit(unit) for unit in options.units]
+        self._running: dict[Unit, asyncio.Task[int]] = {}
+        self._wanted = [unit.follows for unit in options.units]
+        """What the units of the current plan follow; other units are ending."""
+        self._plan = options.plan
+        self._before: Plan | None = None
+        """The latest earlier plan with other engines, all of which had opened."""
+        self._ended = asyncio.Event()
+        self._error: BaseException | None = None
+        """The error of a task that should never end."""
+        self._signals = 0
+        self.code = 0
+        frontends.drain = self.interrupt
+        frontends.follow_plan = self.follow_as_sent if options.replan else None
+        self._replanning: PlanWatch | None = None
+        if options.plan and options.watching:
+            watched = frontends.by_name, options.plan, self.follow, frontends.registry
+            self._replanning = replanning = options.watching(*watched)
+            frontends.followed = lambda: replanning.state
+
+    def _unit(self, options: UnitOptions) -> Unit:
+        frontends = self._frontends
+
+        async def resume(frontend: Frontend) -> None:
+            await resume_entries(frontend, frontends.unfinished(frontend))
+
+        ours = [frontends.each[model.place] for model in options.models]
+        where = f"http://{self._options.host}:{self._options.port}"
+        return Unit(options, ours, self._directory, where, resume, self._turns)
+
+    async def run(self, server: Server) -> None:
+        """Supervise until the server ends."""
+        for unit in self._units:
+            await unit.listen()
+        serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
+        for unit in self._units:
+            self._start(unit)
+        self._preparing = asyncio.ensure_future(self._prepare())
+        ended = asyncio.ensure_future(self._ended.wait())
+        replanning = asyncio.ensure_future(self._replanning.run()) if self._replanning else None
+        try:
+            await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+            if self._error:
+                raise self._error
+        finally:
+            server.should_exit = True
+            if replanning:
+                replanning.cancel()
+                await asyncio.wait({replanning})  # with the search
+            await self._replacing.acquire()  # a change of the plan under way starts engines: those end here, too
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*(unit.stop() for unit in self._units))
+            await serving
+            for unit in self._units:
+                await unit.close()
+
+    def _start(self, unit: Unit) -> None:
+        task = asyncio.ensure_future(unit.run())
+        self._running[unit] = task
+        task.add_done_callback(partial(self._unit_ended, unit))
+
+    def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if unit.options.follows not in self._wanted:  # another one has its models, or is about to get them
+            if error:
+                output.note(f"the engine of {unit.name}, which is replaced, has failed: {error}", event="engine_failed")
+            return
+        if isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
+            return  # a plan of several ranks where there is no mpirun, say
+        if self._failed(task) or task.cancelled():
+            return
+        code = task.result()
+        if code and not self._go_back(unit):
+            unit.fail()
+            self.code = self.code or code
+            self._drain()
+
+    def _failed(self, task: "asyncio.Task[Any]") -> bool:
+        """Whether a task has raised an error. That ends the server: models without engines would keep their clients
+        waiting.
+        """
+        error = None if task.cancelled() else task.exception()
+        if error:
+            self._error = self._error or error
+            self._ended.set()
+        return bool(error)
+
+    def follow(self, plan: Plan) -> None:
+        """Switch to another plan for the same models; InputError for an impossible one."""
+        assert self._options.replan, "a server of a plan"
+        plan, units = self._options.replan(plan)
+        if any(unit.follows not in self._wanted for unit in units) and self._has_opened:
+            self._before = self._plan
+        self._change(plan, units)
+        if self._replanning:
+            self._replanning.follows(plan)
+
+    def follow_as_sent(self, plan: Plan) -> None:
+        """The same for a plan that an administrator has sent: models that keep their engines follow its schedules, too,
+        whatever they have changed to.
+        """
+        kept = self._units
+        self.follow(plan)
+        for unit in kept:
+            schedule = unit.options.documents.get("--schedule")
+            if unit.options.follows not in self._wanted or not isinstance(schedule, Schedule):
+                continue
+            for frontend in unit.frontends:
+                if frontend.link.opened and frontend.link.opened.schedule != schedule:
+                    frontend.link.follow(schedule)
+
+    @property
+    def _has_opened(self) -> bool:
+        """Whether all engines of the plan have opened."""
+        opened = [unit.options.follows for unit in self._units if unit.has_opened]
+        return all(follows in opened for follows in self._wanted)
+
+    def _go_back(self, unit: Unit, why: str = "") -> bool:
+        """Go back to the earlier plan, as a unit of this one can't be started; returns whether that is possible. `why`
+        is appended to the message if the engine hasn't reported the reason.
+        """
+        plan, self._before = self._before, None
+        if plan is None or self._signals:
+            return False
+        assert self._options.replan, "a server of a plan"
+        try:
+            plan, units = self._options.replan(plan)
+        except InputError:
+            return False
+        if unit.options.follows in [options.follows for options in units]:
+            return False
+        self._change(plan, units)
+        if self._replanning:
+            self._replanning.goes_back(plan, f"the engine of {unit.name} can't be started{why}")
+        return True
+
+    def _change(self, plan: Plan, units: tuple[UnitOptions, ...]) -> None:
+        self._plan, self._wanted = plan, [unit.follows for unit in units]
+        self._following = asyncio.ensure_future(self._replace(units))
+        self._following.add_done_callback(self._failed)
+
+    async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
+        """Keep units that follow the same as before; end the others' engines, and start new ones that continue with
+        their requests.
+        """
+        async with self._replacing:
+            wanted = [options.follows for options in units]
+            gone = [unit for unit in self._units if unit.options.follows not in wanted]
+            self._units = [unit for unit in self._units if unit not in gone]
+            staying = [unit.options.follows for unit in self._units]
+            for unit in gone:
+                self._running.pop(unit).cancel()
+            await asyncio.gather(*(unit.give_up() for unit in gone))
+            moved = [model for unit in gone for model in unit.frontends]
+            renewed = ", ".join(frontend.model.name for frontend in moved) or "no model"
+            output.note(f"another plan: new engines for {renewed}", event="plan")
+            for options in units:
+                if options.follows not in staying:
+                    unit = self._unit(options)
+                    names = [frontend.model.name for frontend in unit.frontends]
+                    for frontend in unit.frontends:
+                        frontend.shares = tuple(name for name in names if name != frontend.model.name)
+                    self._units.append(unit)
+                    self._start(unit)
+
+    async def _prepare(self) -> None:
+        for frontend in self._frontends.each:
+            await asyncio.to_thread(frontend.model.prepare_grammars)
+
+    def interrupt(self) -> None:
+        """Handle a signal: the first one drains, the second one ends the server at once."""
+        self._signals += 1
+        if self._signals > 1:
+            self._ended.set()
+            return
+        output.note(
+            "draining: requests that have been accepted are finished; a second signal ends at once", event="drain"
+        )
+        self._drain()
+
+    def _drain(self) -> None:
+        self._frontends.refuse_more()
+        self._draining = asyncio.ensure_future(self._end_when_answered())
+
+    async def _end_when_answered(self) -> None:
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._answered(), self._options.drain_timeout_s)
+        self._ended.set()
+
+    async def _answered(self) -> None:
+        while self._frontends.active:
+            await asyncio.sleep(_LOOK_S)
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """The listening socket; InputError if the address isn't available."""
+    try:
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
+        # asyncio sets it for sockets of a named protocol alone; without it a token waits up to 40 ms for the client's
+        # acknowledgement of the one before
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; else what a client doesn't read keeps its closed connection
+            stall_ms = min(max(1, round(1000 * options.stall_timeout_s)), 2**31 - 1)
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InputError(f"{options.host}:{options.port} can't be listened on ({why}): pass another --port.") from None
+    listening.setblocking(False)
+    return listening
+
+
+def run(options: ServerOptions) -> int:
+    """Serve until a signal ends the server; returns the exit code."""
+    loopback = options.host in ("127.0.0.1", "localhost", "::1")
+    if not loopback and not options.api_keys:
+        raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
+    check_origins(options.origins, bool(options.api_keys))
+    return asyncio.run(_run(options))
+
+
+async def _run(options: ServerOptions) -> int:
+    spans = tracing(options.otlp_traces_endpoint)
+    try:
+        frontends = _frontends(options, Reports(options.log_requests, spans))
+        # 0700: its sockets are this user's alone
+        with tempfile.TemporaryDirectory(prefix="exegpt-serve-", ignore_cleanup_errors=True) as directory:
+            return await _serve(Supervisor(frontends, options, Path(directory)), frontends, options)
+    finally:
+        if spans:
+            spans.close()  # nothing is served any more
+
+
+def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
+    """The frontends of all models, in order."""
+    journal = Journal(options.journal, options.answer_ttl_s) if options.journal else None
+    models = sorted((model for unit in options.units for model in unit.models), key=lambda model: model.place)
+    read = [ServedModel.read(model.directory, model.name, model.chat_template) for model in models]
+    shares = {
+        model.place: tuple(read[other.place].name for other in unit.models if other is not model)
+        for unit in options.units
+        for model in unit.models
+    }
+    each = [
+        Frontend(
+            model,
+            EngineLink(),
+            "",
+            options.max_output,
+            options.stall_timeout_s,
+            options.max_waiting,
+            journal=journal,
+            reports=reports,
+            shares=shares[place],
+        )
+        for place, model in enumerate(read)
+    ]
+    frontends = Frontends(each, hashed(options.admin_token) if options.admin_token else None, reports)
+    if journal:
+        journal.begin(frontends.unserved(journal.unfinished))
+    return frontends
+
+
+async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:
+    measured = Measured(make_api(frontends), frontends.unrouted, KINDS)
+    config = uvicorn.Config(
+        guarded(measured, options.api_keys, options.hosts, options.origins),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=5,
+        h11_max_incomplete_event_size=2**16,
+        server_header=False,
+    )
+    log_libraries()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, supervisor.interrupt)
+    await supervisor.run(Server(config))
+    return supervisor.code

@@ -1,0 +1,1 @@
+"""The server's interface: routes, bodies, answers and pages."""

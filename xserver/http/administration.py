@@ -1,0 +1,121 @@
+"""Administration over HTTP: change the schedule or the plan, and drain the server."""
+
+import hmac
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from xcore import document
+from xcore.errors import InputError
+from xcore.policies import checked
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.schedule import Schedule
+from xserver.admission.gate import hashed
+from xserver.http.body import read_json
+from xserver.http.errors import ApiError, invalid
+from xserver.http.frontend import Frontend
+from xserver.http.frontends import Frontends
+from xserver.http.openapi import Description
+from xserver.http.responses import Accepted, Draining
+from xserver.http.schemas import PlanToFollow, ScheduleToFollow
+
+MAX_BODY = 2**22
+"""Bytes; a schedule contains the distributions of the lengths."""
+MAX_PLAN = 2**24
+"""A plan has a schedule of each model."""
+
+
+def add_administration(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    """Add the routes, if there is an administrator's token."""
+    if frontends.admin is None:
+        return
+
+    @api.post(
+        "/schedule",
+        summary="Let a model follow another schedule, of as many devices.",
+        **described.administration(Accepted, ScheduleToFollow),
+    )
+    async def schedule(request: Request, model: str | None = None) -> Response:
+        check_token(request, frontends.admin)
+        asked = _schedule(await read_json(request, MAX_BODY))
+        frontend = frontends.of(model)
+        frontend.check_ready()
+        _check_follows(asked, frontend)
+        frontend.link.follow(asked)
+        return JSONResponse({"accepted": True}, 202)
+
+    if frontends.follow_plan is not None:
+        _add_plan(api, described, frontends)
+
+    @api.post(
+        "/drain",
+        summary="End the server when all accepted requests are answered.",
+        **described.administration(Draining),
+    )
+    async def drain(request: Request) -> Response:
+        check_token(request, frontends.admin)
+        frontends.drain()
+        return JSONResponse({"draining": True}, 202)
+
+
+def _add_plan(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    @api.post(
+        "/plan",
+        summary="Let the models follow another plan: engines that it changes are replaced.",
+        **described.administration(Accepted, PlanToFollow),
+    )
+    async def plan(request: Request) -> Response:
+        check_token(request, frontends.admin)
+        data = await read_json(request, MAX_PLAN)
+        frontends.check_ready()
+        assert frontends.follow_plan, "a server of a plan"
+        try:
+            asked = document.from_dict(Plan, data, "The plan")
+            if {model.name for model in asked.models} != set(frontends.names):
+                raise InputError(f"The plan must have the models of this server: {', '.join(frontends.names)}.")
+            frontends.follow_plan(asked)
+        except InputError as error:
+            raise invalid(str(error)[:500]) from None
+        return JSONResponse({"accepted": True}, 202)
+
+
+def check_token(request: Request, admin: bytes | None) -> None:
+    """ApiError without the administrator's token, whose hash is `admin`. It has a header of its own, since it may come
+    with an API key.
+    """
+    given = hashed(request.headers.get("x-admin-token", ""))
+    if admin is None or not hmac.compare_digest(given, admin):
+        raise ApiError(401, "The administrator's token is missing or wrong: send X-Admin-Token.", "invalid_api_key")
+
+
+def _schedule(data: Any) -> Schedule:
+    """Read the schedule of a request's body."""
+    try:
+        schedule = checked(document.from_dict(Schedule, data, "The schedule"))
+        schedule.check_stages()
+    except InputError as error:
+        raise invalid(str(error)[:500]) from None
+    return schedule
+
+
+def _check_follows(schedule: Schedule, frontend: Frontend) -> None:
+    """ApiError for a schedule that the model's engine can't follow."""
+    if frontend.shares:
+        raise invalid(f"The model shares its devices with {', '.join(frontend.shares)}: its schedule is the plan's.")
+    assert frontend.link.opened, "an engine that has opened"
+    held = frontend.link.opened.schedule
+    try:
+        schedule.check_model(held.model.spec)
+    except InputError as error:
+        raise invalid(str(error)[:500]) from None
+    need, have = _devices(schedule), _devices(held)
+    if need != have or (schedule.dtype, schedule.kv_dtype) != (held.dtype, held.kv_dtype):
+        raise invalid(
+            f"The schedule is for {need} devices in {schedule.dtype}, its keys and values in {schedule.kv_dtype}; the "
+            f"engine has {have} in {held.dtype}, its keys and values in {held.kv_dtype}."
+        )
+
+
+def _devices(schedule: Schedule) -> int:
+    return sum(stage.tp for stage in schedule.stages) * schedule.replicas

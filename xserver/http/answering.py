@@ -1,0 +1,241 @@
+"""Answering: from a body to a response, shared by completions and chat completions."""
+
+import asyncio
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, ClassVar
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from xserver.admission.admission import Promise
+from xserver.http.errors import ApiError, invalid
+from xserver.http.event_stream import EventStream, disconnected
+from xserver.http.frontend import Frontend
+from xserver.http.generation import Choice, Generation, Piece
+from xserver.http.journal import Entry
+from xserver.http.sampling import requests_of, stop_texts
+from xserver.http.schemas import Sampled
+from xserver.http.served_model import ServedModel
+from xserver.telemetry.monitor import Answering, Arrival
+from xserver.telemetry.reporting import reporting
+from xserver.text.output_text import OutputText
+from xserver.text.stop_texts import StopTexts
+
+
+class Answer(ABC):
+    """One API request: `prepare` creates its choices; `deltas` and `choice` are their parts of the documents."""
+
+    prefix: ClassVar[str]
+    """Of its id."""
+    kind: ClassVar[str]
+    """Its `object`."""
+
+    def __init__(self, body: Any, frontend: Frontend, answer_id: str, created: int | None = None):
+        self.body = body
+        self.id = self.prefix + answer_id
+        self.created = int(time.time()) if created is None else created
+        self.choices: list[Choice] = []
+        self.prompt_tokens = 0
+        self.generation: Generation
+        self.promise: Promise | None = None
+        self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
+
+    @abstractmethod
+    def prepare(self, frontend: Frontend) -> None:
+        """Tokenize and check: the slow work that needs no engine."""
+
+    @abstractmethod
+    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+        """A whole choice."""
+
+    @abstractmethod
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+        """A stream's choices for a new piece of a choice; `first`: the first piece."""
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """The stream's documents."""
+        begun: set[int] = set()
+        async for piece in self.generation.pieces():
+            for delta in self.deltas(piece, piece.choice.index not in begun):
+                yield self.document([delta], stream=True)
+            begun.add(piece.choice.index)
+        if self.wants_usage:
+            yield self.document([], stream=True, usage=self.usage)
+
+    def check_stream(self) -> None:
+        """ApiError for options of a stream without one."""
+        if self.body.stream_options is not None and not self.body.stream:
+            raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
+
+    def add_choices(
+        self, frontend: Frontend, ids: Sequence[int], max_tokens: int, place: int = 0, **options: Any
+    ) -> None:
+        """Add the `n` choices of the prompt with index `place`, with `options` of their requests; 0 tokens: none."""
+        body, model = self.body, frontend.model
+        self.prompt_tokens += len(ids)
+        for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, place, **options):
+            model.check_grammar(request)
+            text = OutputText(model.token_bytes, ids)
+            stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
+            self.choices.append(
+                Choice(len(self.choices), request, text, stops, _silent(body, model), dropped=max_tokens == 0)
+            )
+
+    @property
+    def due_s(self) -> float:
+        """When the answer is promised, by the monotonic clock; infinite without a promise, as after a restart."""
+        return self.promise.due_s if self.promise else math.inf
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far."""
+        made = sum(choice.taken for choice in self.choices)
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": made,
+            "total_tokens": self.prompt_tokens + made,
+        }
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        options = self.body.stream_options
+        return bool(options and options.include_usage)
+
+    def document(
+        self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """A response, or a chunk of a stream."""
+        document = {
+            "id": self.id,
+            "object": self.kind + (".chunk" if stream and self.kind.startswith("chat") else ""),
+            "created": self.created,
+            "model": self._model,
+            "system_fingerprint": self._fingerprint,
+            "choices": choices,
+        }
+        if stream and usage is None and self.body.stream_options and self.body.stream_options.continuous_usage_stats:
+            usage = self.usage
+        if usage is not None or (stream and self.wants_usage):
+            document["usage"] = usage
+        return document
+
+
+async def answer(
+    http: HttpRequest, make: Callable[[], Answer], frontend: Frontend, entry: Entry | None = None
+) -> Response:
+    """The response to one API request: a stream, or a document when it is complete. A journal `entry` that is already
+    running is joined.
+    """
+    arrival, work = http.state.arrival, make()
+    if entry is None:
+        await asyncio.to_thread(work.prepare, frontend)
+        _admit(work, frontend, arrival)
+        work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
+    else:
+        await _join(entry, make, work, frontend, arrival)
+        work.generation = Generation(frontend.link, work.choices, entry.outputs)
+    frontend.active += 1
+    choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
+    http.state.answering = Answering(choices, work.prompt_tokens, work.promise, preemptions)
+    if work.body.stream:
+        return EventStream(work.chunks(), lambda: _close(work, frontend, entry), frontend.stall_s)
+    try:
+        texts = await _unless_gone(http, work.generation)
+    finally:
+        _close(work, frontend, entry)
+    if texts is None:
+        return Response(status_code=499)  # nobody reads it
+    whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
+    return JSONResponse(work.document(whole, usage=work.usage))
+
+
+def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:
+    """Accept a request, or raise ApiError."""
+    frontend.check_ready()
+    assert frontend.admission, "an engine that has opened"
+    if not arrival.again:  # else it was counted, unless there was no engine: then popularity isn't watched
+        frontend.arrived += len(work.choices)
+    lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
+    work.promise = frontend.admission.admit(lengths, arrival.at_s)
+
+
+async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend, arrival: Arrival) -> None:
+    """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
+    assert frontend.journal
+    with frontend.journal.asking(entry):
+        await asyncio.to_thread(work.prepare, frontend)
+        async with entry.admitting:
+            if entry.outputs is None:
+                frontend.check_ready()
+                await frontend.journal.keep(entry)
+                _admit(work, frontend, arrival)  # behind it: others that come meanwhile must count this one
+                entry.accepted = True
+                run_entry(entry, make, work, frontend)
+
+
+def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
+    """Submit a journalled request to the engine, and read it to its end, whether or not a client does."""
+    entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
+    entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
+
+
+async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Frontend) -> None:
+    assert frontend.journal
+    work = make()
+    frontend.active += 1
+    try:
+        await asyncio.to_thread(work.prepare, frontend)
+        generation = Generation(frontend.link, work.choices, entry.outputs)
+        await generation.finished()
+        generation.abort()  # what a stop text has ended
+        generation.close()
+        _learn(work, frontend)
+        await frontend.journal.finish(entry)
+    except ApiError:
+        if not frontend.link.failed:  # else the server gives up, and the next one runs it
+            frontend.journal.forget(entry)
+            frontend.link.abort(entry.outputs or [])  # its other sequences
+    finally:
+        frontend.active -= 1
+
+
+def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
+    """Count a request that has been answered, or whose client has disconnected; an `entry` counts once, however many
+    join it.
+    """
+    work.generation.close()
+    frontend.active -= 1
+    if entry is None:
+        _learn(work, frontend)
+
+
+@reporting("lengths")
+def _learn(work: Answer, frontend: Frontend) -> None:
+    """Report the lengths of the answers to admission, including answers that a stop text has ended."""
+    for choice in work.choices:
+        ended = choice.output.ended
+        whole = choice.finish_reason or (ended and ended.reason in ("stop", "length"))  # though its client has gone
+        if frontend.admission and whole:
+            frontend.admission.ended(choice.output)
+
+
+async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, str] | None:
+    """The texts; None if the client disconnects before they are complete."""
+    working = asyncio.ensure_future(generation.finished())
+    leaving = asyncio.ensure_future(disconnected(http.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+def _silent(body: Sampled, model: ServedModel) -> frozenset[int]:
+    """Tokens that end an output without text: EOS and stop tokens."""
+    eos = () if body.ignore_eos else model.eos
+    return frozenset() if body.include_stop_str_in_output else frozenset((*eos, *(body.stop_token_ids or ())))

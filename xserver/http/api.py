@@ -1,0 +1,214 @@
+"""The HTTP interface: routes, and the format of errors."""
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+
+from xcore import __version__
+from xcore.console import output
+from xserver.http.administration import add_administration
+from xserver.http.answering import Answer, answer, run_entry
+from xserver.http.body import read_json
+from xserver.http.chat import Chat
+from xserver.http.completions import Completion
+from xserver.http.errors import SERVER, ApiError
+from xserver.http.frontend import Frontend
+from xserver.http.frontends import Frontends
+from xserver.http.journal import Entry
+from xserver.http.openapi import Description
+from xserver.http.pages import add_pages
+from xserver.http.responses import (
+    ChatChunk,
+    ChatCompletion,
+    DetokenizedText,
+    ModelCard,
+    ModelList,
+    Returned,
+    TextCompletion,
+    Tokens,
+    Version,
+)
+from xserver.http.sampling import random_seed
+from xserver.http.schemas import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    Document,
+    TokenizeChat,
+    TokenizePrompt,
+    parsed,
+)
+from xserver.http.tokenizing import detokenize, tokenize
+
+MAX_BODY = 16 * 2**20
+"""Bytes of a request's body."""
+_NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
+
+
+def make_api(frontends: Frontends) -> FastAPI:
+    """The application."""
+    described = Description()
+    api = FastAPI(
+        title="exegpt",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=described.errors,
+    )
+    _add_errors(api)
+    _add_state(api, described, frontends)
+    add_pages(api, described, frontends)
+    _add_models(api, described, frontends)
+    _add_answers(api, described, frontends)
+    _add_tokens(api, described, frontends)
+    add_administration(api, described, frontends)
+    described.complete(api)
+    return api
+
+
+def _add_errors(api: FastAPI) -> None:
+    async def api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        request.state.code = error.code
+        return error.response
+
+    async def http_error(_: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException) or hasattr(error, "status_code")
+        status = error.status_code
+        text = {404: _NOT_SERVED, 405: "This path doesn't have that method."}.get(status, "The request failed.")
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+        return ApiError(status, text, code, headers=dict(getattr(error, "headers", None) or {})).response
+
+    async def validation_error(_: Request, error: Exception) -> Response:
+        return ApiError(400, "The request's parameters are not valid.", "invalid_value").response
+
+    async def bug(_: Request, error: Exception) -> Response:
+        return ApiError(500, "An internal error: see the server's log.", "internal_error", None, SERVER).response
+
+    from starlette.exceptions import HTTPException as StarletteError
+
+    api.add_exception_handler(ApiError, api_error)
+    api.add_exception_handler(StarletteError, http_error)
+    api.add_exception_handler(RequestValidationError, validation_error)
+    api.add_exception_handler(Exception, bug)
+
+
+def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    @api.get("/health", summary="Whether the process is alive.", response_class=PlainTextResponse)
+    @api.get("/ping", summary="The same.", include_in_schema=False)
+    async def health() -> Response:
+        return PlainTextResponse("")
+
+    @api.get("/ready", summary="Whether requests are taken.", response_class=PlainTextResponse)
+    async def ready() -> Response:
+        frontends.check_ready()
+        return PlainTextResponse("")
+
+    @api.get("/version", summary="The server's version.", **described.route(Version))
+    async def version() -> Response:
+        return JSONResponse({"version": __version__})
+
+
+def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    @api.get("/v1/models", summary="The models that are served.", **described.route(ModelList))
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [frontend.model.card for frontend in frontends.each]})
+
+    @api.get("/v1/models/{name:path}", summary="One of them.", **described.route(ModelCard))
+    async def one_model(name: str) -> Response:
+        return JSONResponse(frontends.of(name).model.card)
+
+
+KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
+    "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
+    "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
+}
+"""The model of the answer at each path."""
+RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
+    "/v1/completions": (TextCompletion, TextCompletion),
+    "/v1/chat/completions": (ChatCompletion, ChatChunk),
+}
+"""The documents of its answers, and of streams' events."""
+
+
+def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    def route(path: str) -> None:
+        kind, _, summary = KINDS[path]
+
+        async def endpoint(request: Request) -> Any:
+            data = await read_json(request, MAX_BODY)
+            frontend = frontends.of(parsed(kind, data).model)
+            request.state.monitor = frontend.monitor
+            if entry := _entry(request, path, data, frontend):
+                return await answer(request, lambda: journalled(entry, frontend), frontend, entry)
+            answer_id = request.state.request_id
+            return await answer(request, lambda: make_answer(path, data, frontend, answer_id), frontend)
+
+        route = described.route(RETURNED[path][0], kind, RETURNED[path][1])
+        api.add_api_route(path, endpoint, methods=["POST"], summary=summary, response_model=None, **route)
+
+    for path in KINDS:
+        route(path)
+
+
+def make_answer(
+    path: str, data: dict[str, Any], frontend: Frontend, answer_id: str, created: int | None = None
+) -> Answer:
+    """The answer to a valid body; ApiError for an invalid one, or for a path of another version's journal."""
+    if path not in KINDS:
+        raise ApiError(404, _NOT_SERVED, "not_found")
+    kind, answer_kind, _ = KINDS[path]
+    return answer_kind(parsed(kind, data), frontend, answer_id, created)
+
+
+def journalled(entry: Entry, frontend: Frontend) -> Answer:
+    """The answer to a journalled request: with the same id and time, whoever asks for it."""
+    return make_answer(entry.path, entry.body, frontend, entry.answer_id, entry.created)
+
+
+def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend) -> Entry | None:
+    """The journal's entry of a request with an Idempotency-Key."""
+    key = request.headers.get("idempotency-key")
+    if key is None or frontend.journal is None:
+        return None
+    caller, answer_id = request.headers.get("authorization", ""), request.state.request_id
+    return frontend.journal.entry(caller, key, path, data, random_seed, answer_id)
+
+
+async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
+    """Run journalled requests to a model that another process has left unanswered; delete those that this server would
+    refuse, since its model may be another one.
+    """
+    for entry in entries:
+        async with entry.admitting:
+            if entry.outputs is None:
+                make = partial(journalled, entry, frontend)
+                try:
+                    work = make()
+                    await asyncio.to_thread(work.prepare, frontend)
+                except ApiError as error:
+                    assert frontend.journal, "whose entry it is"
+                    frontend.journal.forget(entry)
+                    output.note(f"a journalled request can't be run any more ({error.message})")
+                    continue
+                run_entry(entry, make, work, frontend)
+
+
+def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    kinds = TokenizePrompt, TokenizeChat
+
+    @api.post("/tokenize", summary="The tokens of a text or of a conversation.", **described.route(Tokens, kinds))
+    async def tokens(request: Request) -> Response:
+        data = await read_json(request, MAX_BODY)
+        body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
+        return JSONResponse(await asyncio.to_thread(tokenize, body, frontends.of(body.model).model))
+
+    @api.post("/detokenize", summary="The text of tokens.", **described.route(DetokenizedText, DetokenizeRequest))
+    async def text(request: Request) -> Response:
+        body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
+        return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))

@@ -1,0 +1,112 @@
+"""Request bodies: read within limits, as JSON only; invalid ones are refused before any computation."""
+
+import asyncio
+import json
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from xserver.http.errors import ApiError, invalid
+
+MAX_DEPTH = 64
+"""Levels of nesting of JSON."""
+MAX_DIGITS = 400
+"""Characters of a number: Python's time to read a longer one grows with the square."""
+_DISCARDED = 4
+"""Multiple of the limit that is read and discarded of a body that is too large."""
+READ_S = 30.0
+"""Seconds in which a body must arrive."""
+
+
+async def read_json(request: Request, max_bytes: int) -> Any:
+    """The JSON document of a request; ApiError if there is none, or if it exceeds the limits."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "The body must be JSON: send the header Content-Type: application/json.", "invalid_value")
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise ApiError(415, "The body must not be compressed: leave the header Content-Encoding out.", "invalid_value")
+    try:
+        data = await asyncio.wait_for(_read(request, max_bytes), READ_S)
+    except (TimeoutError, asyncio.TimeoutError):
+        raise ApiError(408, f"The body was not complete within {READ_S:g} s.", "request_timeout") from None
+    return parse(data)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    data, size = bytearray(), 0
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= max_bytes:
+                data += chunk
+            elif size > _DISCARDED * max_bytes:
+                break
+    except ClientDisconnect:
+        raise ApiError(400, "The client closed the connection.", "invalid_value") from None
+    if size > max_bytes:  # read to its end first: a client that still sends would see a reset, and no answer
+        raise ApiError(413, f"The body is larger than {max_bytes:,} bytes.", "request_too_large")
+    return bytes(data)
+
+
+def parse(data: bytes) -> Any:
+    """Parse a JSON document; ApiError for invalid JSON, for NaN and infinities, and for too deep nesting."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise invalid("The body is not valid UTF-8.") from None
+    if _depth(text) > MAX_DEPTH:
+        raise invalid(f"The body is nested more than {MAX_DEPTH} levels deep.")
+    try:
+        value = json.loads(text, parse_constant=_refuse, parse_int=_integer, parse_float=_number)
+    except ValueError as error:
+        where = f" (at character {error.pos})" if isinstance(error, json.JSONDecodeError) else ""
+        raise invalid(f"The body is not valid JSON{where}.") from None
+    if not isinstance(value, dict):
+        raise invalid("The body must be a JSON object.")
+    if "\\ud" in text.lower() and not _is_unicode(value):
+        raise invalid("The body has a lone surrogate, which is not valid Unicode.")
+    return value
+
+
+def _depth(text: str) -> int:
+    """The maximum number of open brackets; brackets in texts count too, since that makes no valid document too deep."""
+    if text.count("[") + text.count("{") <= MAX_DEPTH:
+        return 0
+    depth = most = 0
+    inside = escaped = False
+    for letter in text:
+        if inside:
+            inside, escaped = escaped or letter != '"', letter == "\\" and not escaped
+        elif letter == '"':
+            inside = True
+        elif letter in "[{":
+            depth += 1
+            most = max(most, depth)
+        elif letter in "]}":
+            depth -= 1
+    return most
+
+
+def _is_unicode(value: Any) -> bool:
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse(_: str) -> Any:
+    raise ValueError("not a number of JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError("too long")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    value = float(text) if len(text) <= MAX_DIGITS else float("inf")
+    if value in (float("inf"), float("-inf")):
+        raise ValueError("too large")
+    return value

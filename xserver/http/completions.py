@@ -1,0 +1,100 @@
+"""`POST /v1/completions`: prompts continued, whole or as a stream."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from xserver.http.answering import Answer
+from xserver.http.errors import invalid
+from xserver.http.frontend import Frontend
+from xserver.http.generation import Choice, Piece
+from xserver.http.schemas import CompletionRequest
+from xserver.http.served_model import ServedModel
+from xserver.text.log_probs import PromptText, TextLogProb, completion_logprobs
+
+MAX_PROMPTS = 256
+DEFAULT_MAX_TOKENS = 16
+
+
+class Completion(Answer):
+    """One request for completions."""
+
+    prefix, kind = "cmpl-", "text_completion"
+    body: CompletionRequest
+
+    def prepare(self, frontend: Frontend) -> None:
+        """Tokenize the prompts and make a choice for each of their `n` outputs."""
+        body, model = self.body, frontend.model
+        self.check_stream()
+        self._token_bytes = model.token_bytes
+        self._echoes: list[PromptText] = []
+        """By choice; none where no echo is asked for."""
+        most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+        if most == 0 and not body.echo:
+            raise invalid("'max_tokens' is 0: it must be at least 1, unless 'echo' is set.", "max_tokens")
+        echoed = bool(body.echo and body.logprobs is not None)
+        if echoed and model.spec.encoder_layers:
+            raise invalid("'echo' with 'logprobs' is for prompts that a decoder reads: leave one of them out.", "echo")
+        for place, (text, ids) in enumerate(self._prompts(frontend)):
+            limit = frontend.limited(len(ids), most, "max_tokens")
+            self.add_choices(frontend, ids, limit, place, logprobs=body.logprobs, prompt_logprobs=echoed)
+            if body.echo:
+                self._echoes += [self._echo(text, ids, model)] * (body.n or 1)
+
+    def _echo(self, text: str | None, ids: Sequence[int], model: ServedModel) -> PromptText:
+        """The echo of a prompt that came as a text, or as tokens."""
+        if text is None:
+            return PromptText.of(model.token_bytes, ids)
+        return PromptText(text, model.spans(text) if self.body.logprobs is not None else None)
+
+    def _prompts(self, frontend: Frontend) -> list[tuple[str | None, list[int]]]:
+        prompt = self.body.prompt
+        alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        several: Sequence[Any] = [prompt] if alone else prompt
+        if not several or len(several) > MAX_PROMPTS:
+            raise invalid(f"'prompt' has {len(several)} prompts: 1 to {MAX_PROMPTS} may come together.", "prompt")
+        tokenized = []
+        for each in several:
+            ids = frontend.model.encode(each) if isinstance(each, str) else list(each)
+            tokenized.append((each if isinstance(each, str) else None, ids))
+            if not ids:
+                raise invalid("'prompt' is empty: it needs at least one token.", "prompt")
+            if any(i >= frontend.model.spec.vocab for i in ids):
+                raise invalid(f"'prompt' has a token id beyond {frontend.model.spec.vocab - 1}.", "prompt")
+        return tokenized
+
+    def choice(self, choice: Choice, text: str) -> dict[str, Any]:
+        """A whole choice."""
+        tokens = choice.output.tokens[: choice.taken]
+        return self._choice(choice, text, choice.finish_reason, tokens, choice.logprobs, first=True)
+
+    def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
+        """One with the text, if there is any."""
+        echoed = first and self.body.echo
+        if echoed or piece.text or piece.finish_reason or piece.logprobs or self.body.return_token_ids:
+            yield self._choice(piece.choice, piece.text, piece.finish_reason, piece.tokens, piece.logprobs, first)
+
+    def _choice(
+        self,
+        choice: Choice,
+        text: str,
+        reason: str | None,
+        tokens: Sequence[int],
+        logprobs: Sequence[TextLogProb],
+        first: bool,
+    ) -> dict[str, Any]:
+        """What has come of a choice; before the `first` of it is the prompt, where it is wanted."""
+        echo = self._echoes[choice.index].text if self.body.echo else ""
+        document: dict[str, Any] = {"index": choice.index, "text": echo + text if first else text, "logprobs": None}
+        if self.body.logprobs is not None:
+            entries = [replace(entry, offset=entry.offset + len(echo)) for entry in logprobs]
+            prompt = self._prompt_logprobs(choice) if first and self.body.echo else []
+            document["logprobs"] = completion_logprobs([*prompt, *entries])
+        document["finish_reason"] = reason
+        if self.body.return_token_ids:
+            document |= {"token_ids": list(tokens), "prompt_token_ids": list(choice.request.prompt_ids)}
+        return document
+
+    def _prompt_logprobs(self, choice: Choice) -> list[TextLogProb]:
+        request, logprobs = choice.request, choice.output.prompt_logprobs
+        return self._echoes[choice.index].logprobs(self._token_bytes, request.prompt_ids, logprobs)

@@ -1,0 +1,90 @@
+"""Streamed answers: server-sent events, written at the speed of their reader."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from xserver.http.errors import SERVER, ApiError
+
+_SILENCE_S = 15.0
+"""After this silence a comment is sent, which keeps proxies from closing the connection."""
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream(Response):
+    """An ASGI response of JSON documents. `close` is called once, at the end or when the client has disconnected; a
+    client that reads nothing for `stall_s` counts as disconnected.
+    """
+
+    def __init__(self, documents: AsyncIterator[dict[str, Any]], close: Callable[[], object], stall_s: float):
+        super().__init__()
+        self._documents, self._close, self._stall_s = documents, close, stall_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send events until the last one, or until the client disconnects."""
+        writing = asyncio.ensure_future(self._write(send))
+        leaving = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait({writing, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done() and not writing.cancelled():
+                writing.result()
+        except (OSError, asyncio.TimeoutError, TimeoutError):
+            pass  # the client has gone, or reads nothing
+        finally:
+            writing.cancel()
+            leaving.cancel()
+            self._close()
+
+    async def _write(self, send: Send) -> None:
+        async def put(data: bytes, more: bool = True) -> None:
+            sending = asyncio.ensure_future(send({"type": "http.response.body", "body": data, "more_body": more}))
+            try:  # wait_for, until Python 3.12, loses a cancellation that comes with the end of the send (bpo-37658)
+                done, _ = await asyncio.wait({sending}, timeout=self._stall_s)
+            finally:
+                sending.cancel()
+            if not done:
+                raise TimeoutError
+            sending.result()
+
+        await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+        events = aiter(self._documents)
+        following = asyncio.ensure_future(anext(events, None))
+        try:
+            while True:
+                done, _ = await asyncio.wait({following}, timeout=_SILENCE_S)
+                if not done:
+                    await put(b": keep-alive\n\n")
+                    continue
+                document = following.result()
+                if document is None:
+                    break
+                await put(event(document))
+                following = asyncio.ensure_future(anext(events, None))
+        except ApiError as error:
+            await put(event(error.body))
+        except Exception:
+            failed = ApiError(500, "An internal error ended the answer.", "internal_error", None, SERVER)
+            await put(event(failed.body))
+            raise
+        finally:
+            following.cancel()
+        await put(b"data: [DONE]\n\n", more=False)
+
+
+def event(document: dict[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,129 @@
+"""Frontend: the shared state of a model's requests, and whether requests are accepted."""
+
+import hashlib
+from dataclasses import dataclass, field, replace
+
+from xcore import __version__, document
+from xcore.requests.engine_protocol import Opened
+from xserver.admission.admission import Admission
+from xserver.engines.engine_link import EngineLink
+from xserver.http.errors import invalid, unavailable
+from xserver.http.journal import Journal
+from xserver.http.served_model import ServedModel
+from xserver.telemetry.monitor import Monitor
+from xserver.telemetry.reports import Reports
+
+STALL_S, STALL_CYCLES = 5.0, 10
+"""An engine has stalled if it makes no step for this time: seconds, and predicted cycles, whichever is longer."""
+_RETRY_S = 5
+"""Seconds after which clients should retry while the engine loads."""
+
+
+@dataclass(eq=False)
+class Frontend:
+    """The shared state of a model's requests."""
+
+    model: ServedModel
+    link: EngineLink
+    fingerprint: str
+    """Hash of version, model, dtype and schedule: `system_fingerprint`."""
+    max_output: int | None
+    """None: limited by the context."""
+    stall_s: float
+    """A client that reads nothing for this time counts as disconnected."""
+    max_waiting: int
+    """Maximum number of waiting sequences."""
+    admission: Admission | None = None
+    """None while there is no engine."""
+    journal: Journal | None = None
+    """The server's journal."""
+    restarting: bool = False
+    """Whether an engine was lost."""
+    draining: bool = False
+    active: int = 0
+    """Requests that are being answered."""
+    arrived: int = 0
+    """Sequences that an engine could have taken, accepted or not, without known retries."""
+    reports: Reports = field(default_factory=Reports)
+    shares: tuple[str, ...] = ()
+    """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
+
+    def __post_init__(self) -> None:
+        self.monitor = Monitor(self.link, self.model.name, self.reports)
+
+    def check_ready(self) -> None:
+        """ApiError while no request can be accepted."""
+        if self.draining:
+            raise unavailable("The server is being shut down.", "draining", _RETRY_S)
+        if self.admission is None:
+            if self.restarting:
+                raise unavailable("The engine is started again.", "engine_restarting", _RETRY_S)
+            raise unavailable("The engine is starting.", "loading", _RETRY_S)
+
+    def opened(self, opened: Opened) -> None:
+        """Accept requests: there is an engine."""
+        if self.shares:
+            opened = self.link.opened = without_bound(opened, self.shares)
+        self.fingerprint = fingerprint(self.model, opened)
+        self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
+        self.monitor.opened(opened)
+
+    def lost(self) -> None:
+        """Accept no requests until there is another engine, which continues the accepted ones."""
+        self.admission, self.restarting = None, True
+        self.monitor.lost()
+
+    @property
+    def stall_limit_s(self) -> float:
+        """Maximum silence of a running engine."""
+        return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
+
+    def limited(self, prompt_tokens: int, max_tokens: int | None, param: str, prompt: str = "prompt") -> int:
+        """The maximum output tokens of a prompt; ApiError if they don't fit, naming the parameter of the limit or of
+        the prompt.
+        """
+        context = self._longest_request
+        left = context - prompt_tokens
+        if left < 1 or (max_tokens is not None and max_tokens > left):
+            asked = f" and {max_tokens} of output" if max_tokens is not None else ""
+            raise invalid(
+                f"This model's maximum context length is {context} tokens: {prompt_tokens} of prompt{asked} don't fit.",
+                param if left >= 1 else prompt,
+                "context_length_exceeded",
+            )
+        most = min(left, self._usual(prompt_tokens)) if max_tokens is None else max_tokens
+        return most if self.max_output is None else min(most, self.max_output)
+
+    @property
+    def _longest_request(self) -> int:
+        """Most tokens of a request: the model's own limit, else as many as the engine's cache holds."""
+        opened = self.link.opened
+        if opened and self.model.spec.longest_request is None:
+            return opened.schedule.kv_blocks * opened.schedule.block_size
+        return self.model.longest_request
+
+    def _usual(self, prompt_tokens: int) -> int:
+        """The default for the maximum output tokens: as many as there are KV blocks for. If blocks are reserved, the
+        longest output of the schedule's workload.
+        """
+        if self.link.opened is None:
+            return self._longest_request
+        schedule = self.link.opened.schedule
+        if schedule.admission == "reserve":
+            return schedule.workload.output.max
+        return max(1, schedule.kv_blocks * schedule.block_size - prompt_tokens)
+
+
+def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
+    """An engine without a promised bound, since models share its devices."""
+    why = f"shares its devices with {', '.join(shares)}: no latency bound is promised"
+    schedule = replace(opened.schedule, latency_bound_s=None)
+    others = (assumption for assumption in opened.assumptions if assumption != why)
+    return replace(opened, schedule=schedule, goodput_seq_s=None, assumptions=(*others, why))
+
+
+def fingerprint(model: ServedModel, opened: Opened) -> str:
+    """`system_fingerprint`: everything that answers depend on besides the request."""
+    schedule = document.fingerprint(document.to_dict(opened.schedule))
+    facts = [__version__, model.spec.fingerprint, opened.schedule.dtype, schedule]
+    return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

@@ -1,0 +1,215 @@
+"""Chat templates: from messages to a prompt, as by transformers' `apply_chat_template`."""
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes, pass_context
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from xcore.document import read_json, read_text
+from xcore.errors import InputError
+from xserver.http.errors import ApiError, invalid
+
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_SET_BY_SERVER = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
+_OPTIONS = {"chat_template", "conversation", "tokenize", "padding", "truncation", "max_length", "return_tensors"}
+"""Parameters of `apply_chat_template`, which clients can't use as variables of a template."""
+_MARK = "END_OF_THE_MESSAGE_THAT_IS_CONTINUED "
+_MOST_S = 5.0
+"""Seconds that rendering may take."""
+_SHOWN = 300
+"""Characters of a template's own error that are shown to a client."""
+_MOST_SIZE = 2**24
+"""Characters, elements or bits of a product or power."""
+_TURN, _UNTIL = "_turn", "_until"
+"""Names in a template: what each turn of a loop calls, and the moment when time is over."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`, which marks the assistant's text for training, renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - as in jinja2
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Parse the body in a scope of its own."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+
+
+class _Raised(TemplateError):
+    """Raised by a template that refuses its input."""
+
+
+def _raise(message: object) -> None:
+    raise _Raised(str(message))
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox for templates that may not end: each turn of a loop looks at the clock, and `*` and `**` have
+    results of a size that a prompt can have.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            turn = nodes.ExprStmt(nodes.Call(nodes.Name(_TURN, "load"), [], [], None, None), lineno=loop.lineno)
+            loop.body.insert(0, turn.set_lineno(loop.lineno).set_environment(self))
+        return template
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Multiply or raise, unless that could fill the memory."""
+        sizes = [len(value) if isinstance(value, str | list | tuple) else value for value in (left, right)]
+        if all(isinstance(size, int) for size in sizes):
+            bits = max(1, abs(sizes[0]).bit_length()) * abs(sizes[1]) if operator == "**" else 0
+            repeated = any(isinstance(value, str | list | tuple) for value in (left, right))
+            if bits > _MOST_SIZE or (repeated and abs(sizes[0] * sizes[1]) > _MOST_SIZE):
+                raise _Raised(f"{operator} has a result that is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+@pass_context
+def _turn(context: Context) -> None:
+    """Take one turn of a loop; ApiError once the time is over."""
+    if time.monotonic() > context[_UNTIL]:
+        raise _too_long()
+
+
+def _too_long() -> ApiError:
+    return invalid("The conversation is too long.", "messages", "context_length_exceeded")
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json  # Jinja's own escapes HTML
+    environment.globals[_TURN] = _turn
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+class ChatTemplate:
+    """A model's chat template with its special tokens' names."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template"):
+        """InputError where `source` is no template; `name` is where it is from."""
+        environment = _environment()
+        try:
+            self._template = environment.from_string(source)
+        except TemplateSyntaxError as error:
+            raise InputError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}).") from None
+        except Exception as error:  # nested too deeply; code that Python itself refuses
+            raise InputError(f"{name} is not a Jinja template ({str(error) or type(error).__name__}).") from None
+        self._special_tokens = dict(special_tokens)
+        self._reserved = {*environment.globals, *SPECIAL_TOKENS, *_SET_BY_SERVER, *_OPTIONS}
+
+    @staticmethod
+    def read(directory: Path, given: Path | None = None) -> "ChatTemplate | None":
+        """The `given` file, or a model directory's `chat_template.jinja`, or the template in its tokenizer_config.json,
+        the one named `default` where it has several; None where there is none. InputError for what can't be read.
+        """
+        config = _document(directory / "tokenizer_config.json")
+        special = _special_tokens(_document(directory / "special_tokens_map.json") | config)
+        for path in (given, directory / "chat_template.jinja"):
+            if path is not None and (path == given or path.is_file()):
+                return ChatTemplate(read_text(path, "chat template"), special, f"'{path}'")
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
+            source = named.get("default")
+        if source is None:
+            return None
+        where = f"chat_template in '{directory / 'tokenizer_config.json'}'"
+        if not isinstance(source, str):
+            raise InputError(f"{where} is not a text.")
+        return ChatTemplate(source, special, where)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        options: Mapping[str, Any],
+        longest: int,
+    ) -> str:
+        """The prompt of a conversation, at most `longest` characters. With `continue_final_message` it ends where the
+        last message's text does. ApiError where the template refuses the conversation, or an option's name is reserved.
+        """
+        reserved = next((name for name in options if name in self._reserved or name.startswith("_")), None)
+        if reserved is not None:
+            raise invalid("'chat_template_kwargs' has a reserved name.", "chat_template_kwargs")
+        conversation = [dict(message) for message in messages]
+        if continue_final_message:
+            conversation[-1]["content"] += _MARK
+        names = {
+            **self._special_tokens,
+            **options,
+            "messages": conversation,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        text = self._rendered(names, longest)
+        return _until_mark(text, messages[-1]["content"]) if continue_final_message else text
+
+    def _rendered(self, names: dict[str, Any], longest: int) -> str:
+        pieces, size, until = [], 0, time.monotonic() + _MOST_S
+        try:
+            for piece in self._template.generate(names | {_UNTIL: until}):
+                pieces.append(piece)
+                size += len(piece)
+                if size > longest or time.monotonic() > until:
+                    raise _too_long()
+        except ApiError:
+            raise
+        except _Raised as error:
+            why = f"The chat template refuses the conversation: {str(error)[:_SHOWN]}"
+            raise invalid(why, "messages") from None
+        except Exception:  # a template may do to values what they don't have
+            raise invalid("The chat template can't render this conversation.", "messages") from None
+        return "".join(pieces)
+
+
+def _until_mark(text: str, last: str) -> str:
+    """The text before the mark, without the space that the template may have put in place of the message's own."""
+    place = text.rfind(_MARK.strip())
+    if place < 0 or last.strip() not in text:
+        raise invalid("The chat template doesn't render the message that is to be continued.", "messages")
+    kept = text[place : place + len(_MARK)] == _MARK
+    return text[:place] if kept else text[:place].rstrip()
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """The names' tokens, which are texts or documents with a `content`."""
+    tokens = {}
+    for name in SPECIAL_TOKENS:
+        token = config.get(name)
+        content = token.get("content") if isinstance(token, dict) else token
+        if isinstance(content, str):
+            tokens[name] = content
+    return tokens
+
+
+def _document(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise InputError(f"'{path}' is not a JSON object.")
+    return value

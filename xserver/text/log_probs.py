@@ -1,0 +1,107 @@
+"""Log-probabilities for clients, with the tokens' texts, in the formats of both APIs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from xcore.requests.engine_protocol import TokenLogProb
+from xserver.text.output_text import OutputText
+from xserver.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True)
+class TextLogProb:
+    """A token's log-probability, with the bytes of its text after the preceding tokens."""
+
+    data: bytes
+    logprob: float | None
+    """None for the first token, which has no predecessors."""
+    likeliest: tuple[tuple[bytes, float], ...]
+    offset: int = 0
+    """Start of its text in the choice's text, in code points."""
+
+    @staticmethod
+    def of(text: OutputText, token: int, logprob: TokenLogProb) -> "TextLogProb":
+        """The log-probability of the next token of a text."""
+        own, likeliest = logprob
+        return TextLogProb(text.shown(token), own, tuple((text.shown(i), value) for i, value in likeliest))
+
+    def placed(self, begin: int, made: str) -> "TextLogProb":
+        """With its place, where the token has completed the text `made`, which begins at `begin`: at its end, or there
+        where the token is a part of a character.
+        """
+        own = _text(self.data)
+        return replace(self, offset=begin + (len(made) - len(own) if made.endswith(own) else 0))
+
+
+@dataclass(frozen=True)
+class PromptText:
+    """The text of a prompt as it is echoed."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...] | None
+    """Where its tokenizer found each token in the text; None: the text is that of the tokens."""
+
+    @staticmethod
+    def of(token_bytes: TokenBytes, tokens: Sequence[int]) -> "PromptText":
+        """The text of a prompt of tokens, with the names of special ones."""
+        text = OutputText(token_bytes, (), named=True)
+        return PromptText(text.push(tokens) + text.finish(), None)
+
+    def logprobs(
+        self, token_bytes: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]
+    ) -> list[TextLogProb]:
+        """Log-probabilities of its tokens, with their places in the text."""
+        text = OutputText(token_bytes, (), named=True)
+        entries, offset = [], 0
+        for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            entry, made = TextLogProb.of(text, token, logprob), text.push([token])
+            if self.spans is None:
+                entries.append(entry.placed(offset, made))
+                offset += len(made)
+                continue
+            own, (begin, end) = _text(entry.data), self.spans[place]
+            if "\ufffd" not in own and self.text.startswith(own, offset):
+                begin, end = offset, offset + len(own)  # a span may leave out the space before a word
+            entries.append(replace(entry, offset=begin if end > begin else offset))  # no span: the tokenizer added it
+            offset = max(offset, end)
+        return entries
+
+
+def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:
+    """`logprobs` of a chat completion's choice."""
+
+    def document(data: bytes, logprob: float | None) -> dict[str, Any]:
+        return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
+
+    content = [
+        document(entry.data, entry.logprob) | {"top_logprobs": [document(*pair) for pair in entry.likeliest]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
+def completion_logprobs(entries: Sequence[TextLogProb]) -> dict[str, Any]:
+    """`logprobs` of a completion's choice. Of tokens with the same text a map has the likelier; it has the sampled one,
+    too.
+    """
+    return {
+        "tokens": [_text(entry.data) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [_map(entry) for entry in entries],
+        "text_offset": [entry.offset for entry in entries],
+    }
+
+
+def _map(entry: TextLogProb) -> dict[str, float] | None:
+    if entry.logprob is None:
+        return None
+    values: dict[str, float] = {}
+    for data, logprob in (*entry.likeliest, (entry.data, entry.logprob)):
+        text = _text(data)
+        values[text] = max(logprob, values.get(text, logprob))
+    return values
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

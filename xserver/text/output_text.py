@@ -1,0 +1,112 @@
+"""Output text: the text that new tokens add to the text of a prompt."""
+
+import codecs
+from collections.abc import Sequence
+from itertools import groupby
+
+from xserver.text.token_bytes import TokenBytes
+
+_CONTEXT = 4
+"""Tokens that others are decoded behind: a first token may lose its space when decoded alone. Each has a byte or more,
+and a character four at most.
+"""
+
+
+def _replace_bytes(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeDecodeError)
+    return "\ufffd" * (error.end - error.start), error.end
+
+
+codecs.register_error("replace-bytes", _replace_bytes)
+
+
+class OutputText:
+    """The text of one sequence's output: the text of prompt and output less the prompt's. `push` returns what is
+    certain, `finish` the rest: at most three bytes of a character whose end hasn't come.
+
+    A prompt that ends inside a character is followed by that character where the output completes it. Bytes that aren't
+    UTF-8 become U+FFFD as in tokenizers: once for a cut character of byte-level ones, once per byte with byte fallback.
+    There the tokenizers library replaces valid characters beside such bytes, too; here they stay, since they may have
+    been sent.
+
+    Special tokens have no text, or, with `named`, their names.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int], named: bool = False):
+        self._bytes, self._named = token_bytes, named
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace" if token_bytes.byte_level else "replace-bytes")
+        self._before, ending = self._end_of(prompt_ids)
+        self._utf8.decode(ending)
+        cut = self._utf8.getstate()[0]
+        self._shown = cut.decode("utf-8", self._utf8.errors)
+        """What the prompt's text has in place of a character that it ends in."""
+        self._strips = token_bytes.strips_space and not self._before
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """The text that these tokens complete."""
+        text = ""
+        for kind, group in groupby(tokens, self._kind):
+            run = list(group)
+            if kind == "special":
+                names = "".join(map(self._bytes.special, run)) if self._named else ""
+                text += self.finish() + names if names else ""
+                continue
+            text += self.finish() + self._in_context(run) if kind == "text" else self._decode(run)
+            self._before = (self._before + run[-_CONTEXT:])[-_CONTEXT:]
+        return text
+
+    def finish(self) -> str:
+        """The text that was held back; an incomplete character is replaced."""
+        return self._less_shown(self._utf8.decode(b"", final=True))
+
+    def shown(self, token: int) -> bytes:
+        """The text that a token would have next, in UTF-8 or a part of it; a special one's is its name."""
+        data = self._bytes.get(token)
+        if data is None:
+            return self._behind([token]).encode()
+        if data and self._strips and not self._utf8.getstate()[0]:
+            return data.removeprefix(b" ")  # the decoder drops a text's first space
+        return data or (self._bytes.tokenizer.id_to_token(token) or "").encode()
+
+    def _kind(self, token: int) -> str:
+        data = self._bytes.get(token)
+        return "text" if data is None else "bytes" if data else "special"
+
+    def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
+        """The prompt's last tokens with text, and the bytes of those at its end that are bytes."""
+        before: list[int] = []
+        ending, are_bytes = b"", True
+        for token in reversed(prompt_ids):
+            data = self._bytes.get(token)
+            if data == b"":
+                continue
+            before.insert(0, token)
+            are_bytes = are_bytes and data is not None
+            if are_bytes and data:
+                ending = data + ending
+            if len(before) == _CONTEXT:
+                break
+        return before, ending
+
+    def _decode(self, run: list[int]) -> str:
+        text = self._less_shown(self._utf8.decode(b"".join(self._bytes.get(token) or b"" for token in run)))
+        if text and self._strips:
+            self._strips = False
+            return text.removeprefix(" ")
+        return text
+
+    def _in_context(self, run: list[int]) -> str:
+        self._strips = False  # the decoder does
+        return self._behind(run)
+
+    def _behind(self, run: list[int]) -> str:
+        known = self._bytes.decode(self._before)
+        return self._bytes.decode(self._before + run)[len(known) :]
+
+    def _less_shown(self, text: str) -> str:
+        if not text:
+            return text
+        shown, self._shown = self._shown, ""
+        while shown and not text.startswith(shown):
+            shown = shown[:-1]
+        return text[len(shown) :]

@@ -1,1 +1,0 @@
-"""Several models on shared devices in simulated time."""
