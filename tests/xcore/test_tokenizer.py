@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 from tokenizers import Tokenizer
 
 import exegpt
 from exegpt.loadtest.prompts import tokenizer_of
+from tests.exegpt.cli.conftest import run_command
 from xcore.errors import InputError
 from xcore.requests.request_lists import read_for_model
 from xcore.specs.model import ModelSpec

@@ -6,8 +6,8 @@ import shlex
 from dataclasses import replace
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
+from tests.exegpt.cli.conftest import run_command
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import LinkSpec, parse_cluster
 from xcore.specs.engine import find_engine

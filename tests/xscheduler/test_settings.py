@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
+from tests.exegpt.cli.conftest import run_command
 from xcore.errors import InputError
 from xcore.requests.request_lists import read_for_model
 from xcore.specs.builtin_models import builtin_model

@@ -12,8 +12,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from tests.xcore.cli.conftest import run_command
-
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import serving
 from xcore.errors import InputError
 from xserver.admission.gate import check_origins, guarded

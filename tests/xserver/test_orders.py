@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.api.ranking.training import Recipe, train_ranker
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for, serving
 from xcore import document
 from xcore.orders.features import Features

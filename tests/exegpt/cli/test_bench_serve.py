@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 pytest.importorskip("httptools")
-from tests.xcore.cli.test_bad_inputs import check_refused
+from tests.exegpt.cli.test_bad_inputs import check_refused
 
 
 class Handler(BaseHTTPRequestHandler):

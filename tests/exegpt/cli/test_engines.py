@@ -1,9 +1,9 @@
 """`--engine`: whose time a roofline has, and the printed errors of such predictions."""
 
 import pytest
-from tests.xcore.cli.conftest import run_command
-from tests.xcore.cli.test_bad_inputs import check_refused
 
+from tests.exegpt.cli.conftest import run_command
+from tests.exegpt.cli.test_bad_inputs import check_refused
 from xprofiler.compared import COMPARED
 
 LLAMA = ("--model", "llama-3.1-8b", "--cluster", "2xH100-SXM", "--workload", "512/64")

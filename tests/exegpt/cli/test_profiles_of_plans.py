@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.xcore.cli.test_bad_inputs import check_refused
 
 import exegpt as library
+from tests.exegpt.cli.test_bad_inputs import check_refused
 from xcore import document
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from tests.xcore.cli.test_bad_inputs import check_refused
 
+from tests.exegpt.cli.test_bad_inputs import check_refused
 from xscheduler.ties import TIE
 
 POLICY = ("--policy", "chunked", "--model", "opt-13b")

@@ -1,7 +1,8 @@
 """`simulate`'s options that decide the KV capacity, and the figures that it prints of it."""
 
 import pytest
-from tests.xcore.cli.test_bad_inputs import check_refused
+
+from tests.exegpt.cli.test_bad_inputs import check_refused
 
 COMMAND = ("simulate", "-m", "llama-3.1-70b", "--dtype", "fp8", "-c", "2xH100-SXM", "-w", "2048/256")
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from tests.xcore.loadtest.fake_server import END, STREAM, FakeServer, chunk, event, load, token, tokens
 
 from exegpt.loadtest.measurements import Bounds, measure
 from exegpt.loadtest.outcome import REJECTED
+from tests.exegpt.loadtest.fake_server import END, STREAM, FakeServer, chunk, event, load, token, tokens
 
 
 def test_times_counts_and_percentiles_are_exact():

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from tests.xcore.report.test_report import Page
-
 from exegpt.report.html import Report, page
 from exegpt.report.stages import COLUMNS, stage_rows, stage_utilisation
+from tests.exegpt.report.test_report import Page
 from tests.xcore.nouns import schedule
 from xcore.console.series import Series
 from xcore.specs.estimate import Estimate

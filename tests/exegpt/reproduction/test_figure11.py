@@ -1,9 +1,9 @@
 """Figure 11 through the command: directions that the paper states."""
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.reproduction.figure11 import margin
+from tests.exegpt.cli.conftest import run_command
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """Figures 6 and 8: one scenario through the command, and all of them within the ranges that the paper's means set."""
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.reproduction import gains
 from exegpt.reproduction.setup import Reached
+from tests.exegpt.cli.conftest import run_command
 
 
 def test_one_scenario_through_the_command(tmp_path):

@@ -6,10 +6,10 @@ import json
 
 import numpy as np
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.reproduction import hermes
 from exegpt.reproduction import hermes_workload as drawing
+from tests.exegpt.cli.conftest import run_command
 from tests.public_data import needs_data
 from tests.xmulti.applications import step_by_step
 from xcore.errors import InputError

@@ -3,7 +3,6 @@
 from statistics import median
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.reproduction import samullm
 from exegpt.reproduction.samullm_applications import (
@@ -16,6 +15,7 @@ from exegpt.reproduction.samullm_applications import (
     ensembling,
 )
 from exegpt.reproduction.samullm_points import PointErrors
+from tests.exegpt.cli.conftest import run_command
 from tests.public_data import DATA, needs_data
 from tests.xmulti.stages import applications
 from xcore.errors import InputError

@@ -4,9 +4,9 @@ The paper's figures are held to 15 %, beyond which there is a mistake (the paper
 """
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.reproduction import table6
+from tests.exegpt.cli.conftest import run_command
 from tests.xcore.nouns import schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster

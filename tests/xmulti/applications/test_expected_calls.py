@@ -4,8 +4,8 @@ import json
 import re
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
+from tests.exegpt.cli.conftest import run_command
 from xcore import document
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.workload import RequestLengths

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 from tokenizers import Tokenizer
 
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for
 from tests.xserver.http.test_completions import expected
 from xcore import document

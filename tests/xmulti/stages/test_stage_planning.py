@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
+from tests.exegpt.cli.conftest import run_command
 from xcore import document
 from xcore.errors import InputError
 from xmulti.files.application_file import CPU_START_S, read_application

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
 from exegpt.cli import run_stages
+from tests.exegpt.cli.conftest import run_command
 from tests.mpi import MPIRUN
 from tests.xserver.http.test_completions import expected
 from xcore import document

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from exegpt.kernels import device
+from tests.kernels.gpu import DEVICE, needs_triton
 from xcore.errors import InputError
 from xrunner.models import Batch, load_model
 from xrunner.models.device import CPU, find_device, free_memory
 from xrunner.models.weights import DTYPES
 
-from ..kernels.gpu import DEVICE, needs_triton
 from .conftest import ARCHITECTURES
 from .test_decoder import IDS, logits, prompt_batch, theirs
 

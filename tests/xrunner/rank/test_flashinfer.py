@@ -12,6 +12,9 @@ import torch
 from exegpt.kernels import attention_flashinfer
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.device import Architecture
+from tests.kernels import flashinfer_stand_in
+from tests.kernels.gpu import INTERPRETED
+from tests.xrunner.models.test_shard import sharded
 from xcore.errors import InputError
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
@@ -21,9 +24,6 @@ from xrunner.models.planning import check_attention, choose_attention, described
 from xrunner.rank import warm_up
 from xrunner.rank.warm_up import alike
 
-from ...kernels import flashinfer_stand_in
-from ...kernels.gpu import INTERPRETED
-from ...models.test_shard import sharded
 from .. import cells
 from ..cells import requests
 from ..stand_in import StandIn

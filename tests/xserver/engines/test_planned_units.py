@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for
 from tests.xserver.test_plan import ESTIMATE
 from xcore import document

@@ -5,8 +5,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tests.xcore.cli.conftest import run_command
 
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for
 from tests.xserver.http.test_completions import events, expected
 from xserver.http.errors import ApiError
