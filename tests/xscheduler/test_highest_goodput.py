@@ -49,6 +49,7 @@ def test_the_lowest_bound_that_is_named_has_room_for_the_margin(lowest_s):
         assert refused.value.lowest_latency_s == lowest_s
 
 
+@pytest.mark.slow
 def test_best_effort_takes_the_nearest_bound(lowest_s):
     found, kept_s = nearest_goodput(SETTING, 0.01, ORCA)
     assert lowest_s <= kept_s <= LOOSER**2 * lowest_s

@@ -89,6 +89,7 @@ def test_throughput_never_falls_with_more_devices_of_a_node(case, policies, boun
     assert rows[-1][1]["answer"] > 1.5 * rows[3][1]["answer"] > 0
 
 
+@pytest.mark.slow
 def test_throughput_never_falls_with_more_nodes():
     """Of nodes of five devices none holds two replicas of four: each node's fifth device stays idle."""
     case = ("llama-3.1-70b", "H100-SXM", "2048/256", "fp8")

@@ -87,6 +87,7 @@ def test_a_job_of_other_devices(setting, pipeline):
     assert schedule is None and "is for 4 devices, and this job has 2" in why_not
 
 
+@pytest.mark.slow
 def test_the_process_finds_what_the_search_finds(setting, pipeline):
     search_input = SearchInput(replace(setting, workload=task("C1")), pipeline, None)
     assert in_a_process(search_input) == best(search_input.setting, pipeline)

@@ -93,6 +93,7 @@ def test_a_killed_engine_is_replaced_and_every_request_answered_once(model, sche
         assert float(errors) < len(want) + 1  # no prediction knew of the loss
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_makes_the_server_unready_and_is_replaced(model, schedule, tmp_path, want):
     with serving(model, schedule, tmp_path) as server:
         states = []

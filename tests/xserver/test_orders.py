@@ -26,6 +26,7 @@ def ranker(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tmp_path):
     document.write(tmp_path / "schedule.json", schedule_for(model, max_num_seqs=1, prefills_per_step=1))
     options = ("--order", "learned", "--ranker", str(ranker))

@@ -35,6 +35,8 @@ _CYCLE = 509
 """Prompts that have all lengths evenly and then come again: a prime number, so that no slot sees few of them."""
 _SHORT = 64
 """Output tokens, of the longest, up to which those that vary are followed too."""
+_DEEPEST = 8
+"""Stages of the deepest pipelines that requests are followed through: the work grows with their square."""
 _ITERATION_LESS = 0.55
 """The share of a TTFT of two iterations that one less takes off, the longer one at most."""
 
@@ -81,9 +83,9 @@ class Moments:
 
 
 def in_step(scenario: Scenario) -> bool:
-    """Whether all requests have the same number of output tokens, or few."""
+    """Whether all requests have the same number of output tokens, or few, and they are followed."""
     outputs = scenario.load.workload.output
-    return len(outputs.s) == 1 or outputs.max <= _SHORT
+    return len(scenario.replica.stages) <= _DEEPEST and (len(outputs.s) == 1 or outputs.max <= _SHORT)
 
 
 def ttft_slack(scenario: Scenario) -> float:

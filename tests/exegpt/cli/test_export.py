@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 
 def test_the_checkpoints_own_dtype_is_planned_and_exported(exegpt):
     options = ("-l", "inf", "-w", "200/10", "--no-advice", "--policy", "chunked", "--export", "vllm")
@@ -82,6 +84,7 @@ def test_each_policy_is_simulated_as_it_was_predicted(exegpt, tmp_path):
     assert exegpt(*point, "--decode-iterations", 8, "--json").json["engine"] == "exegpt"
 
 
+@pytest.mark.slow
 def test_advice_compares_schedules_of_one_engine(exegpt):
     where = (*ASKED[:9], "--policy", "chunked,waa-c", "--engine", "vllm", "--advice")
     (bigger,) = (line for line in exegpt(*where, *TIGHT).out.splitlines() if "twice" in line)

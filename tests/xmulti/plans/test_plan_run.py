@@ -329,6 +329,7 @@ def test_without_a_plan_an_application_has_no_models(folder):
     assert done.code == 2 and "pass --requests" in done.err
 
 
+@pytest.mark.slow
 def test_a_prediction_is_made_at_the_speed_that_the_engines_report(folder, monkeypatch):
     """Alone on a device and sharing one; the profile may be of a slower or faster moment."""
     profiles = {}

@@ -171,6 +171,7 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
     assert [{n["name"] for n in stage["nodes"]} for stage in done.json["predicted_stages"]][-2:] == [{"wide"}, {"deep"}]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_models_file_is_planned_and_run(folder, tmp_path):
     models = [

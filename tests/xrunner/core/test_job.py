@@ -251,6 +251,7 @@ def test_every_architecture_in_stages_in_shards_and_disaggregated(job, tmp_path)
         check_tokens(facts[cell], expected)
 
 
+@pytest.mark.slow
 def test_requests_that_arrive_later_and_are_cancelled(job, tmp_path, directories, theirs):
     cells = matrix(directories, 2, ["llama"], ["static", "rra"], [((1, 1), 1)]) | sides(directories, 2, ["llama"], (2,))
     todo = [dataclasses.replace(request, arrival_s=0.01 * int(request.id)) for request in requests()]
