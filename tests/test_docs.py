@@ -1,6 +1,7 @@
 """What the documents name is there: files, links, benchmarks, and every option of every command that they show."""
 
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -153,3 +154,14 @@ def test_every_log_is_in_the_summary_and_every_entry_dated():
         assert titles and all(re.search(r"\(20\d\d-\d\d-\d\d\b", title) for title in titles), log
     rows = [line for line in summary.splitlines() if line.startswith("| ")][1:]
     assert rows and all(re.search(r"`(python -m|pytest|exegpt) ", row.split(" | ")[2]) for row in rows)
+
+
+def test_the_index_of_files_is_what_they_say_of_themselves():
+    """`python docs/files.py` writes it."""
+    module = runpy.run_path(str(ROOT / "docs/files.py"))
+    assert module["index"]() == (ROOT / "docs/files.md").read_text(encoding="utf-8"), "run python docs/files.py"
+
+
+def test_the_architecture_is_short():
+    lines = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 150 and max(map(len, lines)) <= 120
