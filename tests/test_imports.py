@@ -62,7 +62,7 @@ def imports(path: Path) -> set[str]:
             imported.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            # `from exegpt import policies` names a module too
+            # `from xcore import policies` names a module too
             imported.update({node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names})
     return imported
 

@@ -74,7 +74,9 @@ def test_requests_and_the_server_count_a_prompts_own_tokens(changed, tmp_path):
 def test_only_one_function_reads_tokenizers():
     root = Path(exegpt.__file__).parent.parent
     files = [
-        file for package in ("exegpt", "xrunner", "xprofiler", "kernels") for file in (root / package).rglob("*.py")
+        file
+        for package in "exegpt xcore xmulti xserver xrunner xprofiler kernels".split()
+        for file in (root / package).rglob("*.py")
     ]
     reading = {
         file.relative_to(root).as_posix()

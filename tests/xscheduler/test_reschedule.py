@@ -114,7 +114,7 @@ def test_a_search_that_cannot_be_started_leaves_the_schedule_as_it_is(setting, p
 
 RUN = """
 import sys, threading, time
-from exegpt.api import reschedule
+from xscheduler import reschedule
 from tests.xscheduler.test_reschedule import SEARCHING
 reschedule._PROCESS = SEARCHING
 reschedule.document.to_dict = lambda asked: {}
@@ -124,7 +124,7 @@ time.sleep(600)
 SEARCHING = """
 import sys; sys.path[:] = sys.argv[1:]
 import time
-from exegpt.api import reschedule
+from xscheduler import reschedule
 def wait(*_):
     print("searching", file=sys.stderr, flush=True)
     time.sleep(600)

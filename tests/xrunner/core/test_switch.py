@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from xcore.policies import TRAITS
 from xcore.requests.request import Request, Result
 from xcore.specs import schedule
+from xcore.specs.change import OF_ONE_ENGINE, takes_over_in_place
 from xcore.specs.cluster import local_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import Workload
@@ -140,7 +141,7 @@ def test_every_field_is_a_setting_or_known_to_decide_nothing(model):
     neutral = {"version", "model", "cluster", "workload", "profile", "bound", "percentile", "decode_batch"}
     neutral |= {"latency_bound_s", "ttft_bound_s", "tpot_bound_s"}
     layout = {"tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus"}  # the stages say what these mean
-    compared = {*adaptation._OF_ONE_ENGINE, "kv_blocks"}.union(*(traits.variables for traits in TRAITS.values()))
+    compared = {*OF_ONE_ENGINE, "kv_blocks"}.union(*(traits.variables for traits in TRAITS.values()))
     assert {field.name for field in fields(Schedule)} == neutral | layout | compared
 
 
@@ -148,4 +149,4 @@ def test_every_field_is_a_setting_or_known_to_decide_nothing(model):
 def test_another_cache_is_another_schedule_that_does_not_take_over_in_place(model, change):
     held = schedule_of(model, "orca", {"max_num_seqs": 3, "prefills_per_step": 1})
     new = replace(held, **change)
-    assert not adaptation.same(held, new) and not adaptation.takes_over_in_place(new, held)
+    assert not adaptation.same(held, new) and not takes_over_in_place(new, held)

@@ -159,7 +159,7 @@ def test_a_note_that_cannot_be_written_ends_nothing(monkeypatch):
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
 def test_a_reader_of_notes_that_has_gone_ends_no_process(log_format):
-    program = "from exegpt.report import output\nfor _ in range(9):\n    output.note('text')\nprint('done')"
+    program = "from xcore.console import output\nfor _ in range(9):\n    output.note('text')\nprint('done')"
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-c", program]

@@ -241,7 +241,7 @@ def test_a_bad_endpoint_ends_the_command_with_a_sentence(model, schedule):
 def test_without_an_endpoint_nothing_is_imported():
     program = """
 import json, sys
-from xserver import supervisor
+from xserver.engines import supervisor
 from xserver.telemetry.tracing import tracing
 ours = "opentelemetry.sdk", "opentelemetry.exporter"  # FastAPI imports opentelemetry's API by itself
 print(json.dumps([tracing(None), [name for name in sys.modules if name.startswith(ours)]]))

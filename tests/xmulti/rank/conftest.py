@@ -1,0 +1,5 @@
+"""The runner's tiny models."""
+
+from tests.xrunner.conftest import directories
+
+__all__ = ["directories"]
