@@ -29,6 +29,7 @@ def test_tune_is_the_command(capsys):
         found.schedule = None
 
 
+@pytest.mark.slow
 def test_the_best_on_an_engine_is_the_commands(capsys):
     """WAA wins, which vLLM doesn't run."""
     question = ("llama-3.1-70b", "8xH100-SXM", "2048/256")

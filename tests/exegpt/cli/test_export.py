@@ -69,6 +69,7 @@ def test_json_has_the_best_on_the_engine_and_what_the_export_gives(exegpt):
     assert {"cluster", "profile"} < set(other["schedule"]) and "model" not in other["schedule"]
 
 
+@pytest.mark.slow
 def test_the_file_is_the_best_of_all_or_of_the_engine_that_was_asked_for(exegpt, tmp_path):
     for engine, policy in (((), "waa-c"), (("--engine", "vllm"), "chunked"), (("--engine", "exegpt"), "waa-c")):
         exegpt(*ASKED, *TIGHT, *engine, "-o", tmp_path / "s.json")

@@ -101,6 +101,7 @@ def test_a_search_finds_no_less_than_the_paper(table, number):
         assert max(row.found.latency_s, row.today.latency_s) <= row.paper.bound_s
 
 
+@pytest.mark.slow
 def test_the_command_prints_both():
     done = run_command("reproduce", "table6")
     assert done.code == 0, done.err

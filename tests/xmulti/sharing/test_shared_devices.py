@@ -197,6 +197,7 @@ def test_prices_and_reasons_are_printed(tmp_path, capsys, monkeypatch):
     assert main(["plan", *where, "--price", str(tmp_path / "missing.yaml")]) == 2
 
 
+@pytest.mark.slow
 def test_what_cant_share_is_named(tmp_path, demands):
     offline = {"name": "batch", "model": "opt-1.3b", "workload": "128/32", "requests": 10}
     with pytest.raises(InputError, match="Model 'batch' has no rate, and can't share devices: use --method exegpt"):

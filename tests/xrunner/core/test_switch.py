@@ -119,6 +119,7 @@ def switched(engine, new, results):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_after_a_switch_the_engine_has_the_new_schedules_settings(model, undisturbed, data):
     """A fresh engine of the new schedule is the oracle; requests under way end with the tokens of undisturbed ones."""
     old, new = data.draw(schedules(model)), data.draw(schedules(model))
