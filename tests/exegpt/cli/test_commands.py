@@ -27,9 +27,8 @@ def test_tune_answers_without_arguments(exegpt):
 
 
 def test_tune_json_has_its_shape(exegpt, tmp_path):
-    done = exegpt(
-        "tune", "-l", "20s", "--no-advice", "--json", "--out", tmp_path / "s.json", "--report", tmp_path / "r.html"
-    )
+    command = ("tune", "-l", "20s", "-m", "opt-1.3b", "-c", "2xA40", "--no-advice", "--json")
+    done = exegpt(*command, "--out", tmp_path / "s.json", "--report", tmp_path / "r.html")
     answer = done.json
     assert done.code == 0
     assert {"schedule", "estimate", "alternatives", "search", "assumptions", "provenance"} <= answer.keys()
