@@ -33,7 +33,7 @@ def lines(folder: Path) -> list[str]:
 
 
 def index() -> str:
-    """Return the page."""
+    """Return the index as Markdown."""
     folders = [
         folder for package in PACKAGES for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")})
     ]

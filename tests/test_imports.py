@@ -1,4 +1,4 @@
-"""Who may import whom: docs/architecture.md's table of packages, read off the code module by module."""
+"""Allowed imports between packages (docs/architecture.md), checked module by module."""
 
 import ast
 import sys

@@ -1,4 +1,4 @@
-"""What people expect of a project beside its code: a licence, types, and the checks of every change on every Python."""
+"""Project files: licence, types, and CI on every supported Python."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What all packages share: specs, traces, requests, batching, policies and orders. Neither torch nor a clock."""
+"""Shared by all packages: specs, traces, requests, batching, policies and orders. Imports no torch and reads no clock."""
 
 import os
 

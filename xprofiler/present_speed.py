@@ -1,4 +1,4 @@
-"""How fast this machine is now, beside when its profile was measured."""
+"""The machine's present speed, relative to its profile."""
 
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown | None":
-    """How much slower this machine is now than its profile; None where the profile isn't one that this machine
-    measured. All ranks call it.
-    """
+    """Measure the slowdown since the profile; None if this machine didn't measure the profile. All ranks call it."""
     from xprofiler import machine
     from xprofiler.rates import measured_slowdown
 
@@ -25,7 +23,9 @@ def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown 
 
 
 def speed_now(profile: Profile, engine: "Engine", ranks: "Ranks") -> "Speed | None":
-    """An engine's profile at the machine's speed of now; None if it is of no measurement here. All ranks call it."""
+    """Return the engine's profile scaled to the present speed; None if this machine didn't measure it. All ranks call
+    it.
+    """
     from xcore.requests.engine_protocol import Speed
     from xprofiler.rates import rescaled
 

@@ -1,4 +1,4 @@
-"""The CPU threads of this process."""
+"""CPU threads of this process."""
 
 import os
 
@@ -6,8 +6,8 @@ from xcore.usable_cpus import cpu_ids, usable_cpus
 
 
 def set_threads(threads: int | None) -> None:
-    """Use so many CPU threads. None leaves torch's own choice, OMP_NUM_THREADS or one per CPU that the process is bound
-    to, unless a container's quota pays for fewer.
+    """Set the number of CPU threads. None keeps torch's choice (OMP_NUM_THREADS, or one per CPU of the process),
+    reduced to the container's quota.
     """
     if threads is None and not os.environ.get("OMP_NUM_THREADS") and usable_cpus() < len(cpu_ids()):
         threads = usable_cpus()

@@ -196,7 +196,7 @@ def at(requests: Requests, rate: float) -> Requests:
 
 
 def arrivals_of(setting: "Setting", pattern: str, seed: int) -> Arrivals:
-    """The pattern in which requests arrive."""
+    """Return the arrivals of a pattern: `poisson`, or `trace` for the trace's own."""
     workload, longest = setting.workload, setting.model.longest_request
     if pattern == "poisson":
         return Arrivals.poisson(workload, longest, seed, setting.cluster.devices)

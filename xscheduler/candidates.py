@@ -19,7 +19,7 @@ from xsimulator.steady.scenario import Scenario
 Values = tuple[int, ...]
 
 _NEAR = 0.002
-"""The share by which a pool may keep below the bounds without a larger one being looked for."""
+"""Precision of a pool's search: its largest latency is within this share of the bound."""
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Candidates(Space):
     quickest_s: float = 0.0
     """No point has a lower latency."""
     pools: dict[Values, int] = field(default_factory=dict)
-    """KV blocks of the points whose pool is smaller than memory, so that fewer residents keep the bounds."""
+    """KV blocks of the points whose pool is smaller than the memory, which limits residents so that the bounds hold."""
 
     @functools.cached_property
     def where(self) -> Scenario:
@@ -52,19 +52,18 @@ class Candidates(Space):
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants, **pool}
 
     def with_least_memory(self, values: Values) -> Outcome:
-        """The evaluation of a point whose latency is the lowest: with a pool for a single sequence, where its residents
-        grow with the pool.
+        """Evaluate a point at its lowest latency. If its residents grow with the pool, the pool holds a single
+        sequence.
         """
         if not TRAITS[self.policy].disaggregated:
             return self.outcome(values)
         return self.steady({**self.controls(values), "kv_blocks": self.where.load.reservation(None).longest})
 
     def shrink(self, values: Values, limits: Limits, full: Outcome) -> Outcome:
-        """Give a point that misses a bound the largest pool with which it keeps them, nearly; the smallest one where
-        none does. Residents grow until the pool is full, so that more memory alone makes all of them slower.
+        """Shrink a point's KV pool to the largest one that keeps the bounds, or to the smallest pool if none does.
 
-        Latencies are almost linear in the pool, so the next one tried is where the line between two meets the bound, as
-        long as that halves what lies between them; else the middle.
+        Residents fill the pool, so more memory makes each of them slower. Latencies are almost linear in the pool: the
+        secant gives the next pool as long as it halves the interval, else bisection does.
         """
         low, high = self.where.load.reservation(None).longest, full.demand.blocks
         smallest, halved = self.with_least_memory(values), True

@@ -26,7 +26,7 @@ _PROMPTS = np.array([256.0, 2048.0])
 _TOKENS = 2.0**19
 """Tokens of prompts and of decoding sequences together, more than any iteration has."""
 _INTERLEAVED = np.geomspace(1.0, 2.0**20, 60)
-"""Prompts encoded while a query is there, up to more than any memory holds sequences of."""
+"""Prompts prefilled during a query's stay; the last exceeds what any memory holds."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
 
@@ -102,7 +102,7 @@ def batch_that_fits(scenario: Scenario) -> int:
 
 
 def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None) -> float:
-    """Sequences per second that decoding can take where a query of `longest` iterations has `budget` seconds."""
+    """Return an upper bound on the decoded sequences/s where a query of `longest` iterations has `budget` seconds."""
     within = len(reach.batch) - 1
     if budget is not None:
         meets = np.flatnonzero(np.maximum(reach.iteration, reach.batch * reach.busiest) * longest <= budget * MARGIN)
@@ -113,7 +113,7 @@ def decode_rate(reach: Reach, iterations: float, longest: float, budget: float |
 
 
 def _rate(reach: Reach, iterations: float, within: int) -> float:
-    """Sequences per second that decoding can take with the numbers of residents up to `within`."""
+    """Return an upper bound on the decoded sequences/s with up to `within` residents."""
     busiest = float(reach.busiest[: within + 1].min())
     # what is resident leaves after its iterations, none of which is shorter than the last stage's way around
     flow = float((reach.batch / reach.iteration)[: within + 1].max())
@@ -122,25 +122,25 @@ def _rate(reach: Reach, iterations: float, within: int) -> float:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """RRA's residents by the prompts that are encoded while the longest query is there, arrays [numbers of prompts].
+    """Bounds on RRA's residents, by the prompts prefilled during the longest query's stay; arrays [prompts].
 
-    An iteration without sequences is skipped. So the iterations that run have more residents than the average one: one
-    at least, however few prompts come.
+    RRA skips iterations without sequences. So an iteration that runs has at least one resident, however few prompts
+    arrive.
     """
 
     prompts: Array
-    """Rising from 1."""
+    """Numbers of prompts, rising from 1."""
     least: Array
-    """Residents in the longest query's iterations, on average: no fewer."""
+    """Fewest mean residents in the longest query's iterations."""
     most: Array
-    """Residents in an iteration that runs, on average: no more."""
+    """Most mean residents in an iteration that runs."""
 
     @staticmethod
     def of(load: Load, longest: float, stages: int) -> "Interleaved":
-        """Under a load, where the longest query needs so many iterations, on so many stages.
+        """Build the bounds for a load and the longest query's number of iterations.
 
-        With w prompts in L iterations no fewer run than the longest of w queries needs, up to L: that many where all
-        begin together, and more where they begin in turn. Each stage's micro-batch has its share of the queries.
+        With w prompts, at least as many iterations run as the longest of w queries needs. That is the number if all
+        begin together; otherwise more run. Each stage's micro-batch has an equal share of the queries.
         """
         need, p = load.iterations
         needed = np.minimum(need, longest)
@@ -153,7 +153,9 @@ class Interleaved:
         )
 
     def rate(self, reach: Reach, iterations: float, longest: float, budget: float, encode: float) -> float:
-        """As `decode_rate`, where each prompt's encoding takes `encode` seconds of the same stages' time."""
+        """Return an upper bound on the sequences/s as `decode_rate` does, with `encode` seconds of prefill per prompt
+        on the same stages.
+        """
         iteration, busiest = (np.interp(self.least, reach.batch, y) for y in (reach.iteration, reach.busiest))
         work = self.prompts * encode + longest * self.least * busiest
         meets = np.flatnonzero(np.maximum(longest * iteration, work) <= budget * MARGIN)

@@ -1,10 +1,10 @@
-"""The policies that a search is asked for by name."""
+"""Names of policies, as typed."""
 
 from xcore.choices import check_choice
 
 
 def policy_names(text: str | None) -> tuple[str, ...]:
-    """The policies in a comma-separated list; all that can be searched where there is none."""
+    """Return the policies of a comma-separated list; all searchable policies for None."""
     from xscheduler.policy_spaces import POLICIES
 
     if text is None:

@@ -1,4 +1,4 @@
-"""Relaxation: what a schedule would gain if one of its bounds, or a variable fixed by hand, were a tenth more."""
+"""Relaxation: the gain of a schedule if one bound, the memory or a fixed variable were 10% larger."""
 
 import functools
 import math
@@ -19,9 +19,9 @@ RELAXED = 1.1
 """Factor by which each limit is raised."""
 _TENTH = "10%"
 LEAST_GAIN = 0.005
-"""Smaller ones are none: budgets are searched in steps that matter as little."""
+"""Smaller gains count as none: token budgets are searched in steps of this size."""
 _STEPS = (1.15, 1.04)
-"""As `refine.STEPS`: wider ones, for reasons may take a third of the answer's time."""
+"""Ratios of neighbouring values, as `refine.STEPS`, but wider: reasons may take a third of the answer's time."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Gain:
     limit: float
     """The present limit: seconds, a share of the memory, or a number."""
     share: float
-    """The throughput then over that now, less 1; at least, for not all is searched as closely."""
+    """Relative gain in throughput. A lower bound, since the search is coarser than the answer's."""
 
     @property
     def text(self) -> str:
-        """Return what is to be raised, and what it gives."""
+        """Return the advice: what to raise, and its gain."""
         more = f"would give at least {percent_text(self.share)} more throughput"
         if self.name in TIMES:
             times = (duration_text(seconds) for seconds in (RELAXED * self.limit, self.limit))
@@ -52,10 +52,10 @@ class Gain:
 def largest_gain(
     searched: Sequence[Candidates], point: Point, question: Question, tolerance: float, leads: bool
 ) -> Gain | None:
-    """Return the largest gain of a constraint or fixed variable that is raised by itself; None where none gains.
+    """Return the largest gain of a single constraint or fixed variable; None where none gains.
 
-    `searched` are a policy's spaces, the one of its best `point` first. Other allocations than its own are searched
-    only if the policy `leads`. The fullest constraint is raised first: the others must exceed its gain.
+    The first of the `searched` spaces holds the policy's best `point`. Other allocations are searched only if the
+    policy `leads`. The fullest constraint is raised first; the others must exceed its gain.
     """
     own, by_key = searched[0], {_key(space): space for space in searched}
     best, batch = own.at(point), own.values(point)[0]
@@ -71,9 +71,7 @@ def largest_gain(
 
 
 def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float, float]]:
-    """Yield what may be raised, its present limit and what share of it is used: fixed variables, then constraints, the
-    fullest first.
-    """
+    """Yield name, limit and used share of all that can be raised: fixed variables, then constraints, the fullest first."""
     controls = own.controls(own.values(own.lowest))
     yield from ((name, value, 1.0) for name, value in question.fixed.items() if name in controls)
     fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, own.constraints, strict=True)]
@@ -89,7 +87,7 @@ def _raised(value: int) -> int:
 
 
 def _looser(question: Question, name: str) -> Question:
-    """The question with a constraint or fixed variable raised."""
+    """Return the question with a constraint or fixed variable raised."""
     limits = question.limits
     if name in question.fixed:
         return replace(question, fixed=question.fixed | {name: _raised(question.fixed[name])})
@@ -104,28 +102,28 @@ def _looser(question: Question, name: str) -> Question:
 
 
 def _key(space: Candidates) -> tuple[object, ...]:
-    """What spaces of two questions have in common where their points are the same."""
+    """Return the key by which spaces of two questions have the same points."""
     others = tuple(variable.values for variable in space.variables[1:])
     return space.where.replica.stages, tuple(space.constants.items()), others
 
 
 @dataclass(frozen=True)
 class _Looser:
-    """A question with one thing raised."""
+    """A question with one constraint or fixed variable raised."""
 
     question: Question
     name: str
-    """What is raised."""
+    """The constraint or variable that is raised."""
     fullness: float
-    """What share of it the best evaluation uses."""
+    """Share of the limit that the best evaluation uses."""
     own: Candidates
-    """The best space of the question as it was."""
+    """The best space of the unchanged question."""
     searched: dict[tuple[object, ...], Candidates]
-    """All spaces of it."""
+    """All spaces of the unchanged question, by key."""
 
     def reached(self, tolerance: float, floor: float) -> float:
-        """The throughput of the best point found, or 0: of the spaces on the grid and the one like `own`, and of values
-        of the refined variable between them where that may gain.
+        """Return the best throughput in tokens/s, or 0. Searches the grid and the space like `own`, then refined values
+        that may gain.
         """
         policy, question = self.own.policy, self.question
         name = REFINED.get(policy)
@@ -147,7 +145,7 @@ class _Looser:
         return max(reached, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
-        """The space of `own`'s allocation and constants; none where memory has no room for it."""
+        """Return the space with `own`'s allocation and constants; None where memory is too small."""
         stages, constants = self.own.where.replica.stages, self.own.constants
         for space in lines:
             if space.where.replica.stages == stages and space.constants | {name: 0} == constants | {name: 0}:
@@ -160,14 +158,14 @@ class _Looser:
         return space and self._as_known(space)
 
     def _as_known(self, space: Candidates) -> Candidates:
-        """The space with the points that are known, where the same ones were searched under a tighter bound."""
+        """Return the space, with the points already known from the tighter bound."""
         before = self.searched.get(_key(space)) if self.name in TIMES else None
         if before is None or before.variables != space.variables:
             return space
         return replace(before, constraints=space.constraints, ceiling=space.ceiling)
 
     def _matters(self, space: Candidates) -> bool:
-        """Return whether more memory may admit more points: not on a line whose last point another bound excluded."""
+        """Return whether more memory may admit more points. It does not if another bound excluded a line's last point."""
         before = self.searched.get(_key(space))
         if self.name != "memory" or before is None or len(space.variables) > 1:
             return True

@@ -415,7 +415,7 @@ def _too_large(policy: str, question: Question) -> str:
 def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:
     limits, assumptions = question.limits, []
     if limits.latency_s is not None:
-        assumptions.append(f"bound: kept by {question.bound.latency_text}, counted from the start of its prefill")
+        assumptions.append(f"bound: kept by {question.bound.latency_text}, counted from the start of the prefill")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(

@@ -394,7 +394,7 @@ def test_what_is_fixed_is_at_least_one():
 def test_what_was_assumed_is_said(bound):
     found = tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=bound, policies=("orca",)).assumptions
     who = "a sequence of the 99th-percentile output length" if bound.of_length else "99% of all requests"
-    assert found[0] == f"bound: kept by {who}, counted from the start of its prefill"
+    assert found[0] == f"bound: kept by {who}, counted from the start of the prefill"
     free = tune(
         MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
     ).assumptions

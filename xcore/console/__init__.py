@@ -1,1 +1,1 @@
-"""What is said on a terminal: notes, progress, tables and answers as text."""
+"""Console output: notes, progress, tables and answers as text."""

@@ -1,1 +1,1 @@
-"""What engines are asked for: requests, sampling, grammars, and the messages that carry them."""
+"""Requests to engines: prompts, sampling, grammars and messages."""

@@ -1,1 +1,1 @@
-"""What is planned and with what: models, clusters, engines, workloads, profiles, schedules, estimates."""
+"""Specs and results: models, clusters, engines, workloads, profiles, schedules, estimates."""

@@ -28,9 +28,7 @@ class Change(Noun):
 
 
 Reschedule = Callable[[Workload, Schedule], Schedule | None]
-"""The best schedule for a workload, given the schedule whose layers and caches the ranks hold; None where none meets
-the bound.
-"""
+"""Return the best schedule for a workload that the held layers and caches can run; None if none keeps the bound."""
 
 
 OF_ONE_ENGINE = (
@@ -41,8 +39,9 @@ OF_ONE_ENGINE = (
 
 
 def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
-    """Whether a schedule can take over with the layers and caches that the ranks hold for another. Disaggregated
-    encoding ranks have room for one batch of the held schedule.
+    """Return whether a schedule can take over with the held layers and caches.
+
+    Disaggregated encoding ranks have room for one batch of the held schedule.
     """
     if any(getattr(new, name) != getattr(held, name) for name in OF_ONE_ENGINE):
         return False

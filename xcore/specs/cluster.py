@@ -138,7 +138,7 @@ class ClusterSpec(Noun):
         return self.nodes * self.devices_per_node
 
     def with_memory(self, factor: float) -> "ClusterSpec":
-        """The same devices with so many times the memory."""
+        """Return the cluster with `times` the memory per device."""
         device = self.device
         visible = device.visible_bytes and factor * device.visible_bytes
         more = replace(device, memory_bytes=factor * device.memory_bytes, visible_bytes=visible)

@@ -200,10 +200,10 @@ PIPELINE_VARIABLES = ("micro_batches", "encode_micro_batches")
 
 
 def devices(schedule: Schedule) -> int:
-    """Devices of one replica."""
+    """Count the devices of one replica."""
     return sum(len(stage.devices) for stage in schedule.stages)
 
 
 def ranks_needed(schedule: Schedule) -> int:
-    """Ranks of a job that runs this schedule."""
+    """Return the number of ranks of the schedule's job."""
     return devices(schedule) * schedule.replicas

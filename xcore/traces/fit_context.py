@@ -1,4 +1,4 @@
-"""A workload that fits a model's context, and what was changed."""
+"""Fitting a workload to a model's context."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.workload import Workload
 
 MUCH_LEFT_OUT = 0.05
-"""Share of a trace's rows from which on leaving them out is a warning."""
+"""Share of left-out rows above which the note is a warning."""
 
 
 def fit_context(workload: Workload, model: ModelSpec, scale: bool = False) -> tuple[Workload, list[str]]:

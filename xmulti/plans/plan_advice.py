@@ -18,7 +18,7 @@ LOOSER = 1.5
 """By how much a bound is loosened."""
 
 Propose = Callable[[tuple[Demand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
-"""As `xmulti.plans.planning.propose`."""
+"""Propose plans as `xmulti.plans.planning.propose` does."""
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ def _made(
     kept: Frontiers | None,
     processes: Processes,
 ) -> Plan:
-    """As `make_plan`; `known` are other methods' plans, `kept` frontiers of earlier plans."""
+    """Make a plan as `make_plan` does, with other methods' `known` plans and the `kept` frontiers of earlier plans."""
     frontiers = _frontiers(demands, method, kept) if method in _POLICIES else []
     if method == "exegpt":
         return _joint(demands, cluster, known, frontiers, processes)
@@ -153,7 +153,9 @@ def _made(
 
 
 def _worth(demands: tuple[Demand, ...]) -> int:
-    """Return for how many pieces of work processes are started: three models with rates take them seconds each."""
+    """Return the number of tasks from which processes pay off: with three or more online models, one task takes
+    seconds.
+    """
     return _PIECES if sum(demand.rate_seq_s is not None for demand in demands) > _PIECES else WORTH
 
 
@@ -185,7 +187,7 @@ def _joint(
 def _shared_above(
     demands: tuple[Demand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
 ) -> list[Proposal]:
-    """Return the plans of sharing methods that are better than `level`; worse ones are not measured."""
+    """Return the plans of sharing methods that exceed `level`; stops measuring a plan that doesn't."""
     placed, proposals = [], []
     for method in methods:
         try:
@@ -254,7 +256,7 @@ def _plan_of(
     frontiers: list[ModelFrontier],
     processes: Processes,
 ) -> Plan:
-    """Infeasible where the plan meets not all rates."""
+    """Return the plan of one method. Infeasible if it misses a rate."""
     if method in _SHARING:
         (plan,) = _measured([_placed(demands, cluster, method, 0.0)], demands, 0.0, processes)
     else:
@@ -273,7 +275,7 @@ def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None 
 
 
 def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
-    """Place models on devices that they share; their requests are replayed later (`_measured`)."""
+    """Place models on shared devices, without a replay (see `_measured`)."""
     from xmulti.sharing.shared_devices import place_together
     from xmulti.sharing.staged_placement import place_in_groups
 
@@ -286,15 +288,15 @@ def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, leve
 
 
 def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float, processes: Processes) -> list[Plan]:
-    """Replay the units of all these plans; those that don't reach a level of headroom have none."""
+    """Replay the units of all plans. A unit below `level` gets goodput 0."""
     from xmulti.plans.plan_evaluation import evaluated
 
     by_name = {demand.name: demand for demand in demands}
     asked = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
     units = processes.each(evaluated, [(unit, by_name, None, level) for _, unit in asked])
-    found = {(number, model.name): model for (number, _), unit in zip(asked, units, strict=True) for model in unit}
+    models = {(number, model.name): model for (number, _), unit in zip(asked, units, strict=True) for model in unit}
     return [
-        replace(plan, models=tuple(found[number, demand.name] for demand in demands))
+        replace(plan, models=tuple(models[number, demand.name] for demand in demands))
         for number, plan in enumerate(placed)
     ]
 
@@ -314,10 +316,10 @@ def _dedicated(
     give = _searched if method == "exegpt" else _in_proportion
     devices = give(demands, frontiers, cluster, progress, processes)
     sizes = [frontier.within(len(of_model)).devices for frontier, of_model in zip(frontiers, devices, strict=True)]
-    found = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
+    best = ModelFrontier.with_all_policies(list(zip(frontiers, sizes, strict=True)), processes)
     planned = [
         (served.planned(demand, of_model), demand, requests)
-        for demand, of_model, served in zip(demands, devices, found, strict=True)
+        for demand, of_model, served in zip(demands, devices, best, strict=True)
     ]
     models = processes.each(_evaluated, planned)
     return Plan(Plan.VERSION, method, cluster, tuple(models))

@@ -1,1 +1,1 @@
-"""Models on devices that they share: where they are placed, and their requests in simulated time."""
+"""Models on shared devices: placement, and replays of their requests."""

@@ -65,8 +65,8 @@ class Mixture:
         floor = max((_headroom(plan.models) for plan in plans), default=0.0)
         where = Cluster(self._cluster.nodes, self._cluster.devices_per_node)
         search = GroupSearch(len(self._demands), where, self, known)
-        found = search.best(floor, MOST, progress)
-        return self._plan(found) if found else None
+        grouping = search.best(floor, MOST, progress)
+        return self._plan(grouping) if grouping else None
 
     def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, float]":
         """What the units of other plans reach."""
@@ -86,7 +86,7 @@ class Mixture:
         return _headroom(unit) if all((model.seconds or 0.0) <= self.seconds for model in unit) else 0.0
 
     def at_most(self, group: "Group", devices: int) -> float:
-        """As `xmulti.sharing.groups.Measure`."""
+        """Implement `xmulti.sharing.groups.Measure`."""
         if len(group) == 1:
             return self._most_alone(group[0], devices)
         part = group, devices
@@ -108,7 +108,7 @@ class Mixture:
         return limit
 
     def reached(self, parts: "Sequence[Part]", level: float) -> list[float | None]:
-        """As `xmulti.sharing.groups.Measure`."""
+        """Implement `xmulti.sharing.groups.Measure`."""
         alone = [(group[0], devices) for group, devices in parts if len(group) == 1]
         ModelFrontier.search([(self._frontiers[i], devices) for i, devices in alone], self._processes)
         does = [part for part in parts if len(part[0]) > 1 or self._frontiers[part[0][0]].on(part[1])]

@@ -32,7 +32,7 @@ class Lane(Protocol):
 
     @property
     def free(self) -> bool:
-        """Whether it can take a step."""
+        """Return whether it can take a step. Prompts wait for no token, so the number of steps under way is limited."""
 
     @property
     def idle(self) -> bool:
@@ -83,7 +83,7 @@ class OwnLane:
 
     @property
     def free(self) -> bool:
-        """Whether it can take a step: with prompts, which wait for no token, it could run far ahead of other ranks."""
+        """Return whether it can take a step. Prompts wait for no token, so the number of steps under way is limited."""
         stages = len(self._worker.place.line)
         return stages == 1 or len({flight.step for flight in self._flying}) < most_underway(stages)
 

@@ -1,1 +1,1 @@
-"""Which requests are accepted: the rate that an engine sustains, and what waits."""
+"""Admission: the sustainable rate of an engine, and the queue."""

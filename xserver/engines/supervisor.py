@@ -36,17 +36,17 @@ _LOOK_S = 0.05
 
 
 class PlanWatch(Protocol):
-    """What watches how often a plan's models are asked, and may search for another plan."""
+    """A watch over the models' popularity, which may search for another plan."""
 
     @property
     def state(self) -> dict[str, Any]:
         """The answer of `GET /plan`."""
 
     def follows(self, plan: Plan) -> None:
-        """The models follow another plan from now on."""
+        """Note that the models follow another plan."""
 
     def goes_back(self, plan: Plan, why: str) -> None:
-        """The models go back to an earlier plan."""
+        """Note that the models follow an earlier plan again."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -65,8 +65,8 @@ class ServerOptions:
     replan: Callable[[Plan], tuple[Plan, tuple[UnitOptions, ...]]] | None
     """Returns the engines of another plan for the same models; None: the server has no plan."""
     watching: Callable[[Mapping[str, Frontend], Plan, Callable[[Plan], None], CollectorRegistry], PlanWatch] | None
-    """Makes what watches a plan from its models' frontends, itself, what follows another plan, and the metrics; None:
-    the server has no plan.
+    """Makes the watch from the models' frontends, the plan, a function that follows another plan, and the metrics;
+    None: the server has no plan.
     """
     host: str
     port: int

@@ -1,1 +1,1 @@
-"""The server's interface: routes, bodies, answers and pages."""
+"""HTTP interface: routes, bodies, answers and pages."""

@@ -1,1 +1,1 @@
-"""What is told of a running server: metrics, traces, logs and reports."""
+"""Telemetry of a running server: metrics, traces, logs and reports."""

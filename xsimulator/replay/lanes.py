@@ -66,7 +66,7 @@ class Lane:
     _running: tuple[Step, Ran] | None = field(default=None, init=False)
     """What ends at `at`."""
     _outs: deque[float] = field(default_factory=deque, init=False)
-    """When the last steps that gave tokens left the pipeline, as many as may be under way on it."""
+    """Times at which the last token-giving steps left the pipeline, as many as may be under way."""
 
     @property
     def event(self) -> tuple[float, int]:
@@ -119,8 +119,10 @@ class Lane:
         return bool(finished or step.encode)
 
     def _next_decision(self, step: Step, ran: Ran) -> float:
-        """When the next step is decided: no sooner than few enough steps that give tokens are under way, for with
-        prompts, which wait for no token, the first stage could run far ahead of the others.
+        """Return when the next step is decided.
+
+        Limits the token-giving steps under way. Prompts wait for no token, so the first stage could otherwise run far
+        ahead.
         """
         stages = len(self.pipeline.stages)
         if self.phase != "both" or stages == 1:
@@ -132,7 +134,7 @@ class Lane:
         return max(ran.next_s, self._out(most_underway(stages)))
 
     def _out(self, back: int) -> float:
-        """When the last but so many of the steps that gave tokens left the pipeline."""
+        """Return when the oldest of the steps that may be under way left the pipeline."""
         return self._outs[-back] if 0 < back <= len(self._outs) else 0.0
 
     def _next_arrival(self, now: float) -> float:

@@ -1,9 +1,8 @@
-"""Iteration-level scheduling of requests that begin together and whose outputs have one length, or are short: they stay
-in step, so that many of them, followed prompt by prompt, are the steady state.
+"""Closed form of iteration-level scheduling for requests that stay in step.
 
-Who is encoded in one iteration also ends in one, and is followed by prompts that begin together again. Outputs that
-vary would scatter them over all iterations, which is what the other formulas count with. But short ones are hardly
-scattered, and a micro-batch without any decoding sequence waits for no token.
+Requests that begin together and have equal or short outputs also end together, so later requests begin together too.
+This module follows some hundred of them, prompt by prompt. Outputs of many lengths spread over all iterations; the
+other formulas assume that. Short outputs hardly spread. A micro-batch without decoding sequences waits for no token.
 """
 
 from dataclasses import dataclass
@@ -22,68 +21,72 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 _BEFORE, _BEFORE_VARIED = (6, 48, 2000), (6, 480, 8000)
-"""The fewest and the most rounds, in each of which every slot is taken once, that let the slots fall in step; and
-between these so many that there are so many prompts. Inputs that vary draw them apart slowly."""
+"""Warm-up: the fewest rounds, the most rounds, and the prompts that suffice. A round fills each slot once. Inputs of
+several lengths leave the step slowly, so they need more rounds.
+"""
 _PROMPTS, _PARTS = 256, 2048
-"""Prompts that are looked at afterwards, if that is more than a round, and has no more than so many parts."""
+"""Prompts to measure after the warm-up (at least one round), and the most chunks of these."""
 _EARLIER, _EARLIER_ALONE = 32, 640
-"""Prompts before them that a pipeline is filled with, and where few sequences decode: then they pile up before a slow
-stage, a little in every round."""
+"""Prompts that fill a pipeline before the measured ones. Where few sequences decode, prompts pile up before a slow
+stage, a little in every round, so they need more.
+"""
 _MOST = 60_000
-"""Parts of prompts that are followed at most."""
+"""Most chunks to follow."""
 _CYCLE = 509
-"""Prompts that have all lengths evenly and then come again: a prime number, so that no slot sees few of them."""
+"""Prompts per cycle of lengths. Each cycle has all lengths evenly. A prime number: no slot sees few of the lengths."""
 _SHORT = 64
-"""Output tokens, of the longest, up to which those that vary are followed too."""
+"""Longest output, in tokens, up to which varied outputs are followed."""
 _DEEPEST = 8
-"""Stages of the deepest pipelines that requests are followed through: the work grows with their square."""
+"""Most stages to follow requests through: the work grows with their square."""
 _ITERATION_LESS = 0.55
-"""The share of a TTFT of two iterations that one less takes off, the longer one at most."""
+"""Largest share of a two-iteration TTFT that one iteration less removes: that of the longer iteration."""
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Prompts in the order in which they come, and the iterations that encode any of them; arrays."""
+    """Prompts in order of arrival, and the iterations that prefill them; arrays."""
 
     residents: int
     kept: slice
-    """The prompts that are looked at; some before them, and a round after them, are known too."""
+    """The measured prompts. Some earlier ones, and the next round, are known too."""
     starts: Array
     """[prompts]: the first iteration of each."""
     ends: Array
-    """[prompts]: the last one."""
+    """[prompts]: the last iteration of each."""
     iterations: Array
-    """[n]: numbers of the iterations with prompts, or with idle slots, rising."""
+    """[n]: rising numbers of the iterations with prompts or idle slots."""
     at: Array
-    """[parts]: the iteration of each part, rising."""
+    """[chunks]: the iteration of each chunk, rising."""
     prompt: NDArray[np.intp]
-    """[parts]"""
+    """[chunks]: the prompt of each chunk."""
     froms: Array
-    """[parts]: where in its prompt each begins, in tokens."""
+    """[chunks]: first token of each chunk in its prompt."""
     untils: Array
-    """[parts]: and ends."""
+    """[chunks]: end of each chunk in its prompt."""
     lengths: Array
     """[prompts]: tokens."""
     stays: Array
-    """[prompts]: iterations in which their sequences decode."""
+    """[prompts]: decoding iterations."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """When things happen to the prompts that are looked at; arrays [prompts] in seconds."""
+    """Event times of the measured prompts; arrays [prompts] in seconds."""
 
     begin: Array
     encoded: Array
     first: Array
     finish: Array
     seconds: float
-    """That so many prompts take: from one in a slot to the one that many later, averaged over a round."""
+    """Seconds per this number of prompts: between a prompt in a slot and that many prompts later, averaged over a
+    round.
+    """
     busy: Array
     """[stages]: busy fractions."""
 
 
 def in_step(scenario: Scenario) -> bool:
-    """Whether all requests have the same number of output tokens, or few, and they are followed."""
+    """Return whether the requests are followed: outputs of one length, or short ones, on a pipeline of few stages."""
     outputs = scenario.load.workload.output
     return len(scenario.replica.stages) <= _DEEPEST and (len(outputs.s) == 1 or outputs.max <= _SHORT)
 
@@ -94,9 +97,9 @@ def ttft_slack(scenario: Scenario) -> float:
 
 
 def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: int = 0) -> Turns | None:
-    """Follow prompts with `slots`; None where that would be too long.
+    """Follow prompts with `slots`; None where they would have too many chunks.
 
-    `budget` is in prompts where these are encoded `whole`, else in tokens, of which a sequence that decodes takes one.
+    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens, and each decoding sequence takes one.
     """
     load, share = scenario.load, 0.0 if whole else 1.0
     inputs, outputs = load.workload.input, load.workload.output
@@ -123,9 +126,7 @@ def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: 
 
 
 def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int, int]:
-    """How many prompts, of so many parts each, go before those that are looked at; with how many of these a pipeline is
-    filled; and how many are looked at.
-    """
+    """Return the numbers of prompts for the warm-up, for filling a pipeline within it, and for the measurement."""
     load = scenario.load
     varied = max(len(load.workload.input.s), len(load.workload.output.s)) > 1
     few = load.mean_iterations < 1.0
@@ -138,14 +139,14 @@ def _counts(scenario: Scenario, residents: int, parts: float) -> tuple[int, int,
 
 
 def _lengths(distribution: LengthDistribution, count: int, seed: int) -> Array:
-    """[count]: lengths drawn from a distribution, evenly in every cycle, always the same."""
+    """Draw `count` lengths evenly in every cycle, always the same ones."""
     quantiles = (np.random.default_rng(seed).permutation(_CYCLE) + 0.5) / _CYCLE
     index = np.searchsorted(np.cumsum(distribution.p), quantiles)
     return np.resize(distribution.s[np.minimum(index, len(distribution.s) - 1)].astype(np.float64), count)
 
 
 def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens: float) -> Outcome:
-    """Return the steady state of these turns, in iterations of at most so many tokens."""
+    """Return the steady state of these turns; an iteration has at most `most_tokens` tokens."""
     load, residents = scenario.load, turns.residents
     shift = 1.0 if load.first_by_encoding else 0.0
     moments = _moments(scenario, turns)
@@ -176,7 +177,7 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
 
 
 def _decoding_alone(scenario: Scenario, turns: Turns) -> float:
-    """Seconds that the iterations of the turns would take without prompts."""
+    """Return the seconds of the measured iterations as they would be without prompts."""
     if not turns.stays.any():
         return 0.0
     stages = len(scenario.replica.stages)
@@ -188,13 +189,13 @@ def _decoding_alone(scenario: Scenario, turns: Turns) -> float:
 
 
 def _round_mean(of: Array, turns: Turns) -> float:
-    """By how much something [prompts] grows over the prompts that are looked at, averaged over the slots."""
+    """Return the growth of `of` [prompts] over the measured prompts, averaged over the slots."""
     kept, n = turns.kept, turns.residents
     return float((of[kept.stop : kept.stop + n] - of[kept.start : kept.start + n]).mean())
 
 
 def _moments(scenario: Scenario, turns: Turns) -> Moments:
-    """Follow the iterations of the turns through the stages, one micro-batch for each of these."""
+    """Follow the iterations through the stages, with one micro-batch per stage."""
     side, parts = scenario.replica.decode, len(scenario.replica.stages)
     finishes = turns.ends + turns.stays
     numbers = _changes(turns, finishes)
@@ -222,14 +223,14 @@ def _moments(scenario: Scenario, turns: Turns) -> Moments:
 
 
 def _changes(turns: Turns, finishes: Array) -> Array:
-    """Numbers of iterations after which all are the same until the next of these numbers."""
+    """Return the numbers of the iterations that differ from the one before."""
     begin, end = turns.iterations[0], turns.starts[-1]
     ended = finishes[(finishes >= begin) & (finishes < end)] if np.ptp(turns.stays) else finishes[:0]
     return np.unique(np.concatenate([turns.iterations, turns.iterations + 1.0, ended + 1.0]))
 
 
 def _decoding(turns: Turns, finishes: Array, numbers: Array, micro_batch: int, parts: int) -> Array:
-    """Sequences of a micro-batch that decode in iterations of these numbers."""
+    """Count a micro-batch's decoding sequences in these iterations."""
     ends, last = turns.ends[micro_batch::parts], finishes[micro_batch::parts]
     if np.ptp(turns.stays):
         last = np.sort(last)
@@ -237,8 +238,8 @@ def _decoding(turns: Turns, finishes: Array, numbers: Array, micro_batch: int, p
 
 
 def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) -> tuple[Array, Array, Array]:
-    """Prompt tokens of the iterations of these numbers [n, micro-batches], prompts that end in them, and their seconds
-    [..., stages].
+    """Return prompt tokens [n, micro-batches], completed prompts [n, micro-batches] and seconds [n, micro-batches,
+    stages] of these iterations.
     """
     shape, count = decoding.shape, decoding.size
     cell = np.searchsorted(numbers, turns.at) * shape[1] + turns.prompt % shape[1]

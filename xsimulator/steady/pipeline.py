@@ -36,7 +36,7 @@ class PhaseTimes:
     """The same of the first iteration's micro-batches."""
 
     def together(self, first_by_encoding: bool) -> float:
-        """Share of the time between micro-batches' first tokens that isn't between their last ones; more than 0."""
+        """Share of the spread of the micro-batches' first tokens that is gone at their last tokens; more than 0."""
         if not first_by_encoding:
             return _APART
         encoded, decoded = self.first_encoded[1], self.first_decoded[1]
@@ -44,7 +44,7 @@ class PhaseTimes:
 
     @property
     def lead(self) -> float:
-        """Seconds by which a decoding micro-batch leaves the last stage before the last one, on average."""
+        """Mean seconds between a decoding micro-batch's exit and the last one's."""
         return float(self.decoded[0] - self.first_decoded[0])
 
 
@@ -79,8 +79,8 @@ def phase_times(
 
 
 def _in_any_order(encode: Array, mean: float, deviation: float) -> tuple[float, float]:
-    """When encoding micro-batches leave the last stage, where they come in any order: from their mean and deviation
-    shortest first, which is too early for all but the last.
+    """Return exit times of encoding micro-batches that come in any order. The recurrence takes the shortest first, so
+    its times are too early for all but the last.
     """
     ends = list(itertools.accumulate(encode[:, encode.sum(axis=0).argmax()].tolist()))
     count, mean_end = len(ends), sum(ends) / len(ends)

@@ -17,7 +17,7 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 _SURE = 0.999
-"""How often a micro-batch has a sequence, from where on it counts as always."""
+"""Probability of a running micro-batch above which it counts as certain."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,10 @@ def phase(
 
 
 def _shares(cells: Array, way: float, runs: Array, parts: int, tagged: bool) -> Array:
-    """[iterations]: the share of the time of an iteration of all micro-batches that one takes on average, where each
-    micro-batch `runs` so often.
+    """Return each iteration's mean time over that of an iteration with all micro-batches [iterations].
 
-    A single micro-batch goes all the way around as well: an iteration is shorter only as far as the slowest stage has
-    less to do, or where there is no micro-batch. `way` are the seconds between the stages.
+    A micro-batch runs with probability `runs`. A single one also passes all stages. So an iteration gets shorter only
+    while the slowest stage has less work, or if no micro-batch runs. `way`: seconds between the stages.
     """
     if parts == 1:
         return np.ones_like(runs) if tagged else runs
@@ -83,7 +82,7 @@ def _shares(cells: Array, way: float, runs: Array, parts: int, tagged: bool) -> 
 
 @functools.cache
 def _combinations(count: int) -> Array:
-    """[count + 1]: in how many ways some of so many are chosen."""
+    """Return the binomial coefficients of `count` [count + 1]."""
     return np.array([math.comb(count, chosen) for chosen in range(count + 1)], dtype=np.float64)
 
 
@@ -150,15 +149,16 @@ def outcome(
 
 
 def _iterations_vary(scenario: Scenario, encode_batch: int, steady: SteadyState, parts: int) -> float:
-    """Standard deviation of the seconds of an iteration, for its sequences' inputs and number vary."""
+    """Return the standard deviation of an iteration's seconds: the inputs and the number of its sequences vary."""
     load, resident = scenario.load, max(encode_batch * float(steady.active.mean()), 1.0)
     number = math.sqrt(encode_batch * steady.variance)
     return load.prompts.decode_deviation(scenario.replica.decode, resident, load.resident_context, parts, number)
 
 
 def _persisting(times: Array) -> Array:
-    """Variance of the mean of what varies between residents over so many of their stays, relative to one moment's: of
-    an exponential correlation.
+    """Return the variance of a mean over several stays, relative to the variance at one moment.
+
+    Assumes an exponential correlation over a stay.
     """
     x = np.maximum(times, 1e-3)
     shares: Array = 2.0 * (x - 1.0 + np.exp(-x)) / x**2

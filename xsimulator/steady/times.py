@@ -27,8 +27,8 @@ class Times:
 
     @staticmethod
     def even(seconds: float, deviation: float, count: int, own: float) -> "Times":
-        """So many equally likely kinds, evenly apart, with this mean and deviation of their means; `own` is the
-        deviation of each.
+        """Build `count` equally likely, evenly spaced kinds with this mean and deviation of the means; `own`: the
+        deviation within a kind.
         """
         if count == 1 or deviation == 0.0:
             return Times.normal(seconds, own)
@@ -66,7 +66,7 @@ class Times:
         return mixture_quantile(self.seconds, self.deviation, self.p, q)
 
     def joined(self, others: "Times") -> "Times":
-        """The kinds of both, whose shares sum to 1 together."""
+        """Return the kinds of both mixtures; their shares sum to 1 together."""
         return Times(
             np.concatenate([self.seconds, others.seconds]),
             np.concatenate([self.deviation, others.deviation]),
