@@ -1,4 +1,4 @@
-"""Shared by all packages: specs, traces, requests, batching, policies and orders. Imports no torch and reads no clock."""
+"""Shared by all packages: specs, traces, requests, batching, policies and orders. Without torch and without a clock."""
 
 import os
 

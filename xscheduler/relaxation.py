@@ -71,7 +71,7 @@ def largest_gain(
 
 
 def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float, float]]:
-    """Yield name, limit and used share of all that can be raised: fixed variables, then constraints, the fullest first."""
+    """Yield name, limit and used share of what can be raised: fixed variables, then constraints, fullest first."""
     controls = own.controls(own.values(own.lowest))
     yield from ((name, value, 1.0) for name, value in question.fixed.items() if name in controls)
     fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, own.constraints, strict=True)]
@@ -145,12 +145,12 @@ class _Looser:
         return max(reached, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
-        """Return the space with `own`'s allocation and constants; None where memory is too small."""
+        """Return the space with `own`'s allocation and constants, in a list; none where memory is too small."""
         stages, constants = self.own.where.replica.stages, self.own.constants
         for space in lines:
             if space.where.replica.stages == stages and space.constants | {name: 0} == constants | {name: 0}:
-                made = self._at_value(name, space, constants[name])
-                return [made] if made else []
+                alike = self._at_value(name, space, constants[name])
+                return [alike] if alike else []
         return []
 
     def _at_value(self, name: str, like: Candidates, value: int) -> Candidates | None:
@@ -165,7 +165,7 @@ class _Looser:
         return replace(before, constraints=space.constraints, ceiling=space.ceiling)
 
     def _matters(self, space: Candidates) -> bool:
-        """Return whether more memory may admit more points. It does not if another bound excluded a line's last point."""
+        """Return whether more memory may admit points. It doesn't if another bound excluded a line's last point."""
         before = self.searched.get(_key(space))
         if self.name != "memory" or before is None or len(space.variables) > 1:
             return True
