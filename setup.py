@@ -60,6 +60,8 @@ SERVE = [
     "llguidance>=1.9",
 ]
 OTEL = ["opentelemetry-sdk>=1.30", "opentelemetry-exporter-otlp-proto-http>=1.30"]  # traces of a server's requests
+# operator tables of GPUs: where they are published for the platform
+TABLES = ["aiconfigurator-core==0.12.0; platform_system == 'Linux' and platform_machine == 'x86_64'"]
 MPI = ["mpi4py>=4.0", "openmpi>=5.0; platform_system != 'Windows'"]
 
 EXTRAS = {
@@ -68,12 +70,13 @@ EXTRAS = {
     "gpu-fast": [*GPU, "flashinfer-python>=0.7.2; platform_system == 'Linux'"],  # --attention flashinfer
     "serve": SERVE,
     "otel": OTEL,
-    "gpu-data": ["aiconfigurator==0.12.0; platform_system == 'Linux' and platform_machine == 'x86_64'"],
+    "gpu-data": TABLES,
     "dev": [
         *GPU,  # its interpreter runs the kernels in tests
         *MPI,
         *SERVE,
         *OTEL,
+        *TABLES,  # the importer is tested on all of them
         "openai>=2",  # the client that the server is tested with
         "schemathesis>=4.32",  # makes requests of what /openapi.json says
         "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks

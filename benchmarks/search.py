@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.monotonicity import violations
 from benchmarks.spaces import LARGE, SMALL, random_space
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
@@ -27,7 +28,6 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import SearchResult, search

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.monotonicity import violations
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import policy_spaces
-from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search

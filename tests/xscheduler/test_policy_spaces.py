@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.monotonicity import violations
 from xcore.policies import TRAITS, Traits
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
@@ -15,7 +16,6 @@ from xcore.specs.profile import Table
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import ceilings
-from xscheduler.monotonicity import violations
 from xscheduler.policy_spaces import (
     FINE_PREFILLS,
     FINE_TOKEN_BUDGETS,

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.monotonicity import violations
 from benchmarks.spaces import LARGE, SMALL, random_space
 from xcore.errors import InputError
 from xscheduler.black_box import black_box
 from xscheduler.bnb import _split
-from xscheduler.monotonicity import violations
 from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Incumbent, Space, Variable
 

@@ -3,9 +3,9 @@
 import random
 from itertools import permutations
 
+from tests.xcore.orders.score_scale import ScoreScale
 from xcore.batching import Hints, Queue, Sequence
 from xcore.orders import make_order
-from xcore.orders.score_scale import ScoreScale
 
 
 def cost(order, times, means):
