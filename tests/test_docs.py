@@ -33,6 +33,7 @@ FOLDERS = (
     "benchmarks",
     "deploy",
     "docs",
+    "examples",
 )
 PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./*-]*)`")
 BARE = re.compile(r"`(\w+\.(?:py|c|h|pyi|svg))`")
