@@ -304,13 +304,16 @@ def _serving(device: Any) -> list[dict[str, Any]]:
 
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = serve(*measured_model(Path(folder), TINYLLAMA, "bf16", device), 1024, device)
+            rows = serve(*measured_model(Path(folder), TINYLLAMA, "bf16", device), 1024, device, report=_say)
     except Exception as error:
         print(f"{_why(error)}  serving")
         return [{"failed": _why(error)}]
-    for row in rows:
-        print(text(row), flush=True)
+    print(text(rows[-1]), flush=True)
     return [document(row) for row in rows]
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _profile(device: Any, out: str | None) -> list[dict[str, Any]]:

@@ -24,7 +24,9 @@ from xscheduler.settings import Setting, find_setting
 
 TINYLLAMA = ModelSpec("TinyLlama-1.1B", "llama", 22, 2048, 32, 4, 64, 5632, True, 32000, 2048)
 """Sizes of a model whose weights are drawn, written and read within seconds."""
-PEER_BATCHES = (64, 256, 512)
+PEER_BATCHES = (256, 512)
+_WARM_UP = 32
+"""Requests before those that are timed."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def serve(
     report: Callable[[str], object] = print,
 ) -> list[Serving]:
     """`number` requests of a setting by the peer with at most so many at a time, then by ours: the best schedule under
-    the latency that the fastest of the peer's runs kept. The peer runs twice and counts with the better time.
+    the latency that the fastest of the peer's runs kept. Both are warmed up.
     """
     model, dtype = setting.model, setting.profile.dtype
     requests = random_requests(setting.workload.draw(number, 0, model.longest_request), model.vocab, 0)
@@ -72,6 +74,7 @@ def serve(
     answer = search_schedule(setting, best.latency_s, most_resident=number)
     if answer.schedule is None:
         raise RuntimeError(f"no schedule keeps {best.latency_s:.3g} s, which transformers does")
+    report(f"running {schedule_text(answer.schedule)} under {best.latency_s:.3g} s")
     done = execute(load_model(directory, dtype, device=device), answer.schedule, setting.profile, requests)
     latency_s, tokens_s = done.measured.latency_s or math.nan, done.measured.throughput_tok_s
     ratio, error = tokens_s / best.tokens_s, done.error()["throughput_tok_s"]
@@ -93,12 +96,14 @@ def _peers(
     model, rows = peers.load(directory, dtype, device), []
     for most in batches:
         try:
-            run = min((peers.continuous(model, requests, most) for _ in range(2)), key=lambda run: run.seconds)
+            peers.continuous(model, requests[:_WARM_UP], most)
+            run = peers.continuous(model, requests, most)
         except Exception as error:  # a peer's, whatever it is
             report(f"transformers continuous batching, at most {most}: {type(error).__name__}: {error}")
             continue
         latency_s = summarise(run.served, run.seconds, PAPER_BOUND).latency_s or math.nan
         rows.append(Serving("transformers continuous batching", f"at most {most}", run.tokens_s, latency_s))
+        report(text(rows[-1]))
     if not rows:
         raise RuntimeError("transformers' continuous batching serves nothing here")
     return rows
