@@ -1,11 +1,16 @@
 """Sampling on a GPU: one launch, one program per row, no sorting.
 
-Top-k: the k-th greatest logit is found by radix selection, eight bits at a time. Top-p: all tokens that top-k keeps
-race. The winner is the row's token if top-p keeps it, which it does where the tokens above it have less than the share
-asked for. Otherwise top-p drops it and everything that is no greater, and those above it race again, with the same
-times: in the end the winner is that of the race of the kept tokens alone. A race's winner is dropped with at most the
-probability 1 - top_p, so 1 / top_p races are expected at most. FlashInfer's samplers reject likewise, with fresh random
-numbers.
+Greedy: one pass, in which each column of a block keeps the greatest logit that it saw.
+
+Top-k: the same pass. The k-th greatest of what the columns kept is no greater than that of the whole row, and not many
+logits lie above it, so a second pass lists these, and all else looks at the list alone. Where the list is full, the
+k-th greatest logit of the row is found by radix selection, eight bits at a time.
+
+Top-p: all tokens that top-k keeps race. The winner is the row's token if top-p keeps it, which it does where the tokens
+above it have less than the share asked for. Otherwise top-p drops it and everything that is no greater, and those above
+it race again, with the same times: in the end the winner is that of the race of the kept tokens alone. A race's winner
+is dropped with at most the probability 1 - top_p, so 1 / top_p races are expected at most. FlashInfer's samplers reject
+likewise, with fresh random numbers.
 """
 
 import torch
@@ -18,13 +23,23 @@ from exegpt.kernels.sampling import Sampling
 
 _BLOCK_SIZE = 4096
 """Logits of a row that are loaded together."""
+_LISTED = 1024
+"""Tokens of a row's list. Twice the greatest top-k that people use leaves room for those equal to the last."""
 
 
-def sample_gpu(logits: torch.Tensor, sampling: Sampling, block_size: int = _BLOCK_SIZE) -> torch.Tensor:
-    """`sampling.sample` by Triton, `block_size` logits of a row at a time."""
+def sample_gpu(
+    logits: torch.Tensor,
+    sampling: Sampling,
+    block_size: int = _BLOCK_SIZE,
+    listed: int = _LISTED,
+    num_warps: int = 16,
+    stages: int = 1,
+) -> torch.Tensor:
+    """`sampling.sample` by Triton, `block_size` logits of a row at a time, with lists of at most `listed` tokens."""
     n_rows, n_cols = logits.shape
     out = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
     block_size = min(block_size, max(16, triton.next_power_of_2(n_cols)))
+    listed = min(listed, block_size)
     _sample[(n_rows,)](
         logits_ptr=logits,
         seen_ptr=sampling.seen,
@@ -36,14 +51,17 @@ def sample_gpu(logits: torch.Tensor, sampling: Sampling, block_size: int = _BLOC
         seed_ptr=sampling.seed,
         position_ptr=sampling.position,
         slot_ptr=sampling.slot,
+        list_ptr=torch.empty(n_rows, listed, dtype=torch.int32, device=logits.device),
         out_ptr=out,
         n_cols=n_cols,
         logits_stride=logits.stride(0),
         BLOCK_SIZE=block_size,
+        LISTED=listed,
+        STAGES=stages,
         ROUNDS=ROUNDS,
         NO_TOKEN=NO_TOKEN,
         MIN_P=sampling.log_min_p is not None,
-        num_warps=min(16, max(1, block_size // 256)),
+        num_warps=min(num_warps, max(1, block_size // 256)),
     )
     return out
 
@@ -60,10 +78,13 @@ def _sample(  # type: ignore[no-untyped-def]
     seed_ptr,  # int64 [n_rows]
     position_ptr,  # int64 [n_rows]
     slot_ptr,  # int64 [n_rows]
+    list_ptr,  # int32 [n_rows, LISTED], written
     out_ptr,  # int64 [n_rows]
     n_cols,  # the vocabulary
     logits_stride,  # elements from one row to the next
     BLOCK_SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
+    STAGES: tl.constexpr,
     ROUNDS: tl.constexpr,
     NO_TOKEN: tl.constexpr,
     MIN_P: tl.constexpr,
@@ -72,30 +93,50 @@ def _sample(  # type: ignore[no-untyped-def]
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     seen_ptr += tl.load(slot_ptr + row) * n_cols
+    list_ptr += row * LISTED
     penalty, temperature = tl.load(penalty_ptr + row), tl.load(temperature_ptr + row)
     seed, position = tl.load(seed_ptr + row), tl.load(position_ptr + row)
     k, p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
     drawn = temperature > 0
     temperature = tl.where(drawn, temperature, 1.0)
+    some = drawn & (k > 0) & (k < n_cols)
     least = tl.full([], float("-inf"), tl.float32)  # of the logits that top-k keeps
-    if drawn & (k > 0) & (k < n_cols):
-        least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE)
+    token, listed = tl.zeros([], tl.int32), tl.zeros([], tl.int32)
+    broken = tl.zeros([], tl.int1)
+    if (not drawn) | (some & (k <= LISTED)):
+        best, token, broken = _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE, STAGES)
+        token = tl.where(broken, NO_TOKEN, token)
+        if drawn:
+            bound = _kth_of_block(best, best == best, k)
+            listed = _list(
+                logits_ptr, seen_ptr, list_ptr, n_cols, temperature, penalty, bound, BLOCK_SIZE, LISTED, STAGES
+            )
+    if listed > LISTED:
+        listed = tl.zeros([], tl.int32)
+    if listed > 0:
+        x, _ = _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED)
+        least = _kth_of_block(x, tl.arange(0, LISTED) < listed, k)
+    elif some:
+        least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE, STAGES)
     if MIN_P:  # a launch of its own: without one, nothing is added to a row's work
         log_min_p = tl.load(log_min_p_ptr + row)
         if drawn & (log_min_p > float("-inf")):
-            top = _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE)
+            top = _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE, STAGES)
             least = tl.maximum(least, top + log_min_p)
-    token = tl.zeros([], tl.int32)
     above = tl.full([], float("-inf"), tl.float32)  # the token's logit, once there is one
-    racing = above == float("-inf")
+    racing = drawn & ~broken
     while racing:
-        winner, greater, total, broken = _race(
-            logits_ptr, seen_ptr, n_cols, temperature, penalty, seed, position, drawn, least, above, BLOCK_SIZE, ROUNDS
-        )
+        if listed > 0:
+            x, cols = _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED)
+            winner, greater, total = _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS)
+        else:
+            winner, greater, total, broken = _race(
+                logits_ptr, seen_ptr, n_cols, temperature, penalty, seed, position, least, above, BLOCK_SIZE, ROUNDS
+            )
         dropped = (above == float("-inf")) | ((greater > 0) & (greater >= p * total))
         token = tl.where(broken, NO_TOKEN, tl.where(dropped, winner, token))
         above = _scaled(logits_ptr, seen_ptr, tl.maximum(token, 0), n_cols, temperature, penalty)
-        racing = ~broken & dropped & drawn & (p < 1) & (above > float("-inf"))
+        racing = ~broken & dropped & (p < 1) & (above > float("-inf"))
     tl.store(out_ptr + row, token.to(tl.int64))
 
 
@@ -114,41 +155,122 @@ def _scaled(  # type: ignore[no-untyped-def]
     if penalty != 1:
         seen = tl.load(seen_ptr + cols, mask=mask, other=0) != 0
         x = tl.where(seen, tl.where(x < 0, x * penalty, tl.div_rn(x, penalty + tl.zeros_like(x))), x)
-    return tl.div_rn(x, temperature + tl.zeros_like(x))
+    if temperature != 1:
+        x = tl.div_rn(x, temperature + tl.zeros_like(x))
+    return x
 
 
 @triton.jit
-def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the greatest scaled logit of every column of a row's blocks, float32 [BLOCK_SIZE]; the place of the
+    greatest of all, the first of equals; and whether a logit is NaN or has overflowed, or all are ruled out.
+    """
+    best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
+    place = tl.zeros([BLOCK_SIZE], tl.int32)
+    broken = tl.zeros([BLOCK_SIZE], tl.int32)
+    for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
+        cols = start + tl.arange(0, BLOCK_SIZE)
+        x = _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty)
+        broken |= (~(x < float("inf"))).to(tl.int32)
+        better = x > best
+        best = tl.where(better, x, best)
+        place = tl.where(better, cols, place)
+    top = tl.max(best, 0)
+    winner = tl.min(tl.where(best == top, place, n_cols), 0)
+    return best, winner, (tl.max(broken, 0) > 0) | (top == float("-inf"))
+
+
+@triton.jit
+def _list(  # type: ignore[no-untyped-def]
+    logits_ptr,  # [n_cols], one row
+    seen_ptr,  # uint8 [n_cols], the row's slot
+    list_ptr,  # int32 [LISTED], written
+    n_cols,
+    temperature,
+    penalty,
+    bound,
+    BLOCK_SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """List the tokens whose scaled logits are `bound` at least, in order, and return how many they are: those beyond
+    the list are only counted.
+    """
+    count = tl.zeros([], tl.int32)
+    for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
+        cols = start + tl.arange(0, BLOCK_SIZE)
+        x = _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty)
+        taken = ((x >= bound) & (cols < n_cols)).to(tl.int32)
+        more = tl.sum(taken, 0)
+        if (more > 0) & (count < LISTED):
+            place = count + tl.cumsum(taken, 0) - 1
+            tl.store(list_ptr + place, cols, mask=(taken > 0) & (place < LISTED))
+        count += more
+    tl.debug_barrier()  # all of the program's threads read what any of them wrote
+    return count
+
+
+@triton.jit
+def _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The scaled logits and the columns of the listed tokens: -inf and `n_cols` beyond them. float32, int32 [LISTED]"""
+    places = tl.arange(0, LISTED)
+    cols = tl.load(list_ptr + places, mask=places < listed, other=n_cols)
+    return _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty), cols
+
+
+@triton.jit
+def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
     """The greatest of a row's scaled logits."""
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
-    for start in range(0, n_cols, BLOCK_SIZE):
+    for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
         cols = start + tl.arange(0, BLOCK_SIZE)
         best = tl.maximum(best, _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty))
     return tl.max(best, 0)
 
 
 @triton.jit
-def _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _kth_greatest(
+    logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr
+):  # type: ignore[no-untyped-def]
     """The k-th greatest of a row's scaled logits, 0 < k <= n_cols, by radix selection.
 
     Keys are 32 bits wide and in the order of the logits. Of the keys that begin with the prefix found so far, the next
     eight bits are counted; the digit of the k-th greatest is the highest one that, with those above it, has k of them.
     """
     prefix = tl.zeros([], tl.uint32)
-    digits = tl.arange(0, 256)
     for i in range(4):
-        shift = 24 - 8 * i
         counts = tl.zeros([256], tl.int32)
-        for start in range(0, n_cols, BLOCK_SIZE):
+        for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
             cols = start + tl.arange(0, BLOCK_SIZE)
-            key = _key(_scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty)) >> shift
-            counts += tl.histogram((key & 255).to(tl.int32), 256, mask=(cols < n_cols) & (key >> 8 == prefix))
-        reached = tl.cumsum(counts, 0, reverse=True) >= k
-        digit = tl.sum(reached.to(tl.int32), 0) - 1
-        k -= tl.sum(tl.where(digits > digit, counts, 0), 0)
-        prefix = prefix * 256 + digit.to(tl.uint32)
-    bits = tl.where(prefix >= 0x80000000, prefix ^ 0x80000000, prefix ^ 0xFFFFFFFF)
-    return bits.to(tl.float32, bitcast=True)
+            x = _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty)
+            counts += _count_digits(x, cols < n_cols, prefix, 24 - 8 * i)
+        prefix, k = _next_digit(counts, prefix, k)
+    return _logit(prefix)
+
+
+@triton.jit
+def _kth_of_block(x, real, k):  # type: ignore[no-untyped-def]
+    """`_kth_greatest` of the elements of one block that are `real`, of which there are k at least."""
+    prefix = tl.zeros([], tl.uint32)
+    for i in range(4):
+        prefix, k = _next_digit(_count_digits(x, real, prefix, 24 - 8 * i), prefix, k)
+    return _logit(prefix)
+
+
+@triton.jit
+def _count_digits(x, real, prefix, shift):  # type: ignore[no-untyped-def]
+    """How many keys that begin with a prefix go on with each digit: int32 [256]"""
+    key = _key(x) >> shift
+    return tl.histogram((key & 255).to(tl.int32), 256, mask=real & (key >> 8 == prefix))
+
+
+@triton.jit
+def _next_digit(counts, prefix, k):  # type: ignore[no-untyped-def]
+    """The prefix of the k-th greatest key with its next digit, and its place among those that begin like this."""
+    reached = tl.cumsum(counts, 0, reverse=True) >= k
+    digit = tl.sum(reached.to(tl.int32), 0) - 1
+    k -= tl.sum(tl.where(tl.arange(0, 256) > digit, counts, 0), 0)
+    return prefix * 256 + digit.to(tl.uint32), k
 
 
 @triton.jit
@@ -156,6 +278,13 @@ def _key(x):  # type: ignore[no-untyped-def]
     """Floats as unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # both zeros are one
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
+
+
+@triton.jit
+def _logit(key):  # type: ignore[no-untyped-def]
+    """The float of a key."""
+    bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -167,7 +296,6 @@ def _race(  # type: ignore[no-untyped-def]
     penalty,
     seed,
     position,
-    drawn,  # whether tokens arrive at random times; otherwise the greatest logit wins
     least,  # the scaled logits that count begin here
     above,  # those of the tokens that race are greater; -inf for all
     BLOCK_SIZE: tl.constexpr,
@@ -195,9 +323,7 @@ def _race(  # type: ignore[no-untyped-def]
         total += mass
         races = (x >= least) & (x > above)
         if tl.max(races.to(tl.int32), 0) > 0:  # the times are what takes long, and few blocks have great logits
-            score = x
-            if drawn:
-                score -= tl.log(_arrival_times(seed, position, start, BLOCK_SIZE, ROUNDS))
+            score = x - tl.log(_arrival_times(seed, position, start, BLOCK_SIZE, ROUNDS))
             better = races & (score > best)
             best = tl.where(better, score, best)
             token = tl.where(better, cols, token)
@@ -208,13 +334,39 @@ def _race(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """`_race` of the listed tokens `cols`, int32 [LISTED], whose logits are x, -inf beyond the list."""
+    counts = (x >= least) & (cols < n_cols)
+    races = counts & (x > above)
+    unit = tl.where(above > float("-inf"), above, float("inf"))
+    mass = tl.where(counts, tl.exp(x - unit), 0.0)
+    a, b, c, d = _words(seed, position, (cols // 4).to(tl.uint32), ROUNDS)
+    lane = cols % 4
+    word = tl.where(lane < 2, tl.where(lane == 0, a, b), tl.where(lane == 2, c, d))
+    score = tl.where(races, x - tl.log(_times(word)), float("-inf"))
+    winner = tl.min(tl.where(score == tl.max(score, 0), cols, n_cols), 0)
+    return winner, tl.sum(tl.where(races, mass, 0.0), 0), tl.sum(mass, 0)
+
+
+@triton.jit
 def _arrival_times(seed, position, start, BLOCK_SIZE: tl.constexpr, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
     """`philox.arrival_times` of BLOCK_SIZE tokens from `start` on: float32 [BLOCK_SIZE]."""
     group = (start // 4 + tl.arange(0, BLOCK_SIZE // 4)).to(tl.uint32)
+    a, b, c, d = _words(seed, position, group, ROUNDS)
+    return _times(tl.join(tl.join(a, c), tl.join(b, d)).reshape([BLOCK_SIZE]))
+
+
+@triton.jit
+def _words(seed, position, group, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Philox's four words for groups of four tokens."""
     zero = tl.zeros_like(group)
     place = (position & 0xFFFFFFFF).to(tl.uint32) + zero
-    a, b, c, d = tl.philox(seed, group, place, zero, zero, ROUNDS)
-    word = tl.join(tl.join(a, c), tl.join(b, d)).reshape([BLOCK_SIZE])
+    return tl.philox(seed, group, place, zero, zero, ROUNDS)
+
+
+@triton.jit
+def _times(word):  # type: ignore[no-untyped-def]
+    """Exponential times of uniform words."""
     v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994039535522)
     series = v * (1 + v * (0.5 + v * (0.3333333333333333 + v * 0.25)))
     return tl.where(v < 0.00390625, series, -tl.log(1 - v))
