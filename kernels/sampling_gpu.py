@@ -21,8 +21,14 @@ from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.kernels.philox import ROUNDS
 from exegpt.kernels.sampling import Sampling
 
-_BLOCK_SIZE = 4096
+_BLOCK_SIZE = 2048
 """Logits of a row that are loaded together."""
+_NUM_WARPS = 8
+_NUM_STAGES = 3
+"""Triton's: blocks are read two ahead."""
+_MAX_REGISTERS = 128
+"""Of a thread: two programs run on a multiprocessor at a time. Of eight ways timed on an H100 this was the fastest
+(docs/log/kernels.md)."""
 _LISTED = 1024
 """Tokens of a row's list. Twice the greatest top-k that people use leaves room for those equal to the last."""
 
@@ -32,8 +38,6 @@ def sample_gpu(
     sampling: Sampling,
     block_size: int = _BLOCK_SIZE,
     listed: int = _LISTED,
-    num_warps: int = 16,
-    stages: int = 1,
 ) -> torch.Tensor:
     """`sampling.sample` by Triton, `block_size` logits of a row at a time, with lists of at most `listed` tokens."""
     n_rows, n_cols = logits.shape
@@ -57,11 +61,12 @@ def sample_gpu(
         logits_stride=logits.stride(0),
         BLOCK_SIZE=block_size,
         LISTED=listed,
-        STAGES=stages,
+        STAGES=_NUM_STAGES,
         ROUNDS=ROUNDS,
         NO_TOKEN=NO_TOKEN,
         MIN_P=sampling.log_min_p is not None,
-        num_warps=min(num_warps, max(1, block_size // 256)),
+        num_warps=min(_NUM_WARPS, max(1, block_size // 256)),
+        maxnreg=_MAX_REGISTERS,
     )
     return out
 

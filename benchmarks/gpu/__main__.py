@@ -22,6 +22,8 @@ from unittest import mock
 
 PARTS = ("checks", "engine", "shares", "steps", "serving", "ranks", "profile", "times")
 """What is done on a GPU, in this order."""
+_BATCHES = (1, 64, 256)
+"""Sequences of 1,024 tokens in the decoding iterations that are timed."""
 _TINY_MODEL = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
 
@@ -93,7 +95,9 @@ def _parts(names: list[str], out: str | None, deadline: float) -> Iterator[tuple
         "engine": lambda: [*_engine(12, 0, device), *_flashinfer_engine(device)],
         "shares": lambda: _shares(device),
         "ranks": lambda: _two_ranks(device),
-        "steps": lambda: [row for way in _ways(device) for row in _steps(device, roofline, way)],
+        "steps": lambda: [
+            row for way in _ways(device) for batch in _BATCHES for row in _steps(device, roofline, batch, way)
+        ],
         "serving": lambda: _serving(device),
         "profile": lambda: _profile(device, out),
         "times": lambda: _time(_real_sizes(), device, roofline, deadline),
@@ -274,14 +278,14 @@ def _roofline(device: Any) -> Any:
     return roofline
 
 
-def _steps(device: Any, roofline: Any, attention: str = "triton") -> list[dict[str, Any]]:
+def _steps(device: Any, roofline: Any, batch: int, attention: str = "triton") -> list[dict[str, Any]]:
     """A decoding iteration of Llama-3.1-8B with random weights."""
     from benchmarks.gpu.model import time_step
     from xcore.specs.builtin_models import builtin_model
     from xrunner.comm.gpu import Gpu
 
     try:
-        step = time_step(builtin_model("llama-3.1-8b"), "bf16", 64, 1024, Gpu(device), roofline, print, attention)
+        step = time_step(builtin_model("llama-3.1-8b"), "bf16", batch, 1024, Gpu(device), roofline, print, attention)
     except Exception as error:
         print(f"{_why(error)}  a decoding iteration, attention by {attention}")
         return [{"failed": _why(error)}]

@@ -95,6 +95,7 @@ def _peers(
     """The peer's rows; its failures are printed; RuntimeError where all of it fails."""
     model, rows = peers.load(directory, dtype, device), []
     for most in batches:
+        report(f"transformers continuous batching, at most {most}: {_WARM_UP} requests, then {len(requests)}")
         try:
             peers.continuous(model, requests[:_WARM_UP], most)
             run = peers.continuous(model, requests, most)

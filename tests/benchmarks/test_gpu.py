@@ -257,7 +257,7 @@ def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
     """On the CPU, whose graphs run the layers again."""
     monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
     monkeypatch.setattr("xcore.specs.builtin_models.builtin_model", lambda name: SMALL_MODEL)
-    (row,) = gpu._steps(CPU, ROOFLINE)
+    (row,) = gpu._steps(CPU, ROOFLINE, 64)
     assert "failed" not in row and row["alike"] and min(row["eager"], row["graph"]) > row["bound"] > 0
     assert "of the roofline" in capsys.readouterr().out
 
@@ -282,7 +282,7 @@ def test_every_way_is_timed(monkeypatch, capsys):
     step = model.Step("small", 64, 1024, 2.0, 1.0, 0.5, True, "flashinfer")
     monkeypatch.setattr(model, "time_step", lambda *arguments: calls.append(arguments) or step)
     monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())
-    assert gpu._steps(CPU, ROOFLINE, "flashinfer")[0]["attention"] == "flashinfer" == calls[0][-1]
+    assert gpu._steps(CPU, ROOFLINE, 64, "flashinfer")[0]["attention"] == "flashinfer" == calls[0][-1]
     assert "bfloat16, flashinfer: graph 1000.00 ms" in capsys.readouterr().out
 
 
@@ -339,7 +339,7 @@ def test_every_part_is_done_and_written_while_there_is_time(monkeypatch, tmp_pat
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     out = tmp_path / "gpu.json"
     assert gpu.main(["--out", str(out)]) == 0
-    assert parts == ["_check", "_engine", "_shares", "_steps", "_serving", "_two_ranks", "_profile", "_time"]
+    assert parts == ["_check", "_engine", "_shares", *["_steps"] * 3, "_serving", "_two_ranks", "_profile", "_time"]
     assert set(json.loads(out.read_text())) == {"provenance", "roofline", *gpu.PARTS}
     assert gpu.main(["--out", str(out), "--parts", "serving"]) == 0
     assert set(json.loads(out.read_text())) == {"provenance", "serving"} and parts[-1] == "_serving"

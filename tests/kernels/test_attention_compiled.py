@@ -54,10 +54,10 @@ def compiled(*shapes):
 
 
 def fits(row):
-    """Whether as many run at a time as in the table, in the shared memory that the model predicts."""
+    """Whether no fewer can run at a time than the table says, in the shared memory that the model predicts."""
     tile = row["expected"]
     assert row["warps"] == tile["num_warps"]
-    return row["resident"] == tile["resident"] and 0 <= row["modelled"] - row["shared_bytes"] <= 2048
+    return row["resident"] >= tile["resident"] and 0 <= row["modelled"] - row["shared_bytes"] <= 2048
 
 
 def test_decoding_reads_ahead():
