@@ -24,9 +24,9 @@ from xcore.traces.prompt_identity import PromptIdentity
 from xcore.traces.trace import read_trace
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
+from xsimulator.cost.decode_cache import DecodeStepCache
 from xsimulator.cost.replica import CostModel
 from xsimulator.cost.stage import StageCost
-from xsimulator.replay.cells import DecodeSeconds
 from xsimulator.replay.event_simulator import replay
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -120,7 +120,7 @@ def main() -> None:
         wall, done = fastest(repeats, functools.partial(run, requests, lanes=True))
         compiled, _ = fastest(repeats, functools.partial(run, requests))
         spent = [0.0]
-        undo = [timed(DecodeSeconds, "__call__", spent), timed(StageCost, "step", spent)]
+        undo = [timed(DecodeStepCache, "__call__", spent), timed(StageCost, "step", spent)]
         share, _ = fastest(1, functools.partial(run, requests, lanes=True))
         for restore in undo:
             restore()

@@ -165,7 +165,8 @@ class LayerTables(Noun):
     """
     mixed_attention: Table | None = None
     """[chunk, past, decodes, context]: where the engine computes prompts and decoding in one attention kernel, `chunk`
-    prompt tokens after `past` cached ones beside `decodes` sequences of `context` tokens.
+    prompt tokens after `past` cached ones beside `decodes` sequences of `context` tokens. Without prompts
+    `decode_attention` counts.
     """
     cross_projection: Table | None = None
     """[tokens]: an encoder-decoder's decoder layer makes the keys and values of `tokens` encoded tokens, once."""

@@ -6,8 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.interpolation import linear
 from xcore.specs.iteration_profile import IterationProfile, IterationTables
+from xsimulator.cost.decode_cache import DecodeStepCache, decode_contexts
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
 
@@ -29,8 +29,8 @@ class TableCost:
 
     def __init__(self, profile: IterationProfile, tp: int):
         self._tables = profile.of(tp)
-        self._decode: dict[tuple[int, float], tuple[Array, Array]] = {}
-        """Mean contexts and seconds of a batch on a share."""
+        self._decode: dict[float, DecodeStepCache] = {}
+        """By share."""
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
         """As long as a batch of equal prompts with as many tokens in all."""
@@ -40,17 +40,14 @@ class TableCost:
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
         """As the tables say; a batch's seconds are linear in the context between the points."""
-        key = sequences, share
-        if key not in self._decode:
-            points = np.array(self._tables[0].decode.points[1])
-            rows = [
-                weight * np.array([tables.decode.at(sequences, point) for point in points])
-                for tables, weight in self._around(share)
-            ]
-            self._decode[key] = points, np.sum(rows, axis=0)
-        seconds = np.empty(contexts.shape)
-        linear(*self._decode[key], contexts, seconds)
-        return seconds
+        if share not in self._decode:
+            around = self._around(share)
+
+            def seconds_of(batch: int, context: float) -> float:
+                return sum(weight * tables.decode.at(batch, context) for tables, weight in around)
+
+            self._decode[share] = DecodeStepCache(self._tables[0].decode.points[1], seconds_of)
+        return self._decode[share](sequences, contexts)
 
     def _around(self, share: float) -> list[tuple[IterationTables, float]]:
         """The tables on both sides of a share, and what each counts; beyond the smallest as 1 / share."""
@@ -80,7 +77,7 @@ class ProfileCost:
     def __init__(self, replica_cost: ReplicaCost):
         self._costs = replica_cost.decode.costs
         self._travel = replica_cost.decode.hops_together
-        self._decode: dict[int, tuple[Array, Array]] = {}
+        self._decode = DecodeStepCache(decode_contexts(self._costs[0]), self._decode_step)
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
         """Through all stages, one after the other."""
@@ -89,14 +86,10 @@ class ProfileCost:
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
         """Through all stages, one after the other."""
-        if sequences not in self._decode:
-            layer = self._costs[0].tables.decoder
-            points = np.array((layer.mixed_attention or layer.decode_attention).points[-1])
-            values = [sum(cost.step(None, sequences, point) for cost in self._costs) for point in points]
-            self._decode[sequences] = points, np.array(values) + self._travel(sequences)
-        seconds = np.empty(contexts.shape)
-        linear(*self._decode[sequences], contexts, seconds)
-        return seconds * max(1.0, DECODE_SATURATES / share)
+        return self._decode(sequences, contexts) * max(1.0, DECODE_SATURATES / share)
+
+    def _decode_step(self, sequences: int, context: float) -> float:
+        return sum(cost.step(None, sequences, context) for cost in self._costs) + self._travel(sequences)
 
 
 ALIKE, UNLIKE = 1.04, 1.08

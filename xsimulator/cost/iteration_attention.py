@@ -15,12 +15,10 @@ def iteration_attention(
     every other adds what it takes alone. Otherwise every phase has its own kernel: whole prompts cost the mean of what
     batches of each length would, chunks and decoding the sum.
     """
-    if tables.mixed_attention is None:
+    if tables.mixed_attention is None or not tokens:
         decode = tables.decode_attention.at(decoding, context) if decoding else 0.0
         return _prompts(tables, tokens, past) + decode
     at = tables.mixed_attention.at
-    if not tokens:
-        return at(0.0, 0.0, decoding, context) if decoding else 0.0
     chunks = sorted(zip(tokens, past, strict=True))
     beside = at(*chunks.pop(), decoding, context if decoding else 0.0)
     return beside + sum(at(new, cached, 0.0, 0.0) for new, cached in chunks)

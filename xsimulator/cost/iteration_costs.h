@@ -110,8 +110,7 @@ typedef struct {
 } Chunk;
 
 static double decode_attention(const Layer *l, double decoding, double context) {
-    if (!decoding) return 0.0;
-    return l->mixed.axes ? at(&l->mixed, 0.0, 0.0, decoding, context) : at(&l->decode, decoding, context, 0.0, 0.0);
+    return decoding ? at(&l->decode, decoding, context, 0.0, 0.0) : 0.0;
 }
 
 static double attention(const Layer *l, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {

@@ -21,7 +21,7 @@ def decode_seconds(
     context: Array,
     out: Array,
 ) -> None:
-    """A `DecodeTable`'s seconds at `batch` and `context` [n], into `out` [n, stages of the side]."""
+    """A `DecodeTableCache`'s seconds at `batch` and `context` [n], into `out` [n, stages of the side]."""
 
 def rounds(seconds: Array, out: Array, micro_batches: float, way: float) -> None:
     """How long iterations of equal micro-batches last, into `out` [iterations]: while the slowest stage of `seconds`

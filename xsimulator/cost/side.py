@@ -22,8 +22,8 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class DecodeTable:
-    """Seconds of decoding iterations on the stages of one tensor-parallel degree."""
+class DecodeTableCache:
+    """A cache of `StageCost.decode` for the stages of one tensor-parallel degree: its tables, added up."""
 
     places: NDArray[np.intp]
     """[stages]: where in the side."""
@@ -37,11 +37,11 @@ class DecodeTable:
     """One layer's: batches, contexts, and [batches, contexts]."""
 
     @staticmethod
-    def of(group: Group, places: list[int], costs: list[StageCost]) -> "DecodeTable":
+    def of(group: Group, places: list[int], costs: list[StageCost]) -> "DecodeTableCache":
         """Of the stages at these places."""
         points, parts, attention = group.decode_parts
         holds = np.array([(cost.layers, cost.first, cost.last, 1.0) for cost in costs], dtype=np.float64)
-        return DecodeTable(np.array(places, dtype=np.intp), holds[:, 0].copy(), points, parts @ holds.T, attention)
+        return DecodeTableCache(np.array(places, dtype=np.intp), holds[:, 0].copy(), points, parts @ holds.T, attention)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Side:
         return tuple(held_by_group)
 
     @functools.cached_property
-    def _decode_tables(self) -> tuple[DecodeTable, ...]:
-        return tuple(DecodeTable.of(*group_stages) for group_stages in self._of_groups)
+    def _decode_tables(self) -> tuple[DecodeTableCache, ...]:
+        return tuple(DecodeTableCache.of(*group_stages) for group_stages in self._of_groups)
 
     def each(self, part_seconds: Callable[[Group], PartSeconds]) -> Array:
         """Seconds on every stage, [..., stages]: its share of the `part_seconds` of its group."""

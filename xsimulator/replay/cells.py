@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from xcore.batching import MicroBatch, MicroBatching, Sequence, Step
 from xcore.batching.sequence import FINISHED
-from xcore.interpolation import linear
 from xcore.specs.timeline import Span
+from xsimulator.cost.decode_cache import DecodeStepCache
 from xsimulator.cost.recurrences import follow
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
-from xsimulator.cost.stage import Chunks, StageCost
+from xsimulator.cost.stage import Chunks
 
 Array = NDArray[np.float64]
 
@@ -39,30 +39,6 @@ class Ran:
     """[micro-batches]: when the first iteration's tokens came out."""
     last: Array
     """[micro-batches]: and the last one's."""
-
-
-class DecodeSeconds:
-    """One stage's seconds of decoding iterations: what `StageCost.step` gives, which is linear in the context between
-    the points of its table.
-    """
-
-    def __init__(self, cost: StageCost):
-        self._cost = cost
-        layer = cost.tables.decoder
-        points = (layer.mixed_attention or layer.decode_attention).points[-1]
-        self._points = np.array(points)
-        self._values: dict[int, Array] = {}
-
-    def __call__(self, sequences: int, contexts: Array | float) -> Array:
-        """Seconds of iterations of so many sequences at these mean contexts; the contexts' shape."""
-        values = self._values.get(sequences)
-        if values is None:
-            values = np.array([self._cost.step(None, sequences, point) for point in self._points])
-            self._values[sequences] = values
-        at = np.asarray(contexts, dtype=np.float64, order="C")
-        seconds = np.empty(at.shape)
-        linear(self._points, values, at, seconds)
-        return seconds
 
 
 class Pipeline:
@@ -93,7 +69,7 @@ class Pipeline:
         self._side = side
         self._costs = list(dict.fromkeys(side.costs))
         """The costs that differ: equal stages share one."""
-        self._decode_seconds = [DecodeSeconds(cost) for cost in self._costs]
+        self._decode_seconds = [DecodeStepCache.of(cost) for cost in self._costs]
         self._kind = np.array([self._costs.index(cost) for cost in side.costs])
         """[stages]: which of them each one has."""
         self._encoder_decoder = replica_cost.encoder_decoder

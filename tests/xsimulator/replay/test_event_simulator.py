@@ -18,9 +18,10 @@ from xcore.specs.profile import Table
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
+from xsimulator.cost.decode_cache import DecodeStepCache
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
-from xsimulator.replay.cells import DecodeSeconds, _shape
+from xsimulator.replay.cells import _shape
 from xsimulator.replay.event_simulator import replay
 from xsimulator.steady import rra
 from xsimulator.steady.scenario import Scenario
@@ -221,7 +222,7 @@ def test_a_table_of_one_context_costs_the_same_at_all():
     decoder = replace(degree.decoder, decode_attention=flat)
     cost = ReplicaCost.of(schedule(), replace(PROFILE, degrees=(replace(degree, decoder=decoder),))).decode.costs[0]
     contexts = np.array([1.0, 100.0, 101.0, 900.0])
-    assert DecodeSeconds(cost)(5, contexts) == pytest.approx([cost.step(None, 5, context) for context in contexts])
+    assert DecodeStepCache.of(cost)(5, contexts) == pytest.approx([cost.step(None, 5, context) for context in contexts])
 
 
 def test_no_requests_take_no_time():
