@@ -104,7 +104,7 @@ def read_back(question: Question, export: Export) -> Estimate:
     options = dict.fromkeys(SimulateOptions.__dataclass_fields__) | said
     options |= {"model": launches[0].model, "cluster": question.cluster, "workload": question.workload}
     options |= {"profile": "roofline", "engine": launches[0].engine, "longest": launches[0].longest}
-    options |= {"scale_to_context": False, "engine_settings": EngineSettings(**settings)}
+    options |= {"scale_to_context": False, "engine_settings": EngineSettings.of(settings)}
     options |= {"order": OrderChoice.of(None, False)}
     facts = simulate(SimulateOptions(**options)).facts
     return Estimate(**facts)

@@ -10,6 +10,7 @@ from typing import Any
 
 from xcore.batching.admission import Admission
 from xcore.policies import TRAITS
+from xcore.policies.control import Kind, OneOf, kinds
 from xcore.specs.workload import LengthDistribution
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
@@ -315,14 +316,20 @@ def _declared(policy: str, question: Question) -> Iterator[Candidates]:
             "micro-batches": (len(layout.degrees),),
             "encode-micro-batches": (len(layout.degrees),),
         }
-        kinds = {name: kind for name, kind in TRAITS[policy].variables.items() if kind != "target"}
-        grid = [_enumerated(question, name, few[kind]) for name, kind in kinds.items()]
+        traits = TRAITS[policy]
+        budget, residents = traits.name_of("tokens"), traits.name_of("residents")
+        kind_of = kinds(traits.control)
+        grid = [_enumerated(question, name, _few(kind_of[name], few)) for name in traits.searched]
         for values in itertools.product(*grid):
-            controls = dict(zip(kinds, values, strict=True))
-            if controls.get("max_num_batched_tokens", math.inf) < controls.get("max_num_seqs", 0):
+            controls = dict(zip(traits.searched, values, strict=True))
+            if budget and residents and controls[budget] < controls[residents]:
                 continue
             name, value = controls.popitem()
             yield candidates(policy, question, where, (Variable(name, (value,)),), bounds, **controls)
+
+
+def _few(kind: Kind | OneOf | None, of_kind: dict[str, tuple[int, ...]]) -> tuple[int, ...]:
+    return kind.values if isinstance(kind, OneOf) else of_kind[str(kind)]
 
 
 def _powers(most: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from xcore.batching.admission import Admission
 from xcore.duration import beyond_text
 from xcore.errors import InputError
-from xcore.policies import TRAITS, check_budget, runs
+from xcore.policies import TRAITS, control_variables, runs
 from xcore.quantity import counted, figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
@@ -23,7 +23,7 @@ from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
 from xscheduler.policy_spaces import POLICIES, REFINED, SPACES, at_value, spaces
-from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of, with_variables
+from xscheduler.question import ALLOCATION, ENCODE_MICRO_BATCHES, Limits, Question, variables_of, with_variables
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
 from xscheduler.search import Method, Search, SearchResult, search
@@ -218,11 +218,13 @@ def check_asked(
             f"{', '.join(growing)}."
         )
     for name, value in fixed.items():
-        if name not in VARIABLES:
-            raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
+        known = sorted({*control_variables(), *ALLOCATION})
+        if name not in known:
+            raise InputError(f"The variable {name} can't be fixed here: {', '.join(known)} can.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
-    check_budget(fixed)
+    for policy in policies:
+        TRAITS[policy].control.check(fixed)
     with_variables(policies, fixed)
 
 

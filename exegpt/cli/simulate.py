@@ -121,7 +121,7 @@ def simulate(
     set_threads(threads)
     check_columns(columns, workload, replay, scale=scale_to_context)
     said, notes = _launched(command, asked) if command else (asked, ())
-    engine_settings = options.build(EngineSettings, {"stages": None, "layers": None} | said)
+    engine_settings = EngineSettings.of(said)
     choice = OrderChoice.of(order, starvation_guard, tau=ranker_tau)
     own = {"engine_settings": engine_settings, "order": choice}
     prediction = predict(options.build(SimulateOptions, {"longest": None} | said | own))

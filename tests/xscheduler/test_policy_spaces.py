@@ -1,7 +1,8 @@
 """RRA's spaces: which N_D they hold, and that branch and bound is exact where throughput doesn't rise along them."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xcore.policies import TRAITS, Traits
+from xcore.policies.control import Control
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
@@ -109,9 +111,15 @@ def question(cluster="4xA40", workload=None, limits=None, **asked):
     return Question(cost_model, Load(workload or task("S"), False), limits or Limits(), asked.pop("fixed", {}), **asked)
 
 
+def declare(monkeypatch, kinds):
+    """Register a policy with variables of these kinds."""
+    variables = [(name, Annotated[int, kind]) for name, kind in kinds.items()]
+    record = make_dataclass("OwnControl", variables, bases=(Control,), frozen=True, kw_only=True)
+    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", control=record))
+
+
 def test_a_policy_that_only_declares_its_variables_is_tried_at_powers_of_two(monkeypatch):
-    variables = {"max_num_seqs": "residents", "decode_iterations": "period", "decode_batch": "target"}
-    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    declare(monkeypatch, {"max_num_seqs": "residents", "decode_iterations": "period", "decode_batch": "target"})
     asked = question(workload=Workload.fixed(100, 20))
     tried = {}
     for space in spaces("own", asked):
@@ -269,8 +277,10 @@ def test_measured_times_are_not_trusted_along_n_d(source, rises):
 
 
 def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypatch):
-    variables = {"prefills_per_step": "prompts", "max_num_batched_tokens": "tokens", "micro_batches": "micro-batches"}
-    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    declare(
+        monkeypatch,
+        {"prefills_per_step": "prompts", "max_num_batched_tokens": "tokens", "micro_batches": "micro-batches"},
+    )
     found = spaces("own", question("1xA40", workload=Workload.fixed(100, 20)))
     points = [space.controls(space.values((0,))) for space in found]
     assert {point["prefills_per_step"] for point in points} == {1, 2, 4, 8}
@@ -280,8 +290,7 @@ def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypa
 
 
 def test_no_budget_that_a_policy_declares_is_below_its_sequences(monkeypatch):
-    variables = {"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"}
-    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    declare(monkeypatch, {"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"})
     found = spaces("own", question("1xH100-SXM", workload=Workload.fixed(10, 20)))
     pairs = [space.controls(space.values((0,))) for space in found]
     assert max(pair["max_num_seqs"] for pair in pairs) > 64
