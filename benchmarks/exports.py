@@ -23,9 +23,9 @@ from xscheduler.engine_settings import EngineSettings
 from xscheduler.export import Export, Target, replicas_together
 from xscheduler.launch_command import read_launch
 from xscheduler.ordering import OrderChoice
-from xscheduler.policy_spaces import POLICIES
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
+from xscheduler.spaces import POLICIES
 
 TARGET = Target("vllm")
 AGREE = 0.02

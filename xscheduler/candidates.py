@@ -53,6 +53,11 @@ class Candidates(Space):
         pool = {"kv_blocks": self.pools[values]} if values in self.pools else {}
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants, **pool}
 
+    def budget(self, values: Values) -> int | None:
+        """The tokens of an iteration at a point; None where the policy doesn't limit them."""
+        name = TRAITS[self.policy].name_of("tokens")
+        return None if name is None else self.controls(values).get(name)
+
     def with_least_memory(self, values: Values) -> Outcome:
         """Evaluate a point at its lowest latency. If its residents grow with the pool, the pool holds a single
         sequence.

@@ -102,8 +102,8 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     """
     from xcore.specs.change import takes_over_in_place
     from xcore.specs.schedule import ranks_needed
-    from xscheduler.policy_spaces import POLICIES
     from xscheduler.setting_search import infeasible_text, search_schedule
+    from xscheduler.spaces import POLICIES
     from xsimulator.estimates import GROWING
 
     bound_s = held.latency_bound_s
@@ -145,7 +145,7 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
     """
     from xcore.specs.schedule import ranks_needed
     from xscheduler.highest_goodput import highest_goodput
-    from xscheduler.policy_spaces import POLICIES
+    from xscheduler.spaces import POLICIES
 
     assert held.latency_bound_s is not None
     alone = ranks_needed(held) == 1

@@ -18,19 +18,13 @@ from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import ceilings
 from xscheduler.monotonicity import violations
-from xscheduler.policy_spaces import (
-    FINE_PREFILLS,
-    FINE_TOKEN_BUDGETS,
-    PREFILLS,
-    TOKEN_BUDGETS,
-    _gpu_splits,
-    _micro_batches,
-    at_value,
-    iteration_counts,
-    spaces,
-)
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
+from xscheduler.spaces import at_value, spaces
+from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS, TOKEN_BUDGETS
+from xscheduler.spaces.orca import FINE_PREFILLS, PREFILLS
+from xscheduler.spaces.rra import iteration_counts
+from xscheduler.spaces.waa import gpu_splits, micro_batch_counts
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
 
@@ -140,7 +134,7 @@ def test_a_policy_that_only_declares_its_variables_is_tried_at_powers_of_two(mon
     ("stages", "counts"), [(1, (1,)), (3, (1, 2, 3)), (5, (1, 2, 3, 4, 5)), (7, (1, 2, 3, 4, 6, 7))]
 )
 def test_waa_cuts_decoding_into_as_many_micro_batches_as_stages_at_most(stages, counts):
-    assert _micro_batches(stages) == counts
+    assert micro_batch_counts(stages) == counts
 
 
 @pytest.mark.parametrize(("policy", "share"), [("waa-c", "time"), ("waa-m", "memory")])
@@ -149,7 +143,7 @@ def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, clu
     """By computing time, or where the encoders' weights fill their devices; an eighth of all devices to each side."""
     asked = question(cluster)
     devices = asked.cost_model.cluster.devices
-    found = _gpu_splits(share == "memory", asked, devices)
+    found = gpu_splits(share == "memory", asked, devices)
     speed = asked.speeds[1]
     if share == "time":
         exact = devices * speed.encode / (speed.encode + speed.decode)
@@ -164,7 +158,7 @@ def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, clu
 @pytest.mark.parametrize("by_memory", [False, True])
 @pytest.mark.parametrize("devices", [2, 5, 8])
 def test_waa_splits_few_devices_in_every_way(devices, by_memory):
-    assert list(_gpu_splits(by_memory, question("8xA40"), devices)) == list(range(1, devices))
+    assert list(gpu_splits(by_memory, question("8xA40"), devices)) == list(range(1, devices))
 
 
 @pytest.mark.parametrize("share", ["time", "memory"])
@@ -173,7 +167,7 @@ def test_waa_splits_memory_by_what_may_be_used_of_it(share):
     asked = question("2x8xA40")
     cluster = replace(asked.cost_model.cluster, memory_fraction=0.2)
     less = replace(asked, cost_model=CostModel(OPT, cluster, asked.cost_model.profile, "fp16"))
-    middles = [sum(found) / len(found) for found in (_gpu_splits(share == "memory", one, 9) for one in (asked, less))]
+    middles = [sum(found) / len(found) for found in (gpu_splits(share == "memory", one, 9) for one in (asked, less))]
     weights = OPT.layers * OPT.layer_bytes(1, "fp16")
     exact = round(weights / (cluster.device.memory_bytes * 0.2))
     assert exact > 1 and (middles[1] == exact if share == "memory" else middles[0] == middles[1])
@@ -231,8 +225,8 @@ def test_no_token_budget_is_below_a_fixed_number_of_sequences(open_system):
     assert budgets[0] == 300 and budgets == sorted(budgets)
     assert all(space.variables[0].values == (300,) for space in found)
     if not open_system:
-        assert at_value(asked, "max_num_batched_tokens", found[0], 299) is None
-        assert at_value(asked, "max_num_batched_tokens", found[0], 301)
+        assert at_value(asked, found[0], 299) is None
+        assert at_value(asked, found[0], 301)
 
 
 @pytest.mark.parametrize("open_system", [False, True])

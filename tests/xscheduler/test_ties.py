@@ -10,7 +10,7 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile
-from xscheduler.policy_spaces import POLICIES
+from xscheduler.spaces import POLICIES
 from xscheduler.ties import TIE, preferred
 from xscheduler.tune import tune
 from xsimulator import estimate

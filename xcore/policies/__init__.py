@@ -14,9 +14,14 @@ TRAITS: dict[str, Traits] = {}
 
 
 def register(traits: Traits) -> None:
-    """Let schedules name a policy; InputError for a name that is taken."""
+    """Let schedules name a policy; InputError for a name that is taken, or a record without a batch."""
     if traits.name in TRAITS:
         raise InputError(f"There is a policy '{traits.name}' already: give this one another name.")
+    if not (traits.name_of("residents") or traits.name_of("prompts")):
+        raise InputError(
+            f"Policy '{traits.name}' limits neither resident sequences nor prompts: annotate a variable of its "
+            f"{traits.control.__name__} as Residents or Prompts."
+        )
     TRAITS[traits.name] = traits
 
 

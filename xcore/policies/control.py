@@ -107,12 +107,12 @@ class Control(Noun):
 
     def with_batch(self: Record, batch: int) -> Record:
         """Return the record with another batch."""
-        return dataclasses.replace(self, **{_batch_name(type(self)): batch})
+        return dataclasses.replace(self, **{batch_name(type(self)): batch})
 
     @property
     def besides_batch(self) -> tuple[int | None, ...]:
         """The variables that decide what runs, without the batch."""
-        batch = _batch_name(type(self))
+        batch = batch_name(type(self))
         return tuple(value for name, value in self.decisions.items() if name != batch)
 
     @property
@@ -150,7 +150,8 @@ def name_of(record: type[Control], kind: Kind) -> str | None:
     return next((name for name, own in kinds(record).items() if own == kind), None)
 
 
-def _batch_name(record: type[Control]) -> str:
+def batch_name(record: type[Control]) -> str:
+    """Return the name of the variable that is the batch."""
     name = name_of(record, "residents") or name_of(record, "prompts")
     assert name is not None, f"{record.__name__} limits neither residents nor prompts"
     return name

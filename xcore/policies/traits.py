@@ -5,7 +5,7 @@ from dataclasses import MISSING, dataclass, fields
 from math import inf
 
 from xcore.errors import InputError
-from xcore.policies.control import Control, Kind, kinds, name_of
+from xcore.policies.control import Control, Kind, batch_name, kinds, name_of
 from xcore.specs.engine import OWN_ENGINE
 
 
@@ -50,6 +50,11 @@ class Traits:
     def adjustable(self) -> bool:
         """Whether it has a target, which dynamic adjustment keeps near."""
         return self.name_of("target") is not None
+
+    @property
+    def batch_name(self) -> str:
+        """The name of the variable that is the batch."""
+        return batch_name(self.control)
 
     def name_of(self, kind: Kind) -> str | None:
         """Return the name of the variable of a kind; None if the policy has none."""
