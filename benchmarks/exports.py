@@ -23,9 +23,9 @@ from xscheduler.engine_settings import EngineSettings
 from xscheduler.export import Export, Target, replicas_together
 from xscheduler.launch_command import read_launch
 from xscheduler.ordering import OrderChoice
-from xscheduler.policy_spaces import POLICIES
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
+from xscheduler.spaces import POLICIES
 
 TARGET = Target("vllm")
 AGREE = 0.02
@@ -104,7 +104,7 @@ def read_back(question: Question, export: Export) -> Estimate:
     options = dict.fromkeys(SimulateOptions.__dataclass_fields__) | said
     options |= {"model": launches[0].model, "cluster": question.cluster, "workload": question.workload}
     options |= {"profile": "roofline", "engine": launches[0].engine, "longest": launches[0].longest}
-    options |= {"scale_to_context": False, "engine_settings": EngineSettings(**settings)}
+    options |= {"scale_to_context": False, "engine_settings": EngineSettings.of(settings)}
     options |= {"order": OrderChoice.of(None, False)}
     facts = simulate(SimulateOptions(**options)).facts
     return Estimate(**facts)

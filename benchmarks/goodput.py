@@ -34,8 +34,8 @@ from xscheduler.candidates import Candidates
 from xscheduler.goodput import BEYOND, PRECISION, Bounds, Meter
 from xscheduler.open_search import OpenSearch
 from xscheduler.open_tune import Rated, tune_at
-from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
+from xscheduler.spaces import POLICIES, spaces
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
 

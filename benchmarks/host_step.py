@@ -19,6 +19,7 @@ import torch
 
 from benchmarks import launches
 from benchmarks.launches import META, on_no_device
+from xcore.policies import TRAITS
 from xcore.requests.request import Request
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
@@ -97,7 +98,8 @@ def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.nd
     """Microseconds by the ranks' clock from a decision to decode a full batch to the next one: float [iterations]."""
     schedule = Schedule(
         Schedule.VERSION,
-        policy,  # type: ignore[arg-type]
+        policy,
+        TRAITS[policy].control(**POLICIES[policy]),
         model=ModelReference(model.spec, model.spec.fingerprint),
         cluster=parse_cluster("1xH100-SXM"),
         workload=Workload.fixed(PROMPT, OUTPUT),
@@ -106,7 +108,6 @@ def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.nd
         kv_blocks=BATCH * -(-(PROMPT + 2 * OUTPUT) // BLOCK_SIZE),
         dtype="bf16",
         kv_dtype="bf16",
-        **POLICIES[policy],
     )
     engine = Engine(model, schedule, ranks, gpu=Absent())  # type: ignore[arg-type]
     spans = engine.run(requests(policy, **way)).timeline.spans

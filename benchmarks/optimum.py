@@ -297,7 +297,7 @@ def _allocation(replicas: int, stages: Iterable["Stage"]) -> dict[str, Any]:
 
 def search_seconds(questions: Iterable[Asked]) -> list[float]:
     """CPU seconds of each question's search over all policies: the quicker of two."""
-    from xscheduler.policy_spaces import POLICIES
+    from xscheduler.spaces import POLICIES
 
     def once(asked: Asked) -> float:
         began = time.process_time()
@@ -319,7 +319,7 @@ def seconds_in(checkout: Path, questions: Sequence[Asked]) -> list[float]:
 
 def main() -> None:
     """Print each question, and exit with 1 beyond a limit."""
-    from xscheduler.policy_spaces import POLICIES
+    from xscheduler.spaces import POLICIES
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--known", type=int, default=len(KNOWN), help="How many of the known questions.")

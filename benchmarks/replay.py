@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from xcore.policies import TRAITS
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule
@@ -48,6 +49,7 @@ def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
     first = Schedule(
         version=Schedule.VERSION,
         policy="static",
+        control=TRAITS["static"].control(**POLICIES["static"]),
         model=ModelReference(MODEL, MODEL.fingerprint),
         cluster=CLUSTER,
         workload=workload.without_requests,
@@ -56,11 +58,10 @@ def schedules(workload: Workload) -> tuple[list[Schedule], Any]:
         kv_blocks=blocks,
         dtype="fp16",
         kv_dtype="fp16",
-        encode_batch=1,
     )
     schedules_by_policy = [
-        replace(first, policy=name, **{"encode_batch": None, **variables}) for name, variables in POLICIES.items()
-    ]  # type: ignore[arg-type]
+        replace(first, policy=name, control=TRAITS[name].control(**variables)) for name, variables in POLICIES.items()
+    ]
     return schedules_by_policy, profile
 
 

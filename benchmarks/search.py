@@ -28,11 +28,11 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import SearchResult, search
 from xscheduler.settings import find_setting
 from xscheduler.space import Evaluation, Space, Variable, all_spaces
+from xscheduler.spaces import POLICIES, spaces
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from xcore.policies.orca import OrcaControl
 from xcore.specs.cluster import local_cluster
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -83,6 +84,7 @@ def orca(model: Path, seqs: int) -> Schedule:
     return Schedule(
         version=Schedule.VERSION,
         policy="orca",
+        control=OrcaControl(max_num_seqs=seqs, prefills_per_step=2),
         model=ModelReference(spec, spec.fingerprint),
         cluster=local_cluster(),
         workload=Workload.fixed(INPUT, OUTPUT),
@@ -92,8 +94,6 @@ def orca(model: Path, seqs: int) -> Schedule:
         dtype="fp32",
         kv_dtype="fp32",
         admission="reserve",
-        max_num_seqs=seqs,
-        prefills_per_step=2,
     )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.job import run_all
+from xcore.policies import TRAITS
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import random_requests
 from xcore.specs.cluster import local_cluster
@@ -141,7 +142,8 @@ def schedule(
     """
     return Schedule(
         version=Schedule.VERSION,
-        policy=policy,  # type: ignore[arg-type]
+        policy=policy,
+        control=TRAITS[policy].control(**POLICIES[policy]),
         model=ModelReference(spec, spec.fingerprint),
         cluster=local_cluster(),
         workload=workload,
@@ -150,7 +152,6 @@ def schedule(
         kv_blocks=12 * -(-spec.context // 16),
         dtype=dtype,
         kv_dtype=dtype,
-        **POLICIES[policy],  # type: ignore[arg-type]
     )
 
 

@@ -39,10 +39,10 @@ DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / 
 FILE = DATA / "measured" / "inference_perf" / "kubecon2025_llama3-8b_h100.csv"
 REQUESTS = DATA / "measured" / "llmservingsim2" / "Qwen3-32B" / "requests.jsonl"
 VARIANTS = {
-    "vllm": EngineSettings(max_num_seqs=128, max_num_batched_tokens=8192, admission="grow"),
-    "vllm+batch_size": EngineSettings(max_num_seqs=192, max_num_batched_tokens=8192, admission="grow"),
-    "vllm+chunking_and_prefix_caching": EngineSettings(
-        max_num_seqs=128, max_num_batched_tokens=8192, admission="grow", prefix_caching=True
+    "vllm": EngineSettings.of({"max_num_seqs": 128, "max_num_batched_tokens": 8192, "admission": "grow"}),
+    "vllm+batch_size": EngineSettings.of({"max_num_seqs": 192, "max_num_batched_tokens": 8192, "admission": "grow"}),
+    "vllm+chunking_and_prefix_caching": EngineSettings.of(
+        {"max_num_seqs": 128, "max_num_batched_tokens": 8192, "admission": "grow", "prefix_caching": True}
     ),
 }
 """Each variant's flags; 8,192 tokens are vLLM 0.11's own on an H100."""
@@ -151,8 +151,14 @@ def request_by_request() -> tuple[dict[str, float], dict[str, float]]:
         measured.append(Served(index, row["input_toks"], row["output_toks"], *at))
     where = ("qwen3-32b", "2xRTXPRO6000", Workload.from_requests("run", requests), "roofline")
     setting = find_setting(*where, engine="vllm", front_end="0ms", one_by_one=True)
-    flags = EngineSettings(
-        max_num_seqs=128, max_num_batched_tokens=2048, tp_degree=2, admission="grow", prefix_caching=True
+    flags = EngineSettings.of(
+        {
+            "max_num_seqs": 128,
+            "max_num_batched_tokens": 2048,
+            "tp_degree": 2,
+            "admission": "grow",
+            "prefix_caching": True,
+        }
     )
     schedule, _ = follow(setting, flags)
     return means(measured), means(replay(schedule, setting.profile, requests, timeline=False).served)

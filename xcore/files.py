@@ -6,8 +6,9 @@ from pathlib import Path
 
 from xcore import document
 from xcore.errors import InputError
-from xcore.policies import checked
+from xcore.policies.from_schedule import checked
 from xcore.specs.schedule import Schedule
+from xcore.specs.schedule_versions import VERSIONS
 
 
 def model_directory(text: str) -> Path:
@@ -23,10 +24,9 @@ def read_schedule(path: Path) -> Schedule:
     version = data.get("version") if isinstance(data, dict) else None
     if isinstance(data, dict) and {"schedule", "frontier"} & data.keys():
         raise InputError(f"'{path}' is what --json prints, and no schedule file: `exegpt tune --out FILE` writes one.")
-    if version != Schedule.VERSION:
-        raise InputError(
-            f"'{path}' is not a schedule of version {Schedule.VERSION} (its version is {version!r}): tune again."
-        )
+    if version not in VERSIONS:
+        read = " or ".join(map(str, VERSIONS))
+        raise InputError(f"'{path}' is not a schedule of version {read} (its version is {version!r}): tune again.")
     schedule = document.from_dict(Schedule, data, f"'{path}'")
     try:
         checked(schedule).check_stages()

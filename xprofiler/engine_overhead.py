@@ -5,6 +5,7 @@ Measured as the remainder of whole decoding iterations of the engine over the su
 
 import numpy as np
 
+from xcore.policies import static
 from xcore.requests.request import Request
 from xcore.specs.cluster import local_cluster
 from xcore.specs.model import ModelSpec
@@ -50,7 +51,8 @@ def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Sche
     spec: ModelSpec = model.spec
     return Schedule(
         version=Schedule.VERSION,
-        policy="static",
+        policy=static.TRAITS.name,
+        control=static.StaticControl(encode_batch=batch),
         model=ModelReference(spec, spec.fingerprint),
         cluster=local_cluster(),
         workload=Workload.fixed(prompt, output),
@@ -59,5 +61,4 @@ def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Sche
         kv_blocks=batch * -(-(prompt + output) // BLOCK_SIZE),
         dtype=model.dtype,
         kv_dtype=model.dtype,
-        encode_batch=batch,
     )

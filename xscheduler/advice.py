@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from xcore.duration import duration_text, format_duration
-from xcore.policies import traits_of
 from xcore.quantity import figure_text, more_text
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.estimate import Estimate
@@ -70,7 +69,7 @@ def _figures(best: Answer, other: Answer) -> list[str]:
 def _ways(best: Answer, other: Answer) -> list[str]:
     """What follows from how the two policies work."""
     schedule = other[0]
-    traits, ahead = traits_of(schedule), traits_of(best[0])
+    traits, ahead = schedule.traits, best[0].traits
     one_stack = not schedule.model.spec.encoder_layers
     reasons = []
     if one_stack and ahead.mixed and not (traits.mixed or traits.disaggregated):
@@ -79,7 +78,7 @@ def _ways(best: Answer, other: Answer) -> list[str]:
         reasons.append("every layer's weights are held twice")
     if ahead.early_termination and not traits.early_termination:
         output = schedule.workload.output
-        longest = expected_longest(output, schedule.encode_batch or 1)
+        longest = expected_longest(output, schedule.control.batch or 1)
         if output.mean < (1 - _WORTH_SAYING) * longest:
             lengths = f"{figure_text(longest)} tokens where the mean is {figure_text(output.mean)}"
             reasons.append(f"a batch is kept to its longest output, {lengths}")

@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from xcore.policies import TRAITS, checked
+from xcore.policies import TRAITS
+from xcore.policies.from_schedule import checked
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule
 from xcore.specs.workload import MAX_TOKENS
@@ -13,6 +14,7 @@ from xscheduler.ceilings import Bounds
 from xscheduler.question import Limits, Question
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
+from xsimulator.steady.closed_form import Steady
 from xsimulator.steady.outcome import Outcome, estimate_of
 from xsimulator.steady.scenario import Scenario
 
@@ -42,7 +44,7 @@ class Candidates(Space):
         return self.scenario()
 
     @functools.cached_property
-    def steady(self) -> estimates.Steady:
+    def steady(self) -> Steady:
         """The policy's steady state there."""
         return estimates.steady(self.policy, self.where)
 
@@ -50,6 +52,11 @@ class Candidates(Space):
         """All control variables of a point by their names in a Schedule."""
         pool = {"kv_blocks": self.pools[values]} if values in self.pools else {}
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants, **pool}
+
+    def budget(self, values: Values) -> int | None:
+        """The tokens of an iteration at a point; None where the policy doesn't limit them."""
+        name = TRAITS[self.policy].name_of("tokens")
+        return None if name is None else self.controls(values).get(name)
 
     def with_least_memory(self, values: Values) -> Outcome:
         """Evaluate a point at its lowest latency. If its residents grow with the pool, the pool holds a single
@@ -153,18 +160,15 @@ def allocation(space: Candidates) -> dict[str, int]:
 
 def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     """The Schedule of a point."""
-    where, controls, traits = space.where, space.controls(values), TRAITS[space.policy]
+    where, controls = space.where, space.controls(values)
     replica, cost_model, outcome = where.replica, where.replica.cost_model, space.outcome(values)
     controls.pop("kv_blocks", None)
-    if traits.adjustable:
-        controls["decode_batch"] = outcome.decode_batch
-
-    controls |= _groups(space, "decode")
-    if traits.disaggregated:
-        controls |= {f"encode_{name}": value for name, value in _groups(space, "encode").items()}
+    admission = controls.pop("admission", "reserve")
     made = Schedule(
         version=Schedule.VERSION,
         policy=space.policy,
+        control=TRAITS[space.policy].record(controls, outcome.decode_batch),
+        admission=admission,
         model=ModelReference(cost_model.model, cost_model.model.fingerprint),
         cluster=cost_model.cluster,
         workload=where.load.workload.without_requests,
@@ -179,6 +183,5 @@ def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
         bound=where.bound.name,
         percentile=where.bound.percentile,
         replicas=where.replicas,
-        **controls,
     )
     return checked(made)

@@ -1,14 +1,16 @@
 """A running engine's settings as the schedule that it follows."""
 
 import bisect
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from xcore.batching.admission import Admission, most_cached
 from xcore.choices import admission_rule, check_choice, check_prefix_caching
 from xcore.console.schedule_text import stages_text
 from xcore.errors import InputError
-from xcore.policies import TRAITS, check_budget, checked
+from xcore.policies import TRAITS, control_variables
+from xcore.policies.control import Control, kinds
+from xcore.policies.from_schedule import checked
 from xcore.quantity import counted, figure_text
 from xcore.specs.engine import engine_of
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
@@ -29,19 +31,12 @@ class EngineSettings:
     """A running engine's settings; None: not given."""
 
     policy: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    prefills_per_step: int | None = None
     tp_degree: int | None = None
     replicas: int | None = None
     kv_blocks: int | None = None
     block_size: int | None = None
     admission: str | None = None
     prefix_caching: bool | None = None
-    encode_batch: int | None = None
-    decode_iterations: int | None = None
-    micro_batches: int | None = None
-    encode_micro_batches: int | None = None
     tp_gpus: int | None = None
     encode_devices: int | None = None
     encode_tp_degree: int | None = None
@@ -49,6 +44,22 @@ class EngineSettings:
     """Pipeline stages of a replica; None: as many as its devices make."""
     layers: tuple[int, ...] | None = None
     """Of each stage; None: as even as can be."""
+    variables: "Mapping[str, int]" = field(default_factory=dict)
+    """Control variables by name."""
+
+    @staticmethod
+    def of(options: "Mapping[str, Any]") -> "EngineSettings":
+        """The settings among a command's options, by their names."""
+        names = EngineSettings.__dataclass_fields__.keys() - {"variables"}
+        known = {name: options[name] for name in names if name in options}
+        variables = {name: options[name] for name in control_variables() if options.get(name) is not None}
+        return EngineSettings(**known, variables={**variables, **options.get("variables", {})})
+
+    @property
+    def given(self) -> "dict[str, Any]":
+        """All that was given, by name."""
+        rest = {name: value for name, value in vars(self).items() if name != "variables"}
+        return {name: value for name, value in (rest | self.variables).items() if value is not None}
 
 
 def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
@@ -64,7 +75,7 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
         setting, engine = running, None
     if settings.prefix_caching:
         check_prefix_caching(policy, setting.model)
-    if "max_num_seqs" not in TRAITS[policy].variables:
+    if TRAITS[policy].name_of("residents") is None:
         return _point(setting, settings, policy)
     _check_variables(settings, policy)
     defaults = engine_defaults(engine or engine_of(setting.profile).name, setting.cluster)
@@ -83,18 +94,11 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     return schedule, (*assumed, *rules)
 
 
-_OF_POLICIES = (
-    *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_gpus", "tp_degree", "replicas"),
-    *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step"),
-)
-"""Settings that are control variables."""
-
-
 def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
-    """The control variables that were given; InputError for one that the policy doesn't have."""
-    from xscheduler.question import variables_of
+    """The control variables and the allocation that were given; InputError for one that the policy doesn't have."""
+    from xscheduler.question import ALLOCATION, variables_of
 
-    given = {name: getattr(settings, name) for name in _OF_POLICIES if getattr(settings, name) is not None}
+    given = {name: value for name, value in settings.given.items() if name in {*settings.variables, *ALLOCATION}}
     for name, value in given.items():
         if name not in variables_of(policy):
             option = f"--{name.replace('_', '-')}"
@@ -109,7 +113,8 @@ def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Sch
     from xscheduler.setting_search import search_schedule
 
     fixed = _check_variables(settings, policy)
-    needed = [name for name, kind in TRAITS[policy].variables.items() if kind in ("prompts", "period", "residents")]
+    control = TRAITS[policy].control
+    needed = [name for name, kind in kinds(control).items() if kind in ("prompts", "period", "residents")]
     missing = [f"--{name.replace('_', '-')}" for name in needed if name not in fixed]
     if missing:
         raise InputError(f"A schedule of policy {policy} needs {' and '.join(missing)}: pass {missing[0]} 8, say.")
@@ -121,34 +126,30 @@ def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Sch
     answer = search_schedule(setting, None, policies=(policy,), fixed=fixed)
     if answer.schedule is None:
         raise InputError(f"No schedule of policy {policy} has these settings: {answer.alternatives[0].reason}.")
-    free = {
-        name: getattr(answer.schedule, name, None)
-        for name in ("encode_micro_batches", "micro_batches", "tp_degree", "tp_gpus", "encode_tp_degree", "replicas")
-    }
+    best = answer.schedule
+    free = best.control.decisions | best.tensor_parallelism | {"encode_tp_gpus": None, "replicas": best.replicas}
     chosen = [f"{name}={value}" for name, value in free.items() if name not in fixed and value]
-    said = f"not given, and the best of all: {', '.join(chosen)}, on {stages_text(answer.schedule)}"
-    return replace(answer.schedule, admission=rule), (said,) if chosen else ()
+    said = f"not given, and the best of all: {', '.join(chosen)}, on {stages_text(best)}"
+    return replace(best, admission=rule), (said,) if chosen else ()
 
 
 def _variables(
     policy: str, settings: EngineSettings, defaults: EngineDefaults, whose: str
 ) -> tuple[dict[str, int], list[str]]:
-    """The policy's variables, and which of them are defaults; InputError for one that it doesn't have."""
-    usual = {"max_num_batched_tokens": defaults.max_num_batched_tokens, "prefills_per_step": 1}
-    variables, assumed = {}, []
-    for name, default in usual.items():
-        value = getattr(settings, name)
-        if name in TRAITS[policy].variables:
-            variables[name] = value or default
-            if value is None:
-                why = whose if name == "max_num_batched_tokens" else "as in the Orca paper"
-                assumed.append(f"{name}: {default:,}, {why}")
-    most = settings.max_num_seqs
-    if most is None:
-        most = min(defaults.max_num_seqs, variables.get("max_num_batched_tokens", defaults.max_num_seqs))
-        why = whose if most == defaults.max_num_seqs else "one per token of the budget"
-        assumed.append(f"max_num_seqs: {most:,}, {why}")
-    return {**variables, "max_num_seqs": most}, assumed
+    """The policy's variables, and which of them are defaults."""
+    traits, variables, assumed = TRAITS[policy], dict(settings.variables), []
+
+    def assume(name: str | None, default: int, why: str) -> None:
+        if name and name not in variables:
+            variables[name] = default
+            assumed.append(f"{name}: {default:,}, {why}")
+
+    assume(budget := traits.name_of("tokens"), defaults.max_num_batched_tokens, whose)
+    assume(traits.name_of("prompts"), 1, "as in the Orca paper")
+    most = min(defaults.max_num_seqs, variables[budget] if budget else defaults.max_num_seqs)
+    why = whose if most == defaults.max_num_seqs else "one per token of the budget"
+    assume(traits.name_of("residents"), most, why)
+    return variables, assumed
 
 
 def _cache_rules(
@@ -199,7 +200,8 @@ def engine_schedule(
     from xscheduler.allocation import uniform_stages
 
     model, profile = setting.model, setting.profile
-    _check_engine(setting, policy, **variables)
+    _check_engine(setting, policy, variables)
+    control = TRAITS[policy].record(variables)
     layers = stages if isinstance(stages, tuple) else None
     if tp_degree not in model.tp_degrees(tp_degree):
         fit = model.tp_degrees(setting.cluster.devices_per_node)
@@ -211,7 +213,7 @@ def engine_schedule(
     line = uniform_stages(model, part, tp_degree, layers)
     fits = kv_blocks is None
     if kv_blocks is None:
-        kv_blocks = _room(setting, line, _step(variables, setting.workload)) * BLOCK_SIZE // block_size
+        kv_blocks = _room(setting, line, _step(control, setting.workload)) * BLOCK_SIZE // block_size
     lengths = setting.workload
     longest = most_cached(lengths.input.max, lengths.output.max, bool(model.encoder_layers))
     if kv_blocks * block_size < longest:
@@ -225,6 +227,7 @@ def engine_schedule(
     schedule = Schedule(
         version=Schedule.VERSION,
         policy=policy,
+        control=control,
         model=ModelReference(model, model.fingerprint),
         cluster=setting.cluster,
         workload=setting.workload.without_requests,
@@ -235,18 +238,16 @@ def engine_schedule(
         dtype=profile.dtype,
         kv_dtype=setting.kv_dtype,
         bound="requests",
-        tp_degree=tp_degree,
         replicas=replicas,
-        **variables,  # type: ignore[arg-type]
     )
     return checked(schedule)
 
 
-def _step(variables: "Mapping[str, int | None]", workload: "Workload") -> "Step":
+def _step(control: Control, workload: "Workload") -> "Step":
     """The most that an iteration of these settings computes."""
-    residents = variables["max_num_seqs"] or 1
-    prompts = (variables.get("prefills_per_step") or 1) * workload.input.max
-    return float(variables.get("max_num_batched_tokens") or prompts + residents), float(residents)
+    residents = control.of_kind("residents") or 1
+    prompts = (control.of_kind("prompts") or 1) * workload.input.max
+    return float(control.of_kind("tokens") or prompts + residents), float(residents)
 
 
 def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
@@ -274,14 +275,14 @@ def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
     return room
 
 
-def _check_engine(setting: Setting, policy: str, **variables: int) -> None:
+def _check_engine(setting: Setting, policy: str, variables: "Mapping[str, int]") -> None:
     """InputError for settings that no engine follows."""
     if TRAITS[policy].splits_prompts and setting.model.encoder_layers:
         raise InputError(
             f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
             "--policy orca."
         )
-    check_budget(variables)
+    TRAITS[policy].control.check(variables)
 
 
 def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int | None = None) -> "ClusterSpec":
@@ -317,30 +318,32 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
 
     An engine admits a request when its blocks are free: beyond that `max_num_seqs` is never reached, and requests wait.
     """
-    from xsimulator.estimates import outcome
+    from xsimulator.estimates import controls_of, outcome
     from xsimulator.steady.scenario import Scenario
 
     scenario, blocks = Scenario.of(schedule, profile, None, "exact", True), schedule.kv_blocks
+    allowed, controls = schedule.control.of_kind("residents"), controls_of(schedule)
+    name = schedule.traits.name_of("residents")
 
     def needed(most: int | None = None) -> int:
-        changed = vars(schedule) if most is None else vars(schedule) | {"max_num_seqs": most}
+        changed = controls | ({} if most is None else {name: most})
         return outcome(scenario, schedule.policy, changed).demand.blocks * BLOCK_SIZE // schedule.block_size
 
     notes = []
-    if schedule.max_num_seqs is None:
+    if allowed is None:
         if needed() > blocks:
             lack = f"the steady state fills {needed():,} KV blocks and the schedule has {blocks:,}"
             notes.append(f"{lack}: requests will wait for them, which --replay shows")
         return schedule, tuple(notes)
-    step = _step(vars(schedule), schedule.workload)
+    step = _step(schedule.control, schedule.workload)
     room = scenario.replica.room(step) * BLOCK_SIZE // schedule.block_size
     if blocks > room:
         notes.append(f"{blocks:,} KV blocks are more than the {room:,} that memory holds by this estimate")
     if needed() <= blocks:
         return schedule, tuple(notes)
-    most = bisect.bisect_right(range(1, schedule.max_num_seqs), blocks, key=needed)
+    most = bisect.bisect_right(range(1, allowed), blocks, key=needed)
     notes.append(
         f"{blocks:,} KV blocks hold about {most:,} sequences at a time, and --max-num-seqs allows "
-        f"{schedule.max_num_seqs:,}: the others wait in the queue, and the figures are for {most:,}"
+        f"{allowed:,}: the others wait in the queue, and the figures are for {most:,}"
     )
-    return replace(schedule, max_num_seqs=max(1, most)), tuple(notes)
+    return replace(schedule, control=schedule.control.with_batch(max(1, most))), tuple(notes)

@@ -64,7 +64,7 @@ class Target:
         """Return the schedule that the engine follows with a schedule's flags."""
         from xsimulator.cost.replica import ReplicaCost
 
-        step = float(schedule.variable("max_num_batched_tokens")), float(schedule.variable("max_num_seqs"))
+        step = float(schedule.control.limit), float(schedule.control.batch)
         blocks = ReplicaCost.of(schedule, profile).room(step) * BLOCK_SIZE // schedule.block_size
         return replace(schedule, kv_blocks=blocks, admission="grow", prefix_caching=True)
 
@@ -80,15 +80,15 @@ class Target:
 
     def _command(self, schedule: Schedule, longest: int) -> str:
         """The command of a node's replicas."""
-        model = schedule.model.spec
+        model, control = schedule.model.spec, schedule.control
         flags: dict[str, object] = {
             "tensor-parallel-size": schedule.stages[0].tp,
             "pipeline-parallel-size": len(schedule.stages),
             "data-parallel-size": replicas_together(schedule),
             **_dtypes(model, schedule.dtype, schedule.kv_dtype),
             "max-model-len": longest,
-            "max-num-seqs": schedule.max_num_seqs,
-            "max-num-batched-tokens": schedule.max_num_batched_tokens,
+            "max-num-seqs": control.of_kind("residents"),
+            "max-num-batched-tokens": control.of_kind("tokens"),
             "block-size": schedule.block_size,
             "gpu-memory-utilization": schedule.cluster.memory_fraction,
         }

@@ -311,14 +311,13 @@ class Excess:
 
 def _batch(schedule: Schedule) -> int:
     """Return the limits of the resident sequences and of the prompts in a step."""
-    return schedule.max_num_seqs or schedule.encode_batch or 0
+    return schedule.control.batch
 
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
     """Return all that decides a replay but the batch and the KV blocks."""
-    variables = schedule.max_num_batched_tokens, schedule.prefills_per_step, schedule.decode_iterations
-    parts = schedule.micro_batches, schedule.encode_micro_batches
-    return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables, *parts
+    variables = schedule.control.besides_batch
+    return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables
 
 
 def _between(low: float, below: float, high: float, above: float) -> float:

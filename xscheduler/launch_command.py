@@ -14,6 +14,9 @@ from xcore.errors import InputError
 Read = Callable[[str], Any]
 Number = TypeVar("Number", int, float)
 
+POLICY = "chunked"
+"""All that these servers run."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -125,9 +128,9 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     "vllm": {
         "enable-prefix-caching": ("prefix_caching", True),
         "no-enable-prefix-caching": ("prefix_caching", False),
-        "enable-chunked-prefill": ("policy", "chunked"),
+        "enable-chunked-prefill": ("policy", POLICY),
     },
-    "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", "chunked")},
+    "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", POLICY)},
 }
 """Flags without one."""
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}

@@ -181,7 +181,7 @@ class OpenSearch:
         first where it was for the other variables before, then where memory, which grows about evenly, will be full.
         """
         values = space.variables[0].values
-        budget = space.controls(space.values((0, *rest))).get("max_num_batched_tokens")
+        budget = space.budget(space.values((0, *rest)))
         low, high = -1, len(values) - 1 if budget is None else bisect_right(values, budget) - 1
         guess, seen = self._tops.get(space, high), list[tuple[int, float]]()
         while low < high:
@@ -335,7 +335,7 @@ class OpenSearch:
     def _fits(self, space: Candidates, point: Point) -> bool:
         """Whether a point keeps to every constraint that isn't a time's, and an engine takes it."""
         values = space.values(point)
-        budget = space.controls(values).get("max_num_batched_tokens")
+        budget = space.budget(values)
         if budget is not None and values[0] > budget:
             return False  # vLLM refuses a token budget below the number of sequences
         if self.caching and self._room(space, point) < self.meter.arrivals.most_blocks:

@@ -22,9 +22,9 @@ from xcore.usable_cpus import usable_cpus
 from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
 from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
-from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import Method, Search
+from xscheduler.spaces import POLICIES, spaces
 from xscheduler.ties import preferred
 from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned

@@ -5,7 +5,7 @@ from xcore.choices import check_choice
 
 def policy_names(text: str | None) -> tuple[str, ...]:
     """Return the policies of a comma-separated list; all searchable policies for None."""
-    from xscheduler.policy_spaces import POLICIES
+    from xscheduler.spaces import POLICIES
 
     if text is None:
         return POLICIES

@@ -32,15 +32,15 @@ from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
 """Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
-_ALLOCATION, _ENCODERS = ("tp_degree", "tp_gpus", "replicas"), ("encode_devices", "encode_tp_degree")
-VARIABLES = {*_ALLOCATION, *_ENCODERS}.union(*(traits.searched for traits in TRAITS.values()))
-"""What can be fixed by hand."""
+_BOTH, _ENCODERS = ("tp_degree", "tp_gpus", "replicas"), ("encode_devices", "encode_tp_degree")
+ALLOCATION = (*_BOTH, *_ENCODERS)
+"""What can be fixed by hand of the allocation, besides control variables."""
 
 
 def variables_of(policy: str) -> tuple[str, ...]:
     """What a policy has of them; of the encoding side only those whose encoding has devices of its own."""
     traits = TRAITS[policy]
-    return (*traits.searched, *_ALLOCATION, *(_ENCODERS if traits.disaggregated else ()))
+    return (*traits.searched, *_BOTH, *(_ENCODERS if traits.disaggregated else ()))
 
 
 def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from xcore.policies import TRAITS
 from xscheduler.candidates import Candidates
 from xscheduler.exhaustive import exhaustive
 from xscheduler.search import Method, SearchResult, search
@@ -50,8 +51,9 @@ def refined(
     """
     best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
     started, in_step = time.perf_counter(), list[Candidates]()
+    budgets = bool(members) and name == TRAITS[members[0].policy].name_of("tokens")
     for group in groups:
-        if name == "max_num_batched_tokens" and any(constraint.slack for constraint in group[0].constraints):
+        if budgets and any(constraint.slack for constraint in group[0].constraints):
             in_step += _in_step(group, at_value, best)
     added += [space for space in in_step if space is best.space]
     result = search(members, method, tolerance, max(best.throughput, floor / GAIN))

@@ -1,6 +1,5 @@
 """Relaxation: the gain of a schedule if one bound, the memory or a fixed variable were 10% larger."""
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,11 +8,11 @@ from xcore.duration import duration_text
 from xcore.quantity import percent_text
 from xscheduler.advice import TIMES, WIDTHS
 from xscheduler.candidates import Candidates, allocation
-from xscheduler.policy_spaces import REFINED, at_value, spaces
 from xscheduler.question import Question
 from xscheduler.refine import refined
 from xscheduler.search import search
 from xscheduler.space import Evaluation, Point
+from xscheduler.spaces import at_value, refined_variable, spaces
 
 RELAXED = 1.1
 """Factor by which each limit is raised."""
@@ -126,9 +125,7 @@ class _Looser:
         that may gain.
         """
         policy, question = self.own.policy, self.question
-        name = REFINED.get(policy)
-        if name in question.fixed:
-            name = None
+        name = refined_variable(policy, question)
         members = spaces(policy, question)
         lines = [space for space in members if isinstance(space, Candidates)]
         if len(lines) == len(members):
@@ -140,8 +137,7 @@ class _Looser:
             reached = search(members, "bnb", tolerance, floor).throughput
             if not name or not reached:
                 return reached
-        at_value = functools.partial(self._at_value, name)
-        _, closer = refined(members, name, at_value, "bnb", tolerance, max(floor, reached), _STEPS)
+        _, closer = refined(members, name, self._at_value, "bnb", tolerance, max(floor, reached), _STEPS)
         return max(reached, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
@@ -149,12 +145,12 @@ class _Looser:
         stages, constants = self.own.where.replica.stages, self.own.constants
         for space in lines:
             if space.where.replica.stages == stages and space.constants | {name: 0} == constants | {name: 0}:
-                alike = self._at_value(name, space, constants[name])
+                alike = self._at_value(space, constants[name])
                 return [alike] if alike else []
         return []
 
-    def _at_value(self, name: str, like: Candidates, value: int) -> Candidates | None:
-        space = at_value(self.question, name, like, value)
+    def _at_value(self, like: Candidates, value: int) -> Candidates | None:
+        space = at_value(self.question, like, value)
         return space and self._as_known(space)
 
     def _as_known(self, space: Candidates) -> Candidates:

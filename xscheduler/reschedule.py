@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xcore import document
 from xcore.errors import Infeasible, InputError
-from xcore.policies import TRAITS, Traits, traits_of
+from xcore.policies import TRAITS, Traits
 from xcore.quantity import figure_text
 from xcore.searching import process_text, read_question, write_answer
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
@@ -102,12 +102,12 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     """
     from xcore.specs.change import takes_over_in_place
     from xcore.specs.schedule import ranks_needed
-    from xscheduler.policy_spaces import POLICIES
     from xscheduler.setting_search import infeasible_text, search_schedule
+    from xscheduler.spaces import POLICIES
     from xsimulator.estimates import GROWING
 
     bound_s = held.latency_bound_s
-    disaggregated = traits_of(held).disaggregated
+    disaggregated = held.traits.disaggregated
     policies = tuple(name for name in POLICIES if TRAITS[name].disaggregated) if disaggregated else (held.policy,)
 
     grows = held.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
@@ -145,7 +145,7 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
     """
     from xcore.specs.schedule import ranks_needed
     from xscheduler.highest_goodput import highest_goodput
-    from xscheduler.policy_spaces import POLICIES
+    from xscheduler.spaces import POLICIES
 
     assert held.latency_bound_s is not None
     alone = ranks_needed(held) == 1

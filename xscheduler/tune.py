@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from xcore.batching.admission import Admission
 from xcore.duration import beyond_text
 from xcore.errors import InputError
-from xcore.policies import TRAITS, check_budget, runs
+from xcore.policies import TRAITS, control_variables, runs
 from xcore.quantity import counted, figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
@@ -22,12 +22,12 @@ from xcore.specs.profile import Profile
 from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
-from xscheduler.policy_spaces import POLICIES, REFINED, SPACES, at_value, spaces
-from xscheduler.question import ENCODE_MICRO_BATCHES, VARIABLES, Limits, Question, variables_of, with_variables
+from xscheduler.question import ALLOCATION, ENCODE_MICRO_BATCHES, Limits, Question, variables_of, with_variables
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
 from xscheduler.search import Method, Search, SearchResult, search
 from xscheduler.space import Point, made_spaces
+from xscheduler.spaces import POLICIES, SPACES, at_value, refined_variable, spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
 from xsimulator.cost.replica import CostModel
@@ -181,11 +181,11 @@ def _searched(
     policy: str, question: Question, method: Method, tolerance: float, floor: float
 ) -> tuple[Members, SearchResult]:
     """A policy's spaces and the best point of them, if it gives more than the floor."""
-    members, name = spaces(policy, question), REFINED.get(policy)
+    members, name = spaces(policy, question), refined_variable(policy, question)
     lines = [space for space in members if isinstance(space, Candidates)]
-    if name is None or name in question.fixed or method == "optuna" or len(lines) < len(members):
+    if name is None or method == "optuna" or len(lines) < len(members):
         return members, search(list(members), method, tolerance, floor)
-    return refined(lines, name, functools.partial(at_value, question, name), method, tolerance, floor)
+    return refined(lines, name, functools.partial(at_value, question), method, tolerance, floor)
 
 
 @contextmanager
@@ -218,11 +218,13 @@ def check_asked(
             f"{', '.join(growing)}."
         )
     for name, value in fixed.items():
-        if name not in VARIABLES:
-            raise InputError(f"The variable {name} can't be fixed here: {', '.join(sorted(VARIABLES))} can.")
+        known = sorted({*control_variables(), *ALLOCATION})
+        if name not in known:
+            raise InputError(f"The variable {name} can't be fixed here: {', '.join(known)} can.")
         if value < 1:
             raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
-    check_budget(fixed)
+    for policy in policies:
+        TRAITS[policy].control.check(fixed)
     with_variables(policies, fixed)
 
 
@@ -248,14 +250,13 @@ def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candid
     reserves, else the one of the smallest token budget: without need nobody is preempted, and a budget that is hardly
     ever reached only takes memory for activations.
     """
-    enough = space.at(point).throughput * (1 - SLACK)
+    enough, budget = space.at(point).throughput * (1 - SLACK), TRAITS[space.policy].name_of("tokens")
 
     def rank(candidate: Candidates) -> tuple[bool, int]:
-        constants = candidate.constants
-        return constants.get("admission") == "grow", constants.get("max_num_batched_tokens", 0)
+        return candidate.constants.get("admission") == "grow", candidate.constants.get(budget, 0)
 
     def others(candidate: Candidates) -> dict[str, Any]:
-        return candidate.constants | {"admission": None, "max_num_batched_tokens": None}
+        return candidate.constants | {"admission": None, budget: None}
 
     plainer = [
         candidate

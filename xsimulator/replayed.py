@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.batching.admission import most_cached
+from xcore.batching.admission import Admission, most_cached
 from xcore.policies import TRAITS
-from xcore.policies.traits import Kind
+from xcore.policies.control import Control, kinds
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
 from xcore.specs.served import Served
 from xsimulator.replay.event_simulator import replay
@@ -29,15 +29,16 @@ _ROUNDS, _LEAST, _MOST = 32, 1024, 4096
 def steady(policy: str, scenario: Scenario) -> Callable[..., Outcome]:
     """A policy's steady state in a scenario by its control variables, each of which is replayed once."""
     known = functools.cache(lambda controls: _outcome(policy, scenario, dict(controls)))
-    names = (*TRAITS[policy].variables, "admission", "kv_blocks")
+    names = (*kinds(TRAITS[policy].control), "admission", "kv_blocks")
     return lambda controls: known(tuple((name, controls[name]) for name in names if controls.get(name)))
 
 
 def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outcome:
     workload, model = scenario.load.workload, scenario.replica.cost_model.model
-    value = {kind: controls.get(name) for name, kind in TRAITS[policy].variables.items()}
-    demand, fits = _demand(scenario, value, controls.get("kv_blocks"))
-    count = min(max(_ROUNDS * (value.get("residents") or 0), _LEAST), _MOST)
+    blocks, admission = controls.pop("kv_blocks", None), controls.pop("admission", "reserve")
+    control = TRAITS[policy].record(controls)
+    demand, fits = _demand(scenario, control, blocks)
+    count = min(max(_ROUNDS * (control.of_kind("residents") or 0), _LEAST), _MOST)
     if not fits:
         nothing = np.zeros(len(scenario.replica.stages))
         return Outcome(
@@ -51,7 +52,7 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
             "memory",
         )
     requests = workload.draw(count, context=model.longest_request)
-    schedule = _schedule(policy, scenario, {**controls, "kv_blocks": demand.blocks})
+    schedule = _schedule(policy, scenario, control, admission, demand.blocks)
     engine_alone = replace(scenario.replica.cost_model.profile, front_end_s=0.0)  # estimates add it
     run = replay(schedule, engine_alone, requests, timeline=False)
     ends = np.sort([served.finish_s for served in run.served])
@@ -67,31 +68,34 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     )
 
 
-def _demand(scenario: Scenario, value: dict[Kind, int | None], blocks: int | None) -> tuple[Demand, bool]:
+def _demand(scenario: Scenario, control: Control, blocks: int | None) -> tuple[Demand, bool]:
     """The blocks of a schedule's cache; without one, for as many residents as there may be, or for all that fit. And
     whether the longest request fits.
     """
     workload, model = scenario.load.workload, scenario.replica.cost_model.model
-    prompts = (value.get("prompts") or 1) * workload.input.quantile(0.99)
-    tokens = float(value.get("tokens") or prompts + (value.get("residents") or 0))
+    residents = control.of_kind("residents")
+    prompts = (control.of_kind("prompts") or 1) * workload.input.quantile(0.99)
+    tokens = float(control.of_kind("tokens") or prompts + (residents or 0))
     longest = most_cached(workload.input.max, workload.output.max, scenario.replica.encoder_decoder)
     longest = min(model.longest_request or longest, longest)
-    sequences = value.get("residents") or 1
+    sequences = residents or 1
     need, room = -(-longest // BLOCK_SIZE), scenario.replica.room((tokens, sequences))
     if room < need:
         return Demand(need, tokens, sequences), False
-    residents = value.get("residents")
     if blocks:
         return Demand(blocks, tokens, sequences), blocks >= need
     return Demand(min(room, residents * need) if residents else room, tokens, sequences), True
 
 
-def _schedule(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Schedule:
+def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admission, kv_blocks: int) -> Schedule:
     """One replica."""
     cost_model = scenario.replica.cost_model
     return Schedule(
         version=Schedule.VERSION,
         policy=policy,
+        control=control,
+        admission=admission,
+        kv_blocks=kv_blocks,
         model=ModelReference(cost_model.model, cost_model.model.fingerprint),
         cluster=cost_model.cluster,
         workload=scenario.load.workload.without_requests,
@@ -101,7 +105,6 @@ def _schedule(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Sche
         kv_dtype=cost_model.kv_dtype,
         bound=scenario.bound.name,
         percentile=scenario.bound.percentile,
-        **controls,
     )
 
 

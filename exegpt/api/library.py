@@ -12,6 +12,7 @@ from xcore.choices import bound_meaning, check_choice
 from xcore.document import from_dict, to_dict
 from xcore.duration import parse_duration
 from xcore.errors import InputError
+from xcore.policies import control_variables
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
@@ -139,13 +140,14 @@ def simulate(
 
     Raises InputError for what the command refuses.
     """
-    engine = {name: settings.pop(name) for name in EngineSettings.__dataclass_fields__ if name in settings}
+    names = (*EngineSettings.__dataclass_fields__, *control_variables())
+    engine = {name: settings.pop(name) for name in names if name in settings}
     known = dict.fromkeys(SimulateOptions.__dataclass_fields__)
-    _check_names(settings, (*known, *EngineSettings.__dataclass_fields__), "simulate")
+    _check_names(settings, (*known, *names), "simulate")
     files = {"schedule": schedule and Path(schedule), "timeline": timeline and Path(timeline), "replay": replay}
     typed = {"model": model, "cluster": cluster, "workload": workload, "profile": profile, "scale_to_context": False}
     order = OrderChoice.of(None, False)
-    own = {"engine_settings": EngineSettings(**engine), "order": order}
+    own = {"engine_settings": EngineSettings.of(engine), "order": order}
     prediction = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
     one_by_one = "requests" in prediction.facts
     estimate = None if one_by_one else from_dict(Estimate, prediction.facts, "the estimate")

@@ -255,7 +255,8 @@ def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
     grows = options.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
     rules = ("grow",) if grows else ("reserve",)
     # No batch is larger than the list of requests, unless it is fixed: then it may wait for more than there are.
-    most = None if {"encode_batch", "max_num_seqs"} & fixed.keys() else len(rows) or None
+    batches = {TRAITS[policy].batch_name for policy in policies}
+    most = None if batches & fixed.keys() else len(rows) or None
     answer = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
     if answer.schedule is None:
         raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)

@@ -151,7 +151,7 @@ def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, t
     """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
     names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
     others = {name: getattr(options, name) for name in names}
-    for name, value in (vars(options.engine_settings) | others).items():
+    for name, value in (options.engine_settings.given | others).items():
         option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
         if value not in (None, False):
             typed = option if value is True else f"{option} {value}"

@@ -12,17 +12,6 @@ if TYPE_CHECKING:
     from exegpt.api.offline_run import OfflineRun, RunOptions, RunPlan
     from xcore.console.comparison import Comparison
 
-_VARIABLES = (
-    "encode_batch",
-    "decode_iterations",
-    "micro_batches",
-    "tp_degree",
-    "tp_gpus",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-)
-"""The control variables that can be fixed."""
-
 
 def run(
     model: Annotated[
@@ -141,7 +130,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     choice = OrderChoice.of(typed["order"], typed["starvation_guard"], typed["ranker"])
     if typed["adapt"] and not choice.plain:
         raise InputError("--adapt searches schedules for first come, first served: leave --adapt or --order out.")
-    fixed = {name: typed[name] for name in _VARIABLES if typed[name] is not None}
+    fixed = options.fixed(typed)
     if schedule:
         _check_unsearched(schedule, {"policy": policy, "latency_bound": None if bound == "inf" else bound, **fixed})
     with_variables(policy_names(policy), fixed)  # before anything is measured

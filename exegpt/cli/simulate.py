@@ -121,7 +121,7 @@ def simulate(
     set_threads(threads)
     check_columns(columns, workload, replay, scale=scale_to_context)
     said, notes = _launched(command, asked) if command else (asked, ())
-    engine_settings = options.build(EngineSettings, {"stages": None, "layers": None} | said)
+    engine_settings = EngineSettings.of(said)
     choice = OrderChoice.of(order, starvation_guard, tau=ranker_tau)
     own = {"engine_settings": engine_settings, "order": choice}
     prediction = predict(options.build(SimulateOptions, {"longest": None} | said | own))
@@ -141,12 +141,12 @@ def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tupl
     the command says, too.
     """
     from xcore.errors import InputError
-    from xscheduler.launch_command import read_launch
+    from xscheduler.launch_command import POLICY, read_launch
 
     launch = read_launch(command)
     if asked["schedule"]:
         raise InputError("--command and --schedule both say what is simulated: leave one of them out.")
-    said = {"model": launch.model, "policy": "chunked", **launch.settings}  # all that these servers run
+    said = {"model": launch.model, "policy": POLICY, **launch.settings}
     for name in said:
         if asked.get(name) not in (None, False):
             option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"

@@ -116,7 +116,9 @@ def reproduce(
     stock = find_setting(MODEL, CLUSTER, "177/311", "roofline")
     profile = roofline_profile(stock.model, stock.cluster, stock.profile.dtype, engine=VLLM_OF_2024)
     setting = replace(stock, profile=profile)
-    settings = EngineSettings(policy="chunked", max_num_seqs=256, max_num_batched_tokens=2048, admission="grow")
+    settings = EngineSettings.of(
+        {"policy": "chunked", "max_num_seqs": 256, "max_num_batched_tokens": 2048, "admission": "grow"}
+    )
     schedule, _ = follow(setting, settings)
     found = []
     for place, rate in enumerate(rates):

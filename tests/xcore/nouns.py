@@ -1,5 +1,9 @@
 """Small nouns that several tests need."""
 
+from dataclasses import replace
+
+from xcore.policies import traits_of
+from xcore.policies.control import kinds
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
@@ -40,6 +44,20 @@ def profile(model=MODEL):
     )
 
 
+def split(policy, fields):
+    """The fields of a schedule in which control variables stand beside the others."""
+    record = traits_of(policy).control
+    names = set(kinds(record))
+    variables = {name: value for name, value in fields.items() if name in names}
+    rest = {name: value for name, value in fields.items() if name not in names}
+    return {"control": record(**variables), **rest}
+
+
+def changed(plan, **changes):
+    """The schedule with other fields, control variables among them."""
+    return replace(plan, **split(plan.policy, plan.control.variables | changes))
+
+
 def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **changes):
     """A schedule of one stage on one device."""
     defaults = {
@@ -63,4 +81,4 @@ def schedule(policy="rra", model=MODEL, workload: Workload | None = None, **chan
         "dtype": "fp32",
         "kv_dtype": "fp32",
     }
-    return Schedule(**(fields | defaults | changes))
+    return Schedule(**split(policy, fields | defaults | changes))

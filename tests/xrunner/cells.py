@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from tests.xcore.nouns import split
 from xcore.batching import Order
 from xcore.document import fingerprint
 from xcore.orders import fcfs
@@ -74,7 +75,7 @@ def stages(degrees, spec, phase="both", first=0):
 def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
     """A schedule of a policy on stages of these degrees."""
     fields = {
-        "version": 1,
+        "version": Schedule.VERSION,
         "policy": policy,
         "model": ModelReference(spec, fingerprint(spec)),
         "cluster": local_cluster(),
@@ -86,7 +87,7 @@ def schedule(spec, policy="rra", degrees=(1,), kv_blocks=40, **variables):
         "dtype": "fp32",
         "kv_dtype": "fp32",
     }
-    plan = Schedule(**(fields | POLICIES.get(policy, {}) | variables))
+    plan = Schedule(**split(policy, fields | POLICIES.get(policy, {}) | variables))
     return dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, devices_per_node=ranks_needed(plan)))
 
 

@@ -48,7 +48,7 @@ def test_it_is_what_the_event_simulator_makes_of_it():
     found, reserved = tuned(*BOTH), tuned("reserve")
     assert (found.schedule.admission, reserved.schedule.admission) == ("grow", "reserve")
     assert found.estimate.throughput_tok_s > 1.1 * reserved.estimate.throughput_tok_s
-    assert found.schedule.max_num_seqs > 1.3 * reserved.schedule.max_num_seqs
+    assert found.schedule.control.max_num_seqs > 1.3 * reserved.schedule.control.max_num_seqs
     assert max(found.estimate.memory_bytes) <= ONE.device.memory_bytes * ONE.memory_fraction
     assert replace(estimate(found.schedule, PROFILE), binding=found.estimate.binding) == found.estimate
     run = replay(found.schedule, PROFILE, REQUESTS, timeline=False)

@@ -27,18 +27,19 @@ def test_a_schedule_says_what_its_stages_are(policy):
         assert made.replicas * sum(len(stage.devices) for stage in made.stages) + made.idle == 4
         assert made.idle < sum(len(stage.devices) for stage in made.stages)
         assert (made.kv_blocks, made.latency_bound_s) == (outcome.demand.blocks, 30.0)
+        written = made.tensor_parallelism
         for side, degree, gpus in (
-            ("decode", made.tp_degree, made.tp_gpus),
-            ("encode", made.encode_tp_degree, made.encode_tp_gpus),
+            ("decode", written["tp_degree"], written["tp_gpus"]),
+            ("encode", written["encode_tp_degree"], written["encode_tp_gpus"]),
         ):
             own = [s for s in made.stages if s.phase in ("both", side)]
             grouped = sum(len(s.devices) for s in own if s.tp > 1)
             expected = (max(s.tp for s in own), grouped)
             degrees.add(expected)
             assert (degree, gpus) == (expected if side == "decode" or policy == "waa-c" else (None, None))
-        assert made.decode_batch == (None if policy == "orca" else outcome.decode_batch)
+        assert made.control.of_kind("target") == (None if policy == "orca" else outcome.decode_batch)
         for variable, value in zip(space.variables, values, strict=True):
-            assert getattr(made, variable.name) == value
+            assert getattr(made.control, variable.name) == value
     assert len(degrees) > 1
 
 

@@ -13,8 +13,8 @@ from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
 from xscheduler.ceilings import Reach, decode_rate, reach
-from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
+from xscheduler.spaces import POLICIES, spaces
 from xsimulator.cost.replica import CostModel, ReplicaCost
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latency, memory_share

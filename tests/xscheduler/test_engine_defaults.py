@@ -29,13 +29,13 @@ def test_vllms_sizes_go_by_memory_and_name(cluster, tokens, sequences):
 
 def followed(engine, policy=None, **settings):
     setting = find_setting("llama-3.1-8b", "1xH100-SXM", "2048/256", "roofline", engine=engine)
-    return follow(setting, EngineSettings(policy=policy, **settings), engine)
+    return follow(setting, EngineSettings.of({"policy": policy, **settings}), engine)
 
 
 def test_an_engine_that_is_named_brings_its_rules_and_says_so():
     schedule, assumed = followed("vllm")
     assert (schedule.admission, schedule.prefix_caching) == ("grow", True)
-    assert (schedule.max_num_batched_tokens, schedule.max_num_seqs) == (8192, 1024)
+    assert (schedule.control.max_num_batched_tokens, schedule.control.max_num_seqs) == (8192, 1024)
     assert schedule.cluster.memory_fraction == 0.92
     assert assumed[:4] == (
         "max_num_batched_tokens: 8,192, the default of vllm on H100-SXM",
@@ -50,24 +50,32 @@ def test_what_is_typed_stands_and_is_not_explained():
         "vllm", max_num_batched_tokens=512, max_num_seqs=64, admission="reserve", prefix_caching=False
     )
     assert (schedule.admission, schedule.prefix_caching) == ("reserve", False)
-    assert (schedule.max_num_batched_tokens, schedule.max_num_seqs, assumed) == (512, 64, ())
+    assert (schedule.control.max_num_batched_tokens, schedule.control.max_num_seqs, assumed) == (512, 64, ())
 
 
 def test_without_an_engine_blocks_are_reserved():
     schedule, assumed = followed(None)
-    assert (schedule.admission, schedule.prefix_caching, schedule.max_num_batched_tokens) == ("reserve", False, 8192)
+    assert (schedule.admission, schedule.prefix_caching, schedule.control.max_num_batched_tokens) == (
+        "reserve",
+        False,
+        8192,
+    )
     assert [text.split(":")[0] for text in assumed] == ["max_num_batched_tokens", "max_num_seqs"]
 
 
 def test_another_engine_has_other_defaults():
     schedule, assumed = followed("tensorrt-llm")
-    assert (schedule.max_num_batched_tokens, schedule.max_num_seqs, schedule.admission) == (8192, 2048, "reserve")
+    assert (schedule.control.max_num_batched_tokens, schedule.control.max_num_seqs, schedule.admission) == (
+        8192,
+        2048,
+        "reserve",
+    )
     assert "max_num_seqs: 2,048, the default of tensorrt-llm on H100-SXM" in assumed
 
 
 def test_a_setting_that_the_policy_lacks_has_no_default():
     schedule, assumed = followed("vllm", policy="orca")
-    assert schedule.max_num_batched_tokens is None and schedule.prefills_per_step == 1
+    assert schedule.control.of_kind("tokens") is None and schedule.control.prefills_per_step == 1
     assert "prefills_per_step: 1, as in the Orca paper" in assumed and schedule.admission == "reserve"
 
 

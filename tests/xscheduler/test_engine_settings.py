@@ -17,9 +17,11 @@ def test_what_waits_is_what_a_replay_finds(workload):
     )
     schedule = engine_schedule(setting, "chunked", 1, None, 16, max_num_seqs=2000, max_num_batched_tokens=2048)
     runs, notes = resident(schedule, setting.profile)
-    assert 1 < runs.max_num_seqs < 2000 and "wait in the queue" in notes[-1]
+    assert 1 < runs.control.max_num_seqs < 2000 and "wait in the queue" in notes[-1]
     steady = estimate(runs, setting.profile)
-    served = replay(schedule, setting.profile, setting.workload.draw(30 * runs.max_num_seqs, seed=3), timeline=False)
+    served = replay(
+        schedule, setting.profile, setting.workload.draw(30 * runs.control.max_num_seqs, seed=3), timeline=False
+    )
     ends = sorted(request.finish_s for request in served.served)
     middle = ends[len(ends) // 5 : -len(ends) // 5]
     assert steady.throughput_seq_s == pytest.approx((len(middle) - 1) / (middle[-1] - middle[0]), rel=0.05)

@@ -14,8 +14,8 @@ from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.engine_settings import resident
 from xscheduler.export import Target
-from xscheduler.policy_spaces import POLICIES
 from xscheduler.settings import find_setting
+from xscheduler.spaces import POLICIES
 
 LLAMA = builtin_model("llama-3.1-8b")
 VLLM = Target("vllm")

@@ -10,11 +10,10 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler import policy_spaces
-from xscheduler.policy_spaces import POLICIES, spaces
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
+from xscheduler.spaces import POLICIES, grids, spaces
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latency, per_token, ttft
@@ -34,7 +33,7 @@ CASES += [(name, policy, ("reserve", "grow")) for name in ("opt-13b", "llama-3.1
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     """So that every point can be simulated."""
-    monkeypatch.setattr(policy_spaces, "MOST", 8)
+    monkeypatch.setattr(grids, "MOST", 8)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler.arrivals import Arrivals
 from xscheduler.goodput import Bounds
 from xscheduler.open_tune import tune_at
-from xscheduler.policy_spaces import POLICIES
+from xscheduler.spaces import POLICIES
 from xscheduler.tune import tune
 from xsimulator import estimate
 from xsimulator.replay.compiled import Replicas, Requests

@@ -11,8 +11,8 @@ from xcore.specs.workload import Workload
 from xscheduler.candidates import Candidates
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Bounds
 from xscheduler.open_search import GLANCE, Lead, OpenSearch, _coarse, _neighbours
-from xscheduler.policy_spaces import FINE_TOKEN_BUDGETS
 from xscheduler.space import Constraint, Evaluation, Variable
+from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS
 
 
 class Remembered(Told):

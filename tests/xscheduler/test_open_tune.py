@@ -217,7 +217,7 @@ def test_without_a_rate_the_answer_is_for_a_server_that_is_well_used():
     few = {"prefills_per_step": 1, "max_num_seqs": 16}
     found = answer(None, Bounds(5.0), fixed=few, count=1500)
     assert found.rate_seq_s == pytest.approx(0.8 * found.highest_rate_seq_s) and found.rate_seq_s > 0
-    assert found.tuned.schedule.max_num_seqs == 16
+    assert found.tuned.schedule.control.max_num_seqs == 16
     none = answer(None, Bounds(1e-3), fixed=few, count=1500)
     assert none.rate_seq_s == none.highest_rate_seq_s == 0.0 and none.tuned.schedule is None
     assert none.tuned.lowest_latency_s == found.tuned.lowest_latency_s > 1e-3

@@ -1,7 +1,8 @@
 """RRA's spaces: which N_D they hold, and that branch and bound is exact where throughput doesn't rise along them."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import make_dataclass, replace
+from typing import Annotated
 
 import numpy as np
 import pytest
@@ -10,25 +11,20 @@ from hypothesis import strategies as st
 
 from benchmarks.monotonicity import violations
 from xcore.policies import TRAITS, Traits
+from xcore.policies.control import Control
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import ceilings
-from xscheduler.policy_spaces import (
-    FINE_PREFILLS,
-    FINE_TOKEN_BUDGETS,
-    PREFILLS,
-    TOKEN_BUDGETS,
-    _gpu_splits,
-    _micro_batches,
-    at_value,
-    iteration_counts,
-    spaces,
-)
 from xscheduler.question import Limits, Question
 from xscheduler.search import search
+from xscheduler.spaces import at_value, spaces
+from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS, TOKEN_BUDGETS
+from xscheduler.spaces.orca import FINE_PREFILLS, PREFILLS
+from xscheduler.spaces.rra import iteration_counts
+from xscheduler.spaces.waa import gpu_splits, micro_batch_counts
 from xsimulator.cost.replica import CostModel
 from xsimulator.steady.load import Load
 
@@ -109,9 +105,15 @@ def question(cluster="4xA40", workload=None, limits=None, **asked):
     return Question(cost_model, Load(workload or task("S"), False), limits or Limits(), asked.pop("fixed", {}), **asked)
 
 
+def declare(monkeypatch, kinds):
+    """Register a policy with variables of these kinds."""
+    variables = [(name, Annotated[int, kind]) for name, kind in kinds.items()]
+    record = make_dataclass("OwnControl", variables, bases=(Control,), frozen=True, kw_only=True)
+    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", control=record))
+
+
 def test_a_policy_that_only_declares_its_variables_is_tried_at_powers_of_two(monkeypatch):
-    variables = {"max_num_seqs": "residents", "decode_iterations": "period", "decode_batch": "target"}
-    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    declare(monkeypatch, {"max_num_seqs": "residents", "decode_iterations": "period", "decode_batch": "target"})
     asked = question(workload=Workload.fixed(100, 20))
     tried = {}
     for space in spaces("own", asked):
@@ -132,7 +134,7 @@ def test_a_policy_that_only_declares_its_variables_is_tried_at_powers_of_two(mon
     ("stages", "counts"), [(1, (1,)), (3, (1, 2, 3)), (5, (1, 2, 3, 4, 5)), (7, (1, 2, 3, 4, 6, 7))]
 )
 def test_waa_cuts_decoding_into_as_many_micro_batches_as_stages_at_most(stages, counts):
-    assert _micro_batches(stages) == counts
+    assert micro_batch_counts(stages) == counts
 
 
 @pytest.mark.parametrize(("policy", "share"), [("waa-c", "time"), ("waa-m", "memory")])
@@ -141,7 +143,7 @@ def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, clu
     """By computing time, or where the encoders' weights fill their devices; an eighth of all devices to each side."""
     asked = question(cluster)
     devices = asked.cost_model.cluster.devices
-    found = _gpu_splits(share == "memory", asked, devices)
+    found = gpu_splits(share == "memory", asked, devices)
     speed = asked.speeds[1]
     if share == "time":
         exact = devices * speed.encode / (speed.encode + speed.decode)
@@ -156,7 +158,7 @@ def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, clu
 @pytest.mark.parametrize("by_memory", [False, True])
 @pytest.mark.parametrize("devices", [2, 5, 8])
 def test_waa_splits_few_devices_in_every_way(devices, by_memory):
-    assert list(_gpu_splits(by_memory, question("8xA40"), devices)) == list(range(1, devices))
+    assert list(gpu_splits(by_memory, question("8xA40"), devices)) == list(range(1, devices))
 
 
 @pytest.mark.parametrize("share", ["time", "memory"])
@@ -165,7 +167,7 @@ def test_waa_splits_memory_by_what_may_be_used_of_it(share):
     asked = question("2x8xA40")
     cluster = replace(asked.cost_model.cluster, memory_fraction=0.2)
     less = replace(asked, cost_model=CostModel(OPT, cluster, asked.cost_model.profile, "fp16"))
-    middles = [sum(found) / len(found) for found in (_gpu_splits(share == "memory", one, 9) for one in (asked, less))]
+    middles = [sum(found) / len(found) for found in (gpu_splits(share == "memory", one, 9) for one in (asked, less))]
     weights = OPT.layers * OPT.layer_bytes(1, "fp16")
     exact = round(weights / (cluster.device.memory_bytes * 0.2))
     assert exact > 1 and (middles[1] == exact if share == "memory" else middles[0] == middles[1])
@@ -223,8 +225,8 @@ def test_no_token_budget_is_below_a_fixed_number_of_sequences(open_system):
     assert budgets[0] == 300 and budgets == sorted(budgets)
     assert all(space.variables[0].values == (300,) for space in found)
     if not open_system:
-        assert at_value(asked, "max_num_batched_tokens", found[0], 299) is None
-        assert at_value(asked, "max_num_batched_tokens", found[0], 301)
+        assert at_value(asked, found[0], 299) is None
+        assert at_value(asked, found[0], 301)
 
 
 @pytest.mark.parametrize("open_system", [False, True])
@@ -269,8 +271,10 @@ def test_measured_times_are_not_trusted_along_n_d(source, rises):
 
 
 def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypatch):
-    variables = {"prefills_per_step": "prompts", "max_num_batched_tokens": "tokens", "micro_batches": "micro-batches"}
-    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    declare(
+        monkeypatch,
+        {"prefills_per_step": "prompts", "max_num_batched_tokens": "tokens", "micro_batches": "micro-batches"},
+    )
     found = spaces("own", question("1xA40", workload=Workload.fixed(100, 20)))
     points = [space.controls(space.values((0,))) for space in found]
     assert {point["prefills_per_step"] for point in points} == {1, 2, 4, 8}
@@ -280,8 +284,7 @@ def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypa
 
 
 def test_no_budget_that_a_policy_declares_is_below_its_sequences(monkeypatch):
-    variables = {"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"}
-    monkeypatch.setitem(TRAITS, "own", Traits(name="own", what="", variables=variables, make=lambda *_: None))
+    declare(monkeypatch, {"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"})
     found = spaces("own", question("1xH100-SXM", workload=Workload.fixed(10, 20)))
     pairs = [space.controls(space.values((0,))) for space in found]
     assert max(pair["max_num_seqs"] for pair in pairs) > 64

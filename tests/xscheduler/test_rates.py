@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.nouns import changed, profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xcore.specs.estimate import Estimate
 from xcore.specs.workload import RequestLengths, Workload
@@ -162,18 +162,18 @@ def test_a_bound_that_is_just_met_is_not_missed():
 
 def test_a_verdict_holds_for_smaller_batches_that_were_not_filled_and_is_not_replayed():
     """And for lower rates where it held, for higher ones where it didn't; a larger batch may do something else."""
-    seen = Verdict(replace(MADE, max_num_seqs=64, kv_blocks=900), 10.0, True, 5.0, 40.0)
+    seen = Verdict(changed(MADE, max_num_seqs=64, kv_blocks=900), 10.0, True, 5.0, 40.0)
     sizes = [(64, 900), (5, 40), (4, 40), (5, 39), (65, 900), (64, 901)]
-    schedules = [replace(MADE, max_num_seqs=batch, kv_blocks=blocks) for batch, blocks in sizes]
+    schedules = [changed(MADE, max_num_seqs=batch, kv_blocks=blocks) for batch, blocks in sizes]
     assert [seen.decides(made, 10.0) for made in schedules] == [True, True, False, False, False, False]
     assert (seen.decides(MADE, 9.0), seen.decides(MADE, 11.0)) == (seen.decides(MADE, 10.0), False)
     missed = replace(seen, held=False)
     assert [missed.decides(schedules[1], rate) for rate in (9.0, 10.0, 11.0)] == [False, True, True]
     meter = Meter(profile(), Arrivals.poisson(FIXED, None, seed=3, count=400), Bounds(1.0))
-    answers = [meter.holds(replace(MADE, max_num_seqs=batch, workload=FIXED), 2.0, 400) for batch in (64, 32, 16)]
+    answers = [meter.holds(changed(MADE, max_num_seqs=batch, workload=FIXED), 2.0, 400) for batch in (64, 32, 16)]
     assert answers == [True] * 3 and meter.replays == 1
     for other in ({"prefills_per_step": 2}, {"replicas": 2}):
-        meter.holds(replace(MADE, workload=FIXED, **other), 2.0, 400)
+        meter.holds(changed(MADE, workload=FIXED, **other), 2.0, 400)
     assert meter.replays == 3
 
 
@@ -187,7 +187,7 @@ def test_what_is_sustained_is_seen_in_one_replay():
         other = Meter(profile(), arrivals, Bounds(0.9))
         assert is_sustained == (other.holds(made, rate, 4000) and other.excess(made, rate, 4000).likely <= 0)
     replays, known = one.replays, one.excess(made, 1.0, 4000)
-    fewer = replace(made, max_num_seqs=made.max_num_seqs - 1)
+    fewer = changed(made, max_num_seqs=made.control.max_num_seqs - 1)
     assert one.excess(fewer, 1.0, 4000) == known and one.replays == replays
     one.excess(fewer, 2.0, 4000)
     assert one.replays == replays + 1
@@ -195,7 +195,7 @@ def test_what_is_sustained_is_seen_in_one_replay():
 
 def test_verdicts_of_replays_side_by_side_are_those_of_one_after_the_other():
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=2000)
-    schedules = [replace(MADE, workload=FIXED, prefills_per_step=prompts) for prompts in (1, 2, 4)]
+    schedules = [changed(MADE, workload=FIXED, prefills_per_step=prompts) for prompts in (1, 2, 4)]
     one, ahead = (Meter(profile(), arrivals, Bounds(0.9)) for _ in range(2))
     for rate in (20.0, 60.0):
         for measured in (False, True):

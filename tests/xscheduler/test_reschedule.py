@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from xcore.orders import fcfs
-from xcore.policies import TRAITS, make_ledger
+from xcore.policies import TRAITS
+from xcore.policies.from_schedule import make_ledger
 from xcore.specs.change import takes_over_in_place
 from xcore.specs.workload import Workload, task
 from xscheduler import reschedule
@@ -62,7 +63,7 @@ def test_other_layers_where_those_that_are_there_are_too_slow(setting, pipeline)
 def test_sides_that_fill_their_memory_with_more_than_there_are_requests(setting):
     held = search_schedule(setting, 30.0, policies=("waa-c",), fixed={"replicas": 1}).schedule
     schedule, _ = best(replace(setting, workload=task("T")), held, most=3)
-    assert TRAITS[schedule.policy].disaggregated and schedule.decode_batch > 3
+    assert TRAITS[schedule.policy].disaggregated and schedule.control.decode_batch > 3
 
 
 @pytest.mark.parametrize(("share", "stays"), [(0.95, True), (0.85, False)])

@@ -10,7 +10,7 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile
-from xscheduler.policy_spaces import POLICIES
+from xscheduler.spaces import POLICIES
 from xscheduler.ties import TIE, preferred
 from xscheduler.tune import tune
 from xsimulator import estimate
@@ -70,7 +70,7 @@ def test_a_short_list_prefers_the_simpler_policy_too():
 
 
 def test_a_policy_of_somebody_elses_comes_last(monkeypatch):
-    mine = Traits(name="mine", what="", variables={}, make=TRAITS["orca"].make)
+    mine = Traits(name="mine", what="", control=TRAITS["orca"].control)
     monkeypatch.setitem(TRAITS, "mine", mine)
     assert prefer({"mine": 1.001, "waa-m": 1.0}) == "waa-m"
     assert prefer({"mine": 1.0}) == "mine"

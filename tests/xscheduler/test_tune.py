@@ -156,8 +156,8 @@ def test_decoding_limits_nothing_where_outputs_have_one_token(policy):
 
 def test_variables_can_be_fixed_by_hand():
     found = answer(20.0, policies=("rra",), fixed=FrozenDict(decode_iterations=7, tp_degree=4))
-    assert found.schedule.decode_iterations == 7
-    assert found.schedule.tp_degree == 4
+    assert found.schedule.control.decode_iterations == 7
+    assert found.schedule.tensor_parallelism["tp_degree"] == 4
     assert found.estimate.throughput_tok_s <= answer(20.0, policies=("rra",)).estimate.throughput_tok_s
 
 
@@ -172,13 +172,13 @@ def test_sequences_decoded_at_once_can_be_capped():
     schedules = [other.schedule for other in answer(None, most_resident=20).alternatives if other.schedule]
     assert len(schedules) > 4
     for s in schedules:
-        assert max(s.encode_batch or 0, s.decode_batch or 0, s.max_num_seqs or 0) <= 20
+        assert max(s.control.batch, s.control.of_kind("target") or 0) <= 20
 
 
 def test_a_measured_profile_is_not_trusted_beyond_its_batches():
     widest = profile().degrees[0].decoder.decode_attention.points[0][-1]
     found = tune(MODEL, ONE, SHORT, profile(), policies=("orca",))
-    assert found.schedule.max_num_seqs <= widest
+    assert found.schedule.control.max_num_seqs <= widest
 
 
 def test_the_winner_runs_as_predicted():

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from xcore import document
+from xcore.policies import TRAITS
 from xcore.specs.cluster import local_cluster
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -102,6 +103,7 @@ def schedule_for(model: Path, policy: str = "orca", **variables) -> Schedule:
     return Schedule(
         version=Schedule.VERSION,
         policy=policy,
+        control=TRAITS[policy].control(**(variables or usual[policy])),
         model=ModelReference(spec, spec.fingerprint),
         cluster=local_cluster(),
         workload=Workload.fixed(16, 16),
@@ -111,7 +113,6 @@ def schedule_for(model: Path, policy: str = "orca", **variables) -> Schedule:
         dtype="fp32",
         kv_dtype="fp32",
         admission="grow",
-        **(variables or usual[policy]),
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.xcore.nouns import changed
 from tests.xserver.conftest import schedule_for, started
 from tests.xserver.http.test_completions import expected
 from tests.xserver.test_faults import LONG, prompts, until_accepted
@@ -177,7 +178,7 @@ def test_models_that_share_promise_no_bound(several):
 
 def test_a_schedule_is_posted_for_a_model(several, directories):
     def follow(path, name):
-        schedule = replace(schedule_for(directories[name]), max_num_seqs=5, latency_bound_s=BOUND_S)
+        schedule = changed(schedule_for(directories[name]), max_num_seqs=5, latency_bound_s=BOUND_S)
         return several.post(path, to_dict(schedule), X_Admin_Token="secret")[0]
 
     assert follow("/schedule", "tiny") == 400  # for which model?
@@ -186,7 +187,7 @@ def test_a_schedule_is_posted_for_a_model(several, directories):
     assert follow("/schedule?model=tiny", "wide") == 400
     assert follow("/schedule?model=tiny", "tiny") == 202
     until = time.monotonic() + 20
-    while json.loads(several.get("/schedule?model=tiny")[2])["schedule"]["max_num_seqs"] != 5:
+    while json.loads(several.get("/schedule?model=tiny")[2])["schedule"]["control"]["max_num_seqs"] != 5:
         assert time.monotonic() < until
         time.sleep(0.05)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.xcore.nouns import changed
 from tests.xserver.conftest import schedule_for, serving
 from tests.xserver.test_faults import ask, check_all, engine_of, prompts, under_load
 from xcore.document import to_dict
@@ -58,14 +59,15 @@ def test_a_schedule_for_other_devices_is_refused(administered, model):
     assert follow(administered, other_keys, X_Admin_Token="secret") == 400
     no_prefixes = replace(schedule_for(model, "static", encode_batch=2), prefix_caching=True)  # which it can't cache
     assert follow(administered, no_prefixes, X_Admin_Token="secret") == 400
-    none_at_all = replace(schedule_for(model), micro_batches=-1)  # no request would ever be computed
-    assert follow(administered, none_at_all, X_Admin_Token="secret") == 400
+    none_at_all = to_dict(schedule_for(model))
+    none_at_all["control"]["micro_batches"] = -1  # no request would ever be computed
+    assert administered.post("/schedule", none_at_all, X_Admin_Token="secret")[0] == 400
 
 
 def test_a_schedule_takes_over_in_place_under_load(administered, model, want):
-    new = replace(schedule_for(model), max_num_seqs=3)
+    new = changed(schedule_for(model), max_num_seqs=3)
     check_all(under_load(administered, lambda: follow(administered, new, X_Admin_Token="secret")), want)
-    assert enforced(administered)["max_num_seqs"] == 3
+    assert enforced(administered)["control"]["max_num_seqs"] == 3
     assert b"exegpt_reschedules_total 1.0" in administered.get("/metrics")[2]
     assert b'exegpt_batch_size{kind="target",phase="decode"} 3.0' in administered.get("/metrics")[2]
 
@@ -114,18 +116,18 @@ def test_a_schedule_that_finds_no_memory_leaves_the_one_that_had_taken_over(mode
     """It is tried once, with all that runs, and no request is lost."""
     (tmp_path / "token").write_text("secret\n")
     with serving(model, schedule, tmp_path, "--pinned", "--admin-token-file", str(tmp_path / "token")) as server:
-        assert follow(server, replace(schedule_for(model), max_num_seqs=3), X_Admin_Token="secret") == 202
-        wait_until(lambda: enforced(server)["max_num_seqs"] == 3)
+        assert follow(server, changed(schedule_for(model), max_num_seqs=3), X_Admin_Token="secret") == 202
+        wait_until(lambda: enforced(server)["control"]["max_num_seqs"] == 3)
 
         def ask_too_much():
-            too_large = replace(schedule_for(model), max_num_seqs=5, kv_blocks=10**9)
+            too_large = changed(schedule_for(model), max_num_seqs=5, kv_blocks=10**9)
             assert follow(server, too_large, X_Admin_Token="secret") == 202
             wait_until(lambda: "the server keeps its schedule" in server.log.read_text())
 
         check_all(under_load(server, ask_too_much), want)
-        wait_until(lambda: enforced(server)["max_num_seqs"] == 3)
+        wait_until(lambda: enforced(server)["control"]["max_num_seqs"] == 3)
         time.sleep(1.0)
-        assert enforced(server)["max_num_seqs"] == 3 and enforced(server)["kv_blocks"] == 64
+        assert enforced(server)["control"]["max_num_seqs"] == 3 and enforced(server)["kv_blocks"] == 64
         assert server.log.read_text().count("the server keeps its schedule") == 1
 
 
@@ -134,7 +136,7 @@ def test_the_last_of_several_schedules_holds(administered, model):
     asked = [
         replace(schedule_for(model, "rra", encode_batch=2, decode_batch=4, decode_iterations=3), kv_blocks=72),
         replace(schedule_for(model, "static", encode_batch=3), kv_blocks=88),
-        replace(schedule_for(model), max_num_seqs=5, kv_blocks=96),
+        changed(schedule_for(model), max_num_seqs=5, kv_blocks=96),
     ]
     for schedule in asked:
         assert follow(administered, schedule, X_Admin_Token="secret") == 202

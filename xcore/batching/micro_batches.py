@@ -28,12 +28,12 @@ class MicroBatch(Work):
 class MicroBatching:
     """Splits steps: a sequence is always in the same one of `count` (B_m) micro-batches.
 
-    A step that only encodes is split into `encode_micro_batches`, in the order of the sequences' micro-batches; None:
+    A step that only encodes is split into `encode_count`, in the order of the sequences' micro-batches; None:
     into `count` like any other.
     """
 
     count: int
-    encode_micro_batches: int | None = None
+    encode_count: int | None = None
     replicas: int = 1
 
     def index(self, sequence: Sequence) -> int:
@@ -42,10 +42,10 @@ class MicroBatching:
 
     def split(self, step: Step) -> list[MicroBatch]:
         """The micro-batches of a step, in the order in which they go through the stages."""
-        if self.encode_micro_batches is None or step.decode:
+        if self.encode_count is None or step.decode:
             return self._by_index(step)
         encode = sorted(step.encode, key=lambda pair: self.index(pair[0]))
-        count = min(self.encode_micro_batches, len(encode))
+        count = min(self.encode_count, len(encode))
         ends = [len(encode) * i // count for i in range(count + 1)]
         return [MicroBatch(i, encode[a:b], ()) for i, (a, b) in enumerate(itertools.pairwise(ends))]
 

@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from xcore.batching.sequence import Sequence
+
+StagePhase = Literal["both", "encode", "decode"]
+"""What the stages of a line compute."""
 
 ENDLESS = sys.maxsize
 """As many iterations as there may be."""

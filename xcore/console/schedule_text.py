@@ -1,8 +1,9 @@
 """A schedule in one line."""
 
 from xcore.duration import duration_text
+from xcore.policies.control import kinds
 from xcore.quantity import counted
-from xcore.specs.schedule import VARIABLES, Schedule
+from xcore.specs.schedule import Schedule
 
 
 def schedule_text(schedule: Schedule) -> str:
@@ -12,9 +13,12 @@ def schedule_text(schedule: Schedule) -> str:
 
 def variables_text(schedule: Schedule) -> str:
     """Its control variables and stages, without the policy's name."""
-    variables = {name: getattr(schedule, name) for name in VARIABLES}
-    if schedule.encode_micro_batches == 1:
-        variables["encode_micro_batches"] = None
+    kind_of = kinds(type(schedule.control))
+    variables: dict[str, int | str | None] = {
+        name: value
+        for name, value in schedule.control.variables.items()
+        if not (kind_of[name] == "encode-micro-batches" and value == 1)
+    }
     if schedule.admission != "reserve":
         variables["admission"] = schedule.admission
     if schedule.prefix_caching:

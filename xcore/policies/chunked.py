@@ -1,9 +1,14 @@
 """Chunked prefill (Sarathi; vLLM v1): a token budget per iteration, decoding first, the rest for chunks of prompts."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from xcore.batching import ENDLESS, Ledger, Step
+from xcore.batching.step import StagePhase
+from xcore.errors import InputError
+from xcore.policies.control import Control, Policy, PolicyContext, Residents, Tokens
 from xcore.policies.traits import Traits
 from xcore.specs.engine import OWN_ENGINE
-from xcore.specs.schedule import StagePhase
 
 
 class ChunkedPolicy:
@@ -35,13 +40,32 @@ class ChunkedPolicy:
         return Step(decode=decode, repeats=ENDLESS, arrivals=room) if decode else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChunkedControl(Control):
+    """Variables of chunked prefill."""
+
+    max_num_seqs: Residents
+    max_num_batched_tokens: Tokens
+
+    def make(self, context: PolicyContext) -> Policy:
+        """Return the policy with these variables."""
+        return ChunkedPolicy(self.max_num_seqs, self.max_num_batched_tokens)
+
+    @classmethod
+    def check(cls, variables: Mapping[str, int]) -> None:
+        """Raise InputError for a token budget below the number of sequences, which vLLM refuses."""
+        budget, residents = variables.get("max_num_batched_tokens"), variables.get("max_num_seqs")
+        if budget is not None and residents is not None and budget < residents:
+            raise InputError(
+                f"A budget of {budget:,} tokens per iteration can't give {residents:,} sequences a token each: raise "
+                "--max-num-batched-tokens or lower --max-num-seqs."
+            )
+
+
 TRAITS = Traits(
     name="chunked",
     what="prompts in chunks within a token budget (Sarathi, vLLM v1)",
-    variables={"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"},
-    make=lambda schedule, _: ChunkedPolicy(
-        schedule.variable("max_num_seqs"), schedule.variable("max_num_batched_tokens")
-    ),
+    control=ChunkedControl,
     # SGLang with --enable-mixed-chunk and TensorRT-LLM with enable_chunked_prefill; vLLM by default.
     engines=("vllm", "vllm-0.11", "sglang", "tensorrt-llm", OWN_ENGINE),
     compiled=2,

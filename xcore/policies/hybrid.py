@@ -5,7 +5,10 @@ small ones that leave no bubbles, the second large ones that read the weights le
 schedule, which the pipeline follows; what comes next is decided as for static batches.
 """
 
+from dataclasses import dataclass, field
+
 from xcore.policies import static
+from xcore.policies.control import Control, EncodeMicroBatches, MicroBatches, Policy, PolicyContext, Prompts
 from xcore.policies.traits import Traits
 
 
@@ -13,15 +16,24 @@ class HybridPolicy(static.StaticPolicy):
     """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class HybridControl(Control):
+    """Variables of hybrid static batches."""
+
+    encode_batch: Prompts
+    """B_E: sequences of a batch."""
+    micro_batches: MicroBatches = field()
+    encode_micro_batches: EncodeMicroBatches = None
+
+    def make(self, context: PolicyContext) -> Policy:
+        """Return the policy with these variables."""
+        return HybridPolicy(self.encode_batch)
+
+
 TRAITS = Traits(
     name="hybrid",
     what="static, with more micro-batches for encoding than for decoding (DeepSpeed)",
-    variables={
-        "encode_batch": "prompts",
-        "encode_micro_batches": "encode-micro-batches",
-        "micro_batches": "micro-batches",
-    },
-    make=lambda schedule, _: HybridPolicy(schedule.variable("encode_batch")),
+    control=HybridControl,
     compiled=0,
     early_termination=False,
     grows=True,

@@ -6,7 +6,7 @@ from itertools import accumulate
 
 from xcore.batching import Fits, Forecast, Ledger, Sequence
 from xcore.policies.adjustment import PEEKED_BATCHES, Adjustment
-from xcore.specs.schedule import Schedule
+from xcore.policies.control import PolicyContext
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Joining:
     forecast: Forecast | None = None
 
     @staticmethod
-    def of(schedule: Schedule, adjustment: Adjustment | None, iterations: int) -> "Joining":
+    def of(context: PolicyContext, iterations: int) -> "Joining":
         """As a schedule says, whose next batch joins after so many decoding iterations."""
-        grows, workload = schedule.admission == "grow", schedule.workload
+        grows, workload = context.admission == "grow", context.workload
         forecast = Forecast(workload.output, iterations) if grows else None
-        return Joining(workload.input.mean, adjustment, forecast)
+        return Joining(workload.input.mean, context.adjustment, forecast)
 
     def admit(self, ledger: Ledger, now: float, count: int) -> list[Sequence]:
         """Make about `count` waiting sequences resident."""

@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from xcore.batching import ENDLESS, Ledger, Sequence, Step
-from xcore.specs.schedule import Schedule, StagePhase
+from xcore.batching.step import StagePhase
+from xcore.errors import InputError
+from xcore.policies import orca
+from xcore.specs.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,14 @@ class OnePhasePolicy:
     @staticmethod
     def of(schedule: Schedule, decode_share: float = 1.0) -> "OnePhasePolicy":
         """With the limits of a schedule of policy orca."""
-        sequences, prompts = schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")
-        tokens = prompts * max(1, round(schedule.workload.input.mean))
-        return OnePhasePolicy(sequences, tokens, decode_share=decode_share)
+        control = schedule.control
+        if not isinstance(control, orca.OrcaControl):
+            raise InputError(
+                f"A model that shares devices can't follow policy {schedule.policy}: its schedule needs the limits of "
+                f"{orca.TRAITS.name}; tune again."
+            )
+        tokens = control.prefills_per_step * max(1, round(schedule.workload.input.mean))
+        return OnePhasePolicy(control.max_num_seqs, tokens, decode_share=decode_share)
 
     def first(self, ledger: Ledger, now: float) -> Sequence | None:
         """The waiting prompt that is admitted next; None where there is none, or as many are resident as may be."""

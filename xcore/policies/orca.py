@@ -1,8 +1,11 @@
 """Iteration-level scheduling (Orca): requests join and leave at every iteration."""
 
+from dataclasses import dataclass
+
 from xcore.batching import ENDLESS, Ledger, Step
+from xcore.batching.step import StagePhase
+from xcore.policies.control import Control, Policy, PolicyContext, Prompts, Residents
 from xcore.policies.traits import Traits
-from xcore.specs.schedule import StagePhase
 
 
 class OrcaPolicy:
@@ -24,11 +27,23 @@ class OrcaPolicy:
         return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class OrcaControl(Control):
+    """Variables of iteration-level scheduling."""
+
+    max_num_seqs: Residents
+    prefills_per_step: Prompts
+    """Prompts encoded in one iteration; 1 is the paper's Orca."""
+
+    def make(self, context: PolicyContext) -> Policy:
+        """Return the policy with these variables."""
+        return OrcaPolicy(self.max_num_seqs, self.prefills_per_step)
+
+
 TRAITS = Traits(
     name="orca",
     what="requests join and leave at every iteration (Orca)",
-    variables={"max_num_seqs": "residents", "prefills_per_step": "prompts"},
-    make=lambda schedule, _: OrcaPolicy(schedule.variable("max_num_seqs"), schedule.variable("prefills_per_step")),
+    control=OrcaControl,
     # Other engines bound the tokens of whole prompts in an iteration, not their number (vLLM without chunked prefill).
     compiled=1,
     mixed=True,

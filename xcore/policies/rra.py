@@ -1,10 +1,12 @@
 """RRA, round-robin allocation (paper section 4.1): encode B_E sequences, decode N_D iterations, again."""
 
+from dataclasses import dataclass
+
 from xcore.batching import Ledger, Sequence, Step
-from xcore.policies.adjustment import Adjustment
+from xcore.batching.step import StagePhase
+from xcore.policies.control import Control, EncodeMicroBatches, Period, Policy, PolicyContext, Prompts, Target
 from xcore.policies.joining import Joining
 from xcore.policies.traits import Traits
-from xcore.specs.schedule import Schedule, StagePhase
 
 
 class RRAPolicy:
@@ -35,21 +37,28 @@ class RRAPolicy:
         return self.joining.admit(ledger, now, count)
 
 
-def _make(schedule: Schedule, adjustment: Adjustment | None) -> RRAPolicy:
-    iterations = schedule.variable("decode_iterations")
-    return RRAPolicy(schedule.variable("encode_batch"), iterations, Joining.of(schedule, adjustment, iterations))
+@dataclass(frozen=True, kw_only=True)
+class RRAControl(Control):
+    """Variables of round-robin allocation."""
+
+    encode_batch: Prompts
+    """B_E: sequences encoded in one encoding phase."""
+    decode_iterations: Period
+    """N_D: decoding iterations between two encoding phases."""
+    decode_batch: Target
+    """B_D: sequences being decoded at the start of a decoding phase; derived."""
+    encode_micro_batches: EncodeMicroBatches = None
+
+    def make(self, context: PolicyContext) -> Policy:
+        """Return the policy with these variables."""
+        joining = Joining.of(context, self.decode_iterations)
+        return RRAPolicy(self.encode_batch, self.decode_iterations, joining)
 
 
 TRAITS = Traits(
     name="rra",
     what="encode a batch, decode N_D iterations, again (ExeGPT)",
-    variables={
-        "encode_batch": "prompts",
-        "decode_batch": "target",
-        "decode_iterations": "period",
-        "encode_micro_batches": "encode-micro-batches",
-    },
-    make=_make,
+    control=RRAControl,
     compiled=3,
     grows=True,
     complexity=2,

@@ -1,8 +1,11 @@
 """Static batches (FasterTransformer): encode a batch, decode until its last sequence ends, then take the next."""
 
+from dataclasses import dataclass
+
 from xcore.batching import ENDLESS, Ledger, Step
+from xcore.batching.step import StagePhase
+from xcore.policies.control import Control, Policy, PolicyContext, Prompts
 from xcore.policies.traits import Traits
-from xcore.specs.schedule import StagePhase
 
 
 class StaticPolicy:
@@ -21,11 +24,22 @@ class StaticPolicy:
         return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class StaticControl(Control):
+    """Variables of static batches."""
+
+    encode_batch: Prompts
+    """B_E: sequences of a batch."""
+
+    def make(self, context: PolicyContext) -> Policy:
+        """Return the policy with these variables."""
+        return StaticPolicy(self.encode_batch)
+
+
 TRAITS = Traits(
     name="static",
     what="a batch runs to its longest output (FasterTransformer)",
-    variables={"encode_batch": "prompts"},
-    make=lambda schedule, _: StaticPolicy(schedule.variable("encode_batch")),
+    control=StaticControl,
     compiled=0,
     early_termination=False,
     grows=True,

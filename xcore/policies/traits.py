@@ -1,30 +1,12 @@
 """Traits: what everyone but a policy's own file needs to know of it."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
 from math import inf
-from typing import Any, Literal, Protocol
 
-from xcore.batching import Ledger, Step
-from xcore.policies.adjustment import Adjustment
+from xcore.errors import InputError
+from xcore.policies.control import Control, Kind, batch_name, kinds, name_of
 from xcore.specs.engine import OWN_ENGINE
-from xcore.specs.schedule import Schedule, StagePhase
-
-Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
-"""What a control variable sets: the most prompts encoded in one iteration, resident sequences, or tokens computed in
-one iteration; the decoding iterations between two encoding phases; the micro-batches of decoding, and of encoding, that
-may be left out. A target (B_D) follows from the others: schedules have it, searches don't set it.
-"""
-
-
-class Policy(Protocol):
-    """Decides the next iteration."""
-
-    def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next iteration at time `now` (seconds) on the stages of a phase, which are `both` unless the policy is
-        disaggregated. None while nothing can run there before another request or encoded batch arrives, or blocks are
-        freed.
-        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +16,8 @@ class Traits:
     name: str
     what: str
     """In a line of `exegpt list policies`."""
-    variables: Mapping[str, Kind]
-    """Its control variables by their names in a Schedule."""
-    make: Callable[[Schedule, Adjustment | None], Policy]
-    """The policy with a schedule's variables, and with an adjustment where it has a target."""
+    control: type[Control]
+    """The record of its control variables, which makes the policy."""
     engines: tuple[str, ...] = (OWN_ENGINE,)
     """The presets (`xcore/specs/engine.py`) of the engines that run it: its predictions are of one of them."""
     compiled: int | None = None
@@ -62,21 +42,36 @@ class Traits:
     colour: str = "#8a8f98"
 
     @property
-    def required(self) -> tuple[str, ...]:
-        """The variables that a schedule must have."""
-        return tuple(name for name, kind in self.variables.items() if kind != "encode-micro-batches")
-
-    @property
     def searched(self) -> tuple[str, ...]:
-        """The variables that a search sets."""
-        return tuple(name for name, kind in self.variables.items() if kind != "target")
+        """The names of the variables that a search sets."""
+        return tuple(name for name, kind in kinds(self.control).items() if kind not in (None, "target"))
 
     @property
     def adjustable(self) -> bool:
         """Whether it has a target, which dynamic adjustment keeps near."""
-        return "target" in self.variables.values()
+        return self.name_of("target") is not None
 
-    def value(self, schedule: Schedule, kind: Kind) -> int | None:
-        """A schedule's variable of this kind; None where the policy has none."""
-        found: list[Any] = [getattr(schedule, name) for name, own in self.variables.items() if own == kind]
-        return found[0] if found else None
+    @property
+    def batch_name(self) -> str:
+        """The name of the variable that is the batch."""
+        return batch_name(self.control)
+
+    def name_of(self, kind: Kind) -> str | None:
+        """Return the name of the variable of a kind; None if the policy has none."""
+        return name_of(self.control, kind)
+
+    def record(self, variables: Mapping[str, int | None], target: int = 1) -> Control:
+        """Return the record of these variables; of points of a search, which have none, with this `target`.
+
+        Raises InputError for a variable that the policy doesn't have, or that is missing.
+        """
+        given = {name: value for name, value in variables.items() if value is not None}
+        if (name := self.name_of("target")) and name not in given:
+            given[name] = target
+        needed = [field.name for field in fields(self.control) if field.default is MISSING]
+        missing = [name for name in needed if name not in given]
+        unknown = [name for name in given if name not in kinds(self.control)]
+        if missing or unknown:
+            problem = f"needs {' and '.join(missing)}" if missing else f"can't have {' and '.join(unknown)}"
+            raise InputError(f"A schedule of policy {self.name} {problem}: its variables are {', '.join(needed)}.")
+        return self.control(**given)

@@ -1,12 +1,12 @@
 """WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from xcore.batching import ENDLESS, Ledger, Step
-from xcore.policies.adjustment import Adjustment
+from xcore.batching.step import StagePhase
+from xcore.policies.control import Control, MicroBatches, Policy, PolicyContext, Prompts, Target
 from xcore.policies.joining import Joining
 from xcore.policies.traits import Traits
-from xcore.specs.schedule import Schedule, StagePhase
 
 
 def most_underway(stages: int) -> int:
@@ -52,17 +52,28 @@ class WAAPolicy:
         return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
 
 
-def _make(schedule: Schedule, adjustment: Adjustment | None) -> WAAPolicy:
-    """Batches join one after the other, about one at each iteration: as far ahead as the last of those under way."""
-    ahead = most_in_transfer(sum(stage.phase == "encode" for stage in schedule.stages))
-    return WAAPolicy(schedule.variable("encode_batch"), Joining.of(schedule, adjustment, ahead))
+@dataclass(frozen=True, kw_only=True)
+class WAAControl(Control):
+    """Variables of workload-aware allocation."""
+
+    encode_batch: Prompts
+    """B_E: sequences encoded together."""
+    decode_batch: Target
+    """B_D: sequences being decoded; derived."""
+    micro_batches: MicroBatches = field()
+
+    def make(self, context: PolicyContext) -> Policy:
+        """Return the policy with these variables.
+
+        Batches join one after the other, about one at each iteration: as far ahead as the last of those under way.
+        """
+        return WAAPolicy(self.encode_batch, Joining.of(context, most_in_transfer(context.encode_stages)))
 
 
 WAA_C = Traits(
     name="waa-c",
     what="devices split between the phases by computing time (ExeGPT)",
-    variables={"encode_batch": "prompts", "decode_batch": "target", "micro_batches": "micro-batches"},
-    make=_make,
+    control=WAAControl,
     compiled=4,
     grows=True,
     disaggregated=True,

@@ -45,7 +45,5 @@ def takes_over_in_place(new: Schedule, held: Schedule) -> bool:
     """
     if any(getattr(new, name) != getattr(held, name) for name in OF_ONE_ENGINE):
         return False
-    disaggregated = any(stage.phase == "encode" for stage in held.stages)
-    return new.kv_blocks <= held.kv_blocks and not (
-        disaggregated and (new.encode_batch or 0) > (held.encode_batch or 0)
-    )
+    larger = new.control.batch > held.control.batch
+    return new.kv_blocks <= held.kv_blocks and not (held.traits.disaggregated and larger)

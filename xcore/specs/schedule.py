@@ -3,16 +3,22 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from xcore.batching.step import StagePhase
 from xcore.errors import InputError
 from xcore.noun import Noun
+from xcore.policies import Traits, traits_of
+from xcore.policies.control import Control
 from xcore.specs.bound import BoundMeaning, BoundName
 from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
 from xcore.specs.model import BYTES, ModelSpec
+from xcore.specs.schedule_versions import VERSIONS, AnyRecord, check_degrees, read_control
 from xcore.specs.workload import Workload
 
-StagePhase = Literal["both", "encode", "decode"]
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
 
 BLOCK_SIZE = 16
 """Default number of tokens per KV block."""
@@ -48,11 +54,13 @@ class ModelReference(Noun):
 
 @dataclass(frozen=True)
 class Schedule(Noun):
-    """The result of the scheduler, which the runner enforces. Variables that the policy doesn't have are None."""
+    """The result of the scheduler, which the runner enforces."""
 
     version: int
+    """Of the file that it is written as; a file of an older version is read as this one."""
     policy: str
-    """Its variables and stages are checked where it is known (xcore/policies)."""
+    control: Annotated[Control, AnyRecord()]
+    """The policy's variables."""
     model: ModelReference
     cluster: ClusterSpec
     workload: Workload
@@ -70,23 +78,6 @@ class Schedule(Noun):
     """What a file says that doesn't say it."""
     percentile: float = 99.0
     """Of the requests, who keep the bounds."""
-    encode_batch: int | None = None
-    """B_E: sequences encoded in one encoding phase."""
-    decode_batch: int | None = None
-    """B_D: sequences being decoded at the start of a decoding phase; derived."""
-    decode_iterations: int | None = None
-    """N_D: decoding iterations between two encoding phases."""
-    micro_batches: int | None = None
-    """B_m: micro-batches of a decoding batch."""
-    encode_micro_batches: int | None = None
-    tp_degree: int | None = None
-    tp_gpus: int | None = None
-    encode_tp_degree: int | None = None
-    encode_tp_gpus: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    prefills_per_step: int | None = None
-    """Prompts encoded in one iteration; 1 is the paper's Orca."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
     admission: Literal["reserve", "grow"] = "reserve"
@@ -96,12 +87,18 @@ class Schedule(Noun):
     """Whether blocks stay in the cache when their sequences end or are preempted, until others need them, and serve
     sequences that begin with the same tokens."""
 
-    VERSION = 1
+    VERSION = VERSIONS[-1]
 
     def __post_init__(self) -> None:
         if self.version != Schedule.VERSION:
             raise InputError(
-                f"This schedule has version {self.version}, this exegpt reads version {Schedule.VERSION}: tune again."
+                f"This schedule has version {self.version}, this exegpt reads versions {_READ}: tune again."
+            )
+        record = self.traits.control
+        if type(self.control) is not record:
+            raise InputError(
+                f"A schedule of policy {self.policy} can't have a {type(self.control).__name__} as its control "
+                f"variables: it needs a {record.__name__}."
             )
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
@@ -125,12 +122,23 @@ class Schedule(Noun):
         """Devices of the cluster that no replica has."""
         return max(0, self.cluster.devices - self.replicas * sum(stage.tp for stage in self.stages))
 
-    def variable(self, name: str) -> int:
-        """A control variable that the policy requires; InputError where the schedule lacks it."""
-        value: int | None = getattr(self, name)
-        if value is None:
-            raise InputError(f"A schedule of policy {self.policy} needs {name}: tune again.")
-        return value
+    @property
+    def traits(self) -> Traits:
+        """Its policy's traits; InputError for an unknown policy."""
+        return traits_of(self.policy)
+
+    @property
+    def tensor_parallelism(self) -> dict[str, int | None]:
+        """T_P of the stages by the names in files: the widest group's degree and the devices in groups, of the decoding
+        side; of encoding stages likewise, None without any.
+        """
+        by_name: dict[str, int | None] = {}
+        for prefix, phases in (("", ("both", "decode")), ("encode_", ("encode",))):
+            degrees = [stage.tp for stage in self.stages if stage.phase in phases]
+            grouped = [tp for tp in degrees if tp > 1]
+            by_name[f"{prefix}tp_degree"] = (grouped[0] if grouped else 1) if degrees else None
+            by_name[f"{prefix}tp_gpus"] = sum(grouped) if degrees else None
+        return by_name
 
     def check_stages(self) -> None:
         """InputError for stages that no cluster can have: a device in two of them or in none, a layer likewise."""
@@ -172,6 +180,31 @@ class Schedule(Noun):
                 f"'{spec.name}': tune for this model."
             )
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        """Read both versions, and write the stages' tensor parallelism beside the control variables."""
+        from pydantic_core import core_schema  # only what reads or writes documents calls this
+
+        def read(data: Any, validate: Any) -> Schedule:
+            schedule: Schedule = validate(read_control(data) if isinstance(data, dict) else data)
+            if isinstance(data, dict):
+                check_degrees(data, schedule.tensor_parallelism)
+            return schedule
+
+        def write(schedule: Schedule, serialize: Any) -> dict[str, Any]:
+            written: dict[str, Any] = {}
+            for name, value in serialize(schedule).items():
+                written[name] = value
+                if name == "control":
+                    written |= schedule.tensor_parallelism
+            return written
+
+        plain = core_schema.wrap_serializer_function_ser_schema(write)
+        return core_schema.no_info_wrap_validator_function(read, handler(source), serialization=plain)
+
+
+_READ = " and ".join(map(str, VERSIONS))
+
 
 def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
     """Whether stages hold so many layers, each at least one; none at all where there are none."""
@@ -181,22 +214,6 @@ def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
     edges = [0, *(stop for _, stop in parts)]
     covered = len(parts) == len(held) and edges[-1] == layers and all(a < b for a, b in parts)
     return covered and parts == list(itertools.pairwise(edges))
-
-
-VARIABLES = (
-    "encode_batch",
-    "decode_iterations",
-    "decode_batch",
-    "micro_batches",
-    "encode_micro_batches",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "prefills_per_step",
-)
-"""The fields that are policies' control variables, in the order in which people are shown them."""
-
-PIPELINE_VARIABLES = ("micro_batches", "encode_micro_batches")
-"""Variables of every policy: the numbers of micro-batches of a step."""
 
 
 def devices(schedule: Schedule) -> int:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from xcore.batching import BlockPool, Ledger, Sequence, Step
+from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
 from xcore.policies import sharing
 from xcore.policies.one_phase import OnePhasePolicy
-from xcore.specs.schedule import StagePhase
 from xmulti.applications.demand import ServiceRates
 from xmulti.applications.orders import ApplicationOrder, WaitingCall
 from xmulti.applications.warm_cache import WarmCache

@@ -14,13 +14,13 @@ import torch
 from xcore.batching import Ledger
 from xcore.batching import Sequence as LedgerSequence
 from xcore.batching.shared_pool import least_quota
+from xcore.batching.step import StagePhase
 from xcore.policies.one_phase import OnePhasePolicy
 from xcore.policies.priority_sharing import PrioritySharing
 from xcore.policies.quota_adaptation import QuotaAdaptation
 from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import PlannedModel, Share
-from xcore.specs.schedule import StagePhase
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.transport import wait
 from xrunner.core.driver import Options

@@ -9,7 +9,7 @@ from xcore import document
 from xcore.console.output import NOTES_OF
 from xcore.errors import InputError
 from xcore.noun import Noun
-from xcore.policies import checked
+from xcore.policies.from_schedule import checked
 from xcore.quantity import counted
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel

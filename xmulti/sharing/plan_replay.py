@@ -13,6 +13,7 @@ from xcore.batching.shared_pool import block_of, least_quota, shared_pools
 from xcore.errors import InputError
 from xcore.orders import fcfs
 from xcore.orders.doubling_budget import DoublingBudget
+from xcore.policies import orca
 from xcore.policies.one_phase import OnePhasePolicy
 from xcore.policies.priority_sharing import PrioritySharing
 from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
@@ -173,7 +174,7 @@ def _load(
 def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
     if isinstance(profile, Profile):
         return ProfileCost(ReplicaCost.of(schedule, profile))
-    if schedule.policy != "orca" or len(schedule.stages) > 1 or schedule.replicas > 1:
+    if schedule.policy != orca.TRAITS.name or len(schedule.stages) > 1 or schedule.replicas > 1:
         raise InputError(
             f"The iterations of {profile.model} are of prompts or of decoding, on one group of devices, and its "
             f"schedule has policy '{schedule.policy}', {len(schedule.stages)} stages and {schedule.replicas} replicas: "

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from xcore.errors import Infeasible, InputError
+from xcore.policies import orca
 from xcore.quantity import counted, figure_text
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import PlannedModel, Share
@@ -187,7 +188,8 @@ def _schedule(demand: Demand, cluster: ClusterSpec, tp: int, blocks: int) -> Sch
     part = replace(cluster, name=f"{tp}x{cluster.device.kind}", nodes=1, devices_per_node=tp)
     return Schedule(
         version=Schedule.VERSION,
-        policy="orca",
+        policy=orca.TRAITS.name,
+        control=orca.OrcaControl(max_num_seqs=MAX_NUM_SEQS, prefills_per_step=min(prompts, MAX_NUM_SEQS)),
         model=ModelReference(setting.model, setting.model.fingerprint),
         cluster=part,
         workload=setting.workload.without_requests,
@@ -197,8 +199,6 @@ def _schedule(demand: Demand, cluster: ClusterSpec, tp: int, blocks: int) -> Sch
         dtype=setting.profile.dtype,
         kv_dtype=setting.kv_dtype,
         admission="grow",
-        max_num_seqs=MAX_NUM_SEQS,
-        prefills_per_step=min(prompts, MAX_NUM_SEQS),
         latency_bound_s=demand.bound_s,
         bound="requests",
     )

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from xcore.policies import traits_of
 from xcore.specs.change import OF_ONE_ENGINE, Change, Reschedule
-from xcore.specs.schedule import PIPELINE_VARIABLES, Schedule
+from xcore.specs.schedule import Schedule
 from xrunner.core.drift import Drift
 
 T = TypeVar("T")
@@ -76,6 +75,5 @@ def beside(work: Callable[[], T]) -> "Future[T]":
 
 def same(schedule: Schedule, other: Schedule) -> bool:
     """Whether two schedules lead to the same decisions; their workloads may differ."""
-    variables = {*traits_of(schedule).searched, *PIPELINE_VARIABLES}
-    names = (*OF_ONE_ENGINE, *variables, "kv_blocks")
-    return all(getattr(schedule, name) == getattr(other, name) for name in names)
+    fixed = all(getattr(schedule, name) == getattr(other, name) for name in (*OF_ONE_ENGINE, "kv_blocks"))
+    return fixed and schedule.control.decisions == other.control.decisions

@@ -23,7 +23,7 @@ def cache_blocks(place: Place, spec: ModelSpec) -> int:
     if spec.longest_request is None:
         return schedule.kv_blocks
     longest = -(-spec.longest_request // schedule.block_size)
-    return min(schedule.kv_blocks, (schedule.encode_batch or 0) * longest)
+    return min(schedule.kv_blocks, schedule.control.batch * longest)
 
 
 def cache_bytes(model: Model, schedule: Schedule, blocks: int) -> int:
@@ -40,7 +40,7 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
     if spec.encoder_layers:
         sends_or_receives = place.encoded_by is not None or bool(place.encodes_for)
         return ((place.before is not None) + batches * sends_or_receives) * states
-    a_batch = extent.tokens // schedule.block_size + (schedule.encode_batch or 0)
+    a_batch = extent.tokens // schedule.block_size + schedule.control.batch
     transferred = 0 if place.line[0].phase == "both" else min(batches * a_batch, schedule.kv_blocks)
     return (place.before is not None) * states + kv_transfer.buffer_bytes(place, spec, transferred)
 

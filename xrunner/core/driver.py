@@ -13,11 +13,13 @@ from typing import Any
 from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, Sequence
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.sequence import PREEMPTED
+from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
-from xcore.policies import Policy, make_ledger, make_policy, shares_in_step, traits_of
+from xcore.policies import Policy
+from xcore.policies.from_schedule import make_ledger, make_policy, shares_in_step
 from xcore.requests.request import Request
 from xcore.specs.change import Change, takes_over_in_place
-from xcore.specs.schedule import Schedule, StagePhase
+from xcore.specs.schedule import Schedule
 from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
 from xrunner.core.lanes import Lane, OwnLane
@@ -74,7 +76,7 @@ class Driver:
         kind = AheadLane if worker.gpu and not worker.transport else OwnLane
         self._own = kind(worker, schedule, outputs, assemble)
         self._others: list[Lane] = []
-        if traits_of(schedule).disaggregated:
+        if schedule.traits.disaggregated:
             self._others.append(EncodingLane(worker, outputs, assemble, self.ledger))
             worker.between = self._turn_others
         self.lanes = [*self._others, self._own]

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from xcore.batching import Ledger, MicroBatching, Sequence, Step
+from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_in_transfer, most_underway
-from xcore.specs.schedule import StagePhase
 from xrunner.comm.encoder_output import slots_in
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.comm.transport import NOTICE, TOKENS

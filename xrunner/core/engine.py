@@ -9,15 +9,16 @@ import torch
 
 from xcore.batching import Hints, Ledger, Order, deal
 from xcore.batching.room import blocks_needed, with_room
+from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
 from xcore.orders import fcfs
-from xcore.policies import make_policy
+from xcore.policies.from_schedule import make_policy
 from xcore.requests.engine_protocol import Occupancy
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import check_request
 from xcore.specs.change import Change, Reschedule
-from xcore.specs.schedule import Schedule, StagePhase, devices, ranks_needed
+from xcore.specs.schedule import Schedule, devices, ranks_needed
 from xcore.specs.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.place import Place

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
-from xcore.batching import MicroBatch, MicroBatching, Step
+from xcore.batching import MicroBatch, Step
+from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_underway
-from xcore.specs.schedule import Schedule, StagePhase
+from xcore.specs.schedule import Schedule
 from xrunner.comm.transport import TOKENS
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler, DeviceBatch
@@ -78,8 +79,7 @@ class OwnLane:
 
     def follow(self, schedule: Schedule) -> None:
         """Split steps as a schedule says, or into one micro-batch for each stage."""
-        count = schedule.micro_batches or len(self._worker.place.line)
-        self._micro_batching = MicroBatching(count, schedule.encode_micro_batches, schedule.replicas)
+        self._micro_batching = schedule.control.micro_batching(len(self._worker.place.line), schedule.replicas)
 
     @property
     def free(self) -> bool:

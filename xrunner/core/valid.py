@@ -1,7 +1,7 @@
 """Which schedules can be run with which models; the others can be planned with."""
 
 from xcore.errors import InputError
-from xcore.policies import make_policy
+from xcore.policies.from_schedule import make_policy
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xrunner.models.weights import DTYPES

@@ -16,7 +16,6 @@ from exegpt.kernels.work_list import WorkList
 from xcore.batching import BlockPool
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
-from xcore.policies import traits_of
 from xcore.specs.schedule import Schedule
 from xrunner.comm.gpu import Gpu
 from xrunner.models import AttentionBatch, Batch, Dealing, EncoderDecoder, KVCache, Model, Planning, computed_rows
@@ -57,18 +56,17 @@ class Extent:
         pool = BlockPool(schedule.kv_blocks, schedule.block_size)
         start = bool(schedule.model.spec.encoder_layers)
         blocks = [pool.blocks_for(most_cached(prompt, output, start)) for prompt, output in sequences]
-        traits = traits_of(schedule)
-        resident = min(len(sequences), schedule.kv_blocks, traits.value(schedule, "residents") or len(sequences))
+        resident = min(len(sequences), schedule.kv_blocks, schedule.control.of_kind("residents") or len(sequences))
         # A preempted request's output is prefilled with its prompt.
         prefilled = [prompt + (schedule.admission == "grow") * (output - 1) for prompt, output in sequences]
         tokens = computed_rows(_most_tokens(schedule, prefilled, resident))
-        prompts = min(len(sequences), traits.value(schedule, "prompts") or resident)
+        prompts = min(len(sequences), schedule.control.of_kind("prompts") or resident)
         return Extent(min(pool.total, sum(blocks)), tokens, resident, max(blocks, default=1), prompts)
 
     @staticmethod
     def within(schedule: Schedule, input_tokens: int, max_output: int) -> "Extent":
         """The extent of any number of requests of at most so many tokens: what an engine that stays open needs."""
-        sequences = traits_of(schedule).value(schedule, "residents") or schedule.kv_blocks
+        sequences = schedule.control.of_kind("residents") or schedule.kv_blocks
         return Extent.of(schedule, [(input_tokens, max_output)] * sequences)
 
     @staticmethod
@@ -79,14 +77,13 @@ class Extent:
 
 
 def _most_tokens(schedule: Schedule, prompts: Sequence[int], resident: int) -> int:
-    traits = traits_of(schedule)
-    budget = traits.value(schedule, "tokens")
+    budget = schedule.control.of_kind("tokens")
     if budget:
         return budget
-    encoded = sum(sorted(prompts, reverse=True)[: traits.value(schedule, "prompts")])
+    encoded = sum(sorted(prompts, reverse=True)[: schedule.control.of_kind("prompts")])
     if schedule.model.spec.longest_request is None:  # then the cache limits what is encoded at once
         encoded = min(encoded, schedule.kv_blocks * schedule.block_size)
-    return encoded + resident if traits.mixed else max(encoded, resident)
+    return encoded + resident if schedule.traits.mixed else max(encoded, resident)
 
 
 def warm_up(

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from xcore.policies import traits_of
 from xcore.requests.engine_protocol import Opened
 from xcore.specs.workload import Array
 from xserver.admission.arrival_rate import ArrivalRate
@@ -196,7 +195,7 @@ class Admission:
     def _check_share(self, running: Sequence[Output]) -> None:
         """ApiError if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self._input_p99)
-        residents = traits_of(self._schedule).value(self._schedule, "residents") or len(running)
+        residents = self._schedule.control.of_kind("residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = f"Requests of more than {self._input_p99:,} input tokens are limited, and {long} run already."
             raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
@@ -255,7 +254,7 @@ class Admission:
         replicas = self._schedule.replicas
         running = [row for row in standing if row.generated][::replicas]
         waiting = [row for row in standing if not row.generated][::replicas]
-        residents = traits_of(self._schedule).value(self._schedule, "residents") or 64
+        residents = self._schedule.control.of_kind("residents") or 64
         typical, capacity = round(self._inputs.mean), self._schedule.kv_blocks * self._schedule.block_size
         most = max(1, min(self._outputs_p99, capacity - typical))
         count = max(16, len(running), residents)

@@ -33,7 +33,7 @@ class Pace:
     """The pace of one engine, from the moment `now_s` of the monotonic clock on."""
 
     def __init__(self, schedule: Schedule, cost: ReplicaCost, profile: Profile, now_s: float):
-        most = schedule.max_num_seqs or schedule.encode_batch or 1
+        most = schedule.control.batch or 1
         batches = sorted({*(2**i for i in range(most.bit_length())), most})
         points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
         self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
@@ -139,9 +139,7 @@ def _octave(load: float) -> int:
 
 def _filled(schedule: Schedule, batch: int) -> Schedule:
     """The schedule with at most `batch` running sequences, or `batch` prompts at a time if that is its variable."""
-    if schedule.max_num_seqs:
-        return replace(schedule, max_num_seqs=batch)
-    return replace(schedule, encode_batch=batch)
+    return replace(schedule, control=schedule.control.with_batch(batch))
 
 
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import ceil
 
 import xsimulator
-from xcore.policies import traits_of
 from xcore.requests.engine_protocol import Opened
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
@@ -48,12 +47,11 @@ class Predicted:
 
 def targets(schedule: Schedule) -> Mapping[str, float]:
     """The schedule's target of sequences per micro-batch, by phase, as far as its policy sets one."""
-    traits = traits_of(schedule)
-    prompts, residents = traits.value(schedule, "prompts"), traits.value(schedule, "residents")
-    decoding = traits.value(schedule, "target") or residents
+    control = schedule.control
+    prompts, decoding = control.of_kind("prompts"), control.of_kind("target") or control.of_kind("residents")
     decoders = [stage for stage in schedule.stages if stage.phase != "encode"]
-    at_once = schedule.micro_batches or max(1, len(decoders))
-    sizes = {"encode": prompts, "decode": decoding, "mixed": decoding if traits.mixed else None}
+    at_once = control.micro_batching(max(1, len(decoders))).count
+    sizes = {"encode": prompts, "decode": decoding, "mixed": decoding if schedule.traits.mixed else None}
     return {
         phase: size if phase == "encode" else ceil(size / at_once) for phase, size in sizes.items() if size is not None
     }

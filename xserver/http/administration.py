@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse, Response
 
 from xcore import document
 from xcore.errors import InputError
-from xcore.policies import checked
+from xcore.policies.from_schedule import checked
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import hashed

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
-from xcore.policies import checked, shares_in_step, traits_of
+from xcore.policies.from_schedule import checked, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.schedule import Schedule
 from xcore.traces.prefixes import Prefixes
@@ -136,12 +136,12 @@ class Replicas:
 
     def _sides(self, schedule: Schedule, replica_cost: ReplicaCost) -> Array:
         """The stages of the side, or of both sides, with how steps are cut for them."""
-        micro_batches = schedule.micro_batches or len(replica_cost.decode.stages)
-        key = (replica_cost, micro_batches, schedule.encode_micro_batches)
+        split = schedule.control.micro_batching(len(replica_cost.decode.stages))
+        key = (replica_cost, split)
         if key not in self._packed:
             disaggregated = replica_cost.disaggregated
             takes_over = disaggregated and replica_cost.encoder_decoder
-            head = [micro_batches, schedule.encode_micro_batches or 0, takes_over]
+            head = [split.count, split.encode_count or 0, takes_over]
             sides = [_side(replica_cost.encode, [1, 0, 0])] if disaggregated else []
             sides.append(_side(replica_cost.decode, head))
             transfer = _kv_transfer(replica_cost) if disaggregated else _table(None)
@@ -151,7 +151,7 @@ class Replicas:
 
 def is_compiled(schedule: Schedule) -> bool:
     """Return whether the compiled event loop has a schedule's policy with its admission."""
-    traits = traits_of(schedule)
+    traits = schedule.traits
     return traits.compiled is not None and (schedule.admission == "reserve" or traits.mixed)
 
 
@@ -178,19 +178,18 @@ def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool)
 
 
 def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
-    policy = traits_of(checked(schedule)).compiled
+    policy = checked(schedule).traits.compiled
     if policy is None:
         raise InputError(f"Policy '{schedule.policy}' isn't compiled: replay it, or search without --rate.")
     if not is_compiled(schedule):
         raise InputError(
             f"Admission '{schedule.admission}' of policy {schedule.policy} isn't compiled: replay it, or take reserve."
         )
-    batch = schedule.max_num_seqs or schedule.encode_batch or 0
-    other = schedule.max_num_batched_tokens or schedule.prefills_per_step or schedule.decode_iterations or 0
+    control = schedule.control
     cache = schedule.admission == "grow", schedule.prefix_caching, shares_in_step(schedule)
     ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
-    numbers = (policy, batch, other, *sizes, replica_cost.encoder_decoder, *cache, ahead)
+    numbers = (policy, control.batch, control.limit, *sizes, replica_cost.encoder_decoder, *cache, ahead)
     return np.array(numbers, dtype=np.float64)
 
 

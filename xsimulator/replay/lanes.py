@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from math import inf
 
 from xcore.batching import Ledger, Step
+from xcore.batching.step import StagePhase
 from xcore.policies import Policy
 from xcore.policies.waa import most_underway
-from xcore.specs.schedule import StagePhase
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record

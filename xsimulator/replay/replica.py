@@ -5,9 +5,10 @@ from collections.abc import Sequence as Items
 from math import inf
 
 from xcore.batching import MicroBatching, Order, Sequence
+from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
-from xcore.policies import make_ledger, make_policy, traits_of
-from xcore.specs.schedule import Schedule, StagePhase
+from xcore.policies.from_schedule import make_ledger, make_policy
+from xcore.specs.schedule import Schedule
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.cells import Pipeline
 from xsimulator.replay.lanes import KVTransfer, Lane
@@ -17,14 +18,14 @@ from xsimulator.replay.record import Record
 def micro_batching_of(schedule: Schedule) -> MicroBatching:
     """How steps are split on the stages that decode: into as many micro-batches, unless the schedule says otherwise."""
     decoding = sum(stage.phase != "encode" for stage in schedule.stages)
-    return MicroBatching(schedule.micro_batches or decoding, schedule.encode_micro_batches, schedule.replicas)
+    return schedule.control.micro_batching(decoding, schedule.replicas)
 
 
 def decides_ahead(schedule: Schedule, replica_cost: ReplicaCost) -> bool:
     """Return whether an iteration is decided before the one before it has ended: where the engine has two in flight.
     The policies that only this project's own engine runs decide synchronously.
     """
-    return traits_of(schedule).mixed and replica_cost.cost_model.profile.in_flight > 1
+    return schedule.traits.mixed and replica_cost.cost_model.profile.in_flight > 1
 
 
 class Replica:

@@ -5,9 +5,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.policies.chunked import TRAITS
 from xcore.specs.workload import LengthDistribution
 from xsimulator.steady import lockstep
 from xsimulator.steady.chunk_times import Found, chunk_times
+from xsimulator.steady.closed_form import ClosedForm, Steady, pool_of
 from xsimulator.steady.iterations import Encoded, Mixture, from_iterations
 from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
 from xsimulator.steady.outcome import Outcome
@@ -103,3 +105,12 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         return chunk_times(Found(scenario, room, prompts, others, decoding))
 
     return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, budget, encoded)
+
+
+def _steady(scenario: Scenario) -> Steady:
+    return lambda controls: outcome(
+        scenario, controls["max_num_seqs"], controls["max_num_batched_tokens"], pool_of(controls)
+    )
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, grows=True)

@@ -5,7 +5,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.policies.orca import TRAITS
 from xsimulator.steady import lockstep
+from xsimulator.steady.closed_form import ClosedForm, Steady, pool_of
 from xsimulator.steady.iterations import Encoded, Mixture, Own, from_iterations, seconds_of
 from xsimulator.steady.occupancy import RESERVED, Pool
 from xsimulator.steady.outcome import Outcome
@@ -84,3 +86,12 @@ def _encoded(scenario: Scenario, mixture: Mixture) -> Encoded:
     per_token = (table[:, -1] - table[:, 0]) / max(lengths[-1] - lengths[0], 1.0)
     deviation = np.sqrt(np.maximum(prompts[:, 0] - 1, 0.0)) * mixture.chunk.std * per_token
     return Encoded.of(table.T, np.broadcast_to(deviation, table.T.shape), np.outer(p, share))
+
+
+def _steady(scenario: Scenario) -> Steady:
+    return lambda controls: outcome(
+        scenario, controls["max_num_seqs"], controls["prefills_per_step"], pool_of(controls)
+    )
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady, grows=True)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.policies.rra import TRAITS
+from xsimulator.steady.closed_form import ClosedForm, Steady
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
@@ -187,3 +189,12 @@ def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int
 def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
     """B_D, rounded: sequences being decoded at the start of a phase."""
     return max(1, round(encode_batch * scenario.load.steady(decode_iterations).batch_ratio))
+
+
+def _steady(scenario: Scenario) -> Steady:
+    return lambda controls: outcome(
+        scenario, controls["encode_batch"], controls["decode_iterations"], controls.get("encode_micro_batches")
+    )
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady)

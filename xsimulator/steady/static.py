@@ -7,6 +7,8 @@ of them for encoding, against bubbles, and fewer for decoding.
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.policies.static import TRAITS
+from xsimulator.steady.closed_form import ClosedForm, Steady
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
@@ -89,3 +91,10 @@ def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> fl
 def blocks(scenario: Scenario, batch: int) -> int:
     """KV blocks that a batch holds, its 99.9th percentile."""
     return scenario.load.reservation(None).quantile(batch, batch)
+
+
+def _steady(scenario: Scenario) -> Steady:
+    return lambda controls: outcome(scenario, controls["encode_batch"], controls.get("encode_micro_batches"))
+
+
+CLOSED_FORM = ClosedForm((TRAITS.name,), _steady)

@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.policies.waa import WAA_C, WAA_M
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import Reservation
+from xsimulator.steady.closed_form import ClosedForm, Controls, Steady, blocks_of
 from xsimulator.steady.decoding_cycle import Cycle, Decoding, fixed_point, iteration
 from xsimulator.steady.outcome import Demand, Lifetime, Outcome
 from xsimulator.steady.prompts import Encoding
@@ -307,3 +309,15 @@ class WAA:
                 return min(low + (high - low) * above / (above - below), float(most))
             low, above = float(high), below
         return float(most)
+
+
+def _steady(scenario: Scenario) -> Steady:
+    sides = functools.cache(functools.partial(WAA, scenario))
+
+    def outcome(controls: Controls) -> Outcome:
+        return sides(controls["micro_batches"]).outcome(controls["encode_batch"], blocks_of(controls))
+
+    return outcome
+
+
+CLOSED_FORM = ClosedForm((WAA_C.name, WAA_M.name), _steady)

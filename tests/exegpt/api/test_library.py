@@ -23,7 +23,7 @@ def test_tune_is_the_command(capsys):
     command = printed(capsys, "tune", "--latency-bound", "5s", "--no-advice", *TYPED)
     data = found.to_dict()
     assert json.loads(json.dumps(data["estimate"])) == command["estimate"]
-    assert data["schedule"]["max_num_seqs"] == command["schedule"]["max_num_seqs"]
+    assert data["schedule"]["control"]["max_num_seqs"] == command["schedule"]["control"]["max_num_seqs"]
     assert list(found.assumptions) == command["assumptions"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         found.schedule = None
@@ -56,7 +56,7 @@ def test_a_bound_is_seconds_or_a_text():
 
 def test_tune_at_a_rate():
     found = exegpt.tune(*WHERE, latency_bound=5.0, rate=4, policy="chunked", fixed={"max_num_seqs": 32})
-    assert found.rate_seq_s == 4.0 < found.goodput_seq_s and found.schedule.max_num_seqs == 32
+    assert found.rate_seq_s == 4.0 < found.goodput_seq_s and found.schedule.control.max_num_seqs == 32
 
 
 def test_simulate_is_the_command(capsys):

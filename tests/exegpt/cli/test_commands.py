@@ -9,8 +9,7 @@ from xscheduler.ties import TIE
 from xscheduler.tune import POLICIES
 
 SCHEDULE_KEYS = set(
-    "version policy encode_batch decode_batch decode_iterations micro_batches encode_micro_batches tp_degree "
-    "tp_gpus encode_tp_degree encode_tp_gpus max_num_seqs max_num_batched_tokens prefills_per_step kv_blocks "
+    "version policy control tp_degree tp_gpus encode_tp_degree encode_tp_gpus kv_blocks "
     "block_size replicas admission prefix_caching stages dtype kv_dtype latency_bound_s ttft_bound_s tpot_bound_s "
     "bound percentile model cluster workload profile".split()
 )
@@ -232,11 +231,11 @@ def test_a_run_without_a_schedule_tunes_first(exegpt, tiny, tiny_profile, tmp_pa
     command = ("run", "-m", tiny, "-r", tmp_path / "t.csv", "-p", tiny_profile, "--json")
     assert exegpt(*command).json["requests"] == 9
     fixed = exegpt(*command, "--policy", "rra", "--encode-batch", 2, "--decode-iterations", 3).json["schedule"]
-    assert (fixed["policy"], fixed["encode_batch"], fixed["decode_iterations"]) == ("rra", 2, 3)
+    assert (fixed["policy"], fixed["control"]["encode_batch"], fixed["control"]["decode_iterations"]) == ("rra", 2, 3)
     some = exegpt(*command, "--max-num-seqs", 4).json["schedule"]  # of all policies, those that have it
-    assert some["policy"] in ("orca", "chunked") and some["max_num_seqs"] == 4
+    assert some["policy"] in ("orca", "chunked") and some["control"]["max_num_seqs"] == 4
     large = exegpt(*command, "--policy", "orca", "--max-num-seqs", 64)  # more than there are requests
-    assert large.code == 0 and large.json["schedule"]["max_num_seqs"] == 64, large.err
+    assert large.code == 0 and large.json["schedule"]["control"]["max_num_seqs"] == 64, large.err
     impossible = exegpt(*command, "--latency-bound", "0.001ms")
     assert impossible.code == 3 and "lowest reachable latency" in impossible.err
 

@@ -38,7 +38,7 @@ def check(exegpt, path, texts, *columns):
     lengths = [RequestLengths(r.input, r.output, r.arrival_s) for r in read_trace(path, named)]
     where = ("llama-3.1-8b", "1xH100-SXM", str(path), None)
     setting = find_setting(*where, columns=columns[-1] if columns else None, one_by_one=True)
-    schedule, _ = follow(setting, EngineSettings(**ENGINE))
+    schedule, _ = follow(setting, EngineSettings.of(ENGINE))
     expected = replay(schedule, setting.profile, lengths, timeline=False, prompts=texts, lanes=True)
     assert done.json["reused_tokens"] == expected.reused > 0
     assert {row["id"] for row in rows} == {served.index for served in expected.served} == set(range(len(texts)))

@@ -110,7 +110,7 @@ def test_line_7_token_budgets_go_as_far_as_memory(exegpt):
     answer = exegpt(*command, "--policy", "chunked,orca", "--no-advice", "--engine", "none").json
     by_policy = {a["policy"]: (a["estimate"]["throughput_seq_s"], a["schedule"]) for a in answer["alternatives"]}
     assert by_policy["chunked"][0] > 0.97 * by_policy["orca"][0]
-    assert by_policy["chunked"][1]["max_num_batched_tokens"] > 8192
+    assert by_policy["chunked"][1]["control"]["max_num_batched_tokens"] > 8192
 
 
 def test_a_rate_that_nothing_sustains_is_exit_3_with_the_highest(exegpt, trace):

@@ -122,7 +122,7 @@ def test_a_point_that_is_none_is_refused(words, said, capsys):
 def test_policies_without_a_fixed_variable_are_left_out(capsys):
     words = ("tune", "--latency-bound", "inf", "--max-num-seqs", "64", "--no-advice", *LLAMA, *H100)
     found = printed(capsys, *words)
-    assert found["schedule"]["max_num_seqs"] == 64
+    assert found["schedule"]["control"]["max_num_seqs"] == 64
     reasons = {a["policy"]: a["reason"] for a in found["alternatives"] if a["schedule"] is None}
     assert reasons["rra"] == "it has no max_num_seqs, which is fixed"
     assert main([*words, "--policy", "rra"]) == 2

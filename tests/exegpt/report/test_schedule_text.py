@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.nouns import changed, schedule
 from xcore.console.schedule_text import bound_text, schedule_text, stages_text, variables_text
 from xcore.specs.schedule import Stage
 
@@ -28,14 +28,12 @@ def test_stages_in_brief(stages, replicas, text):
 
 
 def test_only_the_variables_that_a_policy_has():
-    plan = replace(
-        schedule("rra"), encode_batch=4, decode_iterations=7, decode_batch=9, stages=(stage(0, 1),), replicas=1
-    )
-    assert variables_text(replace(plan, encode_micro_batches=1)) == (
+    plan = schedule("rra", decode_iterations=7, stages=(stage(0, 1),))
+    assert variables_text(changed(plan, encode_micro_batches=1)) == (
         "encode_batch=4 decode_iterations=7 decode_batch=9 on TP1"
     )
-    assert schedule_text(replace(plan, encode_micro_batches=2)).startswith("rra encode_batch=4 ")
-    assert "encode_micro_batches=2" in variables_text(replace(plan, encode_micro_batches=2))
+    assert schedule_text(changed(plan, encode_micro_batches=2)).startswith("rra encode_batch=4 ")
+    assert "encode_micro_batches=2" in variables_text(changed(plan, encode_micro_batches=2))
 
 
 def test_a_bounds_text_names_what_must_meet_it():

@@ -30,7 +30,7 @@ def test_every_stage_has_its_devices_layers_and_use():
 
 
 def test_encoder_and_decoder_layers_are_listed_separately():
-    both = replace(SPLIT, policy="rra", decode_iterations=1, stages=(Stage((0,), 1, "both", (0, 6), (0, 12)),))
+    both = replace(SPLIT, stages=(Stage((0,), 1, "both", (0, 6), (0, 12)),))
     assert stage_rows(both)[0][4] == "encoder 0–5, decoder 0–11"
 
 

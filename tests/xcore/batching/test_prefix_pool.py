@@ -14,8 +14,8 @@ from xcore.batching.prefix_pool import extend_keys
 from xcore.batching.sequence import PREEMPTED
 from xcore.errors import InputError
 from xcore.orders import fcfs
-from xcore.policies import make_ledger
 from xcore.policies.chunked import ChunkedPolicy
+from xcore.policies.from_schedule import make_ledger
 from xcore.policies.orca import OrcaPolicy
 from xcore.specs.workload import RequestLengths
 from xsimulator.replay.event_simulator import replay

@@ -10,7 +10,7 @@ from xcore.batching import Sequence
 from xcore.batching.room import with_room
 from xcore.errors import InputError
 from xcore.orders import fcfs
-from xcore.policies import make_ledger
+from xcore.policies.from_schedule import make_ledger
 from xcore.requests.request import Request
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 200), st.integers(1, 200)), max_size=5)

@@ -1,7 +1,6 @@
 """Dynamic adjustment: batches near their targets, and nobody waits for ever."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +11,8 @@ from tests.xcore.nouns import profile, schedule
 from xcore.batching import BlockPool, Ledger, Sequence
 from xcore.errors import InputError
 from xcore.orders import fcfs
-from xcore.policies import make_policy
 from xcore.policies.adjustment import Adjustment
+from xcore.policies.from_schedule import make_policy
 from xcore.policies.joining import Joining
 from xcore.policies.rra import RRAPolicy
 from xcore.policies.waa import WAAPolicy
@@ -121,7 +120,9 @@ def test_it_is_a_share(share):
 
 def test_its_targets_are_the_schedules():
     made = schedule("rra", workload=Workload.fixed(100, 20))
-    assert make_policy(made, 0.1).joining.adjustment == Adjustment(0.1, 100.0, made.encode_batch, made.decode_batch)
+    assert make_policy(made, 0.1).joining.adjustment == Adjustment(
+        0.1, 100.0, made.control.encode_batch, made.control.decode_batch
+    )
     assert make_policy(made).joining.adjustment is None
     assert make_policy(made, 0.0).joining.adjustment.threshold == 0.0
     assert make_policy(made, 1.0).joining.adjustment.threshold == 1.0
@@ -130,7 +131,7 @@ def test_its_targets_are_the_schedules():
 def test_the_replay_follows_it():
     """Batches' tokens then vary less, and nobody is lost."""
     drawn = task("S").draw(400, seed=1)
-    made = replace(schedule("rra"), workload=task("S").without_requests, encode_batch=8, kv_blocks=4000)
+    made = schedule("rra", workload=task("S").without_requests, encode_batch=8, kv_blocks=4000)
     tables = profile()
 
     def encoded(adjustment):

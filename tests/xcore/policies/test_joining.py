@@ -6,7 +6,7 @@ from tests.xcore.nouns import schedule
 from xcore.batching import BlockPool, Forecast, Ledger, Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.orders import fcfs
-from xcore.policies import make_policy
+from xcore.policies.from_schedule import make_policy
 from xcore.policies.joining import Joining
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import Stage

@@ -1,10 +1,8 @@
 """Steps of one phase: prompts first, as many as their budget of tokens and the blocks allow, then all residents."""
 
-from dataclasses import replace
-
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.nouns import changed, schedule
 from xcore.batching import BlockPool, Ledger, Sequence
 from xcore.orders import fcfs
 from xcore.policies.one_phase import OnePhasePolicy
@@ -86,7 +84,7 @@ def test_the_next_prompt_is_one_that_is_ready():
 def test_a_schedules_prompts_are_a_budget_of_mean_length():
     made = schedule("orca", workload=Workload.fixed(20, 10), max_num_seqs=7, prefills_per_step=3)
     assert OnePhasePolicy.of(made) == OnePhasePolicy(7, 60)
-    assert OnePhasePolicy.of(replace(made, prefills_per_step=1)).max_num_batched_tokens == 20
+    assert OnePhasePolicy.of(changed(made, prefills_per_step=1)).max_num_batched_tokens == 20
 
 
 def test_prompts_of_as_many_tokens_as_vllm_takes_are_prefilled_together_by_default():

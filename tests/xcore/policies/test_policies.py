@@ -2,18 +2,20 @@
 
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import schedule
+from tests.xcore.nouns import changed, schedule
 from xcore.batching import BlockPool, Ledger, Sequence, Step
 from xcore.errors import InputError
 from xcore.orders import fcfs
-from xcore.policies import TRAITS, Traits, checked, make_ledger, make_policy, register, runs
+from xcore.policies import TRAITS, Traits, runs
 from xcore.policies.chunked import ChunkedPolicy
+from xcore.policies.control import Control, kinds
+from xcore.policies.from_schedule import make_ledger, make_policy
 from xcore.policies.hybrid import HybridPolicy
 from xcore.policies.orca import OrcaPolicy
 from xcore.policies.rra import RRAPolicy
@@ -21,7 +23,6 @@ from xcore.policies.static import StaticPolicy
 from xcore.policies.waa import WAAPolicy
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.engine import ENGINES
-from xcore.specs.schedule import PIPELINE_VARIABLES, VARIABLES, Stage
 from xcore.specs.workload import MAX_TOKENS
 
 REQUESTS = st.lists(
@@ -163,36 +164,40 @@ def test_a_policy_is_what_its_traits_say(policy):
 
 
 def test_variables_are_known_by_what_they_set():
-    plan = schedule("rra")
-    found = {kind: TRAITS["rra"].value(plan, kind) for kind in ("prompts", "target", "period", "tokens")}
+    control = schedule("rra").control
+    found = {kind: control.of_kind(kind) for kind in ("prompts", "target", "period", "tokens")}
     assert found == {"prompts": 4, "target": 9, "period": 8, "tokens": None}
 
 
 @pytest.mark.parametrize("wrong", [None, 0, -1, MAX_TOKENS + 1])
 @pytest.mark.parametrize(
-    ("policy", "name"), [(traits.name, name) for traits in TRAITS.values() for name in traits.required]
+    ("policy", "name"),
+    [
+        (traits.name, name)
+        for traits in TRAITS.values()
+        for name, kind in kinds(traits.control).items()
+        if kind not in (None, "encode-micro-batches")
+    ],
 )
-def test_a_schedule_without_its_policys_variables_is_refused(policy, name, wrong):
-    with pytest.raises(InputError, match=f"policy {policy} needs {name} from 1 to 10,000,000 .got {wrong}"):
-        checked(replace(schedule(policy), **{name: wrong}))
-
-
-def test_a_policy_with_a_variable_that_no_schedule_has_is_refused():
-    odd = Traits(name="odd", what="one at a time", variables={"batch": "prompts"}, make=lambda *_: StaticPolicy(1))
-    with pytest.raises(InputError, match="Policy 'odd' has batch, and schedules have encode_batch, "):
-        register(odd)
-    assert "odd" not in TRAITS
+def test_a_control_variable_that_the_policy_needs_is_checked(policy, name, wrong):
+    with pytest.raises(InputError, match=f"variable {name} can't be {wrong}: it must be from 1 to 10,000,000"):
+        changed(schedule(policy), **{name: wrong})
 
 
 def test_a_policy_does_no_more_than_it_declares(monkeypatch):
-    bare = Traits(name="bare", what="one at a time", variables={}, make=lambda *_: StaticPolicy(1))
+    @dataclass(frozen=True, kw_only=True)
+    class BareControl(Control):
+        def make(self, context):
+            return StaticPolicy(1)
+
+    bare = Traits(name="bare", what="one at a time", control=BareControl)
     monkeypatch.setitem(TRAITS, "bare", bare)
     with pytest.raises(InputError, match="bare can't have admission 'grow'"):
         make_ledger(schedule("bare", admission="grow"), fcfs)
     with pytest.raises(InputError, match="can't be cached with policy bare"):
         make_ledger(schedule("bare", prefix_caching=True), fcfs)
     assert make_ledger(schedule("bare"), fcfs).early_termination
-    assert not (bare.disaggregated or bare.mixed or bare.splits_prompts or bare.adjustable or bare.required)
+    assert not (bare.disaggregated or bare.mixed or bare.splits_prompts or bare.adjustable or bare.searched)
 
 
 def test_an_encoder_takes_no_chunks():
@@ -314,35 +319,11 @@ def test_a_static_batch_ends_with_the_stop_token_of_its_last_sequence():
     assert ledger.idle and ledger.pool.available == 4
 
 
-@pytest.mark.parametrize("name", PIPELINE_VARIABLES)
+@pytest.mark.parametrize("name", ["micro_batches", "encode_micro_batches"])
 @pytest.mark.parametrize("wrong", [0, -1, MAX_TOKENS + 1])
 def test_numbers_of_micro_batches_are_checked_under_every_policy(name, wrong):
     """Of -1 none would be computed, and of 0 at a prefill none either."""
-    policy = next(policy for policy in ("static", "orca") if name not in TRAITS[policy].required)
-    with pytest.raises(InputError, match=f"can't have {name} {wrong}: it must be from 1 to 10,000,000"):
-        checked(replace(schedule(policy), **{name: wrong}))
-    assert getattr(checked(replace(schedule(policy), **{name: 1})), name) == 1
-
-
-@pytest.mark.parametrize("policy", TRAITS)
-def test_a_variable_of_another_policy_is_refused_by_name(policy):
-    """A stray max_num_seqs of 4 made RRA run with a batch of 4."""
-    stages = {"stages": (Stage((0,), 1, "encode", None, (0, 2)), Stage((1,), 1, "decode", None, (0, 2)))}
-    plan = schedule(policy, **(stages if TRAITS[policy].disaggregated else {}))
-    for name in set(VARIABLES) - {*PIPELINE_VARIABLES, *TRAITS[policy].variables}:
-        with pytest.raises(InputError, match=f"policy {policy} can't have {name} \\(got 4\\): its variables are"):
-            checked(replace(plan, **{name: 4}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"tp_degree": 2}, "tp_degree 2: its stages have 1"),
-        ({"tp_gpus": 4}, "tp_gpus 4: its stages have 0"),
-        ({"encode_tp_degree": 1}, "encode_tp_degree 1: only stages of phase encode have it"),
-    ],
-)
-def test_tensor_parallelism_that_the_stages_lack_is_refused(changes, words):
-    assert checked(schedule("rra", tp_degree=1, tp_gpus=0))
-    with pytest.raises(InputError, match=words):
-        checked(schedule("rra", **changes))
+    for policy in TRAITS:
+        with pytest.raises(InputError, match=f"variable {name} can't be {wrong}: it must be from 1 to 10,000,000"):
+            changed(schedule(policy), **{name: wrong})
+        assert getattr(changed(schedule(policy), **{name: 1}).control, name) == 1

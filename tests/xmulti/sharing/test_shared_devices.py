@@ -78,7 +78,7 @@ def test_a_model_takes_no_more_memory_than_its_sequences_can_use(plan):
     for model in plan.models:
         schedule, lengths = model.schedule, model.schedule.workload
         blocks = -(-(lengths.input.max + lengths.output.max) // schedule.block_size) + 1
-        given[model.name] = schedule.kv_blocks / (schedule.max_num_seqs * blocks)
+        given[model.name] = schedule.kv_blocks / (schedule.control.max_num_seqs * blocks)
     assert max(given.values()) == 1, "the busy model's sequences can use all that it has"
 
 

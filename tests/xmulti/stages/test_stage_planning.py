@@ -63,7 +63,7 @@ def test_a_plan_is_written_shown_and_printed(file, tmp_path):
     assert done.json["plan"] == document.to_dict(plan)
     assert {node.name for stage in plan.stages for node in stage.nodes} == {"chain", "judge", "chat"}
     assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
-    residents = {model.name: {schedule.max_num_seqs for schedule in model.schedules} for model in plan.models}
+    residents = {model.name: {schedule.control.max_num_seqs for schedule in model.schedules} for model in plan.models}
     assert residents == {"chain": {20}, "judge": {40}, "chat": {300}}, "as many calls as there can be at once"
     for model in plan.models:
         degrees = [degree.tp for degree in model.costs.degrees]

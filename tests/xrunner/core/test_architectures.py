@@ -5,6 +5,7 @@ import torch
 
 from xcore.document import fingerprint
 from xcore.errors import InputError
+from xcore.policies import TRAITS
 from xcore.requests.request import Request
 from xcore.specs.cluster import local_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -90,8 +91,9 @@ def generate(model, prompt, most):
 
 def schedule(model, policy, kv_blocks=22):
     return Schedule(
-        version=1,
+        version=Schedule.VERSION,
         policy=policy,
+        control=TRAITS[policy].control(**POLICIES[policy]),
         model=ModelReference(model.spec, fingerprint(model.spec)),
         cluster=local_cluster(),
         workload=Workload.fixed(16, 8),
@@ -101,7 +103,6 @@ def schedule(model, policy, kv_blocks=22):
         block_size=16,
         dtype="fp32",
         kv_dtype="fp32",
-        **POLICIES[policy],
     )
 
 

@@ -15,7 +15,7 @@ from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, generate, requests
 from xcore.errors import InputError
 from xcore.orders import fcfs
-from xcore.policies import make_ledger, make_policy
+from xcore.policies.from_schedule import make_ledger, make_policy
 from xcore.requests.request import Request
 from xrunner.core.engine import Engine
 from xrunner.models import load_model

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from tests.xcore.nouns import changed
 from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, requests, schedule
 from tests.xrunner.core import test_architectures as architectures
 from xcore.batching import deal
@@ -132,7 +133,7 @@ def check_disaggregated(facts, plan):
         lengths = [LENGTHS[i] for i in deal(LENGTHS, plan.replicas)[replica]]
         device = replica * per_replica + line[0].devices[0]
         batches = work_of(facts["spans"], device)
-        assert all(phase == "encode" and count <= plan.encode_batch for phase, _, count, _ in batches)
+        assert all(phase == "encode" and count <= plan.control.encode_batch for phase, _, count, _ in batches)
         assert [sum(column) for column in list(zip(*batches, strict=True))[2:]] == [
             len(lengths),
             sum(n for n, _ in lengths),
@@ -159,7 +160,7 @@ def sides(directories, ranks, archs, micro_batches=(1, 3), layouts=None, **varia
     for arch, parts, (encode, decode, copies) in itertools.product(archs, micro_batches, layouts or SIDES[ranks]):
         plan = disaggregated(ModelSpec.from_directory(directories[arch]), encode, decode, replicas=copies, **variables)
         name = f"{arch}-{'.'.join(map(str, encode))}-{'.'.join(map(str, decode))}-x{copies}-{parts}"
-        cells[name] = (arch, dataclasses.replace(plan, micro_batches=parts))
+        cells[name] = (arch, changed(plan, micro_batches=parts))
     return cells
 
 

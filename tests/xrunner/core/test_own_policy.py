@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 
 from tests.xcore import nouns
-from tests.xcore.nouns import profile
+from tests.xcore.nouns import changed, profile
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, requests, schedule
 from tests.xrunner.core.test_job import check_tokens, run_cells
 from xcore.batching import ENDLESS, Ledger, Sequence, Step
+from xcore.batching.step import StagePhase
 from xcore.console.schedule_text import schedule_text
 from xcore.errors import InputError
 from xcore.policies import TRAITS, Traits, register, runs
+from xcore.policies.control import Control, Prompts, Residents
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.model import ModelSpec
-from xcore.specs.schedule import StagePhase
 from xcore.specs.workload import RequestLengths, task
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
@@ -46,12 +47,18 @@ class PrefillFirst:
         return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None
 
 
-OWN = Traits(
-    name="prefill-first",
-    what="prompts before decoding",
-    variables={"max_num_seqs": "residents", "encode_batch": "prompts"},
-    make=lambda schedule, _: PrefillFirst(schedule.encode_batch, schedule.max_num_seqs),
-)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PrefillFirstControl(Control):
+    """Variables of PrefillFirst."""
+
+    encode_batch: Prompts
+    max_num_seqs: Residents
+
+    def make(self, context):
+        return PrefillFirst(self.encode_batch, self.max_num_seqs)
+
+
+OWN = Traits(name="prefill-first", what="prompts before decoding", control=PrefillFirstControl)
 
 
 class Aging:
@@ -114,10 +121,10 @@ def test_it_is_searched(registered):
     options = {"policies": (OWN.name, "orca"), "fixed": {"max_num_seqs": 8}}
     tuned = tune(nouns.MODEL, parse_cluster("1xA40"), task("S"), profile(), **options)
     ours = next(alternative for alternative in tuned.alternatives if alternative.policy == OWN.name)
-    assert ours.schedule.policy == OWN.name and ours.schedule.max_num_seqs == 8 and ours.estimate.feasible
+    assert ours.schedule.policy == OWN.name and ours.schedule.control.max_num_seqs == 8 and ours.estimate.feasible
     rates = []
     for batch in (1, 2, 4, 8):
-        plan = dataclasses.replace(ours.schedule, encode_batch=batch)
+        plan = changed(ours.schedule, encode_batch=batch)
         rates.append(estimate(plan, profile()).throughput_tok_s)
     assert ours.estimate.throughput_tok_s == pytest.approx(max(rates), rel=0.01)
     with pytest.raises(InputError, match="'nobody' can't be searched"):
@@ -138,7 +145,7 @@ def test_an_order_that_changes_with_time(registered, model):
     assert {r.id: r.output_ids for r in first_come.results} == {r.id: r.output_ids for r in aging.results}
 
 
-def test_both_on_two_ranks(job, tmp_path, directories, theirs):
+def test_both_on_two_ranks(registered, job, tmp_path, directories, theirs):
     """This file is the program of every rank: each registers the policy."""
     spec = ModelSpec.from_directory(directories["llama"])
     plans = {
@@ -151,19 +158,19 @@ def test_both_on_two_ranks(job, tmp_path, directories, theirs):
 
 
 def test_what_it_does_not_have_is_refused(registered, model):
-    with pytest.raises(InputError, match="needs encode_batch from 1"):
-        Engine(model, schedule(model.spec, OWN.name, max_num_seqs=5)).run(requests(LENGTHS))
+    with pytest.raises(InputError, match="variable encode_batch can't be 0: it must be from 1"):
+        schedule(model.spec, OWN.name, encode_batch=0, max_num_seqs=5)
+    with pytest.raises(InputError, match="policy prefill-first needs encode_batch: its variables are"):
+        OWN.record({"max_num_seqs": 5})
     plan = schedule(model.spec, OWN.name, **VARIABLES)
     with pytest.raises(InputError, match="isn't compiled"):
         Replicas(profile(model.spec)).serve(plan, Requests(*np.ones((4, 1))))
     assert runs("exegpt", OWN.name) and not runs("vllm", OWN.name)
 
 
-def test_a_name_is_registered_once_and_for_variables_that_schedules_have(registered):
+def test_a_name_is_registered_once(registered):
     with pytest.raises(InputError, match="a policy 'prefill-first' already"):
         register(OWN)
-    with pytest.raises(InputError, match="has batch, and schedules have encode_batch"):
-        register(Traits(name="other", what="", variables={"batch": "prompts"}, make=OWN.make))
 
 
 def test_an_unregistered_policy_is_refused_by_name(model):

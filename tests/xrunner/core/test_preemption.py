@@ -12,7 +12,7 @@ from tests.xrunner.core.test_job import check_decisions, check_tokens, matrix, r
 from tests.xrunner.models.conftest import ARCHITECTURES, vary_vectors
 from tests.xrunner.open_engine import feed
 from xcore.document import to_dict
-from xcore.policies import make_ledger
+from xcore.policies.from_schedule import make_ledger
 from xcore.specs.workload import Workload
 from xrunner.core import driver
 from xrunner.core.engine import Engine

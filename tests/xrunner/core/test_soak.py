@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.xrunner import cells
-from xcore.policies import make_ledger
+from xcore.policies.from_schedule import make_ledger
 from xcore.requests.request import Request
 from xrunner.core.engine import Engine
 from xrunner.models import load_model

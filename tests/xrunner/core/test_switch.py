@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xcore.policies import TRAITS
+from tests.xcore.nouns import split
+from xcore.policies import TRAITS, control_variables
 from xcore.requests.request import Request, Result
-from xcore.specs import schedule
 from xcore.specs.change import OF_ONE_ENGINE, takes_over_in_place
 from xcore.specs.cluster import local_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -54,8 +54,7 @@ def schedule_of(model, policy, variables, **cache):
         stages=(Stage((0,), 1, "both", None, (0, model.spec.layers)),),
         dtype="fp32",
         kv_dtype="fp32",
-        **{"kv_blocks": 24} | cache,
-        **variables,
+        **split(policy, {"kv_blocks": 24} | cache | variables),
     )
 
 
@@ -79,7 +78,7 @@ def settings_of(engine):
     driver = engine._driver
     ledger, lane = driver.ledger, driver.lanes[-1]
     return {
-        "policy": (type(driver.policy), {k: v for k, v in vars(driver.policy).items() if k in schedule.VARIABLES}),
+        "policy": (type(driver.policy), {k: v for k, v in vars(driver.policy).items() if k in control_variables()}),
         "admission": type(ledger.admission),
         "prefix_caching": (type(ledger.pool), driver.outputs.__dict__.get("_keyed")),
         "blocks": (ledger.pool.total, ledger.pool.block_size, engine.worker.cache.values[0].shape[2]),
@@ -139,11 +138,12 @@ def test_after_a_switch_the_engine_has_the_new_schedules_settings(model, undistu
 
 def test_every_field_is_a_setting_or_known_to_decide_nothing(model):
     """A field that is added must be compared by `same`, or listed here."""
-    neutral = {"version", "model", "cluster", "workload", "profile", "bound", "percentile", "decode_batch"}
+    neutral = {"version", "model", "cluster", "workload", "profile", "bound", "percentile"}
     neutral |= {"latency_bound_s", "ttft_bound_s", "tpot_bound_s"}
-    layout = {"tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus"}  # the stages say what these mean
-    compared = {*OF_ONE_ENGINE, "kv_blocks"}.union(*(traits.variables for traits in TRAITS.values()))
-    assert {field.name for field in fields(Schedule)} == neutral | layout | compared
+    assert {field.name for field in fields(Schedule)} == neutral | {*OF_ONE_ENGINE, "kv_blocks", "control"}
+    for traits in TRAITS.values():
+        control = TRAITS[traits.name].record(dict.fromkeys(traits.searched, 1))
+        assert {*control.variables} - {*control.decisions} == {*[traits.name_of("target")]} - {None}
 
 
 @pytest.mark.parametrize("change", [{"admission": "grow"}, {"prefix_caching": True}, {"block_size": 8}])

@@ -71,7 +71,7 @@ def test_graphs_give_what_the_cpu_gives(models, arch, policy):
     assert got == expected
     decoded = sum(span.phase == "decode" for span in engine.worker.spans)
     assert gpu.replayed == 2 * decoded > 0  # layers, and the choice behind them
-    most = plan.max_num_seqs or len(LENGTHS)
+    most = plan.control.of_kind("residents") or len(LENGTHS)
     assert gpu.captured == 2 * (len([size for size in SIZES if size < most]) + 1)  # the next one holds all
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from xcore.policies.orca import OrcaControl
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
 from xcore.specs.builtin_models import builtin_model
@@ -27,6 +28,7 @@ PROFILE = roofline_profile(MODEL, CLUSTER)
 SCHEDULE = Schedule(
     version=Schedule.VERSION,
     policy="orca",
+    control=OrcaControl(max_num_seqs=16, prefills_per_step=1),
     model=ModelReference(MODEL, MODEL.fingerprint),
     cluster=CLUSTER,
     workload=task("T"),
@@ -36,8 +38,6 @@ SCHEDULE = Schedule(
     dtype="fp16",
     kv_dtype="fp16",
     admission="grow",
-    max_num_seqs=16,
-    prefills_per_step=1,
     latency_bound_s=20.0,
 )
 

@@ -171,7 +171,7 @@ def test_an_engine_is_asked_no_more_for_what_it_cannot_follow(tmp_path, in_place
     schedule that had taken over in place, where there was one.
     """
     held = nouns.schedule("orca")
-    changed, impossible, later = (replace(held, max_num_seqs=n, kv_blocks=n) for n in (7, 6, 5))
+    changed, impossible, later = (nouns.changed(held, max_num_seqs=n, kv_blocks=n) for n in (7, 6, 5))
 
     async def run():
         link, engine = EngineLink(), AskedEngine(held)
@@ -199,7 +199,7 @@ def test_an_engine_is_asked_no_more_for_what_it_cannot_follow(tmp_path, in_place
 def test_a_schedule_that_came_as_the_engine_loaded_another_by_itself_comes_again(tmp_path):
     """Though that one can't be had, and the engine is as it was."""
     held = nouns.schedule("orca")
-    found, asked = replace(held, max_num_seqs=7, kv_blocks=10**9), replace(held, max_num_seqs=5)
+    found, asked = nouns.changed(held, max_num_seqs=7, kv_blocks=10**9), nouns.changed(held, max_num_seqs=5)
 
     async def run():
         link, engine = EngineLink(), AskedEngine(held)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import MODEL, schedule
+from tests.xcore.nouns import MODEL, changed, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
 from xcore.batching import deal
 from xcore.errors import InputError
@@ -62,11 +62,11 @@ def test_every_request_has_the_replays_times(plan, requests, other, in_flight):
 def test_a_batch_and_a_cache_as_large_as_what_was_used_serve_alike(plan, requests):
     """And neither is less than one request needs."""
     made, tables = plan
-    watch, batch = Watch.nothing(), "max_num_seqs" if made.policy in ("orca", "chunked") else "encode_batch"
+    watch = Watch.nothing()
     times = Replicas(tables).serve(made, arrays(requests), watch)
     used, blocks = map(int, watch.used)
-    assert 1 <= used <= getattr(made, batch) and 1 <= blocks <= made.kv_blocks
-    smaller = replace(made, kv_blocks=blocks, **{batch: used})
+    assert 1 <= used <= made.control.batch and 1 <= blocks <= made.kv_blocks
+    smaller = replace(made, kv_blocks=blocks, control=made.control.with_batch(used))
     again = Replicas(tables).serve(smaller, arrays(requests))
     for name in ("started", "first", "finished"):
         np.testing.assert_allclose(getattr(again, name), getattr(times, name), rtol=1e-9)
@@ -90,7 +90,7 @@ def caches(draw):
     """A schedule whose cache grows or is shared by prefixes, its profile, and requests that crowd it."""
     made, tables = draw(plans(policies=("orca", "chunked", "static")))
     caches_prefixes = made.policy != "static" and tables is PROFILE and draw(st.booleans())
-    made = replace(
+    made = changed(
         made,
         admission=draw(st.sampled_from(["grow", "grow", "reserve"])),
         prefix_caching=caches_prefixes,
@@ -261,7 +261,7 @@ def test_a_slot_stays_empty_for_one_iteration_where_the_next_is_decided_ahead(po
         assert at_once[2].start_s == pytest.approx(at_once[0].finish_s, rel=1e-9)
         longer = later[2].start_s - later[0].finish_s
         assert 0 < longer < 1.5 * (later[0].finish_s - later[0].first_token_s) / 2
-        single = replace(made, max_num_seqs=1)
+        single = changed(made, max_num_seqs=1)
         one, two, _ = replay(single, replace(PROFILE, in_flight=2), requests, timeline=False, lanes=lanes).served
         assert two.start_s == pytest.approx(one.finish_s, rel=1e-9)
 

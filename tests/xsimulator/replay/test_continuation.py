@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from xcore.batching import MicroBatching, Sequence
+from xcore.policies import TRAITS
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
@@ -33,6 +34,7 @@ def schedule_of(policy: str, admission: str = "grow") -> Schedule:
     return Schedule(
         version=Schedule.VERSION,
         policy=policy,
+        control=TRAITS[policy].control(**POLICIES[policy]),
         model=ModelReference(MODEL, MODEL.fingerprint),
         cluster=CLUSTER,
         workload=task("T"),
@@ -42,7 +44,6 @@ def schedule_of(policy: str, admission: str = "grow") -> Schedule:
         dtype="fp16",
         kv_dtype="fp16",
         admission=admission,
-        **POLICIES[policy],
     )
 
 

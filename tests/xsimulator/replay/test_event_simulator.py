@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.xcore.nouns import MODEL, profile, schedule
 from xcore.batching import MicroBatch, Sequence, deal
 from xcore.errors import InputError
-from xcore.policies import make_ledger
+from xcore.policies.from_schedule import make_ledger
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table

@@ -11,7 +11,7 @@ from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
 from xcore.batching import BlockPool, Ledger, Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.orders import fcfs
-from xcore.policies import make_policy
+from xcore.policies.from_schedule import make_policy
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import RequestLengths

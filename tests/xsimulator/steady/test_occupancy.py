@@ -9,7 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.nouns import changed, schedule
+from xcore.policies.rra import RRAControl
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import BLOCK_SIZE
@@ -150,7 +151,7 @@ def test_residents_that_never_outgrow_their_prompts_are_never_preempted():
 def test_a_policy_without_a_formula_for_it_is_replayed():
     plan, profile = engine("opt-13b", "4xA40", 4, "orca", task("T"), 16, 400)
     variables = {"encode_batch": 4, "decode_batch": 16, "decode_iterations": 40}
-    rra = replace(plan, policy="rra", max_num_seqs=None, prefills_per_step=None, **variables)
+    rra = replace(plan, policy="rra", control=RRAControl(**variables))
     assert has_steady_state(plan) and not has_steady_state(rra) and has_steady_state(replace(rra, admission="reserve"))
     predicted = estimate(rra, profile)
     done = replay(rra, profile, rra.workload.draw(4000, seed=7), timeline=False)
@@ -186,7 +187,7 @@ def test_two_iterations_in_flight_leave_slots_empty_and_change_no_life_of_one_se
     workload, most = task("C1"), 64
     plan, profile = engine("llama-3.1-8b", "1xH100-SXM", 1, policy, workload, most, 100_000, "reserve")
     ahead = replace(profile, in_flight=2)
-    one, two = (estimate(replace(plan, max_num_seqs=1), p) for p in (profile, ahead))
+    one, two = (estimate(changed(plan, max_num_seqs=1), p) for p in (profile, ahead))
     for name in ("throughput_seq_s", "latency_s", "ttft_s", "tpot_s", "tpot_p99_s"):  # nothing runs beside it
         assert getattr(two, name) == pytest.approx(getattr(one, name))
     one, two = (estimate(plan, p) for p in (profile, ahead))

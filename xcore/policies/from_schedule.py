@@ -1,0 +1,87 @@
+"""What a schedule asks for, checked and made: its policy, and a ledger for it."""
+
+from xcore.batching import BlockPool, Ledger, Order, PrefixPool
+from xcore.batching.kv_pool import KVPool
+from xcore.errors import InputError
+from xcore.policies import TRAITS
+from xcore.policies.adjustment import Adjustment
+from xcore.policies.control import Policy, PolicyContext
+from xcore.specs.schedule import Schedule
+
+
+def checked(schedule: Schedule) -> Schedule:
+    """The schedule; InputError unless its stages are for the phases that its policy has, and its cache likewise."""
+    traits = schedule.traits
+    phases = {stage.phase for stage in schedule.stages}
+    if phases != ({"encode", "decode"} if traits.disaggregated else {"both"}):
+        raise InputError(
+            f"A schedule of policy {traits.name} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
+            "encode and decode, every other policy does both on each."
+        )
+    _check_cache(schedule)
+    return schedule
+
+
+def _check_cache(schedule: Schedule) -> None:
+    """InputError for a policy without growth or prefixes, where the schedule asks for them."""
+    traits = schedule.traits
+    if schedule.admission == "grow" and not traits.grows:
+        growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
+        raise InputError(f"Policy {traits.name} can't have admission 'grow': use --admission reserve, or {growing}.")
+    if schedule.prefix_caching and (schedule.model.spec.encoder_layers or not traits.caches_prefixes):
+        caching = ", ".join(traits.name for traits in TRAITS.values() if traits.caches_prefixes)
+        raise InputError(
+            f"Prefixes can't be cached with policy {traits.name} and model '{schedule.model.spec.name}': leave "
+            f"--prefix-caching out, or use a decoder-only model with {caching}."
+        )
+
+
+def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
+    """The policy that a schedule names, with its control variables.
+
+    With an `adjustment`, those with a target pick batches that miss it by no more than this share, if they can (paper
+    section 5.2). InputError for a schedule that isn't its policy's, or split prompts where an encoder reads them whole.
+    """
+    traits, spec = checked(schedule).traits, schedule.model.spec
+    if traits.splits_prompts and spec.encoder_layers:
+        raise InputError(
+            f"Policy '{traits.name}' can't split the prompts of model '{spec.name}', whose encoder reads them whole: "
+            "take another, orca for one."
+        )
+    encode_stages = sum(stage.phase == "encode" for stage in schedule.stages)
+    adjusted = _adjustment(schedule, adjustment) if traits.adjustable else None
+    return schedule.control.make(PolicyContext(schedule.workload, schedule.admission, encode_stages, adjusted))
+
+
+def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | None:
+    if threshold is None:
+        return None
+    if not 0 <= threshold <= 1:
+        raise InputError(f"The adjustment is {threshold}: it must be a share, from 0 to 1.")
+    prompts, target = schedule.control.of_kind("prompts"), schedule.control.of_kind("target")
+    assert prompts and target, "a policy with a target limits the prompts of a batch"
+    return Adjustment(threshold, schedule.workload.input.mean, prompts, target)
+
+
+def shares_in_step(schedule: Schedule) -> bool:
+    """Return whether a sequence may use a prefix that another one computes in the same step: where a step is one
+    micro-batch. Otherwise the sequence could overtake the prefix.
+    """
+    return schedule.control.micro_batching(len(schedule.stages)).count == 1
+
+
+def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
+    """An empty ledger over a pool, by default the schedule's KV blocks; `lingering` as of `Ledger`. InputError for a
+    policy without growth or prefixes.
+    """
+    traits, encoder_decoder = schedule.traits, schedule.model.spec.encoder_layers > 0
+    _check_cache(schedule)
+    kind_of_pool = PrefixPool if schedule.prefix_caching else BlockPool
+    pool = pool or kind_of_pool(schedule.kv_blocks, schedule.block_size)
+    kind = {
+        "early_termination": traits.early_termination,
+        "disaggregated": traits.disaggregated,
+        "shares_in_step": shares_in_step(schedule),
+        "lingering": lingering,
+    }
+    return Ledger(pool, order, **kind, encoder_decoder=encoder_decoder, admission=schedule.admission)

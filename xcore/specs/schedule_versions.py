@@ -1,0 +1,96 @@
+"""Schedules in files: version 2 has the policy's variables under `control`, version 1 all policies' side by side."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from xcore.document import validated
+from xcore.errors import InputError
+from xcore.policies import traits_of
+from xcore.policies.control import Control, kinds
+
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler
+    from pydantic_core import CoreSchema
+
+VERSIONS = (1, 2)
+"""Versions that are read; the last is written."""
+
+OF_VERSION_1 = (
+    *("encode_batch", "decode_iterations", "decode_batch", "micro_batches", "encode_micro_batches"),
+    *("max_num_seqs", "max_num_batched_tokens", "prefills_per_step"),
+)
+"""The control variables that a file of version 1 has, null where its policy has no such variable."""
+
+DEGREES = ("tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus")
+"""The tensor parallelism of the stages, which files repeat."""
+
+
+def read_control(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a schedule's plain data with `control` as its policy's record, and without what follows from the stages.
+
+    Raises InputError for variables that the policy doesn't have, or that are missing or wrong.
+    """
+    rest = {name: value for name, value in data.items() if name not in DEGREES}
+    policy, version = data.get("policy"), data.get("version")
+    if not isinstance(policy, str) or version not in VERSIONS:
+        return rest  # which the schedule's own checks refuse
+    record, variables = traits_of(policy).control, data.get("control")
+    if version == 1:
+        if "control" in data:
+            raise InputError("control is a key of version 2, and the version is 1: tune again")
+        variables = {name: value for name in OF_VERSION_1 if (value := rest.pop(name, None)) is not None}
+        rest["version"] = VERSIONS[-1]
+        _refuse_others(policy, record, variables)
+    elif "control" not in data:
+        return rest
+    rest["control"] = _record(policy, record, variables)
+    return rest
+
+
+def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, Any]) -> None:
+    for name, value in variables.items():
+        if name not in kinds(record):
+            own = ", ".join(declared(record))
+            raise InputError(
+                f"A schedule of policy {policy} can't have {name} (got {value}): its variables are {own}; make it "
+                "null, or tune again"
+            )
+
+
+def declared(record: type[Control]) -> tuple[str, ...]:
+    """Return the names of the variables that are the policy's own."""
+    return tuple(name for name, kind in kinds(record).items() if kind is not None)
+
+
+def _record(policy: str, record: type[Control], variables: Any) -> Control:
+    if not isinstance(variables, dict):
+        raise InputError(f"control must be a group of keys (got {variables!r:.40})")
+    control, problems = validated(record, variables)
+    if control is None:
+        raise InputError(f"The control variables of policy {policy} are wrong: {'; '.join(problems)}")
+    return control
+
+
+def check_degrees(data: Mapping[str, Any], stages: Mapping[str, int | None]) -> None:
+    """Raise InputError if a file repeats other tensor parallelism than that of its stages, which are what is run."""
+    for name in DEGREES:
+        value, of_stages = data.get(name), stages[name]
+        if value is not None and value != of_stages:
+            has = "only stages of phase encode have it" if of_stages is None else f"its stages have {of_stages}"
+            raise InputError(f"A schedule can't have {name} {value}: {has}; make it null, or tune again.")
+
+
+class AnyRecord:
+    """Marks a field that holds the record of any policy: a schedule reads it first, by its policy's name."""
+
+    def __get_pydantic_core_schema__(self, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
+        from pydantic_core import core_schema  # only what reads or writes documents calls this
+
+        plain = core_schema.plain_serializer_function_ser_schema(_plain)
+        return core_schema.is_instance_schema(Control, serialization=plain)
+
+
+def _plain(control: Control) -> dict[str, int | None]:
+    """The policy's own variables, and those of the pipeline that are set."""
+    own = declared(type(control))
+    return {name: value for name, value in control.variables.items() if name in own or value is not None}

@@ -1,0 +1,36 @@
+"""The spaces of each policy: which control variables it has, how they are oriented, on which allocations."""
+
+from xscheduler.candidates import CandidateFamily, Candidates
+from xscheduler.question import Question, variables_of
+from xscheduler.spaces import chunked, hybrid, orca, rra, static, waa
+from xscheduler.spaces.declared import declared
+
+SPACES = {
+    space.policy: space for space in (static.SPACE, hybrid.SPACE, orca.SPACE, chunked.SPACE, rra.SPACE, *waa.SPACES)
+}
+"""By the policy's name."""
+POLICIES = tuple(SPACES)
+"""What is searched unless others are asked for."""
+
+
+def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
+    """The spaces of a policy, in whose scenarios the weights fit into memory."""
+    possible = question.admissions(policy) and set(question.fixed) <= set(variables_of(policy))
+    make = SPACES[policy].spaces if policy in SPACES else declared
+    members = list(make(policy, question)) if possible else []
+    for number, space in enumerate(members):
+        space.name = f"{policy}-{number}"
+    return members
+
+
+def refined_variable(policy: str, question: Question) -> str | None:
+    """The variable of which each space has one value and more are looked at; None without one, or where it is fixed."""
+    name = SPACES[policy].refined if policy in SPACES else None
+    return None if name in question.fixed else name
+
+
+def at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
+    """The space like another one at another value of the refined variable; None where there is none."""
+    make = SPACES[like.policy].at_value
+    assert make is not None, f"{like.policy} refines no variable"
+    return make(question, like, value)

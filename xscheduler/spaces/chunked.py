@@ -1,0 +1,70 @@
+"""Spaces of chunked prefill: the residents, at some token budgets."""
+
+import bisect
+import itertools
+from dataclasses import replace
+
+from xcore.batching.admission import Admission
+from xcore.policies.chunked import TRAITS
+from xscheduler.candidates import Candidates
+from xscheduler.question import Question
+from xscheduler.space import Variable
+from xscheduler.spaces.grids import at_value, grid, pipelines, residents_of
+from xscheduler.spaces.policy_space import PolicySpace, Spaces
+from xsimulator.steady import lockstep
+from xsimulator.steady.scenario import Scenario
+
+TOKEN_BUDGETS = tuple(sorted({2**i for i in range(6, 19)} | {3 * 2**i for i in range(13, 18)}))
+"""Tokens an iteration that chunked prefill's spaces enumerate, as far as memory holds their activations."""
+FINE_TOKEN_BUDGETS = tuple(2**i * part // 8 for i in range(6, 18) for part in range(8, 16))
+"""And those that are looked at for an open system, where a budget is the longest that tokens wait for prompts."""
+
+
+def _spaces(policy: str, question: Question) -> Spaces:
+    if question.load.encoder_decoder:
+        return  # an encoder reads its whole input at once
+    for layout, rule in itertools.product(pipelines(question, uniform=True), question.admissions(policy)):
+        scenario = question.both(layout)
+        batches, bounds = residents_of(question, scenario, rule), question.mixed_bounds(layout, rule)
+        if question.open_system:
+            if not (budgets := budgets_of(question, scenario, FINE_TOKEN_BUDGETS, rule)):
+                continue
+            variables = _within(batches, budgets[-1]), Variable("max_num_batched_tokens", budgets)
+            yield grid(policy, question, layout, variables, bounds, admission=rule)
+            continue
+        for budget in budgets_of(question, scenario, TOKEN_BUDGETS, rule):
+            slack, fewer = lockstep.ttft_slack(scenario), (_within(batches, budget),)
+            constants = {"max_num_batched_tokens": budget, "admission": rule}
+            yield grid(policy, question, layout, fewer, bounds, slack, **constants)
+
+
+def _within(variable: Variable, most: int) -> Variable:
+    """The values up to `most`: vLLM refuses a token budget below the number of sequences."""
+    return replace(variable, values=variable.values[: bisect.bisect_right(variable.values, most)])
+
+
+def budgets_of(
+    question: Question, scenario: Scenario, budgets: tuple[int, ...], admission: Admission
+) -> tuple[int, ...]:
+    """The token budgets with which the activations leave room for a sequence, and the smallest in any case; none below
+    a fixed number of sequences.
+    """
+    need, least = scenario.load.resident_blocks(admission).mean, question.fixed.get("max_num_seqs", 1)
+    asked = sorted({max(budget, least) for budget in budgets})
+    if fixed := question.fixed.get("max_num_batched_tokens"):
+        asked = [fixed] if fixed >= least else []
+    return tuple(
+        budget for budget in asked if budget == asked[0] or scenario.replica.room((float(budget), 1.0)) >= need
+    )
+
+
+def _at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
+    """None where the activations of so many tokens leave no room for a sequence, or there are fewer than sequences."""
+    scenario, rule = like.where, like.constants["admission"]
+    if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
+        return None
+    batches = _within(residents_of(question, scenario, rule), value)
+    return at_value(question, "max_num_batched_tokens", like, value, batches) if batches.values else None
+
+
+SPACE = PolicySpace(TRAITS.name, _spaces, "max_num_batched_tokens", _at_value)

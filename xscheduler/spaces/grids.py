@@ -1,0 +1,77 @@
+"""Values of control variables that several policies' spaces take, and the layouts that they are searched on."""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+from xcore.batching.admission import Admission
+from xscheduler import ceilings
+from xscheduler.allocation import Layout
+from xscheduler.candidates import Candidates, candidates
+from xscheduler.ceilings import Bounds
+from xscheduler.question import Question
+from xscheduler.space import Variable
+from xsimulator.steady.scenario import Scenario
+
+MOST = 2048
+"""Largest batch that is looked at."""
+
+
+def ascending(question: Question, name: str, most: int) -> Variable:
+    return Variable(name, (question.fixed[name],) if name in question.fixed else range(1, min(most, MOST) + 1))
+
+
+def batches_of(question: Question, scenario: Scenario) -> Variable:
+    """The batches that memory might hold."""
+    return ascending(question, "encode_batch", ceilings.batch_that_fits(scenario))
+
+
+def residents_of(question: Question, scenario: Scenario, admission: Admission) -> Variable:
+    """The residents of iteration-level scheduling that memory might hold."""
+    most = ceilings.batch_that_fits(scenario)
+    if admission == "grow":
+        most = max(most, int(ceilings.residents_that_fit(scenario.replica, scenario.load, admission)) + 1)
+    return ascending(question, "max_num_seqs", most)
+
+
+def enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    return (question.fixed[name],) if name in question.fixed else values
+
+
+def pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
+    """The layouts of all replica sizes on which the weights fit."""
+    for devices in question.replica_sizes():
+        for layout in question.layouts(devices, uniform):
+            if ceilings.residents_that_fit(question.both(layout).replica, question.load) >= 1:
+                yield layout
+
+
+def encode_counts(question: Question, layout: Layout) -> tuple[int, ...]:
+    stages = len(layout.degrees)
+    if "encode_micro_batches" in question.fixed:
+        return (question.fixed["encode_micro_batches"],)
+    return tuple(stages * times for times in question.encode_micro_batches) if stages > 1 else (1,)
+
+
+def grid(
+    policy: str,
+    question: Question,
+    layout: Layout,
+    variables: tuple[Variable, ...],
+    bounds: Bounds,
+    ttft_slack: float = 0.0,
+    **constants: Any,
+) -> Candidates:
+    """Return the space of some variables, on stages that encode and decode."""
+    where = functools.partial(question.both, layout)
+    return candidates(policy, question, where, variables, bounds, ttft_slack, **constants)
+
+
+def at_value(
+    question: Question, name: str, like: Candidates, value: int, batches: Variable | None = None
+) -> Candidates:
+    """Return the space like another one at another value of a constant, with other `batches` if they depend on it."""
+    bounds = Bounds(like.ceiling, like.quickest_s)
+    slack = next((c.slack for c in like.constraints if c.name == "ttft"), 0.0)
+    variables, constants = (batches or like.variables[0],), like.constants | {name: value}
+    return candidates(like.policy, question, lambda: like.where, variables, bounds, slack, **constants)

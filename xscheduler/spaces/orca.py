@@ -1,0 +1,43 @@
+"""Spaces of iteration-level scheduling: the residents, at some numbers of prompts in an iteration."""
+
+import itertools
+
+from xcore.policies.orca import TRAITS
+from xscheduler.candidates import Candidates
+from xscheduler.question import Question
+from xscheduler.space import Variable
+from xscheduler.spaces.grids import at_value, enumerated, grid, pipelines, residents_of
+from xscheduler.spaces.policy_space import PolicySpace, Spaces
+from xsimulator.steady import lockstep
+
+PREFILLS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Prompts an iteration that Orca's spaces enumerate, as far as there are so many sequences."""
+FINE_PREFILLS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""And those that are looked at for an open system, where prompts come in bursts."""
+
+
+def _spaces(policy: str, question: Question) -> Spaces:
+    for layout, rule in itertools.product(pipelines(question, uniform=True), question.admissions(policy)):
+        batches = residents_of(question, question.both(layout), rule)
+        bounds = question.mixed_bounds(layout, rule)
+        if question.open_system:
+            prefills_too = Variable("prefills_per_step", enumerated(question, "prefills_per_step", FINE_PREFILLS))
+            yield grid(policy, question, layout, (batches, prefills_too), bounds, admission=rule)
+            continue
+        slack, most = lockstep.ttft_slack(question.both(layout)), batches.values[-1]
+        few = {prefills for prefills in PREFILLS if prefills <= most}
+        if lockstep.in_step(question.both(layout)):
+            few.add(most)  # where all begin together, no prompt interrupts another's decoding
+        for prefills in enumerated(question, "prefills_per_step", tuple(sorted(few))):
+            constants = {"prefills_per_step": prefills, "admission": rule}
+            yield grid(policy, question, layout, (batches,), bounds, slack, **constants)
+
+
+def _at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
+    """None where there are no more prompts."""
+    if value > like.variables[0].values[-1]:
+        return None
+    return at_value(question, "prefills_per_step", like, value)
+
+
+SPACE = PolicySpace(TRAITS.name, _spaces, "prefills_per_step", _at_value)

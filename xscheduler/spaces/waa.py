@@ -1,0 +1,103 @@
+"""Spaces of workload-aware allocation: the batch, at some numbers of micro-batches, on splits of the devices."""
+
+import functools
+
+from xcore.policies.waa import WAA_C, WAA_M
+from xscheduler import ceilings
+from xscheduler.allocation import Layout
+from xscheduler.candidates import CandidateFamily, Candidates, candidates
+from xscheduler.ceilings import Bounds
+from xscheduler.question import Question
+from xscheduler.spaces.grids import ascending, enumerated
+from xscheduler.spaces.policy_space import PolicySpace, Spaces
+
+FEW_DEVICES = 8
+"""Devices of which WAA's spaces enumerate all splits: rounding decides more there than the proportion does."""
+
+
+def _spaces(policy: str, question: Question) -> Spaces:
+    """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
+    for devices in question.replica_sizes():
+        for encoding in gpu_splits(policy == WAA_M.name, question, devices):
+            encoders = question.encoders(encoding)
+            for decode in question.layouts(devices - encoding, uniform=False) if encoders else ():
+                if question.decoder(decode):
+                    yield _waa_family(policy, question, encoders, decode)
+
+
+def gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
+    """Encoding devices: any number of few; of many, WAA-C's around the share of computing time, WAA-M's around equal
+    memory in use.
+
+    Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
+    theirs. On many devices neighbouring splits hardly differ: then some are left out.
+    """
+    cost_model, near = question.cost_model, max(1, devices // 8)
+    if asked := question.fixed.get("encode_devices"):
+        return range(asked, asked + 1) if asked < devices else range(0)
+    if devices <= FEW_DEVICES:
+        return range(1, devices)
+    if by_memory:
+        model, cluster = cost_model.model, cost_model.cluster
+        usable = cost_model.engine_memory.usable_bytes(cluster)
+        layers = model.encoder_layers or model.layers
+        weights = layers * model.layer_bytes(1, cost_model.profile.dtype, encoder=model.encoder_layers > 0)
+        share = weights / usable
+    else:
+        speed = question.speeds[min(question.speeds)]
+        share = devices * speed.encode / (speed.encode + speed.decode)
+    middle = min(max(round(share), 1), devices - 1)
+    return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
+
+
+def _waa_family(
+    policy: str, question: Question, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
+) -> CandidateFamily:
+    """A decoding side with every layout of the encoding side and every B_m."""
+    decoder, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
+    assert decoder is not None
+    parts = enumerated(question, "micro_batches", micro_batch_counts(len(decode.degrees)))
+    batches = ascending(question, "encode_batch", int(decoder.batch[-1]) + 1)
+    mean, longest = question.needs
+    bound = question.limits.latency_s
+
+    def bounds(encoder: ceilings.EncodeReach) -> Bounds:
+        """With an encoding side that can do this."""
+        quickest = (encoder.latency + longest * float(decoder.iteration[0])) / ceilings.MARGIN
+        if bound is not None and quickest > bound:
+            return Bounds(0.0, quickest)
+        budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
+        ceiling = min(encoder.rate, ceilings.decode_rate(decoder, mean, longest, budget))
+        return Bounds(question.tokens_s(ceiling, devices), quickest)
+
+    def make() -> list[Candidates]:
+        return [
+            candidates(
+                policy,
+                question,
+                functools.partial(question.split, encode, decode),
+                (batches,),
+                bounds(encoder),
+                micro_batches=count,
+            )
+            for encode, encoder in encoders.items()
+            for count in parts
+        ]
+
+    reach = encoders.values()
+    best = bounds(ceilings.EncodeReach(max(e.rate for e in reach), min(e.latency for e in reach)))
+    return CandidateFamily(
+        policy,
+        best.ceiling,
+        len(encoders) * len(parts) * len(batches.values),
+        make,
+        quickest_s=best.quickest_s,
+    )
+
+
+def micro_batch_counts(stages: int) -> tuple[int, ...]:
+    """B_m's values: more than there are stages neither shorten an iteration nor fill the pipeline further."""
+    return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
+
+
+SPACES = (PolicySpace(WAA_C.name, _spaces), PolicySpace(WAA_M.name, _spaces))
