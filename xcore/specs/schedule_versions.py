@@ -9,7 +9,7 @@ from xcore.policies import traits_of
 from xcore.policies.control import Control, kinds
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
 VERSIONS = (1, 2)
@@ -88,6 +88,12 @@ class AnyRecord:
 
         plain = core_schema.plain_serializer_function_ser_schema(_plain)
         return core_schema.is_instance_schema(Control, serialization=plain)
+
+    def __get_pydantic_json_schema__(
+        self, schema: "CoreSchema", handler: "GetJsonSchemaHandler"
+    ) -> dict[str, str | dict[str, list[str]]]:
+        """Describe the record in /openapi.json: which variables it has depends on the policy."""
+        return {"type": "object", "additionalProperties": {"type": ["integer", "null"]}}
 
 
 def _plain(control: Control) -> dict[str, int | None]:

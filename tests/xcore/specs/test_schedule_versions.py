@@ -129,3 +129,10 @@ def test_variables_of_another_record_are_refused():
     control = RRAControl(encode_batch=1, decode_iterations=2, decode_batch=3)
     with pytest.raises(InputError, match="policy orca can't have a RRAControl as its control variables"):
         Schedule(**{**vars(plan_of("orca")), "control": control})
+
+
+def test_an_interfaces_description_has_the_record_as_an_object():
+    from pydantic import TypeAdapter
+
+    described = TypeAdapter(Schedule).json_schema()
+    assert described["properties"]["control"]["type"] == "object" and "control" in described["required"]
