@@ -41,6 +41,8 @@ def read_control(data: dict[str, Any]) -> dict[str, Any]:
         variables = {name: value for name in OF_VERSION_1 if (value := rest.pop(name, None)) is not None}
         rest["version"] = VERSIONS[-1]
         _refuse_others(policy, record, variables)
+    elif beside := [name for name in kinds(record) if name in data]:
+        raise InputError(f"{beside[0]} is a control variable: write it under control, or version 1 for this file")
     elif "control" not in data:
         return rest
     rest["control"] = _record(policy, record, variables)

@@ -104,6 +104,7 @@ def test_other_wrong_files_are_refused_in_a_sentence(tmp_path):
     assert "policy must be text (got 3)" in refusal(data | {"policy": 3}, tmp_path)
     assert "not a schedule of version 1 or 2 (its version is 3)" in refusal(data | {"version": 3}, tmp_path)
     assert "encode_batch is not known" in refusal(data | {"encode_batch": 3}, tmp_path)
+    assert "max_num_seqs is a control variable: write it under control" in refusal(data | {"max_num_seqs": 3}, tmp_path)
     both = version_1(plan_of("orca")) | {"control": {}}
     assert "control is a key of version 2, and the version is 1" in refusal(both, tmp_path)
     missing = version_1(plan_of("orca")) | {"max_num_seqs": None}
