@@ -6,6 +6,7 @@ from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, TypeVar
 
+from xcore.policies import plugins
 from xcore.usable_cpus import usable_cpus
 
 T = TypeVar("T")
@@ -45,7 +46,7 @@ class Processes:
         if len(arguments) < 2 or (len(arguments) < self._worth and self._pool is None):
             return [work(*of_one) for of_one in arguments]
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"))
+            self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"), plugins.load_inherited)
         asked = [self._pool.submit(work, *of_one) for of_one in arguments]
         answers = []
         for answer in asked:

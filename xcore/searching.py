@@ -9,6 +9,7 @@ import threading
 from typing import TypeVar
 
 from xcore import document
+from xcore.policies import plugins
 
 Question = TypeVar("Question")
 
@@ -21,6 +22,7 @@ def process_text(module: str) -> str:
 def read_question(cls: type[Question]) -> Question:
     """What this process is to search for. From now on it ends with its parent, and gives way to it."""
     what = "the search's question"
+    plugins.load_inherited()
     question = document.from_dict(cls, document.parse_json(sys.stdin.readline(), what), what)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.nice(19)  # where there are no CPUs to spare, what runs goes first

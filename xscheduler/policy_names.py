@@ -4,12 +4,14 @@ from xcore.choices import check_choice
 
 
 def policy_names(text: str | None) -> tuple[str, ...]:
-    """Return the policies of a comma-separated list; all searchable policies for None."""
+    """Return the policies of a comma-separated list; all that have spaces of their own for None."""
+    from xcore.policies import TRAITS
     from xscheduler.spaces import POLICIES
 
     if text is None:
         return POLICIES
+    known = tuple(dict.fromkeys((*POLICIES, *(name for name, traits in TRAITS.items() if not traits.disaggregated))))
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",")))
     for name in names:
-        check_choice(name, POLICIES, "Policy")
+        check_choice(name, known, "Policy")
     return names

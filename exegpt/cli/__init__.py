@@ -5,6 +5,7 @@ Exit codes: 0 done, 2 a bad input, 3 no feasible schedule, 130 interrupted, 143 
 
 import errno
 import gc
+import os
 import signal
 import sys
 import threading
@@ -77,6 +78,7 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
     usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # every version's base of errors in what was typed
     try:
         _check_given(arguments)
+        _load_plugins()
         try:
             code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
         except usage_error as error:
@@ -98,6 +100,14 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
             raise
         sys.stdout = None
         return 0
+
+
+def _load_plugins() -> None:
+    """Register the policies of the plug-in files that the process that has started this one has loaded."""
+    if os.environ.get("EXEGPT_PLUGINS"):
+        from xcore.policies import plugins
+
+        plugins.load_inherited()
 
 
 def _check_given(arguments: Sequence[str]) -> None:

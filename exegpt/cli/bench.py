@@ -47,6 +47,7 @@ def bench(
     attention: options.ATTENTION = None,
     threads: options.THREADS = None,
     report: options.REPORT = None,
+    plugin: options.PLUGIN = None,
     json: options.JSON = False,
 ) -> None:
     """Run requests under a schedule, and under other policies' best schedules, and compare with the predictions.

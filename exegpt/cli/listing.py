@@ -11,6 +11,7 @@ from xcore.quantity import figure_text
 
 def list_(
     what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies|orders", help="Which list.")],
+    plugin: options.PLUGIN = None,
     json: options.JSON = False,
 ) -> None:
     """List the built-in models, devices, tasks, policies or orders.

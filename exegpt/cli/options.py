@@ -54,6 +54,19 @@ def named(texts: Iterable[str], option: str, what: str) -> dict[str, str]:
     return paths
 
 
+def load_plugins(files: list[Path] | None) -> list[Path] | None:
+    """Register the policies of plug-in files before the command begins."""
+    if files:
+        from xcore.policies import plugins
+
+        plugins.load(files)
+    return files
+
+
+PLUGIN = Annotated[
+    list[Path] | None,
+    typer.Option("--plugin", callback=load_plugins, is_eager=True, help="A Python file with a policy of your own."),
+]
 JSON = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 MODEL_HELP = "A built-in name (`exegpt list models`), its Hugging Face id, or a model directory."
 MODEL = Annotated[str | None, typer.Option("--model", "-m", help=MODEL_HELP)]

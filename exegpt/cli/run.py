@@ -80,6 +80,7 @@ def run(
     dtype: options.RUN_DTYPE = None,
     threads: options.THREADS = None,
     report: options.REPORT = None,
+    plugin: options.PLUGIN = None,
     json: options.JSON = False,
 ) -> None:
     """Run requests offline, measure, and compare with the prediction. Without a schedule, search for one first.

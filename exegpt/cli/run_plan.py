@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from xmulti.plans.plan_run import ModelRun, PlanRun
 
 _OWN = (
-    "plan model requests application in_turn out resume seed device attention threads json columns scale_to_context"
+    "plan model requests application in_turn out resume seed device attention threads json columns scale_to_context "
+    "plugin"
 ).split()
 """Options that a run of a plan takes."""
 _UNSET = (None, False, "inf")

@@ -117,6 +117,7 @@ def serve(
             help="Also serve under a bound that no schedule keeps for 99% of requests; accept those that can meet it.",
         ),
     ] = False,
+    plugin: options.PLUGIN = None,
     engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
     """Serve a model over HTTP with OpenAI's API, under the schedule with the highest goodput within a latency bound; or

@@ -29,6 +29,7 @@ def show(
     yaml: Annotated[
         bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")
     ] = False,
+    plugin: options.PLUGIN = None,
     json: options.JSON = False,
 ) -> None:
     """Print a schedule, plan, profile or result file, or the properties of a cluster.

@@ -87,6 +87,7 @@ def simulate(
     columns: options.COLUMNS = None,
     scale_to_context: options.SCALE_TO_CONTEXT = False,
     threads: options.THREADS = None,
+    plugin: options.PLUGIN = None,
     json: options.JSON = False,
 ) -> None:
     """Predict the performance of a schedule or of engine settings: throughput, latencies, memory, and a timeline.
@@ -164,7 +165,7 @@ def _simulate_plan(asked: dict[str, Any]) -> None:
     from xcore.quantity import counted
     from xmulti.plans.simulate_plan import COLUMNS, simulate_plan
 
-    own = {"plan", "replay", "timeline", "json", "threads", "profile", "columns", "scale_to_context"}
+    own = {"plan", "plugin", "replay", "timeline", "json", "threads", "profile", "columns", "scale_to_context"}
     others = [name for name, value in asked.items() if name not in own and value not in (None, False)]
     if others:
         name = "gpu_memory_fraction" if others[0] == "memory_fraction" else others[0]

@@ -122,6 +122,7 @@ def tune(
     out: OUT = None,
     export: EXPORT = None,
     report: options.REPORT = None,
+    plugin: options.PLUGIN = None,
     json: options.JSON = False,
 ) -> int:
     """Find the schedule with the highest throughput under a latency bound.

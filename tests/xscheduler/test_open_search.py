@@ -166,7 +166,7 @@ def test_the_steady_throughput_counts_requests_and_not_less_than_the_crest():
     variables = (Variable("x", (1,)),)
     for tokens_s, crest, rate in ((30.0, 0.0, 3.0), (30.0, 45.0, 4.5), (30.0, 20.0, 3.0)):
         evaluation = Evaluation(tokens_s, (), crest)
-        space = Candidates("", variables, (), lambda at, evaluation=evaluation: evaluation)
+        space = Candidates("", variables, (), lambda at, evaluation=evaluation: evaluation, policy="chunked")
         assert search._steady(space, (0,)) == rate
 
 
@@ -177,7 +177,7 @@ def test_the_steady_throughput_counts_requests_and_not_less_than_the_crest():
 def test_a_point_fits_whatever_its_times_if_no_batch_exceeds_its_token_budget(batch, memory, latency, fits):
     variables = Variable("max_num_seqs", (batch,)), Variable("max_num_batched_tokens", (16,))
     limits = Constraint("memory", 1.0, (True, True)), Constraint("latency", 2.0, (True, True))
-    space = Candidates("", variables, limits, lambda at: Evaluation(1.0, (memory, latency)))
+    space = Candidates("", variables, limits, lambda at: Evaluation(1.0, (memory, latency)), policy="chunked")
     assert OpenSearch(asked(), [], None)._fits(space, (0, 0)) == fits
 
 

@@ -433,7 +433,7 @@ class Counting(Told):
 
 def space_of(name, ceiling=math.inf, quickest_s=0.0, sizes=(1,)):
     made = grid(*sizes)
-    return Candidates(name, made.variables, (), made.simulate, ceiling, quickest_s=quickest_s)
+    return Candidates(name, made.variables, (), made.simulate, ceiling, policy="chunked", quickest_s=quickest_s)
 
 
 def asked(latency_s=None):

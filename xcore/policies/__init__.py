@@ -3,31 +3,12 @@ the runner both follow, and has its control variables and traits, which everyone
 """
 
 from xcore.errors import InputError
-from xcore.policies import chunked, hybrid, orca, rra, static, waa
-from xcore.policies.control import Policy
+from xcore.policies.control import Control, Policy
+from xcore.policies.registry import TRAITS, register
 from xcore.policies.traits import Traits
 
-__all__ = ["NOT_DEPLOYED", "TRAITS", "Policy", "Traits", "control_variables", "register", "runs", "traits_of"]
-
-TRAITS: dict[str, Traits] = {}
-"""Every policy's by its name."""
-
-
-def register(traits: Traits) -> None:
-    """Let schedules name a policy; InputError for a name that is taken, or a record without a batch."""
-    if traits.name in TRAITS:
-        raise InputError(f"There is a policy '{traits.name}' already: give this one another name.")
-    if not (traits.name_of("residents") or traits.name_of("prompts")):
-        raise InputError(
-            f"Policy '{traits.name}' limits neither resident sequences nor prompts: annotate a variable of its "
-            f"{traits.control.__name__} as Residents or Prompts."
-        )
-    TRAITS[traits.name] = traits
-
-
-for _traits in (static.TRAITS, hybrid.TRAITS, orca.TRAITS, chunked.TRAITS, rra.TRAITS, waa.WAA_C, waa.WAA_M):
-    register(_traits)
-
+__all__ = ["NOT_DEPLOYED", "TRAITS", "Policy", "Traits"]
+__all__ += ["control_variables", "record_named", "register", "runs", "traits_of"]
 
 NOT_DEPLOYED = ("paper", "none")
 """Presets of no engine that can be deployed: all policies are predicted with the same."""
@@ -41,8 +22,14 @@ def runs(engine: str, policy: str) -> bool:
 def traits_of(policy: str) -> Traits:
     """Return a policy's traits; InputError for an unknown one."""
     if policy not in TRAITS:
-        raise InputError(f"There is no policy '{policy}': use one of {', '.join(TRAITS)}.")
+        known = ", ".join(TRAITS)
+        raise InputError(f"There is no policy '{policy}': use one of {known}, or name its file with --plugin.")
     return TRAITS[policy]
+
+
+def record_named(name: str) -> type[Control]:
+    """Return a policy's control record by the name of its class; KeyError for an unknown one."""
+    return {traits.control.__name__: traits.control for traits in TRAITS.values()}[name]
 
 
 def control_variables() -> tuple[str, ...]:

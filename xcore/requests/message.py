@@ -8,6 +8,9 @@ from typing import Any, get_args, get_type_hints
 
 import numpy as np
 
+from xcore.policies import record_named
+from xcore.policies.control import Control
+
 _ALIGNED = 8
 """Alignment of every array in bytes."""
 _AS_THEY_ARE = int, float, str, bool, type(None)
@@ -23,6 +26,8 @@ def pack(message: object) -> bytes:
             return {"array": [value.dtype.str, list(value.shape)]}
         if isinstance(value, tuple | list):
             return [item if type(item) in _AS_THEY_ARE else encode(item) for item in value]
+        if isinstance(value, Control):  # by keyword: a schedule's field is typed by the base of all policies' records
+            return {"control": type(value).__name__, "of": encode(value.variables)}
         if is_dataclass(value):
             given = [getattr(value, name) for name in _names(value.__class__)]
             return {"kind": type(value).__name__, "of": encode(given)}
@@ -50,6 +55,8 @@ def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
             return value
         if "kind" in value:
             return classes[value["kind"]](*decode(value["of"]))
+        if "control" in value:
+            return record_named(value["control"])(**decode(value["of"]))
         if "pairs" in value:
             return {decode(key): decode(item) for key, item in value["pairs"]}
         dtype, shape = np.dtype(value["array"][0]), value["array"][1]

@@ -9,7 +9,7 @@ from xcore.policies import traits_of
 from xcore.policies.control import Control, kinds
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
 VERSIONS = (1, 2)
@@ -41,6 +41,8 @@ def read_control(data: dict[str, Any]) -> dict[str, Any]:
         variables = {name: value for name in OF_VERSION_1 if (value := rest.pop(name, None)) is not None}
         rest["version"] = VERSIONS[-1]
         _refuse_others(policy, record, variables)
+    elif beside := [name for name in kinds(record) if name in data]:
+        raise InputError(f"{beside[0]} is a control variable: write it under control, or version 1 for this file")
     elif "control" not in data:
         return rest
     rest["control"] = _record(policy, record, variables)
@@ -88,6 +90,12 @@ class AnyRecord:
 
         plain = core_schema.plain_serializer_function_ser_schema(_plain)
         return core_schema.is_instance_schema(Control, serialization=plain)
+
+    def __get_pydantic_json_schema__(
+        self, schema: "CoreSchema", handler: "GetJsonSchemaHandler"
+    ) -> dict[str, str | dict[str, list[str]]]:
+        """Describe the record in /openapi.json: which variables it has depends on the policy."""
+        return {"type": "object", "additionalProperties": {"type": ["integer", "null"]}}
 
 
 def _plain(control: Control) -> dict[str, int | None]:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 
 from xcore.console import output
 from xcore.errors import Infeasible, InputError
-from xcore.policies import TRAITS
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
 from xcore.specs.cluster import ClusterSpec
@@ -16,13 +15,14 @@ from xmulti.plans.demands import Demand
 from xmulti.plans.model_frontier import Frontiers, ModelFrontier
 from xmulti.plans.nearest import no_room, nothing_fits, rates_missed
 from xmulti.plans.plan_evaluation import Drawn
+from xscheduler.spaces import POLICIES
 
 METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
 """How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
 of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities or in order of arrival;
 in proportion to what each computes, under the policy of most engines (MuxServe's baseline).
 """
-_POLICIES = {"exegpt": tuple(TRAITS), "spatial": ("chunked",)}
+_POLICIES = {"exegpt": POLICIES, "spatial": ("chunked",)}
 _QUICK = ("orca",)
 """Policies by which numbers of devices are compared: their searches take a fifth of all policies', and the best ones'
 goodput is rarely a tenth higher.

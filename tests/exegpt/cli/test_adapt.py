@@ -30,7 +30,8 @@ def test_the_schedule_changes_with_the_lengths(exegpt, tiny, tiny_profile, drift
     path = tmp_path / "s.json"
     tune = ("tune", "-l", "inf", "-m", tiny, "--cluster", "local", "-w", "3/2", "--policy", "rra", "--out", path)
     assert exegpt(*tune, "-p", tiny_profile).code == 0
-    schedule = json.loads(path.read_text()) | {"kv_blocks": 400, "encode_batch": 4}  # unbounded, it would take all
+    schedule = json.loads(path.read_text()) | {"kv_blocks": 400}  # unbounded, it would take all
+    schedule["control"]["encode_batch"] = 4
     path.write_text(json.dumps(schedule))
     run = ("run", "-m", tiny, "-r", drifting, "-s", path, "-p", tiny_profile)
     assert exegpt(*run, "--out", tmp_path / "plain.jsonl").code == 0

@@ -212,6 +212,7 @@ def test_model_directories(exegpt, tiny, tmp_path):
 def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     (tmp_path / "t.csv").write_text("input,output\n5,3\n")
     data = json.loads(tiny_schedule.read_text())
+    control = data["control"]
 
     def run(changes):
         (tmp_path / "s.json").write_text(json.dumps(data | changes))
@@ -219,8 +220,9 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
 
     check_refused(run({"version": 99}), "99")
     check_refused(run({"version": None}), "None")
-    check_refused(run({"encode_batch": 0}), "encode_batch")
-    check_refused(run({"encode_batch": 10**9}), "encode_batch from 1 to 10,000,000")
+    check_refused(run({"control": control | {"encode_batch": 0}}), "encode_batch")
+    check_refused(run({"control": control | {"encode_batch": 10**9}}), "encode_batch .* from 1 to 10,000,000")
+    check_refused(run({"encode_batch": 3}), "encode_batch is a control variable: write it under control")
     check_refused(run({"policy": "magic"}), "policy")
     check_refused(run({"surprise": 1}), "surprise")
     check_refused(run({"kv_dtype": "fp5"}), "kv_dtype 'fp5'")

@@ -58,7 +58,7 @@ def test_an_engine_leaves_it_to_its_server_to_say_that_it_was_interrupted(comman
 def test_every_option_reaches_the_object(command, options, expected):
     """But for those of the output, and those that `made` fields stand for."""
     names = {field.name.removesuffix("_s") for field in fields(options)}
-    typed = set(inspect.signature(command).parameters) - {"json", "plot", "context"}
+    typed = set(inspect.signature(command).parameters) - {"json", "plot", "context", "plugin"}
     assert names - expected <= typed
     if not expected:
         assert names == typed

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 import xcore.requests.request
+from tests.xcore.nouns import schedule
+from xcore.policies import TRAITS
 from xcore.requests.message import pack, unpack
 from xcore.requests.request import Request, Result
+from xcore.specs.schedule import Schedule, Stage
 from xcore.specs.served import Served
 from xcore.specs.timeline import Timeline
 from xrunner.comm.kv_transfer import Arrival
@@ -53,6 +56,14 @@ def test_what_ranks_send():
     result = Result("é", 3, (1, 2), "stop", 0.0, 0.5, None, 1.25)
     assert sent(result) == result
     assert sent(Arrival(7, array)).places.tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("policy", TRAITS)
+def test_a_schedule_with_the_record_of_any_policy(policy):
+    layers = (0, 12)
+    apart = (Stage((0,), 1, "encode", None, layers), Stage((1,), 1, "decode", None, layers))
+    plan = schedule(policy, **({"stages": apart} if TRAITS[policy].disaggregated else {}))
+    assert unpack(bytearray(pack(plan)), (Schedule,)) == plan
 
 
 def test_another_kind_is_refused():

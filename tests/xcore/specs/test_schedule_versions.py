@@ -104,6 +104,7 @@ def test_other_wrong_files_are_refused_in_a_sentence(tmp_path):
     assert "policy must be text (got 3)" in refusal(data | {"policy": 3}, tmp_path)
     assert "not a schedule of version 1 or 2 (its version is 3)" in refusal(data | {"version": 3}, tmp_path)
     assert "encode_batch is not known" in refusal(data | {"encode_batch": 3}, tmp_path)
+    assert "max_num_seqs is a control variable: write it under control" in refusal(data | {"max_num_seqs": 3}, tmp_path)
     both = version_1(plan_of("orca")) | {"control": {}}
     assert "control is a key of version 2, and the version is 1" in refusal(both, tmp_path)
     missing = version_1(plan_of("orca")) | {"max_num_seqs": None}
@@ -129,3 +130,10 @@ def test_variables_of_another_record_are_refused():
     control = RRAControl(encode_batch=1, decode_iterations=2, decode_batch=3)
     with pytest.raises(InputError, match="policy orca can't have a RRAControl as its control variables"):
         Schedule(**{**vars(plan_of("orca")), "control": control})
+
+
+def test_an_interfaces_description_has_the_record_as_an_object():
+    from pydantic import TypeAdapter
+
+    described = TypeAdapter(Schedule).json_schema()
+    assert described["properties"]["control"]["type"] == "object" and "control" in described["required"]

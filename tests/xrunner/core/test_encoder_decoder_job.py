@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.xcore.nouns import changed
 from tests.xrunner.cells import LAYOUTS, LENGTHS, requests
 from xcore.batching import deal
 
@@ -120,5 +121,5 @@ def test_micro_batches_of_any_number(job, tmp_path, encoder_decoder):
     for parts, encode_count in itertools.product((1, 2, 3, 5), (None, 1, 4)):
         variables = {"micro_batches": parts, "encode_micro_batches": encode_count}
         for name, (arch, plan) in matrix(paths, 2, ["t5"], POLICIES, [((1, 1), 1)]).items():
-            cells[f"{name}-{parts}-{encode_count}"] = (arch, dataclasses.replace(plan, **variables))
+            cells[f"{name}-{parts}-{encode_count}"] = (arch, changed(plan, **variables))
     check(run_cells(job, tmp_path, paths, 2, cells, timeout=600), cells, theirs)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from tests.xcore.nouns import changed
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, POLICIES, requests
 from tests.xrunner.core.conftest import tokens_of_transformers
@@ -131,7 +132,7 @@ def small(cells):
     few = {"kv_blocks": SMALL, "admission": "grow", "workload": Workload.fixed(16, 1)}
     some = {"encode_batch": 4}
     return {
-        name: (arch, dataclasses.replace(plan, **few, **(some if plan.policy.startswith("waa") else {})))
+        name: (arch, changed(plan, **few, **(some if plan.policy.startswith("waa") else {})))
         for name, (arch, plan) in cells.items()
     }
 

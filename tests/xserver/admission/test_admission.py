@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from xcore.policies.chunked import ChunkedControl
 from xcore.policies.orca import OrcaControl
+from xcore.policies.rra import RRAControl
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
 from xcore.specs.builtin_models import builtin_model
@@ -163,7 +165,7 @@ def test_supposed_lengths_stay_within_the_cap():
     assert lengths.supposed(3, 0, 40) == 40 and lengths.supposed(3, 120, 130) == 130
 
 
-WIDE = {"policy": "chunked", "max_num_seqs": 512, "max_num_batched_tokens": 512, "prefills_per_step": None}
+WIDE = {"policy": "chunked", "control": ChunkedControl(max_num_seqs=512, max_num_batched_tokens=512)}
 
 
 def test_nobody_is_accepted_who_makes_others_late():
@@ -222,9 +224,8 @@ def test_short_answers_are_accepted_where_long_ones_are_not():
 
 def test_a_schedule_without_a_closed_form_has_a_pace_too():
     """RRA that grows is replayed: what it holds follows from what it serves."""
-    rra = {"policy": "rra", "max_num_seqs": None, "prefills_per_step": None, "encode_batch": 16}
-    rra |= {"decode_batch": 64, "decode_iterations": 16}
-    pace = admission([], **rra)._pace
+    control = RRAControl(encode_batch=16, decode_batch=64, decode_iterations=16)
+    pace = admission([], policy="rra", control=control)._pace
     assert 16 < pace.most <= 64 and 0 < pace.token_s(1) <= pace.token_s(16) <= pace.token_s(64)
 
 
