@@ -1,4 +1,4 @@
-"""A profile in the store: engines of a test's model find it, and needn't measure, up to three times on a busy machine."""
+"""A profile in the store, so that engines of a test's model needn't measure: a busy machine does so three times."""
 
 from dataclasses import replace
 from pathlib import Path
