@@ -38,6 +38,14 @@ def exegpt():
     return run_command
 
 
+@pytest.fixture(scope="session", autouse=True)
+def short_warm_ups():
+    """No engine of this process runs its matrix products beforehand, for seconds: speed doesn't matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
+        yield
+
+
 SIZES = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 64 --vocab 300 --context 128"
 
 
