@@ -44,6 +44,7 @@ def test_rows_are_printed_and_written(rows, prepared, monkeypatch, capsys):
     assert out.count("tokens/s") == 3 and f"{rows[-1].ratio:.2f} times the peer's" in out
 
 
+@pytest.mark.slow
 def test_a_failed_peer_is_printed_and_the_others_count(prepared, monkeypatch, capsys):
     real = peers.continuous
 

@@ -134,7 +134,7 @@ def test_scores_far_apart_stay_finite():
 UNEVEN = (1, 700, 40, 129, 256)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 7, 30])
+@pytest.mark.parametrize("programs", [1, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 30))])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size", "block_size"), [(6, 2, 24, 16), (7, 1, 80, 16), (3, 3, 96, 8), (4, 2, 12, 3)]
 )

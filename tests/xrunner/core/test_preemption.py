@@ -25,7 +25,7 @@ SMALL = 7
 LONGER = [*LENGTHS, *((20 + i, 40) for i in range(4))]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def model(request, directories):
     return load_model(directories[request.param])
 

@@ -147,10 +147,15 @@ Path(sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(code))
     ("command", "expected"),
     [
         (["run", "-m", "m", "-r", "r", "-l", "abc"], "'abc' is not a duration: "),
-        (["run", "-m", "m", "-r", "r", "--policy", "nonsense"], "Policy 'nonsense' is not known: "),
         (["run", "-m", "m", "-r", "r", "--seed", "x"], "Invalid value for '--seed': "),
-        (["run", "-m", "m", "-r", "r", "--dtype="], "'--dtype=' is empty: "),
-        (["profile"], "Name a model to measure with --model"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["run", "-m", "m", "-r", "r", "--policy", "nonsense"], "Policy 'nonsense' is not known: "),
+                (["run", "-m", "m", "-r", "r", "--dtype="], "'--dtype=' is empty: "),
+                (["profile"], "Name a model to measure with --model"),
+            )
+        ),
     ],
 )
 def test_a_malformed_option_is_printed_once_and_all_ranks_exit_with_2(job, tmp_path, command, expected):
