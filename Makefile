@@ -6,16 +6,20 @@ DEV_INSTALLED := .venv/installed-dev
 COVERAGE_INSTALLED := .venv/installed-coverage
 MUTANTS_INSTALLED := .venv/installed-mutants
 
-.PHONY: demo test test-all lint bench coverage mutants clean
+.PHONY: demo test tests test-all lint bench coverage mutants clean
 
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
 
-# Three tests at a time, each on one thread: some wait for servers. Then those that count what this machine does, by
-# themselves.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
+# Style and types beside the tests. Then those that count what this machine does, by themselves.
+test: $(DEV_INSTALLED)
+	$(MAKE) -j 2 lint tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and alone" $$(grep -rl "mark.alone" tests --include=*.py)
+
+# Three tests at a time, each on one thread: some wait for servers. The kernels that all need are compiled once before.
+tests: $(DEV_INSTALLED)
+	$(BIN)/python -c "import xrunner.models"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
 
 test-all: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q

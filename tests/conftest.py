@@ -1,10 +1,13 @@
 """Set before anything heavy is imported: one thread, no hub, and kernels for GPUs interpreted where there is none."""
 
+import gc
 import os
 import shutil
 import tempfile
 
 from hypothesis import settings
+
+gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
 
 settings.register_profile("exegpt", deadline=None)  # a busy machine is no failure
 settings.load_profile("exegpt")
@@ -15,3 +18,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers share what one of t
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but for what there is now."""
+    gc.freeze()
+    gc.enable()
