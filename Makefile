@@ -1,6 +1,7 @@
 # Two commands for newcomers: `make demo` and `make test`. Both set up .venv first; the second call finds it ready.
 PYTHON ?= python3
 BIN := .venv/bin
+TORCH_INSTALLED := .venv/installed-torch
 INSTALLED := .venv/installed
 DEV_INSTALLED := .venv/installed-dev
 COVERAGE_INSTALLED := .venv/installed-coverage
@@ -49,14 +50,18 @@ mutants: $(MUTANTS_INSTALLED)
 	$(PYTHON) -m venv .venv
 
 # torch goes in first: later requirements are then met by it, and none asks for another build of it.
-$(INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/python
+$(TORCH_INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/python
 	$(BIN)/pip install --quiet -c constraints.txt torch
+	touch $@
+
+$(INSTALLED): $(TORCH_INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(DEV_INSTALLED): $(INSTALLED)
+# The extensions are compiled once: a later `make demo` finds them.
+$(DEV_INSTALLED): $(TORCH_INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
+	touch $(INSTALLED) $@
 
 $(COVERAGE_INSTALLED): $(DEV_INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[coverage]'
