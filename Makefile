@@ -23,7 +23,7 @@ tests: $(DEV_INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
 
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	EXEGPT_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 lint: $(DEV_INSTALLED)
 	$(BIN)/ruff check .

@@ -155,7 +155,7 @@ def test_work_lists(programs, heads, kv_heads, head_size, block_size):
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_work_lists_of_more_keys_than_are_seen(options, dtype):
     """A list is dealt by one attention's keys; others see fewer, some programs then none."""
     sizes = [(1, context) for context in UNEVEN]

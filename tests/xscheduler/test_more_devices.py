@@ -104,8 +104,8 @@ def test_throughput_never_falls_with_more_nodes():
 
 @pytest.mark.parametrize(
     ("policies", "fixed"),
-    [(("orca",), {}), (("chunked",), BUDGET), pytest.param(("chunked", "orca"), {}, marks=pytest.mark.slow)],
-    ids=["orca", "chunked", "both"],
+    [(("chunked",), BUDGET), pytest.param(("chunked", "orca"), {}, marks=pytest.mark.slow)],
+    ids=["chunked", "both"],
 )
 @pytest.mark.parametrize("looser", BOUNDS)
 def test_throughput_never_falls_with_a_looser_bound(looser, policies, fixed):

@@ -80,7 +80,7 @@ def test_the_engine_is_the_same_and_holds_nothing(server):
     assert "exegpt_kv_usage_ratio 0.0" in metrics and "exegpt_running_requests 0.0" in metrics
 
 
-@pytest.mark.parametrize("command", ["serve", "bench"])
+@pytest.mark.parametrize("command", ["serve", pytest.param("bench", marks=pytest.mark.slow)])
 def test_a_model_of_nan_logits_is_refused_in_one_sentence(model, tmp_path, capfd, command):
     directory = spoil(model, tmp_path / "spoilt", "lm_head")
     document.write(tmp_path / "schedule.json", schedule_for(directory))

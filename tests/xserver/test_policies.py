@@ -18,8 +18,8 @@ from xcore.specs.model import ModelSpec
 
 LAYOUTS = {"PP2": (1, 1), "TP2": (2,)}
 """The degree of every stage of two ranks."""
-SLOW = ("hybrid", "orca")
-"""The first has phases as RRA has; the second is that of the server that other files share."""
+SLOW = ("hybrid", "orca", "chunked")
+"""The first has phases as RRA has; the second is that of the server that other files share; the third is like it."""
 SERVERS = [
     *(pytest.param((policy, (1,)), id=policy) for policy in cells.POLICIES if policy not in SLOW),
     *(pytest.param((policy, (1,)), id=policy, marks=pytest.mark.slow) for policy in SLOW),

@@ -151,6 +151,7 @@ def test_the_last_of_several_schedules_holds(administered, model):
     assert enforced(administered)["policy"] == "orca"
 
 
+@pytest.mark.slow
 def test_outputs_that_stop_texts_end_are_followed(model, schedule, tmp_path):
     """The schedule is for 16 + 16 tokens, and these have 16 + 3."""
     with serving(model, schedule, tmp_path) as server:

@@ -68,7 +68,7 @@ def with_and_without_garbage(monkeypatch, run):
     return outcomes
 
 
-@pytest.mark.parametrize("variables", [{}, GROW], ids=["reserve", "grow"])
+@pytest.mark.parametrize("variables", [pytest.param({}, marks=pytest.mark.slow), GROW], ids=["reserve", "grow"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy(monkeypatch, model, ledgers, policy, variables):  # noqa: F811
     run = lambda: tokens_of(Engine(model, plan(model, policy, **variables)).run(requests(LONGER)).results)  # noqa: E731

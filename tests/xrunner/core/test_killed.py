@@ -84,6 +84,7 @@ def kill(process, rank):
     return process.returncode, err, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "rank"),
     [

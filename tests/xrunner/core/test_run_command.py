@@ -146,11 +146,11 @@ Path(sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(code))
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["run", "-m", "m", "-r", "r", "-l", "abc"], "'abc' is not a duration: "),
         (["run", "-m", "m", "-r", "r", "--seed", "x"], "Invalid value for '--seed': "),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (["run", "-m", "m", "-r", "r", "-l", "abc"], "'abc' is not a duration: "),
                 (["run", "-m", "m", "-r", "r", "--policy", "nonsense"], "Policy 'nonsense' is not known: "),
                 (["run", "-m", "m", "-r", "r", "--dtype="], "'--dtype=' is empty: "),
                 (["profile"], "Name a model to measure with --model"),
@@ -186,6 +186,7 @@ def test_as_many_ranks_as_devices(job, arguments_of, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.slow
 def test_a_job_without_a_schedule_is_refused(job, arguments_of):
     arguments = [str(a) for a in arguments_of()]
     place = arguments.index("--schedule")
