@@ -31,11 +31,6 @@ NAN = 299
 """A token whose embedding is NaN."""
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch):
-    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
-
-
 @pytest.fixture(params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def model(request, directories):
     return load_model(directories[request.param])
