@@ -49,6 +49,7 @@ def command(*arguments):
     return subprocess.run(called, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110)
 
 
+@pytest.mark.slow
 @interpreted
 def test_every_kernel_is_right_in_the_interpreter(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "_interpreted_engine", lambda: [{"policy": "orca"}])

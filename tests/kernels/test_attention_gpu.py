@@ -73,6 +73,7 @@ def test_variants(sizes, splits, options):
     assert_equal(sizes, 6, 2, 24, splits=splits, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=4),
@@ -164,6 +165,7 @@ def test_work_lists_of_more_keys_than_are_seen(options, dtype):
         assert_equal(sizes, 6, 2, 24, work=a_work_list(UNEVEN, 5, 2, options["window"]), dtype=dtype, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 3, 7]))
 def test_any_work_list(contexts, programs, group):

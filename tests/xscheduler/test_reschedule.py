@@ -38,7 +38,7 @@ def test_what_is_as_good_in_place_stays(setting, pipeline):
     assert takes_over_in_place(schedule, pipeline) and schedule.kv_blocks <= pipeline.kv_blocks
 
 
-@pytest.mark.parametrize("blocks", [2000, pytest.param(4000, marks=pytest.mark.slow), 8000])
+@pytest.mark.parametrize("blocks", [2000, *(pytest.param(blocks, marks=pytest.mark.slow) for blocks in (4000, 8000))])
 def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
     there = replace(setting, workload=task("C1"))
     held = replace(pipeline, kv_blocks=blocks)

@@ -33,6 +33,7 @@ def searches(monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 def test_a_larger_cluster_has_the_same_parts(tmp_path, searches):
     kept = Frontiers()
     two, three = (demand(tmp_path, f"{n}xA40", **ONLINE) for n in (2, 3))

@@ -57,6 +57,7 @@ def outputs(path):
     return {r["id"]: r["output_ids"] for r in map(json.loads, path.read_text().splitlines())}
 
 
+@pytest.mark.slow
 def test_two_ranks_write_one_file_and_report_what_was_predicted(job, arguments_of, reference, tmp_path):
     done = job(2, "-m", "exegpt", *arguments_of(), "--json")
     assert done.returncode == 0, done.stderr
