@@ -1,24 +1,29 @@
 # Two commands for newcomers: `make demo` and `make test`. Both set up .venv first; the second call finds it ready.
 PYTHON ?= python3
 BIN := .venv/bin
+TORCH_INSTALLED := .venv/installed-torch
 INSTALLED := .venv/installed
 DEV_INSTALLED := .venv/installed-dev
 COVERAGE_INSTALLED := .venv/installed-coverage
 MUTANTS_INSTALLED := .venv/installed-mutants
 
-.PHONY: demo test test-all lint bench coverage mutants clean
+.PHONY: demo test tests test-all lint bench coverage mutants clean
 
 demo: $(INSTALLED)
 	$(BIN)/exegpt demo
 
-# Three tests at a time, each on one thread: some wait for servers. Then those that count what this machine does, by
-# themselves.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
+# Style and types beside the tests. Then those that count what this machine does, by themselves.
+test: $(DEV_INSTALLED)
+	$(MAKE) -j 2 lint tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not slow and alone" $$(grep -rl "mark.alone" tests --include=*.py)
 
+# Three tests at a time, each on one thread: some wait for servers. The kernels that all need are compiled once before.
+tests: $(DEV_INSTALLED)
+	$(BIN)/python -c "import xrunner.models"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 3 --dist loadfile -m "not slow and not alone"
+
 test-all: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+	EXEGPT_TESTS=all OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 
 lint: $(DEV_INSTALLED)
 	$(BIN)/ruff check .
@@ -45,14 +50,18 @@ mutants: $(MUTANTS_INSTALLED)
 	$(PYTHON) -m venv .venv
 
 # torch goes in first: later requirements are then met by it, and none asks for another build of it.
-$(INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/python
+$(TORCH_INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/python
 	$(BIN)/pip install --quiet -c constraints.txt torch
+	touch $@
+
+$(INSTALLED): $(TORCH_INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e .
 	touch $@
 
-$(DEV_INSTALLED): $(INSTALLED)
+# The extensions are compiled once: a later `make demo` finds them.
+$(DEV_INSTALLED): $(TORCH_INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
+	touch $(INSTALLED) $@
 
 $(COVERAGE_INSTALLED): $(DEV_INSTALLED)
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[coverage]'

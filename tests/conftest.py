@@ -1,16 +1,26 @@
 """Set before anything heavy is imported: one thread, no hub, and kernels for GPUs interpreted where there is none."""
 
+import gc
 import os
 import shutil
 import tempfile
 
 from hypothesis import settings
 
+gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
+
 settings.register_profile("exegpt", deadline=None)  # a busy machine is no failure
 settings.load_profile("exegpt")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["EXEGPT_CACHE"] = tempfile.mkdtemp(prefix="exegpt-tests-")  # profiles of the user's are not read
+if "PYTEST_XDIST_WORKER" not in os.environ:  # whose workers share what one of them has measured
+    os.environ["EXEGPT_CACHE"] = tempfile.mkdtemp(prefix="exegpt-tests-")  # profiles of the user's are not read
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if shutil.which("nvidia-smi") is None:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but for what there is now."""
+    gc.freeze()
+    gc.enable()

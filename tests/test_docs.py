@@ -123,7 +123,7 @@ def test_the_guides_program_runs():
     assert re.search(r"^prefill-first \d+", done.stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_programs_for_python_run(number, tmp_path):
     programs = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(encoding="utf-8"), re.DOTALL)
     assert len(programs) == 3

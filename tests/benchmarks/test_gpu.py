@@ -49,6 +49,7 @@ def command(*arguments):
     return subprocess.run(called, cwd=ROOT, env=env, capture_output=True, text=True, timeout=110)
 
 
+@pytest.mark.slow
 @interpreted
 def test_every_kernel_is_right_in_the_interpreter(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(gpu, "_interpreted_engine", lambda: [{"policy": "orca"}])
@@ -198,9 +199,14 @@ def test_pairs_are_counted(window, causal):
     ("arguments", "message"),
     [
         ([], "no CUDA device"),
-        (["--compile", "ninety"], "'ninety' isn't a list"),
-        (["--compile", "90,7"], "--compile 7 isn't known"),
-        (["--parts", "times,all"], "--parts 'all' isn't known"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["--compile", "ninety"], "'ninety' isn't a list"),
+                (["--compile", "90,7"], "--compile 7 isn't known"),
+                (["--parts", "times,all"], "--parts 'all' isn't known"),
+            )
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused_in_one_sentence(arguments, message):

@@ -26,6 +26,7 @@ def rows(prepared):
     return serving.serve(*prepared, 8, CPU, (2, 4))
 
 
+@pytest.mark.slow
 def test_ours_keeps_to_the_bound_that_the_peer_kept(rows):
     *theirs, ours = rows
     best = max(theirs, key=lambda row: row.tokens_s)
@@ -35,6 +36,7 @@ def test_ours_keeps_to_the_bound_that_the_peer_kept(rows):
     assert all(row.tokens_s > 0 and row.latency_s > 0 for row in rows)
 
 
+@pytest.mark.slow
 def test_rows_are_printed_and_written(rows, prepared, monkeypatch, capsys):
     monkeypatch.setattr(serving, "measured_model", lambda *given: prepared)
     monkeypatch.setattr(serving, "serve", lambda *given: rows)
@@ -44,6 +46,7 @@ def test_rows_are_printed_and_written(rows, prepared, monkeypatch, capsys):
     assert out.count("tokens/s") == 3 and f"{rows[-1].ratio:.2f} times the peer's" in out
 
 
+@pytest.mark.slow
 def test_a_failed_peer_is_printed_and_the_others_count(prepared, monkeypatch, capsys):
     real = peers.continuous
 

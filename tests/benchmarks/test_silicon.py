@@ -17,6 +17,7 @@ def run():
     return replayed_run()
 
 
+@pytest.mark.slow
 def test_a_servers_run_is_predicted_request_by_request(run):
     assert len(run.measured["latency"]) == 270
     for key in ("tpot", "latency"):
@@ -25,11 +26,13 @@ def test_a_servers_run_is_predicted_request_by_request(run):
     assert np.mean(run.predicted["ttft"]) == pytest.approx(np.mean(run.measured["ttft"]), rel=0.08)
 
 
+@pytest.mark.slow
 def test_without_calibration_it_is_predicted_within_a_tenth(run):
     for key in ("ttft", "tpot", "latency"):
         assert np.mean(run.bare[key]) == pytest.approx(np.mean(run.measured[key]), rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_cache_does_not_decide_who_is_admitted(run):
     assert run.kv_tokens > run.needed_tokens
 

@@ -47,7 +47,13 @@ def expected(q, plain, news, contexts):
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size", "block_size"),
-    [(8, 4, 64, 16), (6, 6, 8, 16), (8, 1, 24, 8), (3, 1, 128, 16), (16, 1, 40, 16), (4, 2, 12, 3)],
+    [
+        (8, 4, 64, 16),
+        (6, 6, 8, 16),
+        (8, 1, 24, 8),
+        (4, 2, 12, 3),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((3, 1, 128, 16), (16, 1, 40, 16))),
+    ],
 )
 @pytest.mark.parametrize(
     ("news", "contexts"),

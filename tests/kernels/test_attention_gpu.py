@@ -73,6 +73,7 @@ def test_variants(sizes, splits, options):
     assert_equal(sizes, 6, 2, 24, splits=splits, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=5)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=4),
@@ -134,7 +135,7 @@ def test_scores_far_apart_stay_finite():
 UNEVEN = (1, 700, 40, 129, 256)
 
 
-@pytest.mark.parametrize("programs", [1, 2, 7, 30])
+@pytest.mark.parametrize("programs", [1, 7, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 30))])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_size", "block_size"), [(6, 2, 24, 16), (7, 1, 80, 16), (3, 3, 96, 8), (4, 2, 12, 3)]
 )
@@ -155,7 +156,7 @@ def test_work_lists(programs, heads, kv_heads, head_size, block_size):
     ],
     ids=lambda options: "-".join(options),
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
 def test_work_lists_of_more_keys_than_are_seen(options, dtype):
     """A list is dealt by one attention's keys; others see fewer, some programs then none."""
     sizes = [(1, context) for context in UNEVEN]
@@ -164,6 +165,7 @@ def test_work_lists_of_more_keys_than_are_seen(options, dtype):
         assert_equal(sizes, 6, 2, 24, work=a_work_list(UNEVEN, 5, 2, options["window"]), dtype=dtype, **options)
 
 
+@pytest.mark.slow
 @settings(max_examples=8)
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=6), st.integers(1, 12), st.sampled_from([1, 3, 7]))
 def test_any_work_list(contexts, programs, group):

@@ -49,7 +49,7 @@ DECODING = ((1, 1), (1, 16), (1, 37))
 
 
 @pytest.mark.parametrize("sizes", [PROMPTS, PIECES, DECODING])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_size", "block_size"), [(6, 2, 24, 16), (6, 6, 8, 4)])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_size", "block_size"), [(6, 3, 12, 3), (6, 6, 8, 16)])
 @pytest.mark.parametrize(
     "options",
     [

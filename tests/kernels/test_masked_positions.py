@@ -69,8 +69,20 @@ def batch(news, contexts, garbage=None, kv_heads=2, head_size=16, block_size=16,
     return q, keys, values, tables, offsets, torch.tensor(contexts, dtype=torch.int32)
 
 
-@kernels
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+INTERPRETED = {"triton": ("causal", "window"), "triton in splits": ("starts", "whole")}
+"""Options of the interpreted kernels that a commit waits for: each case takes a second."""
+
+
+def cases():
+    """Every kernel with every option."""
+    for name, given in ATTENTION.items():
+        attend, marks = (given.values[0], given.marks) if name in INTERPRETED else (given, ())
+        for option, options in OPTIONS.items():
+            late = () if option in INTERPRETED.get(name, OPTIONS) else (pytest.mark.slow,)
+            yield pytest.param(attend, options, id=f"{option}-{name}", marks=(*marks, *late))
+
+
+@pytest.mark.parametrize(("attend", "options"), cases())
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_a_result_does_not_depend_on_what_blocks_held(attend, sizes, options):
     if "starts" in options:  # below every new token's place

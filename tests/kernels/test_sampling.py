@@ -207,7 +207,7 @@ def test_the_triton_kernel_with_equal_and_with_ruled_out_logits(seed):
     assert got.tolist() == sample_reference(logits, how).tolist()
 
 
-@pytest.mark.parametrize("k", [1, 2, 49, 50, 99])
+@pytest.mark.parametrize("k", [50, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2, 49, 99))])
 @needs_triton
 def test_the_triton_kernel_finds_the_kth_greatest(k):
     """Rows of logits that differ by one bit, of both signs, and one with both zeros in the middle."""

@@ -30,18 +30,18 @@ def test_threads_follow_torch(threads, count):
     assert torch.equal(rms_norm(x, w, 1e-5), y)
 
 
-def test_openmp_settings_of_the_environment_hold():
+@pytest.mark.parametrize("count", [pytest.param("1", marks=pytest.mark.slow), "2"])
+def test_openmp_settings_of_the_environment_hold(count):
     """Two threads on one CPU would wait for each other, milliseconds in every kernel."""
     code = (
         "import torch, exegpt.kernels.norm as norm, exegpt.kernels.sampling, numba;"
         "norm.rms_norm(torch.ones(4, 64), torch.ones(64), 1e-5);"
         "print(torch.get_num_threads(), numba.get_num_threads())"
     )
-    for count in ("1", "2"):
-        environment = os.environ | {"OMP_NUM_THREADS": count}
-        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-        least = min(int(count), numba.config.NUMBA_NUM_THREADS)
-        assert done.stdout.split() == [count, str(least)]
+    environment = os.environ | {"OMP_NUM_THREADS": count}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    least = min(int(count), numba.config.NUMBA_NUM_THREADS)
+    assert done.stdout.split() == [count, str(least)]
 
 
 def test_other_dtypes_are_not_compiled():

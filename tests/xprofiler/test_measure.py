@@ -95,6 +95,7 @@ def test_sizes_alone_are_measured_with_random_weights(directory, monkeypatch):
     assert store.find(spec, "fp32", machine.provenance()) == profile
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_has_tables_of_both_stacks(tmp_path, monkeypatch):
     create_model(tmp_path / "t5", "t5", layers=2, hidden=32, heads=2, ffn=64, vocab=300, context=48)
     tables = measure.measure_profile(tmp_path / "t5").degree(1)

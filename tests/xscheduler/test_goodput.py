@@ -250,7 +250,7 @@ CASES = {
 }
 
 
-LONG = ("chunks", "batches", "latency alone")
+LONG = ("chunks", "batches", "latency alone", "first tokens in time")
 
 
 @pytest.mark.parametrize(

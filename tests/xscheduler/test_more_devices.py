@@ -26,6 +26,9 @@ FALL, GOODPUT_FALL = 0.005, 0.01
 LOOSER = tuple(1.04 * 1.22**step for step in range(5))
 """Bounds over what one sequence takes at a time."""
 BOUNDS = ("latency_bound_s", "ttft_s", "tpot_s")
+BUDGET = {"fixed": {"max_num_batched_tokens": 1024}}
+"""Chunked prefill's searches over all budgets too take seconds each."""
+CHAT_MODEL = ("llama-3.1-70b", "H100-SXM", "2048/256", "fp8")
 
 
 def asked(model, cluster, workload, dtype=None):
@@ -79,7 +82,8 @@ def alone(setting):
 @pytest.mark.parametrize(
     ("case", "policies", "bounds"),
     [
-        (("llama-3.1-70b", "H100-SXM", "2048/256", "fp8"), ("chunked",), {"ttft_s": 1.0, "tpot_s": 0.04}),
+        (CHAT_MODEL, ("chunked",), {"ttft_s": 1.0, "tpot_s": 0.04, **BUDGET}),
+        pytest.param(CHAT_MODEL, ("chunked",), {"ttft_s": 1.0, "tpot_s": 0.04}, marks=pytest.mark.slow),
         (("llama-3.1-8b", "L40S", "1024/128", None), ("orca", "waa-m"), {"latency_bound_s": 4.0}),
     ],
 )
@@ -98,9 +102,14 @@ def test_throughput_never_falls_with_more_nodes():
     assert rows[-1][1]["answer"] == pytest.approx(3 * rows[0][1]["answer"], rel=0.01)
 
 
-@pytest.mark.parametrize("looser", BOUNDS)
-def test_throughput_never_falls_with_a_looser_bound(looser):
-    rows = by_bound("llama-3.1-8b", "2xH100-SXM", "1024/512", None, ("chunked", "orca"), looser)
+@pytest.mark.parametrize(
+    ("policies", "fixed"),
+    [(("chunked",), BUDGET), pytest.param(("chunked", "orca"), {}, marks=pytest.mark.slow)],
+    ids=["chunked", "both"],
+)
+@pytest.mark.parametrize("looser", ["latency_bound_s", "tpot_s", pytest.param("ttft_s", marks=pytest.mark.slow)])
+def test_throughput_never_falls_with_a_looser_bound(looser, policies, fixed):
+    rows = by_bound("llama-3.1-8b", "2xH100-SXM", "1024/512", None, policies, looser, **fixed)
     assert falls(rows) == []
     assert rows[-1][1]["answer"] > 1.2 * rows[0][1]["answer"]
 

@@ -39,7 +39,7 @@ def test_what_is_as_good_in_place_stays(setting, pipeline):
     assert takes_over_in_place(schedule, pipeline) and schedule.kv_blocks <= pipeline.kv_blocks
 
 
-@pytest.mark.parametrize("blocks", [2000, 4000, 8000])
+@pytest.mark.parametrize("blocks", [2000, *(pytest.param(blocks, marks=pytest.mark.slow) for blocks in (4000, 8000))])
 def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
     there = replace(setting, workload=task("C1"))
     held = replace(pipeline, kv_blocks=blocks)
@@ -142,8 +142,15 @@ def test_a_search_ends_with_a_run_that_is_killed():
     assert run.communicate(timeout=60)[1] == ""  # ends when all writers are gone
 
 
-@pytest.mark.parametrize("workload", ["C1", "T"])
-@pytest.mark.parametrize("policy", ["orca", "chunked", "rra"])
+@pytest.mark.parametrize(
+    ("policy", "workload"),
+    [
+        ("orca", "T"),
+        ("chunked", "T"),
+        ("rra", "C1"),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("orca", "C1"), ("chunked", "C1"), ("rra", "T"))),
+    ],
+)
 def test_a_new_schedule_keeps_the_cache_of_the_one_that_is_held(setting, policy, workload):
     """Its admission, prefix caching and block size are settings of the run, which no lengths change."""
     fixed = {"replicas": 1, "tp_degree": 4}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.stored_profile import store_profile
 from xcore import document
 from xcore.policies import TRAITS
 from xcore.specs.cluster import local_cluster
@@ -121,6 +122,8 @@ def model(tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("served") / "tiny"
     sizes = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300, "context": 128}
     create_model(directory, "llama", **sizes, seed=0)
+    for ranks in (1, 2):
+        store_profile(directory, ranks)
     return directory
 
 

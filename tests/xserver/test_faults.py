@@ -65,32 +65,38 @@ def want(server):
     return [ask(server, prompt)[1]["choices"][0]["token_ids"] for prompt in prompts(12)]
 
 
-def test_a_killed_engine_is_replaced_and_every_request_answered_once(model, schedule, tmp_path, want):
-    with serving(model, schedule, tmp_path) as server:
-        first = engine_of(server)
-        streamed = {}
+@pytest.fixture(scope="module")
+def doomed(model, schedule, tmp_path_factory):
+    """A server that loses its engine, and is then ended."""
+    with serving(model, schedule, tmp_path_factory.mktemp("doomed")) as server:
+        yield server
 
-        def stream():
-            body = LONG | {"prompt": prompts(1)[0], "stream": True}
-            streamed["tokens"] = [
-                token
-                for chunk in events(server.post("/v1/completions", body)[2])
-                for token in chunk["choices"][0]["token_ids"]
-            ]
 
-        streaming = threading.Thread(target=stream)
-        streaming.start()
-        check_all(under_load(server, lambda: os.kill(first, signal.SIGKILL)), want)
-        streaming.join(60)
-        assert streamed["tokens"] == want[0]
-        assert engine_of(server) != first and "started again" in server.log.read_text()
-        counted = server.get("/metrics")[2].decode().splitlines()
-        assert "exegpt_engine_restarts_total 1.0" in counted
-        assert f"exegpt_time_to_first_token_seconds_count {len(want) + 1}.0" in counted  # each once, by its first token
-        assert f"exegpt_queue_wait_seconds_count {len(want) + 1}.0" in counted  # by the clock of its engine
-        every = 'exegpt_wait_prediction_error_seconds_bucket{le="+Inf"}'
-        (errors,) = [line.split()[1] for line in counted if line.startswith(every)]
-        assert float(errors) < len(want) + 1  # no prediction knew of the loss
+def test_a_killed_engine_is_replaced_and_every_request_answered_once(doomed, want):
+    first = engine_of(doomed)
+    streamed = {}
+
+    def stream():
+        body = LONG | {"prompt": prompts(1)[0], "stream": True}
+        streamed["tokens"] = [
+            token
+            for chunk in events(doomed.post("/v1/completions", body)[2])
+            for token in chunk["choices"][0]["token_ids"]
+        ]
+
+    streaming = threading.Thread(target=stream)
+    streaming.start()
+    check_all(under_load(doomed, lambda: os.kill(first, signal.SIGKILL)), want)
+    streaming.join(60)
+    assert streamed["tokens"] == want[0]
+    assert engine_of(doomed) != first and "started again" in doomed.log.read_text()
+    counted = doomed.get("/metrics")[2].decode().splitlines()
+    assert "exegpt_engine_restarts_total 1.0" in counted
+    assert f"exegpt_time_to_first_token_seconds_count {len(want) + 1}.0" in counted  # each once, by its first token
+    assert f"exegpt_queue_wait_seconds_count {len(want) + 1}.0" in counted  # by the clock of its engine
+    every = 'exegpt_wait_prediction_error_seconds_bucket{le="+Inf"}'
+    (errors,) = [line.split()[1] for line in counted if line.startswith(every)]
+    assert float(errors) < len(want) + 1  # no prediction knew of the loss
 
 
 @pytest.mark.slow
@@ -109,20 +115,19 @@ def test_a_stopped_engine_makes_the_server_unready_and_is_replaced(model, schedu
         assert states[0] == 200 and states[-1] == 503
 
 
-def test_sigterm_ends_the_server_when_all_is_answered(model, schedule, tmp_path, want):
-    with serving(model, schedule, tmp_path) as server:
-        refused = []
+def test_sigterm_ends_the_server_when_all_is_answered(doomed, want):
+    refused = []
 
-        def end():
-            server.process.send_signal(signal.SIGTERM)
-            while (answer := ask(server, [1, 2]))[0] == 200:
-                pass  # the signal hasn't arrived
-            refused.append(answer)
+    def end():
+        doomed.process.send_signal(signal.SIGTERM)
+        while (answer := ask(doomed, [1, 2]))[0] == 200:
+            pass  # the signal hasn't arrived
+        refused.append(answer)
 
-        check_all(under_load(server, end), want)
-        status, answer = refused[0]
-        assert status == 503 and answer["error"]["code"] == "draining"
-        assert server.process.wait(20) == 0
+    check_all(under_load(doomed, end), want)
+    status, answer = refused[0]
+    assert status == 503 and answer["error"]["code"] == "draining"
+    assert doomed.process.wait(20) == 0
 
 
 COUNTS_TASKS = """

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.stored_profile import store_profile
 from tests.xcore.nouns import changed
 from tests.xserver.conftest import schedule_for, started
 from tests.xserver.http.test_completions import expected
@@ -38,6 +39,8 @@ def directories(model, tmp_path_factory):
     sizes = {"heads": 2, "kv_heads": 2, "vocab": 290, "context": 160}
     create_model(folder / "wide", "qwen2", layers=1, hidden=64, ffn=96, seed=1, **sizes)
     create_model(folder / "deep", "opt", layers=4, hidden=32, ffn=48, seed=2, **sizes)
+    for name in NAMES[1:]:
+        store_profile(folder / name)
     return {"tiny": model, "wide": folder / "wide", "deep": folder / "deep"}
 
 

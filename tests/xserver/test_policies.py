@@ -18,8 +18,11 @@ from xcore.specs.model import ModelSpec
 
 LAYOUTS = {"PP2": (1, 1), "TP2": (2,)}
 """The degree of every stage of two ranks."""
+SLOW = ("hybrid", "orca", "chunked")
+"""The first has phases as RRA has; the second is that of the server that other files share; the third is like it."""
 SERVERS = [
-    *(pytest.param((policy, (1,)), id=policy) for policy in cells.POLICIES),
+    *(pytest.param((policy, (1,)), id=policy) for policy in cells.POLICIES if policy not in SLOW),
+    *(pytest.param((policy, (1,)), id=policy, marks=pytest.mark.slow) for policy in SLOW),
     pytest.param(("waa-c", None), id="waa-c", marks=pytest.mark.slow),
     pytest.param(("waa-m", None), id="waa-m", marks=pytest.mark.slow),
     *(  # each start of two ranks takes seconds

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,7 +26,7 @@ def administered(model, schedule, tmp_path_factory):
     directory = tmp_path_factory.mktemp("administered")
     token = directory / "token"
     token.write_text("secret\n")
-    with serving(model, schedule, directory, "--admin-token-file", str(token)) as server:
+    with serving(model, schedule, directory, "--pinned", "--admin-token-file", str(token)) as server:
         yield server
 
 
@@ -42,6 +43,13 @@ def wait_until(condition, seconds=20.0):
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def follow_alone(server, schedule):
+    """Let a server's next engine follow a schedule, and the one before end."""
+    assert follow(server, schedule, X_Admin_Token="secret") == 202
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
+    wait_until(lambda: enforced(server) == to_dict(schedule) and len(children.read_text().split()) == 1)
 
 
 def test_without_a_token_nothing_can_be_administered(server, administered, model):
@@ -96,39 +104,39 @@ def test_another_admission_or_prefix_caching_makes_another_engine(administered, 
     check_all([ask(administered, prompt) for prompt in prompts(3)], want[:3])
 
 
-def test_what_was_accepted_under_a_larger_cache_goes_on_in_the_next_engine(model, schedule, tmp_path, want):
+def test_what_was_accepted_under_a_larger_cache_goes_on_in_the_next_engine(administered, model, want):
     """Which follows the schedule that has taken over: in its blocks alone, none of these has room."""
-    (tmp_path / "token").write_text("secret\n")
-    with serving(model, schedule, tmp_path, "--admin-token-file", str(tmp_path / "token")) as server:
-        first = engine_of(server)
+    follow_alone(administered, schedule_for(model))
+    first = engine_of(administered)
 
-        def lose():
-            small = replace(schedule_for(model), kv_blocks=2)
-            assert follow(server, small, X_Admin_Token="secret") == 202
-            wait_until(lambda: enforced(server)["kv_blocks"] == 2)
-            os.kill(first, signal.SIGKILL)
+    def lose():
+        small = replace(schedule_for(model), kv_blocks=2)
+        assert follow(administered, small, X_Admin_Token="secret") == 202
+        wait_until(lambda: enforced(administered)["kv_blocks"] == 2)
+        os.kill(first, signal.SIGKILL)
 
-        check_all(under_load(server, lose), want)
-        assert engine_of(server) != first
+    check_all(under_load(administered, lose), want)
+    assert engine_of(administered) != first
 
 
-def test_a_schedule_that_finds_no_memory_leaves_the_one_that_had_taken_over(model, schedule, tmp_path, want):
+def test_a_schedule_that_finds_no_memory_leaves_the_one_that_had_taken_over(administered, model, want):
     """It is tried once, with all that runs, and no request is lost."""
-    (tmp_path / "token").write_text("secret\n")
-    with serving(model, schedule, tmp_path, "--pinned", "--admin-token-file", str(tmp_path / "token")) as server:
-        assert follow(server, changed(schedule_for(model), max_num_seqs=3), X_Admin_Token="secret") == 202
-        wait_until(lambda: enforced(server)["control"]["max_num_seqs"] == 3)
+    follow_alone(administered, schedule_for(model))
+    assert follow(administered, changed(schedule_for(model), max_num_seqs=3), X_Admin_Token="secret") == 202
+    wait_until(lambda: enforced(administered)["control"]["max_num_seqs"] == 3)
+    kept = "the server keeps its schedule"
+    assert kept not in administered.log.read_text()
 
-        def ask_too_much():
-            too_large = changed(schedule_for(model), max_num_seqs=5, kv_blocks=10**9)
-            assert follow(server, too_large, X_Admin_Token="secret") == 202
-            wait_until(lambda: "the server keeps its schedule" in server.log.read_text())
+    def ask_too_much():
+        too_large = changed(schedule_for(model), max_num_seqs=5, kv_blocks=10**9)
+        assert follow(administered, too_large, X_Admin_Token="secret") == 202
+        wait_until(lambda: kept in administered.log.read_text())
 
-        check_all(under_load(server, ask_too_much), want)
-        wait_until(lambda: enforced(server)["control"]["max_num_seqs"] == 3)
-        time.sleep(1.0)
-        assert enforced(server)["control"]["max_num_seqs"] == 3 and enforced(server)["kv_blocks"] == 64
-        assert server.log.read_text().count("the server keeps its schedule") == 1
+    check_all(under_load(administered, ask_too_much), want)
+    wait_until(lambda: enforced(administered)["control"]["max_num_seqs"] == 3)
+    time.sleep(1.0)
+    assert enforced(administered)["control"]["max_num_seqs"] == 3 and enforced(administered)["kv_blocks"] == 64
+    assert administered.log.read_text().count(kept) == 1
 
 
 def test_the_last_of_several_schedules_holds(administered, model):
@@ -145,6 +153,7 @@ def test_the_last_of_several_schedules_holds(administered, model):
     assert enforced(administered)["policy"] == "orca"
 
 
+@pytest.mark.slow
 def test_outputs_that_stop_texts_end_are_followed(model, schedule, tmp_path):
     """The schedule is for 16 + 16 tokens, and these have 16 + 3."""
     with serving(model, schedule, tmp_path) as server:

@@ -38,6 +38,24 @@ def exegpt():
     return run_command
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_warm_ups():
+    """No engine of this process runs its matrix products beforehand, for seconds: speed doesn't matter here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_frontiers():
+    """Reports draw the frontier of four bounds and not of nine, each of which is a search under all policies."""
+    from xscheduler.setting_search import frontier_bounds
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontier_bounds, "__defaults__", (2,))
+        yield
+
+
 SIZES = "--layers 2 --hidden 32 --heads 4 --kv-heads 2 --ffn 64 --vocab 300 --context 128"
 
 

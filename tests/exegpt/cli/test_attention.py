@@ -67,8 +67,19 @@ def flashinfer(monkeypatch, tmp_path):
     return calls
 
 
-@pytest.mark.parametrize("option", [(), ("--attention", "auto")])
-@pytest.mark.parametrize("command", ["run", "bench", "profile"])
+AUTO = ("--attention", "auto")
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("run", ()),
+        ("run", AUTO),
+        ("bench", AUTO),
+        ("profile", AUTO),
+        *(pytest.param(command, (), marks=pytest.mark.slow) for command in ("bench", "profile")),
+    ],
+)
 def test_the_choice_reaches_engines_and_profiles_and_is_printed(exegpt, commands, flashinfer, command, option):
     done = exegpt(command, *commands[command], "--device", "cpu", *option, "--json")
     assert done.code == 0, done.err

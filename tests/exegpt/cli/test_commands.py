@@ -27,7 +27,7 @@ def test_tune_answers_without_arguments(exegpt):
 
 def test_tune_json_has_its_shape(exegpt, tmp_path):
     command = ("tune", "-l", "20s", "-m", "opt-1.3b", "-c", "2xA40", "--no-advice", "--json")
-    done = exegpt(*command, "--out", tmp_path / "s.json", "--report", tmp_path / "r.html")
+    done = exegpt(*command, "--out", tmp_path / "s.json")
     answer = done.json
     assert done.code == 0
     assert {"schedule", "estimate", "alternatives", "search", "assumptions", "provenance"} <= answer.keys()
@@ -44,10 +44,16 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
     assert answer["provenance"].keys() >= PROVENANCE_KEYS
     assert answer["provenance"]["profile"]["source"] == "roofline"
     assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
-    page = (tmp_path / "r.html").read_text()
-    assert page.startswith("<!doctype html>") and "20 s for 99% of all requests" in page and "roofline" in page
     best = max(a["estimate"]["throughput_tok_s"] for a in answer["alternatives"] if a["schedule"])
     assert best * (1 - TIE) <= answer["estimate"]["throughput_tok_s"] <= best
+
+
+def test_a_report_names_the_bound_and_the_profile(exegpt, tmp_path):
+    """Of one policy: its searches under other bounds are drawn too."""
+    command = ("tune", "-l", "20s", "-m", "opt-1.3b", "-c", "2xA40", "--policy", "static", "--no-advice")
+    assert exegpt(*command, "--report", tmp_path / "r.html").code == 0
+    page = (tmp_path / "r.html").read_text()
+    assert page.startswith("<!doctype html>") and "20 s for 99% of all requests" in page and "roofline" in page
 
 
 def test_one_reason_is_printed_unless_explain_is_given(exegpt):

@@ -54,6 +54,7 @@ def test_line_4_no_profile_takes_the_roofline_which_is_the_same_each_time(exegpt
     assert done.code == 2 and "leave one of them out" in done.err
 
 
+@pytest.mark.slow
 def test_no_profile_takes_what_is_stored_and_measures_nothing(exegpt, tiny, requests, cache):
     command = ["run", "--model", tiny, "--requests", requests(12, 6), "--json"]
     measured = exegpt(*command).json["provenance"]["profile"]

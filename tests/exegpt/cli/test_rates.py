@@ -106,7 +106,7 @@ def test_line_8_of_policies_that_are_as_good_the_simplest_is_the_answer(exegpt):
 
 
 def test_line_7_token_budgets_go_as_far_as_memory(exegpt):
-    command = ("tune", "-l", "inf", "-w", "2048/256", "-m", "llama-3.1-405b", "-c", "64x8xH100-SXM", "--json")
+    command = ("tune", "-l", "inf", "-w", "2048/256", "-m", "llama-3.1-405b", "-c", "4x8xH100-SXM", "--json")
     answer = exegpt(*command, "--policy", "chunked,orca", "--no-advice", "--engine", "none").json
     by_policy = {a["policy"]: (a["estimate"]["throughput_seq_s"], a["schedule"]) for a in answer["alternatives"]}
     assert by_policy["chunked"][0] > 0.97 * by_policy["orca"][0]

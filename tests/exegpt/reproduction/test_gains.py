@@ -7,6 +7,7 @@ from exegpt.reproduction.setup import Reached
 from tests.exegpt.cli.conftest import run_command
 
 
+@pytest.mark.slow
 def test_one_scenario_through_the_command(tmp_path):
     page = tmp_path / "figure6.html"
     done = run_command(

@@ -38,6 +38,7 @@ def test_what_is_counted():
     assert sums.notes == ("muxserve: +0.0% to +0.0%.", "temporal: +0.0% to +25.0%.", "spatial: -10.0% to +0.0%.")
 
 
+@pytest.mark.slow
 def test_the_lightest_case_is_near_its_measurement():
     folder = needs_data("muxserve")
     profiles = muxserve_profiles(folder / "llama_a100_cost.json")

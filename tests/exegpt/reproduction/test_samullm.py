@@ -98,6 +98,7 @@ def test_where_the_greedy_is_behind_min_it_stops_the_longest_chain(folder):
     assert 1.0 < makespan(greedy) / makespan(least) < 1.05
 
 
+@pytest.mark.slow
 def test_small_ensembles_gain_most(folder):
     """The paper's figures to 25 %, and its shape: the gain shrinks with requests."""
     table = cost_table(folder)

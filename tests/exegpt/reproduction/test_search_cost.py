@@ -19,6 +19,7 @@ def test_branch_and_bound_reaches_the_exhaustive_optimum(monkeypatch):
     assert len(section.rows) == 4
 
 
+@pytest.mark.slow
 def test_large_spaces_are_not_searched_exhaustively(monkeypatch):
     monkeypatch.setattr(search_cost, "SCENARIOS", (("opt-13b", "4xA40", "T"),))
     monkeypatch.setattr(search_cost, "SPACES", ("RRA",))

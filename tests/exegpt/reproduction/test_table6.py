@@ -81,6 +81,7 @@ def table():
     return table6.reproduce()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_every_row_at_the_papers_own_schedule(table, number):
     """Throughput within 15 %, and RRA's latency. WAA's is 30 to 45 % short, for its iterations are quicker than the
@@ -93,6 +94,7 @@ def test_every_row_at_the_papers_own_schedule(table, number):
         assert -0.50 < row.deviation.latency_s < 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(4))
 def test_a_search_finds_no_less_than_the_paper(table, number):
     row = table.rows[number]

@@ -93,6 +93,7 @@ def test_without_an_application_nothing_is_said_of_one(tmp_path):
     assert shown["application"] is None
 
 
+@pytest.mark.slow
 def test_the_application_is_printed(tmp_path):
     done = run_command("plan", write(tmp_path), "--cluster", CLUSTER, "--method", "spatial")
     assert done.code == 0 and "36 calls of the application: done in" in done.out, done.err

@@ -33,6 +33,7 @@ def searches(monkeypatch):
     return asked
 
 
+@pytest.mark.slow
 def test_a_larger_cluster_has_the_same_parts(tmp_path, searches):
     kept = Frontiers()
     two, three = (demand(tmp_path, f"{n}xA40", **ONLINE) for n in (2, 3))
@@ -70,7 +71,8 @@ def test_all_policies_are_searched_once_without_those_that_are_known(tmp_path, s
     assert served.goodput_seq_s >= frontier.on(1).goodput_seq_s
 
 
-@pytest.mark.parametrize("bound", ["2s", *(pytest.param(s, marks=pytest.mark.slow) for s in ("700ms", "8s"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("bound", ["2s", "700ms", "8s"])
 def test_what_is_improved_is_the_best_of_all_policies(bound, tmp_path):
     asked = demand(tmp_path, "1xA40", **ONLINE | {"latency_bound": bound})
     found = improved(asked, 1, POLICIES, served_on(asked, 1, ("orca",)))

@@ -103,6 +103,7 @@ def test_no_advice_is_promised_where_there_is_none(tmp_path):
     assert advice_about(demands[1:], cpu) == "" and not gains(demands[1:], cpu, ("spatial",), None, Frontiers())
 
 
+@pytest.mark.slow
 def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     file, report = write(tmp_path, CHAT), tmp_path / "plan.html"
     command = ["plan", str(file), "-c", "1xA40", "--method", "spatial"]

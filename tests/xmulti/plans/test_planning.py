@@ -97,6 +97,7 @@ def test_a_plans_file_is_shown(plan, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["plan"] == document.to_dict(plan)
 
 
+@pytest.mark.slow
 def test_searched_budgets_are_no_worse_than_shares_in_proportion(demands):
     proposals = propose(demands, CLUSTER, ("spatial", "exegpt"))
     searched = next(proposal for proposal in proposals if proposal.method == "exegpt")
@@ -281,6 +282,7 @@ def test_a_frontier_is_searched_once(demands, monkeypatch):
     assert frontier.on(2) is None and frontier.on(2) is None and len(asked) == 1
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_t5_promises_what_tune_predicts(tmp_path):
     """Requests longer than its `n_positions` aren't clipped, since its positions are relative."""
     from xscheduler.setting_search import search_schedule

@@ -23,6 +23,7 @@ def path(tmp_path_factory):
     return folder / "plan.json"
 
 
+@pytest.mark.slow
 def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
     assert main(["simulate", "--plan", str(path), "--timeline", str(tmp_path / "trace.json"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

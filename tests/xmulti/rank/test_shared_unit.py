@@ -92,8 +92,16 @@ def run(unit, todo, every=0, look=alone):
     return results, jobs
 
 
-@pytest.mark.parametrize("every", [0, 3])
-@pytest.mark.parametrize("share", SHARES, ids=lambda share: f"{share.by}-{share.pool}")
+@pytest.mark.parametrize(
+    ("share", "every"),
+    [
+        pytest.param(
+            share, every, id=f"{share.by}-{share.pool}-{every}", marks=pytest.mark.slow if every and later else ()
+        )
+        for later, share in enumerate(SHARES)
+        for every in (0, 3)
+    ],
+)
 def test_tokens_are_transformers_though_caches_are_short(directories, theirs, share, every):
     unit = Unit.load(planned(directories, share), directories)
     unit.open()

@@ -44,10 +44,10 @@ def planned(demands):
     return functools.cache(lambda method: make_plan(demands, CLUSTER, method))
 
 
-LONG = pytest.param("alpaserve", marks=pytest.mark.slow)
+LONG = [pytest.param(method, marks=pytest.mark.slow) for method in ("alpaserve", "temporal")]
 
 
-@pytest.fixture(scope="module", params=["muxserve", "temporal", "seallm", LONG])
+@pytest.fixture(scope="module", params=["muxserve", "seallm", *LONG])
 def plan(request, planned):
     return planned(request.param)
 

@@ -246,6 +246,7 @@ def test_replicas_change_together(job, tmp_path, directories, for_two):
         assert max(count for *_, start, _, count in encoded if start > change["changed_s"]) == 5
 
 
+@pytest.mark.slow
 def test_the_command_writes_one_file_whichever_rank_leads(job, tmp_path, directories, undisturbed):
     """In a pipeline the first rank leads, disaggregated the last."""
     spec = ModelSpec.from_directory(directories["llama"])

@@ -37,12 +37,6 @@ POLICIES = {
 LENGTHS = [(1, 5), (40, 12), (5, 14), (17, 1), (33, 2), (64, 8)]
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch):
-    """Speed doesn't matter here: every model would spend seconds on its products' first calls."""
-    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
-
-
 def make(root, name):
     """The directory of a model of an architecture, requests, and transformers' tokens for them."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM

@@ -31,11 +31,6 @@ INTO_NAN = {"logit_bias": ((NAN, 100.0),)}
 """Lets a request make the token, after which its logits are NaN."""
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch):
-    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
-
-
 @pytest.fixture(scope="module")
 def broken(directories, tmp_path_factory):
     """Directories of models with a token whose embedding is NaN."""

@@ -31,12 +31,7 @@ NAN = 299
 """A token whose embedding is NaN."""
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch):
-    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
-
-
-@pytest.fixture(params=["llama", "gpt2"])
+@pytest.fixture(params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def model(request, directories):
     return load_model(directories[request.param])
 
@@ -68,7 +63,7 @@ def with_and_without_garbage(monkeypatch, run):
     return outcomes
 
 
-@pytest.mark.parametrize("variables", [{}, GROW], ids=["reserve", "grow"])
+@pytest.mark.parametrize("variables", [pytest.param({}, marks=pytest.mark.slow), GROW], ids=["reserve", "grow"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy(monkeypatch, model, ledgers, policy, variables):  # noqa: F811
     run = lambda: tokens_of(Engine(model, plan(model, policy, **variables)).run(requests(LONGER)).results)  # noqa: E731
@@ -85,7 +80,10 @@ def test_prefix_caching(monkeypatch, model, ledgers, policy, variables):  # noqa
     assert got == expected and ledgers[-1].reused
 
 
-@pytest.mark.parametrize("policy", ["static", "orca", "rra"])
+SLOW = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("static", "rra")]
+
+
+@pytest.mark.parametrize("policy", ["orca", *SLOW])
 def test_an_encoder_decoder(monkeypatch, encoder_decoder, policy):
     model = load_model(encoder_decoder[0]["t5"])
     run = lambda: tokens_of(Engine(model, plan(model, policy, **GROW)).run(requests()).results)  # noqa: E731

@@ -188,7 +188,7 @@ def test_repetition_penalties_over_two_ranks(job, tmp_path, directories):
 
 
 def test_two_ranks_give_the_tokens_of_transformers_and_do_what_the_replay_says(job, tmp_path, directories, theirs):
-    cells = matrix(directories, 2, ["llama"])
+    cells = matrix(directories, 2, ["llama"], ("static", "chunked", "rra"))
     check_all(run_cells(job, tmp_path, directories, 2, cells), cells, theirs)
 
 
@@ -220,7 +220,7 @@ def test_all_disaggregated_layouts(job, tmp_path, directories, theirs, arch, ran
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arch", "ranks"), [("gpt2", 2), ("llama", 4), ("gpt2", 4)])
+@pytest.mark.parametrize(("arch", "ranks"), [("llama", 2), ("gpt2", 2), ("llama", 4), ("gpt2", 4)])
 def test_the_whole_matrix(job, tmp_path, directories, theirs, arch, ranks):
     cells = matrix(directories, ranks, [arch])
     check_all(run_cells(job, tmp_path, directories, ranks, cells, timeout=600), cells, theirs)

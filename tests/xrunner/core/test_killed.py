@@ -84,6 +84,7 @@ def kill(process, rank):
     return process.returncode, err, time.monotonic() - began
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "rank"),
     [
@@ -112,7 +113,7 @@ def test_a_killed_rank_ends_the_job_which_can_be_resumed(start, job, directories
     assert {r["id"]: r["output_ids"] for r in lines} == expected and len(lines) == len(expected)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_killed_while_the_job_starts(start, directories, tmp_path, rank):
     process = start(2, *arguments(directories["llama"], tmp_path, "rra"))
     code, _, seconds = kill(process, rank)

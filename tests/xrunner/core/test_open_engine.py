@@ -166,6 +166,7 @@ def test_a_closed_engine_cannot_be_used(model):
     engine.close()  # once more changes nothing
 
 
+@pytest.mark.slow
 def test_on_two_ranks(job, tmp_path, directories, expected, model):
     """Two stages, two replicas, prefill and decode disaggregated."""
     plans = {

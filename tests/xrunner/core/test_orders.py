@@ -61,8 +61,20 @@ def begun(served):
     return [s.index for s in sorted(served, key=lambda s: (s.start_s, s.index))]
 
 
-@pytest.mark.parametrize("guarded", [False, True], ids=["alone", "guarded"])
-@pytest.mark.parametrize("name", ORDERS)
+GUARDED = ("fcfs", "srtf", "mlfq")
+"""Orders of each kind, by arrivals, by lengths and by the clock: the others are guarded in `make test-all`."""
+
+
+@pytest.mark.parametrize(
+    ("name", "guarded"),
+    [
+        *(pytest.param(name, False, id=f"{name}-alone") for name in ORDERS),
+        *(
+            pytest.param(name, True, id=f"{name}-guarded", marks=() if name in GUARDED else pytest.mark.slow)
+            for name in ORDERS
+        ),
+    ],
+)
 def test_the_engine_decides_as_the_simulator(model, name, guarded):
     order = make_order(name)
     order = StarvationGuard(order, idle_steps=7, quantum=3) if guarded else order

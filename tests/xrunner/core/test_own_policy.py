@@ -145,6 +145,7 @@ def test_an_order_that_changes_with_time(registered, model):
     assert {r.id: r.output_ids for r in first_come.results} == {r.id: r.output_ids for r in aging.results}
 
 
+@pytest.mark.slow
 def test_both_on_two_ranks(registered, job, tmp_path, directories, theirs):
     """This file is the program of every rank: each registers the policy."""
     spec = ModelSpec.from_directory(directories["llama"])

@@ -26,7 +26,7 @@ SMALL = 7
 LONGER = [*LENGTHS, *((20 + i, 40) for i in range(4))]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def model(request, directories):
     return load_model(directories[request.param])
 
@@ -73,8 +73,14 @@ def tokens_of(results):
     return {result.id: result.output_ids for result in results}
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "repetition_penalty": 1.2}])
-@pytest.mark.parametrize("policy", POLICIES)
+SAMPLED = {"temperature": 0.8, "repetition_penalty": 1.2}
+HOW = [({}, policy) for policy in POLICIES]
+HOW += [
+    pytest.param(SAMPLED, policy, marks=() if policy in ("chunked", "rra") else pytest.mark.slow) for policy in POLICIES
+]
+
+
+@pytest.mark.parametrize(("options", "policy"), HOW)
 def test_preempted_requests_have_the_tokens_of_an_undisturbed_run(model, ledgers, policy, options):
     todo = requests(LONGER, **options)
     want = tokens_of(Engine(model, plan(model, policy, 100)).run(todo).results)
@@ -92,10 +98,11 @@ def test_an_encoder_decoders_preempted_outputs_are_computed_again(encoder_decode
     assert ledgers[-1].preemptions > 1 and ledgers[-1].pool.available == SMALL
 
 
-@pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
-def test_preempted_requests_of_other_architectures(other, ledgers, monkeypatch, policy):
+@pytest.mark.parametrize(
+    "policy", ["orca", "rra", *(pytest.param(p, marks=pytest.mark.slow) for p in ("static", "chunked"))]
+)
+def test_preempted_requests_of_other_architectures(other, ledgers, policy):
     """Positions, biases and windows of a sequence that is computed again are those of its tokens' places."""
-    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)  # speed doesn't matter here
     model, want = other
     schedule = plan(model, policy, SMALL, admission="grow", workload=Workload.fixed(16, 1))
     done = Engine(model, schedule).run(requests())

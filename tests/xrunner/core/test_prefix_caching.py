@@ -45,7 +45,7 @@ def until_stopped():
     ]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("gpt2", marks=pytest.mark.slow)])
 def model(request, directories):
     return load_model(directories[request.param])
 

@@ -21,7 +21,7 @@ def run(model, schedule, todo):
     return {result.id: result.output_ids for result in Engine(model, schedule).run(todo).results}
 
 
-@pytest.mark.parametrize("admission", ["reserve", "grow"])
+@pytest.mark.parametrize("admission", [pytest.param("reserve", marks=pytest.mark.slow), "grow"])
 @pytest.mark.parametrize("policy", ["static", "orca", "chunked", "rra"])
 @pytest.mark.parametrize(
     "options",

@@ -57,6 +57,7 @@ def outputs(path):
     return {r["id"]: r["output_ids"] for r in map(json.loads, path.read_text().splitlines())}
 
 
+@pytest.mark.slow
 def test_two_ranks_write_one_file_and_report_what_was_predicted(job, arguments_of, reference, tmp_path):
     done = job(2, "-m", "exegpt", *arguments_of(), "--json")
     assert done.returncode == 0, done.stderr
@@ -146,11 +147,16 @@ Path(sys.argv[1], os.environ["OMPI_COMM_WORLD_RANK"]).write_text(str(code))
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["run", "-m", "m", "-r", "r", "-l", "abc"], "'abc' is not a duration: "),
-        (["run", "-m", "m", "-r", "r", "--policy", "nonsense"], "Policy 'nonsense' is not known: "),
         (["run", "-m", "m", "-r", "r", "--seed", "x"], "Invalid value for '--seed': "),
-        (["run", "-m", "m", "-r", "r", "--dtype="], "'--dtype=' is empty: "),
-        (["profile"], "Name a model to measure with --model"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (["run", "-m", "m", "-r", "r", "-l", "abc"], "'abc' is not a duration: "),
+                (["run", "-m", "m", "-r", "r", "--policy", "nonsense"], "Policy 'nonsense' is not known: "),
+                (["run", "-m", "m", "-r", "r", "--dtype="], "'--dtype=' is empty: "),
+                (["profile"], "Name a model to measure with --model"),
+            )
+        ),
     ],
 )
 def test_a_malformed_option_is_printed_once_and_all_ranks_exit_with_2(job, tmp_path, command, expected):
@@ -181,6 +187,7 @@ def test_as_many_ranks_as_devices(job, arguments_of, tmp_path):
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.slow
 def test_a_job_without_a_schedule_is_refused(job, arguments_of):
     arguments = [str(a) for a in arguments_of()]
     place = arguments.index("--schedule")

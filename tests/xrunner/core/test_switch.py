@@ -32,11 +32,6 @@ def model(directories):
     return load_model(directories["llama"])
 
 
-@pytest.fixture(autouse=True)
-def short_warm_up(monkeypatch):
-    monkeypatch.setattr("xrunner.rank.warm_up._SHAPES_S", 0.0)
-
-
 @pytest.fixture(scope="module")
 def undisturbed(model):
     plan = schedule_of(model, "orca", {"max_num_seqs": 3, "prefills_per_step": 1})

@@ -246,7 +246,7 @@ def test_graphs_are_gone_before_what_the_ranks_have_together(models):
 
 
 @needs_triton
-@pytest.mark.parametrize("arch", ["llama", "t5"])
+@pytest.mark.parametrize("arch", ["llama", pytest.param("t5", marks=pytest.mark.slow)])
 def test_a_whole_run_by_the_kernels_of_a_gpu(tmp_path, arch, monkeypatch):
     sizes = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
     create_model(tmp_path / "m", arch, seed=5, **sizes)

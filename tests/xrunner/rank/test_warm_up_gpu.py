@@ -123,7 +123,7 @@ def test_nothing_is_compiled_in_a_run(model, forms, reached, lengths, contexts, 
 
 
 @pytest.mark.parametrize("arch", ["gpt2", "mistral", "qwen3", "t5"])
-@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("graphs", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_nothing_is_compiled_for_other_architectures(forms, tmp_path, arch, graphs):
     create_model(tmp_path / "m", arch, **cells.SIZES)
     if arch == "mistral":

@@ -230,7 +230,7 @@ def test_a_schedule_without_a_closed_form_has_a_pace_too():
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("bound_s", [6.0, 12.0])
+@pytest.mark.parametrize("bound_s", [6.0, pytest.param(12.0, marks=pytest.mark.slow)])
 def test_all_accepted_are_in_time_on_an_engine_that_is_as_predicted(bound_s, share):
     """The oracle: sequences that share an engine, each of them as fast as the load allows. Shares are of what is
     answered with as many residents as stay in time if all are as long as the longest.

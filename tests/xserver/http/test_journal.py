@@ -123,38 +123,6 @@ def test_a_client_that_leaves_does_not_cancel(kept):
     assert [t for chunk in chunks for t in json.loads(chunk[6:])["choices"][0]["token_ids"]] == want
 
 
-def test_a_killed_frontend_answers_after_its_restart(model, schedule, tmp_path):
-    journal, answers = ("--journal", str(tmp_path / "journal")), []
-    body = {"max_tokens": 110, "ignore_eos": True, "return_token_ids": True}
-    with serving(model, schedule, tmp_path, *journal) as server:
-
-        def ask_in_vain(number):
-            try:
-                server.post("/v1/completions", body | {"prompt": prompts(8)[number]}, Idempotency_Key=f"key{number}")
-            except OSError as error:
-                answers.append(error)
-
-        threads = [threading.Thread(target=ask_in_vain, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        while len(list((tmp_path / "journal").glob("*.json"))) < 8:
-            time.sleep(0.001)
-        server.process.send_signal(signal.SIGKILL)
-        for thread in threads:
-            thread.join()
-    left = [json.loads(path.read_text()) for path in (tmp_path / "journal").glob("*.json")]
-    assert answers and len(left) == 8 and any(entry["tokens"] is None for entry in left)
-    with serving(model, schedule, tmp_path, *journal) as server:
-        for number in range(8):
-            sent = body | {"prompt": prompts(8)[number]}
-            status, _, data = server.post("/v1/completions", sent, Idempotency_Key=f"key{number}")
-            entry = next(e for e in left if e["body"]["prompt"] == sent["prompt"])
-            again = server.post("/v1/completions", sent | {"seed": entry["body"]["seed"]})[2]
-            assert status == 200 and tokens(json.loads(data)) == tokens(json.loads(again))
-            assert json.loads(data)["id"] == f"cmpl-{entry['answer_id']}"
-            assert json.loads(data)["created"] == entry["created"]
-
-
 def test_a_full_disk_refuses_new_requests_alone(tmp_path, monkeypatch):
 
     journal = Journal(tmp_path / "journal", 60.0)
@@ -473,3 +441,36 @@ def test_admission_learns_from_each_answer_once(model, tmp_path, key, ends):
 
     asyncio.run(ask())
     assert learned == ([] if ends == "error" else ["0"])
+
+
+def test_a_killed_frontend_answers_after_its_restart(kept, model, schedule, tmp_path):
+    """Last in this file: the server ends."""
+    server, journal = kept
+    before, answers = set(journal.glob("*.json")), []
+    body = {"max_tokens": 110, "ignore_eos": True, "return_token_ids": True}
+
+    def ask_in_vain(number):
+        try:
+            server.post("/v1/completions", body | {"prompt": prompts(8)[number]}, Idempotency_Key=f"key{number}")
+        except OSError as error:
+            answers.append(error)
+
+    threads = [threading.Thread(target=ask_in_vain, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    while len(set(journal.glob("*.json")) - before) < 8:
+        time.sleep(0.001)
+    server.process.send_signal(signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    left = [json.loads(path.read_text()) for path in set(journal.glob("*.json")) - before]
+    assert answers and len(left) == 8 and any(entry["tokens"] is None for entry in left)
+    with serving(model, schedule, tmp_path, "--journal", str(journal)) as server:
+        for number in range(8):
+            sent = body | {"prompt": prompts(8)[number]}
+            status, _, data = server.post("/v1/completions", sent, Idempotency_Key=f"key{number}")
+            entry = next(e for e in left if e["body"]["prompt"] == sent["prompt"])
+            again = server.post("/v1/completions", sent | {"seed": entry["body"]["seed"]})[2]
+            assert status == 200 and tokens(json.loads(data)) == tokens(json.loads(again))
+            assert json.loads(data)["id"] == f"cmpl-{entry['answer_id']}"
+            assert json.loads(data)["created"] == entry["created"]

@@ -1,6 +1,7 @@
 """/openapi.json describes the server: bodies made from it are answered as it says."""
 
 import json
+import os
 import re
 
 import pytest
@@ -26,6 +27,8 @@ OPERATIONS = [
 ]
 
 
+EXAMPLES = 60 if os.environ.get("EXEGPT_TESTS") == "all" else 20
+"""Bodies of each operation; `make test-all` sends more."""
 ADMINISTERED = ["POST /schedule", "POST /drain"]
 """Of a server with an administrator's token alone."""
 
@@ -66,7 +69,7 @@ def test_answers_are_as_described(document, operation):
     made = document[path][method]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE) if method == "POST" else (GenerationMode.POSITIVE,)
 
-    @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.one_of(made.as_strategy(generation_mode=mode) for mode in modes))
     def answered(case):
         statuses.append(case.call_and_validate(checks=CHECKS).status_code)
@@ -97,7 +100,7 @@ def test_administration_is_as_described(its_document, administered, operation, t
         return  # test_the_schedule_and_a_drain_are_accepted_as_described
     statuses = set()
 
-    @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     @given(st.one_of(made.as_strategy(generation_mode=mode) for mode in GenerationMode))
     def answered(case):
         case.headers = {name: value for name, value in (case.headers or {}).items() if name != "X-Admin-Token"}

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for, serving
 from tests.xserver.test_faults import ask, prompts
 from xcore import document
@@ -232,10 +233,9 @@ def test_another_protocol_is_refused(monkeypatch):
 
 
 def test_a_bad_endpoint_ends_the_command_with_a_sentence(model, schedule):
-    command = [sys.executable, "-m", "exegpt", "serve", "-m", str(model), "-s", str(schedule)]
-    done = subprocess.run([*command, "--otlp-traces-endpoint", "nowhere"], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert "Traces can't be sent to 'nowhere'" in done.stderr
+    done = run_command("serve", "-m", model, "-s", schedule, "--otlp-traces-endpoint", "nowhere")
+    assert done.code == 2 and "Traceback" not in done.err
+    assert "Traces can't be sent to 'nowhere'" in done.err
 
 
 def test_without_an_endpoint_nothing_is_imported():
