@@ -197,11 +197,11 @@ def test_more_memory_never_makes_waa_miss_a_bound(latency_s):
 def test_a_pool_that_keeps_waas_bound_is_replayed_as_predicted():
     tuned, profile = waa_within(60.6, 0.99)
     one = replace(tuned.schedule, replicas=1)
-    requests = one.workload.draw(5000)
+    requests = one.workload.draw(20000)  # equal outputs end in waves: a few of them count unevenly
     nothing = np.zeros(len(requests))
     inputs, outputs = (np.array([getattr(r, side) for r in requests], dtype=float) for side in ("input", "output"))
     times = Replicas(profile).serve(one, Requests(nothing, inputs, outputs, nothing))
-    kept = slice(1500, 4000)
+    kept = slice(3000, 18000)
     latencies, ends = (times.finished - times.started)[kept], np.sort(times.finished)[kept]
     assert np.percentile(latencies, 90) == pytest.approx(tuned.estimate.latency_s, rel=0.02)
     rate = (len(ends) - 1) / (ends[-1] - ends[0])

@@ -144,9 +144,12 @@ FRONT_END_S = 7e-3
 H100, A100 and L40S, whatever the model and the load; 12.1 to 14.5 ms in a run of vLLM 0.11 that reports both sides."""
 OWN_FRONT_END_S = 3.6e-3
 """The same of our server: what HTTP adds to a first token (`python -m benchmarks.serving_overhead`, on a CPU)."""
-OWN_ITERATION_S, OWN_SEQUENCE_S = 0.13e-3, 1.5e-6
-"""The host's time of a decoding iteration of our engine, without a device: 0.23 ms with 64 sequences (`python -m
-benchmarks.host_step`). What a sequence adds is the difference between 1 and 256 sequences of a model of one layer."""
+OWN_ITERATION_S, OWN_SEQUENCE_S = 0.1e-3, 2.9e-6
+"""The host's part of a decoding iteration of our engine on an H100: the line through 0.29 ms for 64 sequences and 0.86
+for 256 (`python -m benchmarks.gpu --parts profile`). It was 0.15, 0.05 and 0.09 ms for 1, 4 and 16."""
+OWN_SORT_S = 0.33e-3
+"""What top-p adds to greedy sampling of 256 rows on an H100 (`python -m benchmarks.gpu --parts times`). Up to 264 rows
+take as long, since each one is a program's and so many run at a time."""
 _VLLM_WAITS = (
     # Fitted by `python -m benchmarks.vllm_terms --fit` to every fifth, by hash, of vLLM's fp8 rows of Llama-3.1-70B on
     # H100, H200 (NVLink 4) and B200 (NVLink 5).
@@ -204,8 +207,8 @@ ENGINES = {
         # Its scheduler overlaps iterations as vLLM's does, and runs the same kernels: taken as vLLM's, compared with
         # nothing.
         replace(_VLLM, name="sglang", memory=SGLANG),
-        # Ours. On a GPU nothing was measured: kernels, links and sampler are taken as vLLM's. It decides synchronously;
-        # that a replica of one GPU plans its next iteration ahead (`xrunner/core/ahead.py`) is left out.
+        # Ours. Its own time and its sampler were measured on one H100; links are taken as vLLM's. It decides
+        # synchronously; that a replica of one GPU plans its next iteration ahead (`xrunner/core/ahead.py`) is left out.
         replace(
             _VLLM,
             name=OWN_ENGINE,
@@ -213,6 +216,8 @@ ENGINES = {
             sequence_s=OWN_SEQUENCE_S,
             in_flight=1,
             front_end_s=OWN_FRONT_END_S,
+            sort_s=OWN_SORT_S,
+            sort_sequence_s=0.0,
             memory=OWN_ON_GPU,
         ),
         # The ExeGPT paper's, made of FasterTransformer: with the kernels alone its Table 6 comes out 8 to 11 % slow.

@@ -90,7 +90,7 @@ def test_an_engine_can_be_named_for_imported_kernels(imported):
     assert any("with the time of engine vllm" in text for text in served.assumptions)
     assert served.own.engine == "exegpt" and served.own.cluster.memory_fraction == 0.9
     assert served.on("chunked").profile is served.profile and served.on("rra").profile is served.own.profile
-    assert served.own.profile.overhead(64) == pytest.approx(0.23e-3, rel=0.05)
+    assert served.own.profile.overhead(64) == pytest.approx(0.29e-3, rel=0.02)
     assert find_setting(*asked, engine="none").own is None
 
 
