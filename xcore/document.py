@@ -88,9 +88,10 @@ _PROBLEMS = {
 def _problem(error: dict[str, Any]) -> str:
     """The message of one of pydantic's errors, in this project's words."""
     cause = error.get("ctx", {}).get("error")
-    if isinstance(cause, InputError):  # a noun's own sentence
-        return str(cause).rstrip(".")
     where = ".".join(str(part) for part in error["loc"]) or "the top level"
+    if isinstance(cause, InputError):  # a noun's own sentence, which doesn't say which one of a list it is
+        in_list = any(isinstance(part, int) for part in error["loc"])
+        return (f"{where}: " if in_list else "") + str(cause).rstrip(".")
     value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])

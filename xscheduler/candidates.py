@@ -117,11 +117,11 @@ def candidates(
     """A policy's space on one allocation: `variables` are searched, `constants` are the others by name, and `scenario`
     is asked for only when a point is; `ttft_slack` as in `Limits.constraints`.
     """
-    limits, (why, widest) = question.limits, question.widest
+    limits, (why, widest), disaggregated = question.limits, question.widest, TRAITS[policy].disaggregated
 
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
-        crest, waits = result.crest, TRAITS[policy].disaggregated and (result.crest or values[0] == 1)
+        crest, waits = result.crest, disaggregated and (result.crest or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:
             result = space.shrink(values, limits, result)
         beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)

@@ -13,7 +13,7 @@ from xcore.policies.control import Control
 from xcore.specs.bound import BoundMeaning, BoundName
 from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
 from xcore.specs.model import BYTES, ModelSpec
-from xcore.specs.schedule_versions import VERSIONS, AnyRecord, check_degrees, read_control
+from xcore.specs.schedule_versions import VERSIONS, AnyRecord, check_degrees, check_version, read_control
 from xcore.specs.workload import Workload
 
 if TYPE_CHECKING:
@@ -90,10 +90,7 @@ class Schedule(Noun):
     VERSION = VERSIONS[-1]
 
     def __post_init__(self) -> None:
-        if self.version != Schedule.VERSION:
-            raise InputError(
-                f"This schedule has version {self.version}, this exegpt reads versions {_READ}: tune again."
-            )
+        check_version(self.version, (Schedule.VERSION,))
         record = self.traits.control
         if type(self.control) is not record:
             raise InputError(
@@ -201,9 +198,6 @@ class Schedule(Noun):
 
         plain = core_schema.wrap_serializer_function_ser_schema(write)
         return core_schema.no_info_wrap_validator_function(read, handler(source), serialization=plain)
-
-
-_READ = " and ".join(map(str, VERSIONS))
 
 
 def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:

@@ -32,8 +32,9 @@ def read_control(data: dict[str, Any]) -> dict[str, Any]:
     """
     rest = {name: value for name, value in data.items() if name not in DEGREES}
     policy, version = data.get("policy"), data.get("version")
-    if not isinstance(policy, str) or version not in VERSIONS:
-        return rest  # which the schedule's own checks refuse
+    if not isinstance(policy, str) or type(version) is not int:
+        return rest  # which is refused for its types, together with all else that is wrong
+    check_version(version)
     record, variables = traits_of(policy).control, data.get("control")
     if version == 1:
         if "control" in data:
@@ -45,8 +46,16 @@ def read_control(data: dict[str, Any]) -> dict[str, Any]:
         raise InputError(f"{beside[0]} is a control variable: write it under control, or version 1 for this file")
     elif "control" not in data:
         return rest
-    rest["control"] = _record(policy, record, variables)
+    if isinstance(variables, dict):
+        rest["control"] = _record(policy, record, variables)
     return rest
+
+
+def check_version(version: object, read: tuple[int, ...] = VERSIONS) -> None:
+    """Raise InputError for a version that isn't read."""
+    if version not in read:
+        known = " and ".join(map(str, VERSIONS))
+        raise InputError(f"This schedule has version {version}, this exegpt reads versions {known}: tune again.")
 
 
 def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, Any]) -> None:
@@ -64,9 +73,7 @@ def declared(record: type[Control]) -> tuple[str, ...]:
     return tuple(name for name, kind in kinds(record).items() if kind is not None)
 
 
-def _record(policy: str, record: type[Control], variables: Any) -> Control:
-    if not isinstance(variables, dict):
-        raise InputError(f"control must be a group of keys (got {variables!r:.40})")
+def _record(policy: str, record: type[Control], variables: dict[str, Any]) -> Control:
     control, problems = validated(record, variables)
     if control is None:
         raise InputError(f"The control variables of policy {policy} are wrong: {'; '.join(problems)}")
@@ -89,13 +96,22 @@ class AnyRecord:
         from pydantic_core import core_schema  # only what reads or writes documents calls this
 
         plain = core_schema.plain_serializer_function_ser_schema(_plain)
-        return core_schema.is_instance_schema(Control, serialization=plain)
+        return core_schema.no_info_plain_validator_function(_checked, serialization=plain)
 
     def __get_pydantic_json_schema__(
         self, schema: "CoreSchema", handler: "GetJsonSchemaHandler"
     ) -> dict[str, str | dict[str, list[str]]]:
         """Describe the record in /openapi.json: which variables it has depends on the policy."""
         return {"type": "object", "additionalProperties": {"type": ["integer", "null"]}}
+
+
+def _checked(value: object) -> object:
+    """Refuse what is neither a record nor, in a file whose policy couldn't be read, a group of keys."""
+    from pydantic_core import PydanticCustomError
+
+    if not isinstance(value, Control | dict):
+        raise PydanticCustomError("dataclass_type", "Input should be a group of keys")
+    return value
 
 
 def _plain(control: Control) -> dict[str, int | None]:
