@@ -100,11 +100,12 @@ def read_back(question: Question, export: Export) -> Estimate:
     said: dict[str, Any] = dict(launches[0].settings)
     assert said["replicas"] == replicas_together(export.schedule)
     said["replicas"] = export.schedule.replicas  # those of all nodes
-    settings = {name: said.pop(name) for name in EngineSettings.__dataclass_fields__ if name in said}
-    options = dict.fromkeys(SimulateOptions.__dataclass_fields__) | said
+    settings = EngineSettings.of(said)
+    rest = {name: value for name, value in said.items() if name not in settings.given}
+    options = dict.fromkeys(SimulateOptions.__dataclass_fields__) | rest
     options |= {"model": launches[0].model, "cluster": question.cluster, "workload": question.workload}
     options |= {"profile": "roofline", "engine": launches[0].engine, "longest": launches[0].longest}
-    options |= {"scale_to_context": False, "engine_settings": EngineSettings.of(settings)}
+    options |= {"scale_to_context": False, "engine_settings": settings}
     options |= {"order": OrderChoice.of(None, False)}
     facts = simulate(SimulateOptions(**options)).facts
     return Estimate(**facts)

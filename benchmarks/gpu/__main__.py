@@ -308,7 +308,10 @@ def _serving(device: Any) -> list[dict[str, Any]]:
 
     try:
         with tempfile.TemporaryDirectory() as folder:
-            rows = serve(*measured_model(Path(folder), TINYLLAMA, "bf16", device), 1024, device, report=_say)
+            began = time.perf_counter()
+            model = measured_model(Path(folder), TINYLLAMA, "bf16", device)
+            _say(f"{TINYLLAMA.name} made and profiled in {time.perf_counter() - began:.0f} s")
+            rows = serve(*model, 1024, device, report=_say)
     except Exception as error:
         print(f"{_why(error)}  serving")
         return [{"failed": _why(error)}]

@@ -105,7 +105,7 @@ def test_searches_start_no_more_processes_than_cpus_are_usable(monkeypatch):
     started = []
 
     class Pool:
-        def __init__(self, workers, context):
+        def __init__(self, workers, context, initializer):
             started.append(workers)
 
         def submit(self, work, *arguments):

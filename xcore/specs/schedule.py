@@ -13,11 +13,18 @@ from xcore.policies.control import Control
 from xcore.specs.bound import BoundMeaning, BoundName
 from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
 from xcore.specs.model import BYTES, ModelSpec
-from xcore.specs.schedule_versions import VERSIONS, AnyRecord, check_degrees, check_version, read_control
+from xcore.specs.schedule_versions import (
+    DEGREES,
+    VERSIONS,
+    AnyRecord,
+    check_degrees,
+    check_version,
+    read_control,
+)
 from xcore.specs.workload import Workload
 
 if TYPE_CHECKING:
-    from pydantic import GetCoreSchemaHandler
+    from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
     from pydantic_core import CoreSchema
 
 BLOCK_SIZE = 16
@@ -198,6 +205,14 @@ class Schedule(Noun):
 
         plain = core_schema.wrap_serializer_function_ser_schema(write)
         return core_schema.no_info_wrap_validator_function(read, handler(source), serialization=plain)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: "CoreSchema", handler: "GetJsonSchemaHandler") -> dict[str, Any]:
+        """Describe the tensor parallelism of the stages too."""
+        described = handler(schema)
+        properties: dict[str, Any] = handler.resolve_ref_schema(described)["properties"]
+        properties |= {name: {"anyOf": [{"type": "integer"}, {"type": "null"}], "default": None} for name in DEGREES}
+        return described
 
 
 def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
