@@ -54,10 +54,11 @@ class AttentionProbe:
         width = -(-(past + new) // BLOCK_SIZE)
         blocks = batch * width
         tables = itertools.cycle(self._order[: self._blocks // blocks * blocks].split(blocks))
-        device, there = self._values.device, {"dtype": self._values.dtype, "device": self._values.device}
+        device, dtype = self._values.device, self._values.dtype
         size = self._values.shape[-1]
-        qkv = [torch.randn(batch * new, self._heads + 2 * self._kv_heads, size, **there) for _ in range(_LAYERS)]
-        outs = [torch.empty(batch * new, self._heads, size, **there) for _ in range(_LAYERS)]
+        all_heads = self._heads + 2 * self._kv_heads
+        qkv = [torch.randn(batch * new, all_heads, size, dtype=dtype, device=device) for _ in range(_LAYERS)]
+        outs = [torch.empty(batch * new, self._heads, size, dtype=dtype, device=device) for _ in range(_LAYERS)]
         layers = itertools.cycle((rows[:, : self._heads], out) for rows, out in zip(qkv, outs, strict=True))
         offsets = torch.arange(0, batch * new + 1, new, dtype=torch.int32, device=device)
         contexts = torch.full((batch,), past + new, dtype=torch.int32, device=device)
@@ -72,7 +73,8 @@ class AttentionProbe:
                 """By the plan for the first blocks, over another part of the pool each time."""
                 begin, (q, out) = next(firsts), next(layers)
                 keys, values = (cache[begin : begin + blocks] for cache in (self._keys, self._values))
-                return attention(q, keys, values, table, offsets, contexts, out, work=plan, **options)
+                attended: torch.Tensor = attention(q, keys, values, table, offsets, contexts, out, work=plan, **options)
+                return attended
 
             return attend_planned
         work = None
@@ -82,6 +84,9 @@ class AttentionProbe:
 
         def attend() -> torch.Tensor:
             table, (q, out) = next(tables).view(batch, width), next(layers)
-            return attention(q, self._keys, self._values, table, offsets, contexts, out, work=work, **options)
+            attended: torch.Tensor = attention(
+                q, self._keys, self._values, table, offsets, contexts, out, work=work, **options
+            )
+            return attended
 
         return attend

@@ -1,5 +1,7 @@
 """Times of moving data between the ranks of a job: all-reduces of hidden states, point-to-point sends, copies."""
 
+import functools
+
 import torch
 
 from xcore.specs.cluster import LinkSpec
@@ -47,7 +49,7 @@ def measure_links(recorder: Recorder, ranks: Ranks, links: Links, turn: int) -> 
     """One pass over the points of `link_grids`: the pair's ranks send, and the others sleep meanwhile."""
     for name, pair in pairs(ranks).items():
         for size in _BYTES:
-            recorder.record(name, (size,), turn, lambda pair=pair, size=size: _time_send(ranks, links, pair, size))
+            recorder.record(name, (size,), turn, functools.partial(_time_send, ranks, links, pair, size))
     if ranks.size > 1:
         recorder.record(HOST_COPY.table, (_COPY_BYTES,), turn, lambda: _time_copy(_COPY_BYTES))
 

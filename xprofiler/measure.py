@@ -207,7 +207,7 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
     degree = DegreeTables(1, decoder, tables["embedding"], tables["head"], encoder)
     grid = grids(points, model.spec)["overhead"]
     for turn, batch in itertools.product(range(points.passes), grid.points[0]):
-        recorder.record("overhead", (batch,), turn, lambda batch=batch: measure_overhead(model, degree, batch))
+        recorder.record("overhead", (batch,), turn, functools.partial(measure_overhead, model, degree, batch))
     return degree, recorder.compiled(grid)
 
 
@@ -215,13 +215,12 @@ def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
     """What one of the model's iterations takes longer after other models'; nothing after none."""
     layers, head, reuse = layer_pass(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS), Reuse(model)
     grid = grids(points, model.spec)["switch"]
+
+    def switched(size: int) -> Timing:
+        return switch_seconds(lambda: (layers(), head()), reuse.others(size))
+
     for turn, size in itertools.product(range(points.passes), grid.points[0]):
-        recorder.record(
-            "switch",
-            (size,),
-            turn,
-            lambda size=size: switch_seconds(lambda: (layers(), head()), reuse.others(size)),
-        )
+        recorder.record("switch", (size,), turn, functools.partial(switched, size))
     measured = recorder.compiled(grid, len(model.layers) / model.spec.layers)
     assert measured.spread, "measured tables have spreads"
     zero, values, spread = (0.0, *measured.points[0]), (0.0, *measured.values), (0.0, *measured.spread)
@@ -255,7 +254,8 @@ def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
 
 
 def _decoder_tables(tables: dict[str, Table]) -> LayerTables:
-    return LayerTables(**{name: tables.get(name) for name in ("rest", *_ATTENTION, "cross_projection")})
+    attention = {name: tables[name] for name in _ATTENTION}
+    return LayerTables(tables["rest"], **attention, cross_projection=tables.get("cross_projection"))
 
 
 def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
@@ -313,7 +313,7 @@ def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | Non
     cache, slots = _scattered(model, tokens)
     attended = torch.randn(rows, model.share.heads, model.share.head_size, dtype=x.dtype, device=model.device)
     layers: tuple[Any, ...] = model.layers
-    cross = {}
+    cross: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     if isinstance(model, EncoderDecoder):
         layers, cross = (model.encoder, {}) if encoder else (model.layers, {"cross": lambda q: attended})
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from xprofiler.rates import Slowdown
     from xrunner.comm.ranks import Ranks
     from xrunner.core.engine import Engine
-    from xrunner.models.load import Model
+    from xrunner.models import Model
 
 
 def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown | None":

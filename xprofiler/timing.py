@@ -72,9 +72,13 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
     """
     import torch
 
+    def synchronous() -> None:
+        call()
+        torch.cuda.synchronize(device)
+
     def queued() -> float:
         torch.cuda.synchronize(device)
-        return cpu_clock(lambda: (call(), torch.cuda.synchronize(device)))()
+        return cpu_clock(synchronous)()
 
     calls = max(1, min(_CALLS, int(_GRAPH_S / queued())))
     graph = torch.cuda.CUDAGraph()
@@ -91,6 +95,7 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
         graph.replay()
         end.record()
         end.synchronize()
-        return begin.elapsed_time(end) / 1e3 / calls
+        milliseconds: float = begin.elapsed_time(end)
+        return milliseconds / 1e3 / calls
 
     return seconds

@@ -15,7 +15,7 @@ from xcore.specs.bound import OF_LONGEST, BoundMeaning
 from xcore.specs.schedule import BLOCK_SIZE
 from xcore.specs.served import long_outputs
 from xcore.specs.workload import LengthDistribution, RequestLengths, Workload
-from xcore.traces.prefixes import Prefixes
+from xcore.traces.prefixes import Places, Prefixes
 from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Requests
 
 if TYPE_CHECKING:
@@ -150,10 +150,10 @@ class Arrivals:
         columns = (column[:many].astype(int).tolist() for column in (self.inputs, self.outputs))
         lengths = list(zip(*columns, strict=True))
         dealt = [list(range(many))] if replicas == 1 else deal(lengths, replicas)
-        followed: list[Array] = []
+        followed: list[Places] = []
         for places in dealt:
             if places and (not self.random or sum(map(len, followed)) < min(count, many)):
-                followed.append(np.array(places))
+                followed.append(np.array(places, dtype=np.intp))
         times, first = self._stretched(many), round(WARM_UP * many)
         all_places = np.concatenate(followed)
         kept = all_places >= first

@@ -59,7 +59,7 @@ class EngineSettings:
     def given(self) -> "dict[str, Any]":
         """All that was given, by name."""
         rest = {name: value for name, value in vars(self).items() if name != "variables"}
-        return {name: value for name, value in (rest | self.variables).items() if value is not None}
+        return {name: value for name, value in {**rest, **self.variables}.items() if value is not None}
 
 
 def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
@@ -326,7 +326,7 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
     name = schedule.traits.name_of("residents")
 
     def needed(most: int | None = None) -> int:
-        changed = controls | ({} if most is None else {name: most})
+        changed = {**controls, **({} if most is None or name is None else {name: most})}
         return outcome(scenario, schedule.policy, changed).demand.blocks * BLOCK_SIZE // schedule.block_size
 
     notes = []

@@ -188,7 +188,8 @@ class Meter:
         whole = len(served) == len(sample.replicas)
         excess = self._excess(sample, served, rate) if measured and whole else None
         held = whole and bool((watch.missed <= sample.allowed).all())
-        verdict = Verdict(schedule, rate, held, *watch.used.tolist(), excess)
+        batch, blocks = watch.used.tolist()
+        verdict = Verdict(schedule, rate, held, batch, blocks, excess)
         self._alike(schedule, count).append(verdict)
         return verdict
 

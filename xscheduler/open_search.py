@@ -234,7 +234,9 @@ class OpenSearch:
         """The lead with the smallest batch that does the same: only neighbours of that one do something else."""
         verdict = self.meter.used(lead.schedule, lead.goodput, COUNTS[1])
         batches, point = lead.space.variables[0].values, lead.point
-        for place in range(lead.point[0]) if verdict else ():
+        if verdict is None:
+            return lead
+        for place in range(lead.point[0]):
             if batches[place] >= verdict.batch and verdict.decides(
                 self.schedule(lead.space, (place, *point[1:])), lead.goodput
             ):

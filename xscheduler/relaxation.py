@@ -127,17 +127,16 @@ class _Looser:
         policy, question = self.own.policy, self.question
         name = refined_variable(policy, question)
         members = spaces(policy, question)
-        lines = [space for space in members if isinstance(space, Candidates)]
-        if len(lines) == len(members):
-            lines = [self._as_known(space) for space in lines]
-            members = [space for space in lines if space.ceiling > floor and self._matters(space)]
+        lines = [self._as_known(space) for space in members if isinstance(space, Candidates)]
+        if len(lines) < len(members):  # families: their policies refine nothing
+            return search(members, "bnb", tolerance, floor).throughput
         alike = self._alike(name, lines) if name else []
-        reached, members = 0.0, [*alike, *members]
+        lines, reached = [*alike, *(s for s in lines if s.ceiling > floor and self._matters(s))], 0.0
         if not name or self.name not in TIMES or self.fullness <= 1 / RELAXED:
-            reached = search(members, "bnb", tolerance, floor).throughput
+            reached = search(lines, "bnb", tolerance, floor).throughput
             if not name or not reached:
                 return reached
-        _, closer = refined(members, name, self._at_value, "bnb", tolerance, max(floor, reached), _STEPS)
+        _, closer = refined(lines, name, self._at_value, "bnb", tolerance, max(floor, reached), _STEPS)
         return max(reached, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:

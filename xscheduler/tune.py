@@ -185,7 +185,8 @@ def _searched(
     lines = [space for space in members if isinstance(space, Candidates)]
     if name is None or method == "optuna" or len(lines) < len(members):
         return members, search(list(members), method, tolerance, floor)
-    return refined(lines, name, functools.partial(at_value, question), method, tolerance, floor)
+    found, result = refined(lines, name, functools.partial(at_value, question), method, tolerance, floor)
+    return [*found], result
 
 
 @contextmanager
@@ -253,10 +254,10 @@ def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candid
     enough, budget = space.at(point).throughput * (1 - SLACK), TRAITS[space.policy].name_of("tokens")
 
     def rank(candidate: Candidates) -> tuple[bool, int]:
-        return candidate.constants.get("admission") == "grow", candidate.constants.get(budget, 0)
+        return candidate.constants.get("admission") == "grow", candidate.constants.get(budget, 0) if budget else 0
 
     def others(candidate: Candidates) -> dict[str, Any]:
-        return candidate.constants | {"admission": None, budget: None}
+        return candidate.constants | dict.fromkeys(filter(None, ("admission", budget)))
 
     plainer = [
         candidate
@@ -360,7 +361,7 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     return latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
 
 
-def why_infeasible(policy: str, members: Members, question: Question) -> str:
+def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily], question: Question) -> str:
     """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
     closest.
     """
