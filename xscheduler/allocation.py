@@ -93,7 +93,7 @@ def replica_sizes(cluster: ClusterSpec) -> tuple[int, ...]:
 def most_replicas(cluster: ClusterSpec, devices: int) -> int:
     """Return how many replicas of `devices` devices fit on the cluster.
 
-    No replica spans parts of two nodes. In each node, the remaining devices stay idle.
+    A replica is a part of one node, or whole nodes. The remaining devices of each node stay idle.
     """
     node = cluster.devices_per_node
     return cluster.nodes * (node // devices) if devices <= node else cluster.nodes // (devices // node)
@@ -127,9 +127,9 @@ class LayerSpeed:
     """Seconds per query on the devices of one tensor-parallel group."""
 
     encode: float
-    """Of one layer that encodes."""
+    """Seconds of one layer that encodes."""
     decode: float
-    """Of one layer that decodes, all iterations."""
+    """Seconds of one layer that decodes, over all iterations."""
     embedding: float
     head: float
 

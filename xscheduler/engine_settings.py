@@ -257,7 +257,7 @@ def _step(control: Control, workload: "Workload") -> "Step":
 
 
 def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
-    """Return how many blocks of BLOCK_SIZE tokens fit in memory besides such iterations; InputError for none."""
+    """Return how many blocks of BLOCK_SIZE tokens fit in memory together with such iterations; InputError for none."""
     from xsimulator.cost.replica import CostModel
 
     model, cluster = setting.model, setting.cluster

@@ -127,7 +127,7 @@ class Meter:
         self._counting = Lock()
 
     def holds(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
-        """Return whether the first requests keep to the bounds at `rate` requests/s.
+        """Return whether the first requests keep the bounds at `rate` requests/s.
 
         Stops as soon as they cannot. Known results of equivalent schedules are not replayed again.
         """
@@ -151,7 +151,7 @@ class Meter:
                 list(threads.map(lambda schedule: self._verdict(schedule, rate, count, measured), schedules))
 
     def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
-        """Return the most that a schedule used at a rate; None if it was not replayed at that rate."""
+        """Return the verdict with a schedule's peak use at a rate; None if no replay at that rate kept the bounds."""
         return next((v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate)), None)
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
@@ -321,7 +321,7 @@ class Excess:
 
 
 def _batch(schedule: Schedule) -> int:
-    """Return the limits of the resident sequences and of the prompts in a step."""
+    """Return the limit of the resident sequences, or of the prompts of a batch; 0: no limit."""
     return schedule.control.batch
 
 

@@ -3,7 +3,7 @@
 The steady state has no queue, so its best schedules are not the best in an open system. The search may replay every
 point of a policy's spaces, but replays few of them, because
 
-* a space whose ceiling is below the best goodput so far can't be better, nor can a point with such a throughput;
+* it skips spaces whose ceiling is below the best goodput so far, and points whose steady throughput is;
 * one replay at just above that goodput rejects a point, usually before the replay ends;
 * a few thousand requests, the same for all points, show which points deserve more requests (docs/theory.md).
 """
@@ -343,7 +343,7 @@ class OpenSearch:
         return space.where.replica.room(space.outcome(space.values(point)).demand.step)
 
     def _steady(self, space: Candidates, point: Point) -> float:
-        """Return the steady throughput, or the highest of any smaller batch if that is more; sequences/s."""
+        """Return the steady throughput in sequences/s, or a bound on that of all smaller batches if it is higher."""
         evaluated = space.at(point)
         return self._rate(max(evaluated.throughput, evaluated.crest))
 

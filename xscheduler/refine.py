@@ -4,8 +4,9 @@ Each space has one value of this variable. Along the token budget, throughput ha
 that prompts are cut into. So powers of two miss the best by up to 10 %. The grid shows which layouts may be best.
 Around the best value of each layout, the batch of one value is the first guess for the next, because it hardly changes.
 
-Equal prompts that stay in step have a low TTFT only if the budget holds a whole number of them, or an even part of one,
-in addition to all decoding sequences. In that case, batches are searched together with the matching budget.
+Equal prompts that stay in step have a low TTFT only with certain budgets. Such a budget holds all decoding sequences,
+and in addition a whole number of prompts or an even part of one. So batches are searched together with the matching
+budget.
 """
 
 import math
@@ -95,8 +96,8 @@ def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
 def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float]) -> list[Candidates]:
     """Try values around the best one, then closer values, and finally every batch near the best batch.
 
-    The values reach from the second grid value below the best, because peaks are narrow and close if prompts have many
-    chunks, to the next grid value above, or twice the last one. Returns the spaces tried.
+    The lowest value tried is the second grid value below the best: peaks are narrow and close if prompts have many
+    chunks. The highest is the next grid value above, or twice the last one. Returns the spaces tried.
     """
     added: dict[int, Candidates | None] = {}
     edges = [*grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]

@@ -128,7 +128,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     if free.schedule is None:
         return NewSchedule(None, infeasible_text(free, bound_s))
     stays = free
-    # The size of a full KV pool varies a little from search to search.
+    # Sizes of a full KV pool differ a little between searches.
     if disaggregated and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks:
         blocks = min(free.schedule.kv_blocks, held.kv_blocks)
         stays = replace(free, schedule=replace(free.schedule, kv_blocks=blocks))

@@ -72,8 +72,9 @@ def tune(
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
 
-    An allocation is the number of replicas, a tensor-parallel degree of the profile, the number of devices in groups of
-    that degree (with `partial`, any multiple of it), the micro-batches, and WAA's split of the devices.
+    An allocation is the number of replicas, a tensor-parallel degree of the profile, the devices in groups of that
+    degree, the micro-batches, and WAA's split of the devices. With `partial`, the grouped devices are any multiple of
+    the degree.
 
     Bounds are in seconds; None means no bound. `tolerance` is the share by which monotonicity may be broken. `fixed`
     sets control variables. `most_resident` caps the sequences that one replica decodes at a time, and `kv_blocks` their
@@ -210,8 +211,8 @@ def check_asked(
 ) -> None:
     """Raise InputError for policies, an admission rule or fixed variables that can't be searched.
 
-    These are a policy without a search, an admission rule that none of the policies supports, and a variable that can't
-    be fixed to its value.
+    Examples are a policy without a search, and an admission rule that none of the policies supports. A variable must
+    exist, and its value must be possible.
     """
     for policy in policies:
         if policy not in SPACES and (policy not in TRAITS or TRAITS[policy].disaggregated):

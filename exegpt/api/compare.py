@@ -70,7 +70,7 @@ def compare(
     """Compare a finished run with the replay of its requests, at the machine's speed during the run.
 
     The replay has the output lengths of the run. With `requests`, it reserves the cache for the tokens that they
-    allowed, and their prompts share prefixes. `hints` are by the requests' ids, if the `order` needs any.
+    allowed, and reuses common prefixes of their prompts. `hints` are by the requests' ids, if the `order` needs any.
     """
     import xsimulator
     from xcore.specs.schedule import ranks_needed

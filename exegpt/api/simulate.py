@@ -291,7 +291,7 @@ def _write_requests(
     requests: Sequence[RequestLengths],
     longest: int | None,
 ) -> None:
-    """Write each request's times, in order of completion; its id is its place among the trace's rows with an output."""
+    """Write each request's times, in order of completion; its id is its index among the trace's rows with an output."""
     whole = len(rows) == len(requests)
     ids = [place for place, row in enumerate(rows) if whole or row.fits(longest)]
     lines = []

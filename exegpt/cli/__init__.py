@@ -23,8 +23,8 @@ BAD_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 class _Ending:
     """The early end of a command by a signal.
 
-    SIGTERM is handled as an interrupt with its own exit code, so that a terminated command leaves the same files on
-    disk as an interrupted one.
+    SIGTERM is handled as an interrupt with its own exit code. So a terminated command leaves the same files on disk as
+    an interrupted one.
     """
 
     def __init__(self, silent: bool) -> None:

@@ -139,7 +139,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?e[+-]\d+", value):
-        return figure_text(float(value))  # provenance is text, numbers and all
+        return figure_text(float(value))  # all of provenance is text, including numbers
     return figure_text(value) if isinstance(value, float) else str(value)
 
 
@@ -216,7 +216,7 @@ def _profile(file: Path) -> "Shown":
         **{name: _grid(table) for name, table in tables.items() if table},
         "missing": _missing(tables) or ["nothing"],
     }
-    name = profile.provenance.get("model")  # the model's name, where the source tells it
+    name = profile.provenance.get("model")  # the model's name, if the source has it
     shown = facts | ({"model": f"{name} ({profile.model})"} if name else {})
     rows = [[key, _text(value)] for key, value in shown.items() if value is not None]
     return facts, lambda: output.table(("profile", ""), rows)

@@ -44,7 +44,7 @@ class Sent:
     """The outcomes of a run."""
 
     outcomes: tuple[Outcome, ...]
-    """In the order of the requests."""
+    """The outcomes in the order of the requests."""
     cpu_share: float
     """Share of all cores' time that this process used."""
     cores: int

@@ -37,8 +37,9 @@ class Outcome:
     error: str | None
     """None, or the kind of the error.
 
-    This is REJECTED, `http_` with a status, connect, closed, timeout, not_http, not_streamed, broken_json, in_stream,
-    empty, unfinished, `finish_` with a finish reason of incomplete answers, NO_DONE or retry_after.
+    Without an answer: connect, closed, timeout, not_http, or retry_after. By HTTP status: REJECTED, or `http_` with the
+    status. For an incomplete answer: not_streamed, broken_json, in_stream, empty, unfinished, NO_DONE, or `finish_`
+    with its finish reason.
     """
     message: str | None
     retries: int

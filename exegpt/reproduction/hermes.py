@@ -60,9 +60,10 @@ PAPER_ABLATIONS = {"no refinement": 0.153, "nor Gittins": 0.475}
 FACTORS = (1.2, 1.5, 2.0)
 """Deadlines as multiples of the time alone."""
 CONTEXT_GB, ADAPTER_SLOTS, ACTIVE_ADAPTERS = (8, 16, 32), (10, 20), 10
-"""Sizes of the LLM's caches: vLLM's max-cpu-loras and its max-loras.
+"""Sizes of the LLM's caches: GB of contexts, adapters in the cache, and adapters in use.
 
-The paper has a max-cpu-loras of 20; with 10, only the adapters in use are kept.
+The numbers of adapters are vLLM's max-cpu-loras and max-loras. The paper has a max-cpu-loras of 20; with 10, only the
+adapters in use are kept.
 """
 CONTEXT_RATE = 2e9
 """Bytes/s at which a context is loaded from a disk."""
@@ -120,7 +121,7 @@ class Kind:
 
     application: str
     share: float
-    """Of all applications."""
+    """Share of all applications."""
     service_s: float
     """Mean demand, parallel requests summed."""
     deviation: float

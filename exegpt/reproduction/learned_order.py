@@ -70,7 +70,7 @@ class Rate:
     rate_s: float
     requests: int
     latencies: dict[str, Latencies]
-    """By method."""
+    """The latencies by method."""
 
 
 @dataclass(frozen=True)

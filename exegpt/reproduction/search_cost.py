@@ -50,9 +50,9 @@ class Row:
     """Points simulated."""
     seconds: float
     throughput_seq_s: float
-    """0 if no point that meets the bound was found."""
+    """0 if the search found no point that meets the bound."""
     reached: float | None
-    """Throughput over the best throughput that any search of this space found; None if none found any."""
+    """Throughput over the best throughput of all searches of this space; None if no search found a point."""
     exact: bool
     """Whether the best is known, because the space was searched exhaustively too."""
 
@@ -67,7 +67,7 @@ class SearchCost:
 def reproduce(
     exhaustive_points: int = EXHAUSTIVE_POINTS, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> SearchCost:
-    """Search every scenario's spaces by every method; exhaustively where they have at most `exhaustive_points`."""
+    """Search every scenario's spaces by every method; exhaustively if they have at most `exhaustive_points`."""
     asked = [(names, space) for names in SCENARIOS for space in SPACES]
     rows: list[Row] = []
     for done, (names, space) in enumerate(asked, 1):

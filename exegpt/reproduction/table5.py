@@ -28,7 +28,7 @@ DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 MICRO_BATCHES = (16, 12, 8, 6, 4, 3, 2, 1)
 """N_D and B_m in falling order, which makes throughput and latency rise (docs/theory.md)."""
 VARIABLES = {"rra": ("T_P", "B_E", "N_D"), "waa-c": ("T_P", "B_E", "B_m")}
-"""By policy, in the order of a grid's axes; T_P counts devices in tensor-parallel groups, in falling order."""
+"""The variables by policy, in the order of a grid's axes; T_P counts devices in tensor-parallel groups, falling."""
 PAPER = {  # (task, tolerance): RRA's B_E and N_D, WAA's B_E, T_P and B_m, each (latency, throughput) in percent
     ("S", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),
     ("S", 0.05): ((0.6, 0.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.5, 0.0)),

@@ -4,10 +4,11 @@
 
 k is the request's place in the queue. start(k) is a table, computed a few times a second by continuing the engine's
 present sequences in the event simulator. s is the output length that 99 of 100 requests stay below, limited by the
-request's maximum; left is the remainder of such an s, given the tokens that a sequence has generated. shared(l) is the
-time for l tokens on an engine that is shared until each sequence has its remaining tokens, with t(n) per token for n
-sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least as many as arrive
-meanwhile.
+request's maximum; left is the remainder of such an s, given the tokens that a sequence has generated.
+
+shared(l) is the time for l tokens on an engine that is shared until each sequence has its remaining tokens. The time
+per token is t(n) for n sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least
+as many as arrive meanwhile.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ _LEAST_S = 0.1
 
 @dataclass(frozen=True)
 class Promise:
-    """The prediction when a request was accepted; seconds of the monotonic clock."""
+    """The prediction when a request was accepted; times are seconds of the monotonic clock."""
 
     accepted_s: float
     start_s: float
@@ -115,7 +116,7 @@ class Admission:
         """Upper bound on the predicted time between two messages of a loaded engine: a prefill, or an iteration."""
         return self._pace.first_s(self._pace.most) + self._pace.token_s(self._pace.most)
 
-    # ---- deciding ----
+    # ---- decisions ----
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
         """Accept the sequences of one request that arrived at `arrived_s`, each (input tokens, maximum output tokens).
@@ -213,7 +214,7 @@ class Admission:
         start = table.starts_s[min(place, len(table.starts_s) - 1)] + max(0, beyond) * (table.gap_s or 0.0)
         return max(self._now(), table.made_s + self.scale * start)
 
-    # ---- learning ----
+    # ---- measurements ----
 
     def ended(self, output: Output) -> None:
         """Learn from a sequence that has ended."""
@@ -223,7 +224,7 @@ class Admission:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
     async def update(self) -> None:
-        """Compute a new table if it is time; called after each message of the engine."""
+        """Compute a new table if it is due; called after each message of the engine."""
         now = self._now()
         self._pace.shared_by(len(self._outputs()), now)
         if self._computing or now < self._next_s or self.bound_s is None:

@@ -43,7 +43,7 @@ class Pace:
         """Marks: the time, the work until then, and the integral of the load."""
         self._load = 0
 
-    # ---- predicting ----
+    # ---- predictions ----
 
     def first_s(self, load: float) -> float:
         """Return the seconds from a sequence's start to its first token at this load."""
@@ -85,7 +85,7 @@ class Pace:
         octave = _octave(load)
         return self._scales[min(self._scales, key=lambda learned: (abs(learned - octave), learned))]
 
-    # ---- learning ----
+    # ---- measurements ----
 
     def shared_by(self, load: int, now_s: float) -> None:
         """Note that `load` sequences share the engine from now on."""

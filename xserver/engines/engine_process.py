@@ -101,7 +101,7 @@ class EngineProcess:
         base = os.environ.get(_SESSION_FILES)
         self._session_files = tempfile.TemporaryDirectory(prefix="exegpt-mpi-", dir=base, ignore_cleanup_errors=True)
         variables = {_SESSION_FILES: self._session_files.name}
-        if os.geteuid() == 0:  # the user chose to run as root by starting the server so
+        if os.geteuid() == 0:  # starting the server as root is the decision to allow it
             variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return variables
 

@@ -156,7 +156,7 @@ class Supervisor:
             if replanning:
                 replanning.cancel()
                 await asyncio.wait({replanning})  # including its search
-            await self._replacing.acquire()  # a change of the plan under way starts engines: those end here, too
+            await self._replacing.acquire()  # a running change of the plan starts engines, which must end here too
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))

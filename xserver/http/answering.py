@@ -176,7 +176,7 @@ async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend
             if entry.outputs is None:
                 frontend.check_ready()
                 await frontend.journal.keep(entry)
-                _admit(work, frontend, arrival)  # behind it: others that come meanwhile must count this one
+                _admit(work, frontend, arrival)  # after the write, so that no other request is admitted in between
                 entry.accepted = True
                 run_entry(entry, make, work, frontend)
 

@@ -170,11 +170,11 @@ class DetokenizeRequest(Document):
 
 
 class ScheduleToFollow(RootModel[Schedule]):
-    """The body of `POST /schedule`: a file written by `exegpt tune`. For /openapi.json alone; read as files are."""
+    """The body of `POST /schedule`: a file written by `exegpt tune`. Only for /openapi.json; read like a file."""
 
 
 class PlanToFollow(RootModel[Plan]):
-    """The body of `POST /plan`: a file written by `exegpt plan`. Likewise."""
+    """The body of `POST /plan`: a file written by `exegpt plan`. Only for /openapi.json; read like a file."""
 
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
