@@ -21,7 +21,7 @@ from xsimulator.steady.residents import length_biased_context
 
 @dataclass(frozen=True)
 class Layout:
-    """Partial tensor parallelism (T_P): `gpus` of the `devices` form groups of `degree`; the others stand alone."""
+    """Partial tensor parallelism (T_P): `gpus` of the `devices` form groups of `degree`; the others form no group."""
 
     devices: int
     degree: int = 1
@@ -103,7 +103,7 @@ def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Se
     """Return the layers of every stage, at least one each, that minimize the time of the slowest stage.
 
     The time of a stage is `layers · layer_seconds + other_seconds`. The result is exact. Stages share only the number
-    of layers, so it is optimal to give each layer in turn to the stage that is then the fastest.
+    of layers, so a greedy choice is optimal: each layer goes to the stage whose time with this layer is the lowest.
     """
     if not len(layer_seconds) <= layers:
         raise InputError(f"{layers} layers can't be split into {len(layer_seconds)} stages: each needs one at least.")

@@ -1,9 +1,9 @@
 """Ceilings: throughputs that no point of a policy's space can exceed, from a few figures of its stages.
 
-Ceilings are loose, quick and never too low. They count the computation at the largest batch that memory and the
-latency bound allow, without pipeline bubbles. A margin covers tables in which larger batches still take a little less
-time per sequence. Branch and bound opens spaces in the order of their ceilings. So on a large cluster it evaluates
-only a few of many thousands of spaces.
+Ceilings are loose, cheap to compute and never too low. They count the computation at the largest batch that memory and
+the latency bound allow, without pipeline bubbles. A margin covers tables in which larger batches still take a little
+less time per sequence. Branch and bound opens spaces in the order of their ceilings. So on a large cluster it
+evaluates only a few of many thousands of spaces.
 """
 
 from dataclasses import dataclass

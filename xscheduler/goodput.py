@@ -312,7 +312,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Excess:
-    """Logarithms of misses over allowed misses, for the bound with the most; above 0, too many requests miss it."""
+    """The logarithm of misses over allowed misses, for the bound where it is highest; above 0: too many misses."""
 
     likely: float
     """With `SIGMAS` standard errors more misses than measured."""

@@ -59,7 +59,7 @@ class Lead:
     point: Point
     schedule: Schedule
     steady: float
-    """Sequences per second."""
+    """Steady throughput in sequences per second."""
     goodput: float
 
     def beside(self, other: "Lead") -> bool:

@@ -21,7 +21,7 @@ from xscheduler.search import Method, SearchResult, search
 from xscheduler.space import Incumbent, Space
 
 STEPS = (1.05, 1.015)
-"""Ratios of neighbouring values, one pass around the best after the other."""
+"""Ratios of neighbouring values: one pass around the best for each ratio."""
 NEAR, GAIN = 0.95, 1.12
 """A layout is refined if its best on the grid reaches NEAR times the grid's best, and the best so far divided by GAIN.
 

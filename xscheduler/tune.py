@@ -72,9 +72,9 @@ def tune(
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
 
-    An allocation is the number of replicas, a tensor-parallel degree of the profile, the devices in groups of that
-    degree, the micro-batches, and WAA's split of the devices. With `partial`, the grouped devices are any multiple of
-    the degree.
+    An allocation is the number of replicas, a tensor-parallel degree of the profile and the devices in groups of that
+    degree. It also includes the micro-batches and WAA's split of the devices. With `partial`, the grouped devices are
+    any multiple of the degree.
 
     Bounds are in seconds; None means no bound. `tolerance` is the share by which monotonicity may be broken. `fixed`
     sets control variables. `most_resident` caps the sequences that one replica decodes at a time, and `kv_blocks` their

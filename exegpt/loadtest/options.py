@@ -10,7 +10,7 @@ class LoadOptions:
 
     url: str
     model: str | None
-    """None: the endpoint's first model."""
+    """The model's name; None: the endpoint's first model."""
     api: str
     """completions or chat"""
     prompts: str | None

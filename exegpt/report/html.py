@@ -59,7 +59,7 @@ class Report:
     """The predicted frontier; measured points are drawn from the comparisons."""
     bound_s: float | None
     comparisons: tuple[Comparison, ...] = field(default=())
-    """The first one is that of the chosen schedule."""
+    """The runs with their predictions; the first one is that of the chosen schedule."""
     policies: tuple[tuple[str, ...], ...] = ()
     """A row for every policy.
 

@@ -22,7 +22,7 @@ from xsimulator.replay.continuation import Standing, continue_from
 _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
 _SCALES = 0.5, 3.0
-"""Limits of the scale: a machine that differs more needs another schedule."""
+"""Limits of the scale: a machine whose speed differs more needs another schedule."""
 _LEAST_S = 0.05
 """Minimum time between two marks of the work."""
 _MARKS = 8192

@@ -22,7 +22,7 @@ class Predicted:
     """The predicted steady state of a schedule, and a section of a simulated run."""
 
     estimate: Estimate | None
-    """None if the policy has no closed form under this admission."""
+    """The estimate; None if the policy has no closed form under this admission."""
     spans: tuple[Span, ...]
     """The spans of a section of a simulated run under load."""
 

@@ -21,9 +21,9 @@ from xserver.http.responses import Accepted, Draining
 from xserver.http.schemas import PlanToFollow, ScheduleToFollow
 
 MAX_BODY = 2**22
-"""Bytes; a schedule contains the distributions of the lengths."""
+"""Maximum bytes of a schedule, which contains the distributions of the lengths."""
 MAX_PLAN = 2**24
-"""A plan has a schedule of each model."""
+"""Maximum bytes of a plan, which contains a schedule of each model."""
 
 
 def add_administration(api: FastAPI, described: Description, frontends: Frontends) -> None:

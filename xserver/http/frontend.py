@@ -34,7 +34,7 @@ class Frontend:
     max_waiting: int
     """Maximum number of waiting sequences."""
     admission: Admission | None = None
-    """None while there is no engine."""
+    """Admission control; None while there is no engine."""
     journal: Journal | None = None
     """The server's journal."""
     restarting: bool = False
