@@ -1,6 +1,6 @@
 """exegpt: serve large language models at the highest throughput a latency bound allows.
 
-This package holds the commands and the library's functions; it imports nothing before it is asked for.
+This package contains the commands and the library's functions; their modules are imported on first use.
 """
 
 from importlib import import_module
@@ -12,7 +12,7 @@ _OFFERED = {
     "__version__": "xcore",
     "Workload": "xcore.specs.workload",
 }
-"""What the package offers by itself, imported when it is asked for: `import exegpt` stays quick."""
+"""The names of the package and their modules, imported on first use: `import exegpt` stays fast."""
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""`python -m exegpt` is the command `exegpt`."""
+"""Run the command `exegpt` by `python -m exegpt`."""
 
 import sys
 

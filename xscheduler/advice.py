@@ -1,4 +1,4 @@
-"""Why an answer is what it is, and what would better it: sentences made of the answers' own figures."""
+"""Explain why an answer is what it is and what would improve it, in sentences with the answers' own figures."""
 
 import math
 from collections.abc import Callable
@@ -16,35 +16,37 @@ from xsimulator.steady.residents import expected_longest
 Answer = tuple[Schedule, Estimate]
 
 LOOSER = 1.5
-"""By how much a bound is loosened to see what it costs."""
+"""Factor by which a bound is loosened to see what the bound costs."""
 TIMES = {"latency": "latency", "ttft": "time to first token", "tpot": "time per output token"}
 """The names of the constraints that bound a time."""
 _WORTH_SAYING = 0.02
-"""Differences below this share explain nothing."""
+"""Differences below this share explain nothing and are not printed."""
 
 
 def decoding(estimate: Estimate) -> float | None:
-    """About how many sequences are decoded at a time over the cluster, by Little's law, as though long outputs took as
-    long per token as short ones; None where outputs have one token.
+    """Return about how many sequences are decoded at a time over the cluster, by Little's law.
+
+    Assumes that a token of a long output takes as long as a token of a short one. None if outputs have one token.
     """
     rate = estimate.throughput_tok_s - estimate.throughput_seq_s  # tokens after the first
     return rate * estimate.tpot_s if estimate.tpot_s else None
 
 
 def idle(estimate: Estimate) -> float | None:
-    """The devices' mean idle share; None without utilisation."""
+    """Return the mean idle share of the devices; None without utilisation."""
     return 1 - sum(estimate.utilisation) / len(estimate.utilisation) if estimate.utilisation else None
 
 
 def memory_share(answer: Answer) -> float:
-    """The fullest device's use over what may be used."""
+    """Return the memory use of the fullest device as a share of its usable memory."""
     _, estimate = answer
     return max(estimate.memory_bytes) / (estimate.usable_bytes or math.inf)
 
 
 def why_behind(best: Answer, other: Answer) -> list[str]:
-    """What makes `other` slower than `best`: the differences between their figures, the greatest first, then what
-    follows from how the two policies work.
+    """Explain why `other` is slower than `best`.
+
+    First come the differences between their figures, the greatest first. Then come the effects of the two policies.
     """
     return [*_figures(best, other), *_ways(best, other)]
 
@@ -67,7 +69,7 @@ def _figures(best: Answer, other: Answer) -> list[str]:
 
 
 def _ways(best: Answer, other: Answer) -> list[str]:
-    """What follows from how the two policies work."""
+    """Return the reasons that follow from how the two policies work."""
     schedule = other[0]
     traits, ahead = schedule.traits, best[0].traits
     one_stack = not schedule.model.spec.encoder_layers
@@ -89,24 +91,24 @@ WIDTHS = {
     "measured": "the profile was measured with at most {}: --profile roofline goes beyond that",
     "resident": "at most {} may be: pass more requests, or fix the batch by hand",
 }
-"""The constraints on sequences decoded at once, with the text of each."""
+"""The constraints on sequences decoded at a time, with the text for each."""
 
 
 def too_wide(widest: tuple[str, int | None], share: float) -> str:
-    """What decoding this many times the sequences of `Question.widest` at once would mean."""
+    """Return the constraint that `share` times the sequences of `Question.widest`, decoded at a time, would break."""
     why, most = widest[0], widest[1] or MAX_TOKENS
     return f"decode {round(share * most):,} sequences at a time, and {WIDTHS[why].format(f'{most:,}')}"
 
 
 def busy_text(estimate: Estimate) -> str:
-    """Why nothing gives more."""
+    """Return the sentence for an answer that cannot be improved."""
     idles = idle(estimate)
     busy = "the devices are busy" + ("" if idles is None else f" {1 - idles:.0%} of the time")
     return f"{busy}, and no bound 10% looser would give more"
 
 
 def use_of(answer: Answer) -> str:
-    """How full and how busy the devices are."""
+    """Return a sentence on how full and how busy the devices are."""
     share, idles = memory_share(answer), idle(answer[1])
     many = decoding(answer[1])
     parts = [f"{share:.0%} of the usable memory at the peak"]
@@ -118,11 +120,11 @@ def use_of(answer: Answer) -> str:
 
 
 Retune = Callable[[float | None, ClusterSpec, float], Tuned]
-"""Searches again, under another bound in seconds or on another cluster, for more than so many tokens/s."""
+"""Repeats the search with another bound in seconds or on another cluster, for more than this many tokens/s."""
 
 
 def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
-    """What a looser bound would give; None where there is none to loosen."""
+    """Return what a looser bound would give; None if there is no bound."""
     if bound_s is None:
         return None
     reached = answer.estimate.throughput_tok_s if answer.estimate else 0.0
@@ -141,8 +143,10 @@ def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: C
 
 
 def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
-    """What another cluster would give; `what` says how it came up. A whole multiple of the devices gives as many times
-    the throughput at least, with as many times the replicas.
+    """Return what another cluster would give; `what` says why this cluster is considered.
+
+    A whole multiple of the same devices gives at least that multiple of the throughput, with as many times the
+    replicas.
     """
     would = f"{cluster.name} ({what}) would"
     if answer.estimate is None or answer.schedule is None:
@@ -164,7 +168,7 @@ def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: 
 
 
 def twice(cluster: ClusterSpec) -> ClusterSpec:
-    """The cluster with twice the devices: in the node as far as eight, else more nodes."""
+    """Return the cluster with twice the devices: in the node up to eight devices, otherwise as more nodes."""
     if cluster.nodes == 1 and cluster.devices_per_node <= 4:
         larger = replace(cluster, devices_per_node=2 * cluster.devices_per_node)
     else:

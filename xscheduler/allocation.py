@@ -1,5 +1,7 @@
-"""Layers to devices (docs/theory.md): tensor-parallel groups on some devices, pipeline stages over all of them, and the
-split of the layers that makes the slowest stage quickest.
+"""Assign layers to devices (docs/theory.md): tensor-parallel groups, pipeline stages, and the best split of the layers.
+
+Some devices form tensor-parallel groups. The pipeline stages cover all devices.
+The split of the layers makes the slowest stage as fast as possible.
 """
 
 import heapq
@@ -19,7 +21,7 @@ from xsimulator.steady.residents import length_biased_context
 
 @dataclass(frozen=True)
 class Layout:
-    """Partial tensor parallelism (T_P): `gpus` of `devices` devices stand in groups of `degree`, the others alone."""
+    """Partial tensor parallelism (T_P): `gpus` of the `devices` form groups of `degree`; the others form no group."""
 
     devices: int
     degree: int = 1
@@ -32,8 +34,9 @@ class Layout:
 
 
 def tp_degrees(model: ModelSpec, cluster: ClusterSpec) -> tuple[int, ...]:
-    """Tensor-parallel degrees of the whole cluster: groups stay within a node, divide its devices, and leave every
-    stage a layer.
+    """Return the tensor-parallel degrees that suit the whole cluster.
+
+    Groups stay within a node, divide its devices, and leave at least one layer for every stage.
     """
     return tuple(
         tp
@@ -43,8 +46,9 @@ def tp_degrees(model: ModelSpec, cluster: ClusterSpec) -> tuple[int, ...]:
 
 
 def uniform_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequence[int]) -> tuple[Layout, ...]:
-    """Layouts of `devices` devices in groups of one degree, each stage with a layer at least; `per_node` as in
-    `_stands`.
+    """Return the layouts of `devices` devices in groups of one degree, with at least one layer for every stage.
+
+    `per_node` has the same meaning as in `_stands`.
     """
     return tuple(
         Layout(devices, tp, devices if tp > 1 else 0)
@@ -59,8 +63,9 @@ def _stands(tp: int, devices: int, per_node: int) -> bool:
 
 
 def partial_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequence[int]) -> tuple[Layout, ...]:
-    """All layouts of `devices` devices: every degree on every multiple of it, each stage with a layer at least;
-    `per_node` as in `_stands`.
+    """Return all layouts of `devices` devices, with at least one layer for every stage.
+
+    Every degree is combined with every multiple of it. `per_node` has the same meaning as in `_stands`.
     """
     layouts = [Layout(devices)] if 1 in degrees and devices <= most_stages(model) else []
     for tp in degrees:
@@ -75,28 +80,30 @@ def partial_layouts(model: ModelSpec, devices: int, per_node: int, degrees: Sequ
 
 
 def most_stages(model: ModelSpec) -> int:
-    """Stages that a model can be split into."""
+    """Return the largest number of stages that a model can be split into."""
     return min(model.layers, model.encoder_layers or model.layers)
 
 
 def replica_sizes(cluster: ClusterSpec) -> tuple[int, ...]:
-    """Devices that one replica may have, rising: a part of a node, or whole nodes."""
+    """Return the device counts that one replica may have, in rising order: a part of a node, or whole nodes."""
     node = cluster.devices_per_node
     return (*range(1, node + 1), *(n * node for n in range(2, cluster.nodes + 1)))
 
 
 def most_replicas(cluster: ClusterSpec, devices: int) -> int:
-    """Replicas of so many devices for which the cluster has room. None shares a node with a part of another; devices
-    that are left over, in each node, stay idle.
+    """Return how many replicas of `devices` devices fit on the cluster.
+
+    A replica is a part of one node, or whole nodes. The remaining devices of each node stay idle.
     """
     node = cluster.devices_per_node
     return cluster.nodes * (node // devices) if devices <= node else cluster.nodes // (devices // node)
 
 
 def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Sequence[float]) -> tuple[int, ...]:
-    """Layers for every stage, one at least each, so that the slowest stage, `layers · layer_seconds + other_seconds`,
-    is as quick as can be. Exact: dealing one layer after the other to the stage that then is quickest is optimal, for
-    stages share nothing but the number of layers.
+    """Return the layers of every stage, at least one each, that minimize the time of the slowest stage.
+
+    The time of a stage is `layers · layer_seconds + other_seconds`. The result is exact. Stages share only the number
+    of layers, so a greedy choice is optimal: each layer goes to the stage whose time with this layer is the lowest.
     """
     if not len(layer_seconds) <= layers:
         raise InputError(f"{layers} layers can't be split into {len(layer_seconds)} stages: each needs one at least.")
@@ -112,7 +119,7 @@ def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Se
 
 
 _PROMPTS, _SEQUENCES = 8, 64
-"""Prompts encoded and sequences decoded together, at which the speed of layers is compared."""
+"""Prompts prefilled together and sequences decoded together, at which the speeds of layers are compared."""
 
 
 @dataclass(frozen=True)
@@ -120,15 +127,15 @@ class LayerSpeed:
     """Seconds per query on the devices of one tensor-parallel group."""
 
     encode: float
-    """Of one layer that encodes."""
+    """Seconds of one layer that encodes."""
     decode: float
-    """Of one layer that decodes, all iterations."""
+    """Seconds of one layer that decodes, over all iterations."""
     embedding: float
     head: float
 
 
 def layer_speeds(workload: Workload, profile: Profile) -> dict[int, LayerSpeed]:
-    """The speeds at every tensor-parallel degree of the profile."""
+    """Return the speeds at every tensor-parallel degree of the profile."""
     prompt, output = workload.input.mean, workload.output.mean
     speeds = {}
     for tables in profile.degrees:
@@ -146,7 +153,7 @@ Speeds = dict[int, LayerSpeed]
 
 
 def both_stages(model: ModelSpec, speeds: Speeds, layout: Layout) -> tuple[Stage, ...]:
-    """Stages that encode and decode (RRA and the policies of one pipeline)."""
+    """Return stages that encode and decode (RRA and the policies with one pipeline)."""
     return side_stages(model, speeds, layout, "both")
 
 
@@ -157,10 +164,10 @@ def side_stages(
     phase: Literal["both", "encode", "decode"],
     offset: int = 0,
 ) -> tuple[Stage, ...]:
-    """The stages that one phase runs through, on the devices from `offset` on.
+    """Return the stages that run one phase, on the devices from `offset` on.
 
-    WAA's encoding side has the first devices and its groups first, the decoding side the last and its groups last:
-    there nodes begin and end, which no group may cross.
+    WAA's encoding side has the first devices and its groups first. The decoding side has the last devices and its
+    groups last. Nodes begin and end there, and no group may cross a node boundary.
     """
     degrees = layout.degrees[::-1] if phase == "decode" else layout.degrees
     encoders, decoders = _splits(model, speeds, degrees, phase)
@@ -186,7 +193,7 @@ def side_stages(
 def _splits(
     model: ModelSpec, speeds: Speeds, degrees: Sequence[int], phase: str
 ) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
-    """Encoder and decoder layers of every stage; None where the phase has none."""
+    """Return the encoder and the decoder layers of every stage; None if the phase has no such layers."""
     each = [speeds[tp] for tp in degrees]
     nothing = [0.0] * len(each)
     outer = list(nothing)
@@ -205,8 +212,10 @@ def _splits(
 def uniform_stages(
     model: ModelSpec, cluster: ClusterSpec, tp: int, layers: tuple[int, ...] | None = None
 ) -> tuple[Stage, ...]:
-    """Pipeline stages of `tp` devices each over the whole cluster, with so many contiguous layers of a decoder-only
-    model each; None: as even as can be.
+    """Return pipeline stages of `tp` devices each over the whole cluster.
+
+    `layers` holds the number of contiguous layers of each stage, for a decoder-only model.
+    None: as even a split as possible.
     """
     if tp not in tp_degrees(model, cluster):
         fit = ", ".join(map(str, tp_degrees(model, cluster)))

@@ -1,4 +1,4 @@
-"""Arrivals: the requests that a rate of arrival is judged by, and what of them each replica serves."""
+"""Arrivals: the requests with which an arrival rate is tested, and the part of them that each replica serves."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -24,58 +24,60 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 REQUESTS = 200_000
-"""Requests that a goodput is measured with. The 99th percentile of waiting depends on rare bursts: goodputs of 3,000
-requests differ by 4 % (standard deviation) from seed to seed, of 200,000 by about half a percent to one.
+"""Requests with which a goodput is measured.
+
+The 99th percentile of waiting depends on rare bursts. From seed to seed, goodputs measured with 3,000 requests differ
+by 4 % (standard deviation), and with 200,000 requests by about 0.5 to 1 %.
 """
 EACH = 2000
-"""Requests that one replica should have at least: far more than it serves at once."""
+"""Minimum number of requests for one replica: far more than it serves at a time."""
 WARM_UP = 0.1
-"""Share of the first requests that find the system emptier than it will be, and are not counted."""
+"""Share of the first requests, which are not counted because they find the system emptier than later requests do."""
 BATCHES = 40
-"""Consecutive parts of the requests whose misses give the standard error of their sum."""
+"""Number of consecutive parts of the requests, whose misses give the standard error of the sum of misses."""
 
 
 _SAMPLING = Lock()
-"""Policies are replayed in several threads, and take the same samples."""
+"""Several threads replay policies and use the same samples."""
 
 
 def may_miss(count: int, quantile: float) -> int:
-    """Of `count` requests, how many may exceed a bound so that their `quantile`, interpolated linearly, does not."""
+    """Return how many of `count` requests may exceed a bound that their `quantile`, interpolated linearly, meets."""
     return max(0, count - int(quantile * (count - 1)) - 2)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Requests at one per second on average, dealt to replicas of which the first few are followed."""
+    """Requests at one per second on average, distributed to replicas; only the first few replicas are followed."""
 
     replicas: tuple[Requests, ...]
-    """Each followed replica's own."""
+    """The requests of each followed replica."""
     allowed: Array
-    """[3]: how many of the counting requests may miss the bound on the first token, per output token, on latency."""
+    """[3]: how many of the counted requests may miss the bounds on first token, time per output token and latency."""
 
     @property
     def count(self) -> int:
-        """How many requests are followed."""
+        """The number of followed requests."""
         return sum(len(replica.arrivals) for replica in self.replicas)
 
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Requests in order of arrival, to be quickened; arrays [n]."""
+    """Requests in order of arrival, which can be scaled to any rate; arrays [n]."""
 
     inputs: Array
     outputs: Array
     times: Array
-    """Seconds, in whatever unit of time."""
+    """Arrival times in any unit; only their ratios matter."""
     random: bool
-    """Whether other seeds would give others: then what is measured is uncertain."""
+    """Whether another seed would give other arrivals: the measured figures are then uncertain."""
     prefixes: Prefixes | None = None
-    """What their prompts have in common; None: nothing."""
+    """The shared prefixes of the prompts; None: no shared prefixes."""
     _samples: dict[object, Sample] = field(default_factory=dict, repr=False)
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of requests."""
         return len(self.times)
 
     @property
@@ -87,7 +89,10 @@ class Arrivals:
     def poisson(
         workload: Workload, context: int | None, seed: int = 0, devices: int = 1, count: int = REQUESTS
     ) -> "Arrivals":
-        """Requests of the workload, arriving independently: `count`, or enough for as many replicas as `devices`."""
+        """Return requests of the workload that arrive independently.
+
+        There are `count` requests, or enough for as many replicas as `devices`.
+        """
         many, prefixes = max(count, EACH * devices) if count >= EACH else count, None
         lengths, gaps = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         if workload.requests:
@@ -103,8 +108,9 @@ class Arrivals:
 
     @staticmethod
     def traced(workload: Workload, context: int | None) -> "Arrivals":
-        """The first requests of the workload's list in the pattern in which they came, bursts and lulls. The list
-        must have arrivals; InputError where its first requests come all at once.
+        """Return the first requests of the workload's list in their original arrival pattern (bursts and lulls).
+
+        The list must have arrivals. Raises InputError if its first requests arrive all at once.
         """
         assert workload.requests
         first = sorted(workload.requests, key=lambda r: r.arrival_s)[:REQUESTS]
@@ -115,29 +121,34 @@ class Arrivals:
         return Arrivals(*_clipped(*_columns(first), context), times - times[0], False, prefixes)
 
     def computed(self, workload: Workload) -> Workload:
-        """Return a workload whose prompts are only as long as what a cache of prefixes without end lacks of them: its
-        steady state is never slower than one with a real cache.
+        """Return a workload whose prompts have only the tokens that an unlimited prefix cache lacks.
+
+        The steady state of this workload is never slower than that with a real cache.
         """
         found = self.prefixes.found(self.inputs, BLOCK_SIZE) if self.prefixes else 0.0
         lengths = LengthDistribution.from_samples((self.inputs - found).astype(np.int64))
         return replace(workload, input=lengths, requests=None)
 
     def requests(self, rate: float, count: int | None = None) -> list[RequestLengths]:
-        """The first `count` requests at `rate` per second, for a replay."""
+        """Return the first `count` requests at `rate` per second, for a replay."""
         many = count or self.count
         times = self._stretched(many) / rate
         columns = zip(self.inputs[:many], self.outputs[:many], times, strict=True)
         return [RequestLengths(int(i), int(o), float(t)) for i, o, t in columns]
 
     def _stretched(self, count: int) -> Array:
-        """The first arrivals at one per second on average: a few thousand at random miss their rate by percents."""
+        """Return the first arrivals, scaled to one per second on average.
+
+        Without scaling, the rate of a few thousand random arrivals is off by several percent.
+        """
         times = self.times[:count]
         stretched: Array = times * ((count - 1) / times[-1]) if times[-1] > 0 else times
         return stretched
 
     def sample(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:
-        """About the first `count` requests, as replicas take them: of many replicas only the first few are followed,
-        for all are alike and each must be seen for long enough.
+        """Return about the first `count` requests, distributed to replicas.
+
+        Of many replicas only the first few are followed: all are alike, and each must be observed for long enough.
         """
         key = (count, replicas, bound)
         with _SAMPLING:
@@ -182,7 +193,7 @@ def _columns(requests: Sequence[RequestLengths]) -> tuple[Array, Array]:
 
 
 def _clipped(inputs: Array, outputs: Array, context: int | None) -> tuple[Array, Array]:
-    """Lengths made to fit into `context` tokens, as `RequestLengths.clipped` does."""
+    """Return the lengths clipped to `context` tokens, as `RequestLengths.clipped` does."""
     if context is None:
         return inputs, outputs
     fits = inputs + outputs <= context
@@ -191,7 +202,7 @@ def _clipped(inputs: Array, outputs: Array, context: int | None) -> tuple[Array,
 
 
 def at(requests: Requests, rate: float) -> Requests:
-    """Requests of one per second at `rate` per second."""
+    """Scale requests at one per second to `rate` per second."""
     return replace(requests, arrivals=requests.arrivals / rate)
 
 

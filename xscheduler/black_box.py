@@ -1,4 +1,4 @@
-"""Optuna's black-box search, the alternative that the paper names: without use of monotonicity."""
+"""Optuna's black-box search, the alternative that the paper names: it makes no use of monotonicity."""
 
 import warnings
 
@@ -8,7 +8,7 @@ TRIALS = 200
 
 
 def black_box(spaces: list[Space], incumbent: Incumbent) -> None:
-    """The best feasible point that so many trials find over all spaces together, left in `incumbent`."""
+    """Search all spaces together with a limited number of trials and leave the best feasible point in `incumbent`."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -27,7 +27,7 @@ def black_box(spaces: list[Space], incumbent: Incumbent) -> None:
 
     most = max(len(space.constraints) for space in spaces)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # Optuna 5 names another way, which Optuna 4 doesn't have
+        warnings.simplefilter("ignore", FutureWarning)  # Optuna 5 recommends another API, which Optuna 4 lacks
         sampler = optuna.samplers.TPESampler(seed=0, constraints_func=lambda trial: trial.user_attrs["excess"])
     study = optuna.create_study(direction="maximize", sampler=sampler)
     study.optimize(objective, n_trials=min(TRIALS, sum(space.size for space in spaces)))

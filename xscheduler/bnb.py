@@ -7,41 +7,41 @@ from collections.abc import Sequence
 from xscheduler.space import Constraint, Family, Incumbent, Point, Space
 
 Box = tuple[Point, Point]
-"""Lowest and highest corner, both inside."""
+"""The lowest and the highest corner, both included."""
 
 
 def whole(space: Space) -> Box:
-    """All of a space."""
+    """Return the box that covers a whole space."""
     return space.lowest, space.highest
 
 
 def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumbent: Incumbent) -> None:
-    """The best feasible point of all spaces, left in `incumbent`.
+    """Search all spaces and leave the best feasible point in `incumbent`.
 
     `tolerance` is the share by which neighbours may break monotonicity: a box is kept while its bounds are within it.
-    Along a variable whose throughput isn't trusted to rise, boxes are cut to single values first, pruned by their
-    constraints alone. The paper's listing loops on boxes of one point and never tries a lowest corner: here both are
-    settled when a box is made.
+    If throughput isn't trusted to rise along a variable, boxes are first cut to single values of it. Until then only
+    their constraints can prune them. The paper's listing loops forever on boxes of one point and never tries a lowest
+    corner. Here both cases are handled when a box is made.
     """
     queue: list[tuple[float, int, Space | Family, Box | None]] = []
     order = itertools.count()
 
     def add(space: Space, box: Box) -> None:
         low, high = box
-        # The lowest corner proves a box infeasible, the highest not worth it: the likelier test comes first.
+        # The lowest corner can prove a box infeasible, the highest corner too slow: the likelier test comes first.
         if not incumbent.throughput and _excluded(space, box, tolerance):
             return
         bound = _bound(space, box)
         if bound * (1 + tolerance) <= incumbent.throughput or _excluded(space, box, tolerance):
             return
         incumbent.offer(space, high)
-        incumbent.offer(space, low)  # evaluated already, and the better one where the box is not quite monotone
+        incumbent.offer(space, low)  # already evaluated, and the better corner if the box is not quite monotone
         if low == high or _ends_alone(box) or (tolerance == 0 and not _uncertain(space, box) and _crowned(space, box)):
             return  # nothing in the box is better than its corners
         heapq.heappush(queue, (-bound, next(order), space, box))
 
     def put(members: Sequence[Space | Family]) -> None:
-        """A space is first looked at, and a family's are made, when its ceiling is the best bound left."""
+        """Queue members: a space or family is opened only when its ceiling is the best bound in the queue."""
         for member in members:
             heapq.heappush(queue, (-member.ceiling, next(order), member, None))
 
@@ -49,7 +49,7 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
     while queue:
         bound, _, space, box = heapq.heappop(queue)
         if -bound * (1 + tolerance) <= incumbent.throughput:
-            return  # best bound first: no box that is left can be better
+            return  # best bound first: no remaining box can be better
         if isinstance(space, Family):
             put(space.spaces)
         elif box is None:
@@ -60,18 +60,18 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
 
 
 def _ends_alone(box: Box) -> bool:
-    """Return whether a box of one variable has no points but its ends."""
+    """Return whether a box of one variable has no points except its ends."""
     (first, *others), (last, *_) = box
     return not others and last - first <= 1
 
 
 def _uncertain(space: Space, box: Box) -> list[int]:
-    """The variables that the box spans along which throughput can't be trusted to rise."""
+    """Return the variables that the box spans and along which throughput can't be trusted to rise."""
     return [k for k, v in enumerate(space.variables) if not v.throughput_rises and box[0][k] < box[1][k]]
 
 
 def _bound(space: Space, box: Box) -> float:
-    """A throughput that nothing in the box exceeds."""
+    """Return a throughput that no point of the box exceeds."""
     if _uncertain(space, box):
         return space.ceiling
     highest = space.at(box[1])
@@ -79,12 +79,12 @@ def _bound(space: Space, box: Box) -> float:
 
 
 def _lowest(box: Box, constraint: Constraint) -> Point:
-    """The corner of a box where a constraint's figure is lowest."""
+    """Return the corner of a box where a constraint's figure is lowest."""
     return tuple(low if up else high for low, high, up in zip(*box, constraint.rises, strict=True))
 
 
 def _excluded(space: Space, box: Box, tolerance: float) -> bool:
-    """Whether a constraint fails even where its figure is lowest."""
+    """Return whether a constraint fails even where its figure is lowest."""
     for number, constraint in enumerate(space.constraints):
         if constraint.never_meets(space.at(_lowest(box, constraint)).figures[number], tolerance):
             return True
@@ -92,18 +92,20 @@ def _excluded(space: Space, box: Box, tolerance: float) -> bool:
 
 
 def _crowned(space: Space, box: Box) -> bool:
-    """Whether one of its corners is the best point of the box: the lowest where throughput falls from there, the
-    highest where it keeps to the bounds.
+    """Return whether a corner is the best point of the box.
+
+    The lowest corner is best if throughput falls from there. The highest is best if it meets the bounds.
     """
     low, high = space.at(box[0]), space.at(box[1])
     return low.falls or (high.crest <= high.throughput and space.meets(box[1]))
 
 
 def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:
-    """Cut the box in two across the variable that the paper's heuristic picks: among the highest corner's neighbours
-    along an edge, each with one variable at its lowest, the feasible one with the highest throughput; the longest side
-    where none is feasible. Variables along which throughput isn't trusted come first. The halves of a line share the
-    point between them, so that each cut evaluates one.
+    """Cut the box in two across the variable that the paper's heuristic picks.
+
+    The heuristic compares the highest corner's neighbours along an edge, each with one variable at its lowest value. It
+    picks the feasible neighbour with the highest throughput, or the longest side if none is feasible. Variables along
+    which throughput isn't trusted come first. The halves of a line share their common point, so each cut evaluates one.
     """
     low, high = box
     if len(low) == 1:

@@ -1,4 +1,4 @@
-"""Candidates: one policy's space on one allocation, and the Estimate and the Schedule of a point of it."""
+"""Candidates: one policy's space on one allocation, with the Estimate and the Schedule of each point."""
 
 import functools
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from xsimulator.steady.scenario import Scenario
 Values = tuple[int, ...]
 
 _NEAR = 0.002
-"""Precision of a pool's search: its largest latency is within this share of the bound."""
+"""Precision of the search for a pool size: its largest latency is within this share of the bound."""
 
 
 @dataclass(eq=False)
@@ -31,36 +31,40 @@ class Candidates(Space):
     policy: str = ""
     scenario: Callable[[], Scenario] | None = None
     constants: dict[str, Any] = field(default_factory=dict)
-    """The variables that are fixed in it."""
+    """The variables that are fixed in this space."""
     quickest_s: float = 0.0
-    """No point has a lower latency."""
+    """Seconds; no point has a lower latency."""
     pools: dict[Values, int] = field(default_factory=dict)
-    """KV blocks of the points whose pool is smaller than the memory, which limits residents so that the bounds hold."""
+    """KV blocks of the points whose pool is smaller than the memory.
+
+    Such a pool limits residents so that the bounds hold.
+    """
 
     @functools.cached_property
     def where(self) -> Scenario:
-        """The scenario, which many spaces share and some searches never ask for."""
+        """The scenario; many spaces share it, and some searches never need it."""
         assert self.scenario is not None
         return self.scenario()
 
     @functools.cached_property
     def steady(self) -> Steady:
-        """The policy's steady state there."""
+        """The policy's steady state in this scenario."""
         return estimates.steady(self.policy, self.where)
 
     def controls(self, values: Values) -> dict[str, Any]:
-        """All control variables of a point by their names in a Schedule."""
+        """Return all control variables of a point by their names in a Schedule."""
         pool = {"kv_blocks": self.pools[values]} if values in self.pools else {}
         return {**dict(zip((v.name for v in self.variables), values, strict=True)), **self.constants, **pool}
 
     def budget(self, values: Values) -> int | None:
-        """The tokens of an iteration at a point; None where the policy doesn't limit them."""
+        """Return the token budget of an iteration at a point; None if the policy has no such limit."""
         name = TRAITS[self.policy].name_of("tokens")
         return None if name is None else self.controls(values).get(name)
 
     def with_least_memory(self, values: Values) -> Outcome:
-        """Evaluate a point at its lowest latency. If its residents grow with the pool, the pool holds a single
-        sequence.
+        """Evaluate a point at its lowest latency.
+
+        If the residents grow with the pool, the pool holds a single sequence.
         """
         if not TRAITS[self.policy].disaggregated:
             return self.outcome(values)
@@ -69,8 +73,8 @@ class Candidates(Space):
     def shrink(self, values: Values, limits: Limits, full: Outcome) -> Outcome:
         """Shrink a point's KV pool to the largest one that keeps the bounds, or to the smallest pool if none does.
 
-        Residents fill the pool, so more memory makes each of them slower. Latencies are almost linear in the pool: the
-        secant gives the next pool as long as it halves the interval, else bisection does.
+        Residents fill the pool, so more memory makes each of them slower. Latencies are almost linear in the pool size.
+        The secant gives the next pool size as long as it halves the interval; otherwise bisection does.
         """
         low, high = self.where.load.reservation(None).longest, full.demand.blocks
         smallest, halved = self.with_least_memory(values), True
@@ -88,21 +92,24 @@ class Candidates(Space):
         return self.outcome(values)
 
     def outcome(self, values: Values) -> Outcome:
-        """The evaluation of a point."""
+        """Evaluate a point."""
         return self.steady(self.controls(values))
 
     def estimate(self, values: Values) -> Estimate:
-        """A point's whole Estimate, with the tables that it asked beyond their grid."""
+        """Return the complete Estimate of a point.
+
+        It names the profile tables that were extrapolated beyond their grid.
+        """
         watched = self.where.watched()
         return estimate_of(watched, estimates.outcome(watched, self.policy, self.controls(values)))
 
 
 @dataclass(eq=False)
 class CandidateFamily(Family):
-    """Spaces of one policy."""
+    """The spaces of one policy, made when needed."""
 
     quickest_s: float = 0.0
-    """No point of them has a lower latency."""
+    """Seconds; no point of these spaces has a lower latency."""
 
 
 def candidates(
@@ -114,8 +121,10 @@ def candidates(
     ttft_slack: float = 0.0,
     **constants: Any,
 ) -> Candidates:
-    """A policy's space on one allocation: `variables` are searched, `constants` are the others by name, and `scenario`
-    is asked for only when a point is; `ttft_slack` as in `Limits.constraints`.
+    """Return a policy's space on one allocation.
+
+    `variables` are searched; `constants` holds the other variables by name. `scenario` is called only when a point is
+    evaluated. `ttft_slack` has the same meaning as in `Limits.constraints`.
     """
     limits, (why, widest), disaggregated = question.limits, question.widest, TRAITS[policy].disaggregated
 
@@ -144,13 +153,13 @@ def candidates(
 
 
 def _groups(space: Candidates, side: str) -> dict[str, int]:
-    """T_P: the degree, and the devices in groups, of the stages that one phase runs through."""
+    """Return T_P, the degree and the number of grouped devices, of the stages that run one phase."""
     grouped = [s for s in space.where.replica.stages if s.phase in ("both", side) and s.tp > 1]
     return {"tp_degree": grouped[0].tp if grouped else 1, "tp_gpus": sum(s.tp for s in grouped)}
 
 
 def allocation(space: Candidates) -> dict[str, int]:
-    """The variables that fix a space's allocation."""
+    """Return the variables that fix a space's allocation."""
     fixed = {"replicas": space.where.replicas, **_groups(space, "decode")}
     if not TRAITS[space.policy].disaggregated:
         return fixed
@@ -159,7 +168,7 @@ def allocation(space: Candidates) -> dict[str, int]:
 
 
 def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
-    """The Schedule of a point."""
+    """Return the Schedule of a point."""
     where, controls = space.where, space.controls(values)
     replica, cost_model, outcome = where.replica, where.replica.cost_model, space.outcome(values)
     controls.pop("kv_blocks", None)

@@ -1,8 +1,9 @@
 """Ceilings: throughputs that no point of a policy's space can exceed, from a few figures of its stages.
 
-They are loose, quick and never too low: work is counted at the largest batch that memory and the latency bound leave,
-without a bubble, and with a margin for tables in which larger batches take a little less per sequence still. Branch and
-bound opens spaces in their order, so that on a large cluster few of many thousands are ever looked at.
+Ceilings are loose, cheap to compute and never too low. They count the computation at the largest batch that memory and
+the latency bound allow, without pipeline bubbles. A margin covers tables in which larger batches still take a little
+less time per sequence. Branch and bound opens spaces in the order of their ceilings. So on a large cluster it
+evaluates only a few of many thousands of spaces.
 """
 
 from dataclasses import dataclass
@@ -20,19 +21,19 @@ from xsimulator.steady.scenario import Scenario
 Array = NDArray[np.float64]
 
 MARGIN = 1.05
-"""By what share a ceiling is raised, and a latency lowered, for what the count leaves out."""
+"""Factor that raises a ceiling and lowers a latency, to cover what the count leaves out."""
 _PROMPTS = np.array([256.0, 2048.0])
-"""Prompts encoded together, up to the largest batch that is looked at: a batch of short ones has few tokens."""
+"""Prompts prefilled together, up to the largest batch considered: a batch of short prompts has few tokens."""
 _TOKENS = 2.0**19
-"""Tokens of prompts and of decoding sequences together, more than any iteration has."""
+"""Tokens of prompts and of decoding sequences together: more than any iteration has."""
 _INTERLEAVED = np.geomspace(1.0, 2.0**20, 60)
-"""Prompts prefilled during a query's stay; the last exceeds what any memory holds."""
+"""Prompts prefilled during a query's stay; the last value exceeds what any memory holds."""
 _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What no point of a space exceeds: output tokens per second, and from below seconds of latency."""
+    """Limits of a space: no point has a higher throughput (output tokens/s) or a lower latency (seconds)."""
 
     ceiling: float
     quickest_s: float
@@ -40,28 +41,28 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Reach:
-    """Decoding on a side at rising numbers of residents, arrays [batches]."""
+    """Decode speed of one side at rising numbers of residents; arrays [batches]."""
 
     batch: Array
-    """Residents, all stages together."""
+    """Residents of all stages together."""
     iteration: Array
-    """Seconds of an iteration at least."""
+    """Seconds; lower bound on the time of an iteration."""
     busiest: Array
-    """Seconds per iteration and sequence of the stage that has most to do."""
+    """Seconds per iteration and sequence of the stage with the most to compute."""
 
 
 @dataclass(frozen=True)
 class EncodeReach:
-    """The best case of encoding on devices of its own."""
+    """The best case of encoding on separate devices."""
 
     rate: float
-    """Prompts per second; 0 where the weights don't fit."""
+    """Prompts per second; 0 if the weights don't fit."""
     latency: float
-    """Seconds in which one prompt comes through."""
+    """Seconds that one prompt takes through all stages."""
 
 
 def encode_reach(replica: ReplicaCost, prompts: Prompts) -> EncodeReach:
-    """Of a replica's encoding side alone."""
+    """Return the best case of a replica's encoding side."""
     fits, side = replica.room((1.0, 1.0)) >= 1, replica.encode
     single_prompt = side.each(lambda group: prompts.encode(group, 1.0))
     rate = fits / encode_seconds(side, prompts)
@@ -69,20 +70,20 @@ def encode_reach(replica: ReplicaCost, prompts: Prompts) -> EncodeReach:
 
 
 def encode_seconds(side: Side, prompts: Prompts) -> float:
-    """Seconds per prompt on the slowest stage, in large batches."""
+    """Return the seconds per prompt on the slowest stage, in large batches."""
     slowest = side.each(lambda group: prompts.encode(group, _PROMPTS)).max(axis=-1)
     return float((slowest / _PROMPTS).min())
 
 
 def quickest(scenario: Scenario, reach: Reach, longest: float) -> float:
-    """Seconds below which no query of `longest` iterations comes through."""
+    """Return a lower bound in seconds on the latency of any query with `longest` iterations."""
     prompts = scenario.load.prompts
     encode_latency = float(scenario.replica.encode.each(lambda group: prompts.encode(group, 1.0)).sum())
     return (encode_latency + longest * float(reach.iteration[0])) / MARGIN
 
 
 def reach(side: Side, context: float, residents: float) -> Reach:
-    """Decoding with up to so many residents of this mean context."""
+    """Return the decode speed with up to `residents` residents of this mean context."""
     batch = np.append(_BATCHES[residents > _BATCHES], max(residents, 1.0))
     share = np.maximum(batch / len(side.stages), 1.0)
     cells = side.decode(share, context)
@@ -90,32 +91,36 @@ def reach(side: Side, context: float, residents: float) -> Reach:
 
 
 def residents_that_fit(replica: ReplicaCost, load: Load, admission: Admission = "reserve") -> float:
-    """Sequences for which the memory of all stages has room, were all of mean length; less than 1 where the weights
-    alone are too large.
+    """Return how many sequences the memory of all stages holds if all have the mean length.
+
+    Less than 1 if the weights alone are too large.
     """
     return replica.room((1.0, 1.0)) / load.resident_blocks(admission).mean
 
 
 def batch_that_fits(scenario: Scenario) -> int:
-    """The largest batch whose sequences' blocks fit on average: no larger one fits with its 99.9th percentile."""
+    """Return the largest batch whose sequences' blocks fit on average.
+
+    No larger batch fits with the 99.9th percentile of its blocks.
+    """
     return max(1, int(scenario.replica.room((1.0, 1.0)) / scenario.load.reservation(None).mean) + 1)
 
 
 def decode_rate(reach: Reach, iterations: float, longest: float, budget: float | None) -> float:
-    """Return an upper bound on the decoded sequences/s where a query of `longest` iterations has `budget` seconds."""
+    """Return an upper bound on the decoded sequences/s if a query of `longest` iterations has `budget` seconds."""
     within = len(reach.batch) - 1
     if budget is not None:
         meets = np.flatnonzero(np.maximum(reach.iteration, reach.batch * reach.busiest) * longest <= budget * MARGIN)
         if not len(meets):
             return 0.0
-        within = min(int(meets[-1]) + 1, within)  # the largest batch in time lies before the next one looked at
+        within = min(int(meets[-1]) + 1, within)  # the largest batch in time is below the next grid point
     return _rate(reach, iterations, within)
 
 
 def _rate(reach: Reach, iterations: float, within: int) -> float:
     """Return an upper bound on the decoded sequences/s with up to `within` residents."""
     busiest = float(reach.busiest[: within + 1].min())
-    # what is resident leaves after its iterations, none of which is shorter than the last stage's way around
+    # A resident leaves after its iterations. None of them is shorter than one pass through all stages.
     flow = float((reach.batch / reach.iteration)[: within + 1].max())
     return min(1.0 / max(iterations * busiest, 1e-12), flow / max(iterations, 1e-12))
 
@@ -153,8 +158,9 @@ class Interleaved:
         )
 
     def rate(self, reach: Reach, iterations: float, longest: float, budget: float, encode: float) -> float:
-        """Return an upper bound on the sequences/s as `decode_rate` does, with `encode` seconds of prefill per prompt
-        on the same stages.
+        """Return an upper bound on the sequences/s as `decode_rate` does.
+
+        `encode` is the prefill time per prompt in seconds, on the same stages.
         """
         iteration, busiest = (np.interp(self.least, reach.batch, y) for y in (reach.iteration, reach.busiest))
         work = self.prompts * encode + longest * self.least * busiest
@@ -166,5 +172,8 @@ class Interleaved:
 
 
 def token_seconds(side: Side) -> Array:
-    """[stages]: seconds of one token's products where weights are read for thousands of tokens at once."""
+    """Return the seconds of one token's matrix products on each stage, [stages].
+
+    The weights are read once for thousands of tokens.
+    """
     return side.each(lambda group: group.mixed(_TOKENS, 1.0, 0.0, 1.0)) / _TOKENS

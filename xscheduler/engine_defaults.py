@@ -1,4 +1,4 @@
-"""What a serving engine takes by itself for the settings that its command line leaves out."""
+"""Defaults of serving engines for the settings that a command line leaves out."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class EngineDefaults:
-    """An engine's own settings on a device."""
+    """The default settings of an engine on a device."""
 
     engine: str
     max_num_batched_tokens: int
@@ -20,13 +20,14 @@ class EngineDefaults:
 
 
 def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
-    """The defaults of an engine by its preset's name; those of a preset that is no server are vLLM's, but that it
-    reserves blocks and keeps no prefixes.
+    """Return the defaults of an engine by the name of its preset.
+
+    A preset that is no server has vLLM's sizes, but reserves blocks and caches no prefixes.
     """
     device = cluster.device
     if engine == "tensorrt-llm":  # trtllm-serve 1.2: max_num_tokens, max_batch_size, GUARANTEED_NO_EVICT, block reuse
         return EngineDefaults(engine, 8192, 2048, "reserve", prefix_caching=True)
-    # vLLM 0.32, vllm/engine/arg_utils.py, for a server: by the memory that CUDA reports, and the device's name
+    # vLLM 0.32, vllm/engine/arg_utils.py, server defaults: depend on the memory that CUDA reports and the device's name
     memory = device.shown_bytes
     if memory >= 160 * _GIB:
         sizes = 16_384, 1024
@@ -34,7 +35,7 @@ def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
         sizes = 8192, 1024
     else:
         sizes = 2048, 256
-    if engine == "sglang":  # sglang/srt/server_args.py of 0.5: chunks by memory; as many requests as 2,048 at least
+    if engine == "sglang":  # sglang/srt/server_args.py of 0.5: chunk size by memory; at least 2,048 requests
         chunk = next((size for gib, size in ((160, 16_384), (60, 8192), (35, 4096)) if memory >= gib * _GIB), 2048)
         return EngineDefaults(engine, chunk, 2048, "grow", prefix_caching=True)
     if engine.startswith("vllm"):

@@ -1,4 +1,4 @@
-"""A running engine's settings as the schedule that it follows."""
+"""Convert a running engine's settings to the schedule that the engine follows."""
 
 import bisect
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """A running engine's settings; None: not given."""
+    """A running engine's settings; None: the setting wasn't passed."""
 
     policy: str | None = None
     tp_degree: int | None = None
@@ -41,15 +41,15 @@ class EngineSettings:
     encode_devices: int | None = None
     encode_tp_degree: int | None = None
     stages: int | None = None
-    """Pipeline stages of a replica; None: as many as its devices make."""
+    """Pipeline stages of a replica; None: as many as its devices allow."""
     layers: tuple[int, ...] | None = None
-    """Of each stage; None: as even as can be."""
+    """Layers of each stage; None: as even a split as possible."""
     variables: "Mapping[str, int]" = field(default_factory=dict)
     """Control variables by name."""
 
     @staticmethod
     def of(options: "Mapping[str, Any]") -> "EngineSettings":
-        """The settings among a command's options, by their names."""
+        """Return the engine settings among a command's options, by their names."""
         names = EngineSettings.__dataclass_fields__.keys() - {"variables"}
         known = {name: options[name] for name in names if name in options}
         variables = {name: options[name] for name in control_variables() if options.get(name) is not None}
@@ -57,16 +57,16 @@ class EngineSettings:
 
     @property
     def given(self) -> "dict[str, Any]":
-        """All that was given, by name."""
+        """All settings that were passed, by name."""
         rest = {name: value for name, value in vars(self).items() if name != "variables"}
         return {name: value for name, value in {**rest, **self.variables}.items() if value is not None}
 
 
 def follow(setting: Setting, settings: EngineSettings, engine: str | None = None) -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule that a running engine follows with these settings, and what was assumed. `engine` is the one that
-    was asked for, whose defaults then hold for admission and prefix caching too.
+    """Return the schedule that a running engine follows with these settings, and the assumptions made.
 
-    InputError for a setting that its policy doesn't have.
+    If the user named an `engine`, its defaults also apply to admission and prefix caching.
+    Raises InputError for a setting that the policy doesn't have.
     """
     policy = settings.policy or "chunked"
     check_choice(policy, tuple(TRAITS), "--policy")
@@ -95,7 +95,10 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
 
 
 def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
-    """The control variables and the allocation that were given; InputError for one that the policy doesn't have."""
+    """Return the control variables and the allocation that were passed.
+
+    Raises InputError for one that the policy doesn't have.
+    """
     from xscheduler.question import ALLOCATION, variables_of
 
     given = {name: value for name, value in settings.given.items() if name in {*settings.variables, *ALLOCATION}}
@@ -107,8 +110,9 @@ def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
 
 
 def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Schedule, tuple[str, ...]]:
-    """A point of a policy's space: what wasn't given is the best, and said. InputError where what decides the batch
-    wasn't given, or memory holds no such point.
+    """Return the best point of a policy's space with these settings, and a sentence that names the variables chosen.
+
+    Raises InputError if a variable that decides the batch wasn't passed, or if memory holds no such point.
     """
     from xscheduler.setting_search import search_schedule
 
@@ -136,7 +140,7 @@ def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Sch
 def _variables(
     policy: str, settings: EngineSettings, defaults: EngineDefaults, whose: str
 ) -> tuple[dict[str, int], list[str]]:
-    """The policy's variables, and which of them are defaults."""
+    """Return the policy's variables, and a sentence for each one that is a default."""
     traits, variables, assumed = TRAITS[policy], dict(settings.variables), []
 
     def assume(name: str | None, default: int, why: str) -> None:
@@ -155,8 +159,9 @@ def _variables(
 def _cache_rules(
     policy: str, setting: Setting, settings: EngineSettings, defaults: EngineDefaults, typed: bool
 ) -> tuple[Admission, bool, list[str]]:
-    """Admission and prefix caching: as they were asked for, else the defaults of the engine where one was `typed`; and
-    what was assumed.
+    """Return admission, prefix caching, and the assumptions made.
+
+    Settings that were passed win. Otherwise the defaults of the engine apply if the user `typed` an engine.
     """
     assumed = []
     admission = admission_rule(settings.admission, policy)
@@ -172,8 +177,9 @@ def _cache_rules(
 
 
 def _usual_degree(setting: Setting, replicas: int) -> int:
-    """The tensor-parallel degree that engines are usually started with: the widest within a node that the model and the
-    profile have.
+    """Return the usual tensor-parallel degree of engines.
+
+    It is the widest degree within a node that the model and the profile have.
     """
     from xscheduler.allocation import tp_degrees
 
@@ -192,10 +198,10 @@ def engine_schedule(
     stages: int | tuple[int, ...] | None = None,
     **variables: int,
 ) -> Schedule:
-    """The schedule that an engine with these settings follows; without `kv_blocks`, as many as memory holds. `stages`
-    are so many, or the layers of each.
+    """Return the schedule that an engine with these settings follows.
 
-    Raises InputError for settings that don't go together.
+    Without `kv_blocks`, the pool has as many blocks as memory holds. `stages` is the number of stages, or the layers of
+    each stage. Raises InputError for settings that contradict each other.
     """
     from xscheduler.allocation import uniform_stages
 
@@ -244,14 +250,14 @@ def engine_schedule(
 
 
 def _step(control: Control, workload: "Workload") -> "Step":
-    """The most that an iteration of these settings computes."""
+    """Return the most tokens and sequences that an iteration with these settings computes."""
     residents = control.of_kind("residents") or 1
     prompts = (control.of_kind("prompts") or 1) * workload.input.max
     return float(control.of_kind("tokens") or prompts + residents), float(residents)
 
 
 def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
-    """Blocks of BLOCK_SIZE tokens that memory holds beside such iterations; InputError for none."""
+    """Return how many blocks of BLOCK_SIZE tokens fit in memory together with such iterations; InputError for none."""
     from xsimulator.cost.replica import CostModel
 
     model, cluster = setting.model, setting.cluster
@@ -276,7 +282,7 @@ def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
 
 
 def _check_engine(setting: Setting, policy: str, variables: "Mapping[str, int]") -> None:
-    """InputError for settings that no engine follows."""
+    """Raise InputError for settings that no engine supports."""
     if TRAITS[policy].splits_prompts and setting.model.encoder_layers:
         raise InputError(
             f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
@@ -286,8 +292,10 @@ def _check_engine(setting: Setting, policy: str, variables: "Mapping[str, int]")
 
 
 def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int | None = None) -> "ClusterSpec":
-    """The part of a cluster that one of its replicas has: of a node, what groups of `tp_degree` fill, or whole nodes.
-    What is left over stays idle, and all beyond so many `stages`.
+    """Return the part of a cluster that one of its replicas has.
+
+    Within a node, groups of `tp_degree` fill the part; otherwise it consists of whole nodes. Remaining devices stay
+    idle, as do all devices beyond `stages` stages.
     """
     from xscheduler.allocation import most_replicas, replica_sizes
 
@@ -313,10 +321,10 @@ def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int
 
 
 def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[str, ...]]:
-    """The schedule with as many resident sequences as its KV blocks hold in the steady state, and sentences where those
-    are fewer than it allows, or the blocks more than memory holds.
+    """Return the schedule with as many resident sequences as its KV blocks hold in the steady state, and notes.
 
-    An engine admits a request when its blocks are free: beyond that `max_num_seqs` is never reached, and requests wait.
+    A note is added if the schedule allows more residents than that, or has more blocks than memory holds. An engine
+    admits a request when its blocks are free. With too few blocks `max_num_seqs` is never reached, and requests wait.
     """
     from xsimulator.estimates import controls_of, outcome
     from xsimulator.steady.scenario import Scenario

@@ -1,4 +1,4 @@
-"""Every point of every space: the oracle that the other searches are held against."""
+"""Evaluate every point of every space: the reference result for tests of the other searches."""
 
 import itertools
 from collections.abc import Iterable
@@ -7,7 +7,7 @@ from xscheduler.space import Incumbent, Space
 
 
 def exhaustive(spaces: Iterable[Space], incumbent: Incumbent) -> None:
-    """The best feasible point of all spaces, left in `incumbent`."""
+    """Evaluate all points of all spaces and leave the best feasible one in `incumbent`."""
     for space in spaces:
         for point in itertools.product(*(range(len(v.values)) for v in space.variables)):
             incumbent.offer(space, point)

@@ -1,4 +1,4 @@
-"""Schedules as launch commands of another engine, and what it does with exactly these: flags of vLLM 0.33."""
+"""Convert schedules to launch commands of another engine (flags of vLLM 0.33), and predict what that engine does."""
 
 from dataclasses import dataclass, replace
 
@@ -19,31 +19,34 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 @dataclass(frozen=True)
 class Export:
-    """An engine's launch commands, and what it does with them."""
+    """An engine's launch commands, and its predicted performance."""
 
     commands: tuple[str, ...]
-    """One a node of a replica."""
+    """One command per node of a replica."""
     schedule: Schedule
-    """That the engine follows: in all its memory, with its own rule of admission."""
+    """The schedule that the engine follows: it uses all its memory and its own admission rule."""
     estimate: Estimate
-    """Of that schedule."""
+    """The estimate of `schedule`."""
     notes: tuple[str, ...]
 
     @property
     def command(self) -> str:
-        """The commands as lines."""
+        """The commands, one per line."""
         return "\n".join(self.commands)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Another engine (one of ENGINES), and the directory where it finds the model, where that has one."""
+    """Another engine (one of ENGINES), and the directory in which it finds the model, if the model has one."""
 
     engine: str
     weights: str | None = None
 
     def check(self, setting: Setting, policies: tuple[str, ...]) -> None:
-        """InputError for a setting that the engine doesn't run, or is not predicted with, or for policies of others."""
+        """Raise InputError for a setting that the engine can't run.
+
+        Also raises it if the predictions are for another engine, or if the engine runs none of the policies.
+        """
         model, predicted = setting.model, engine_of(setting.profile).name
         if model.architecture == "t5":
             raise InputError(f"{self.engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
@@ -69,8 +72,9 @@ class Target:
         return replace(schedule, kv_blocks=blocks, admission="grow", prefix_caching=True)
 
     def export(self, followed: Schedule, estimate: Estimate, alike: bool = False) -> Export:
-        """The commands that make the engine follow a schedule (of `follows`), which has this estimate; with `alike` its
-        prompts begin as the workload says.
+        """Return the commands that make the engine follow a schedule (from `follows`) with this estimate.
+
+        With `alike`, the prompts share prefixes as the workload says.
         """
         longest, length = _longest(followed)
         cached = "prompts begin alike as the workload says" if alike else "no prompts begin alike, and reuse is extra"
@@ -79,7 +83,7 @@ class Target:
         return Export(tuple(commands), followed, estimate, (*where, length, caching))
 
     def _command(self, schedule: Schedule, longest: int) -> str:
-        """The command of a node's replicas."""
+        """Return the command that starts the replicas of a node."""
         model, control = schedule.model.spec, schedule.control
         flags: dict[str, object] = {
             "tensor-parallel-size": schedule.stages[0].tp,
@@ -99,18 +103,22 @@ class Target:
 
 
 def _partition(schedule: Schedule) -> str:
-    """The variable that tells the engine the layers of each pipeline stage; empty where it makes them all alike."""
+    """Return the environment variable with the layers of each pipeline stage; empty if all stages have equally many."""
     counts = [stop - start for start, stop in (stage.decoder_layers or (0, 0) for stage in schedule.stages)]
     return f"{LAYER_PARTITION}={','.join(map(str, counts))} " if len(set(counts)) > 1 else ""
 
 
 def _hub_name(name: str) -> str:
-    """Where the engine finds a model: a Hugging Face id as it was typed, else that of the same sizes, else the name."""
+    """Return the name under which the engine finds a model.
+
+    A Hugging Face id stays as the user typed it. Otherwise this is the id of the model with the same sizes, or the
+    name.
+    """
     if "/" in name or name in HUB_IDS:
         return HUB_IDS.get(name) or name
     try:
         return HUB_IDS.get(stands_for(name) or name) or name
-    except InputError:  # a directory's
+    except InputError:  # the name of a directory
         return name
 
 
@@ -119,12 +127,12 @@ def _replica_devices(schedule: Schedule) -> int:
 
 
 def replicas_together(schedule: Schedule) -> int:
-    """Replicas that one command starts: those of a node."""
+    """Return how many replicas one command starts: the replicas of a node."""
     return min(schedule.replicas, max(1, schedule.cluster.devices_per_node // _replica_devices(schedule)))
 
 
 def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
-    """The command of each node that a replica spans, and where they are to be run."""
+    """Return the command of each node that a replica spans, and sentences that say where to run them."""
     nodes = -(-_replica_devices(schedule) // schedule.cluster.devices_per_node)
     copies, rest = divmod(schedule.replicas, replicas_together(schedule))
     where = []
@@ -141,7 +149,10 @@ def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
 
 
 def _longest(schedule: Schedule) -> tuple[int, str]:
-    """Tokens of the longest request that is accepted, and why: the engine starts where its cache holds one."""
+    """Return the tokens of the longest accepted request, and the reason for it.
+
+    The engine starts only if its KV cache holds one such request.
+    """
     context, held = schedule.model.spec.context, schedule.kv_blocks * schedule.block_size
     if held >= context:
         return context, f"--max-model-len {context} is the model's context"
@@ -149,7 +160,10 @@ def _longest(schedule: Schedule) -> tuple[int, str]:
 
 
 def _dtypes(model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
-    """Of weights, and of keys and values, as the engine names them; InputError for those that it can't keep."""
+    """Return the flags for the dtypes of weights and of keys and values, with the engine's names.
+
+    Raises InputError for a dtype in which the engine can't keep keys and values.
+    """
     flags = {"dtype": "auto", "quantization": "fp8"} if dtype == "fp8" else {"dtype": _DTYPES[dtype]}
     computed = (model.dtype or "bf16") if dtype == "fp8" else dtype
     if kv_dtype == computed:

@@ -1,7 +1,7 @@
-"""Goodput: the highest rate of arrival that a schedule serves within all bounds, by replaying requests through it.
+"""Goodput: the highest arrival rate that a schedule serves within all bounds, measured by replaying requests.
 
-An open system: requests come at their own times, and latency counts from arrival, the wait before the encoding
-included. A closed form has no queue, so every candidate is replayed by the event simulator.
+The system is open: requests arrive at their own times. Latency counts from arrival, so it includes the wait before
+prefill. A closed form has no queue, so the event simulator replays every candidate.
 """
 
 import math
@@ -24,40 +24,41 @@ from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Req
 Array = NDArray[np.float64]
 
 PRECISION = 0.0025
-"""Rates that differ by this share are taken as equal."""
+"""Rates that differ by less than this share count as equal."""
 FINE = 0.001
 """Precision of the goodput of a policy's best schedule."""
 SIGMAS = 1.5
-"""Standard errors by which misses must stay below what a bound allows."""
+"""Number of standard errors by which misses must stay below what a bound allows."""
 BEYOND = 1.03
-"""No schedule is asked for more than this times its steady throughput: the closed form, which the replay reaches within
-a few tenths of a percent on one stage.
+"""No schedule is tried above this multiple of its steady throughput.
+
+The steady throughput is the closed form. The replay reaches it within a few tenths of a percent on one stage.
 """
 LEAST_LOAD = 0.02
-"""Share of a schedule's steady throughput at which it is as good as idle."""
+"""Share of a schedule's steady throughput at which the schedule is almost idle."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What must hold at a rate, in seconds since arrival; None: no bound."""
+    """Bounds that must hold at a rate, in seconds since arrival; None: no bound."""
 
     latency_s: float | None
-    """At the schedule's meaning of it."""
+    """Bound on the latency, in the schedule's meaning of the bound."""
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     @property
     def limits(self) -> Array:
-        """[3]: of the first token, per output token, of the latency; infinite: no bound."""
+        """The limits [3] on the first token, the time per output token and the latency; infinite: no bound."""
         return np.array([math.inf if s is None else s for s in (self.ttft_s, self.tpot_s, self.latency_s)])
 
     @property
     def end_queues(self) -> bool:
-        """Whether a queue that grows without end breaks one of them."""
+        """Whether an endlessly growing queue breaks one of the bounds."""
         return self.latency_s is not None or self.ttft_s is not None
 
     def broken(self, estimate: Estimate) -> str:
-        """The first bound that doesn't hold, with its figures; empty where all do."""
+        """Return the first bound that doesn't hold, with its figures; empty if all hold."""
         for name, limit, figure in (
             ("latency", self.latency_s, estimate.latency_s),
             ("time to first token", self.ttft_s, estimate.ttft_bounded_s),
@@ -70,18 +71,23 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Goodput:
-    """Requests per second that a schedule serves within the bounds."""
+    """The requests per second that a schedule serves within the bounds."""
 
     low: float
-    """What it sustains: misses stay below what the bounds allow by `SIGMAS` standard errors; 0 where the bounds don't
-    hold even when it is nearly idle."""
+    """The sustained rate: misses stay `SIGMAS` standard errors below what the bounds allow.
+
+    0 if the bounds don't hold even when the schedule is almost idle.
+    """
     high: float
-    """From about where on misses exceed what the bounds allow by as much. As `low` where nothing is left to chance."""
+    """About the rate from which misses exceed what the bounds allow by `SIGMAS` standard errors.
+
+    Equal to `low` if the measurement involves no randomness.
+    """
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a replay at a rate: whether the bounds held, and the most of the batch and of the blocks in use."""
+    """The result of a replay at a rate: whether the bounds held, and the peak use of the batch and of the KV blocks."""
 
     schedule: Schedule
     rate: float
@@ -89,13 +95,13 @@ class Verdict:
     batch: float
     blocks: float
     excess: "Excess | None" = None
-    """Whether the replay followed every request to its end."""
+    """The excess of misses; None if it wasn't measured or the replay stopped before the end of every request."""
 
     def decides(self, schedule: Schedule, rate: float) -> bool:
         """Return whether a schedule with another batch and other blocks has the same result.
 
-        It does if it has what was in use, and no more than there was. A lower rate keeps the bounds that a higher rate
-        keeps.
+        It does if it has at least what was in use, and at most what was available. A lower rate keeps the bounds that a
+        higher rate keeps.
         """
         batch, blocks = _batch(schedule), schedule.kv_blocks
         same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
@@ -108,7 +114,7 @@ class Verdict:
 
 @dataclass
 class Meter:
-    """Asks the event simulator whether schedules hold the bounds at a rate; common requests for all of them."""
+    """Measures with the event simulator whether schedules keep the bounds at a rate, with the same requests for all."""
 
     profile: Profile
     arrivals: Arrivals
@@ -121,7 +127,7 @@ class Meter:
         self._counting = Lock()
 
     def holds(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> bool:
-        """Return whether the first requests keep to the bounds at `rate` requests/s.
+        """Return whether the first requests keep the bounds at `rate` requests/s.
 
         Stops as soon as they cannot. Known results of equivalent schedules are not replayed again.
         """
@@ -136,19 +142,20 @@ class Meter:
         return verdict.held and self.excess(schedule, rate, count).likely <= 0
 
     def look_ahead(self, schedules: Sequence[Schedule], rate: float, count: int, measured: bool = False) -> None:
-        """Replay schedules side by side, a thread for each, so that `holds` finds their verdicts, and where they are
-        `measured` `sustains` too. Replays run without Python's lock.
+        """Replay schedules in parallel, one thread each, so that `holds` finds their verdicts.
+
+        If they are `measured`, `sustains` finds them too. Replays run without Python's lock.
         """
         if len(schedules) > 1 and all(map(self.is_kept, schedules)):
             with ThreadPoolExecutor(len(schedules)) as threads:
                 list(threads.map(lambda schedule: self._verdict(schedule, rate, count, measured), schedules))
 
     def used(self, schedule: Schedule, rate: float, count: int) -> Verdict | None:
-        """Return the most that a schedule used at a rate; None if it was not replayed at that rate."""
+        """Return the verdict with a schedule's peak use at a rate; None if no replay at that rate kept the bounds."""
         return next((v for v in self._alike(schedule, count) if v.held and v.same(schedule, rate)), None)
 
     def excess(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> "Excess":
-        """By how much misses exceed what the bounds allow at a rate, every request followed to its end."""
+        """Return by how much misses exceed what the bounds allow at a rate, with every request replayed to its end."""
         alike = self._alike(schedule, count)
         known = next((v.excess for v in alike if v.excess and v.same(schedule, rate)), None)
         if known is None:
@@ -161,21 +168,22 @@ class Meter:
         return known or self._replayed(schedule, rate, count, measured=measured)
 
     def _alike(self, schedule: Schedule, count: int) -> list[Verdict]:
-        """Verdicts on schedules that differ in batch and blocks alone."""
+        """Return the verdicts on schedules that differ only in batch and blocks."""
         if not self.is_kept(schedule):
             return []
         return self._verdicts.setdefault((*_all_but_batch(schedule), count), [])
 
     @staticmethod
     def is_kept(schedule: Schedule) -> bool:
-        """Return whether to keep results for other batches: not where all blocks come into use."""
+        """Return whether to keep results for other batches: not if the schedule uses all available blocks."""
         return not (schedule.prefix_caching or schedule.admission == "grow")
 
     def _replayed(
         self, schedule: Schedule, rate: float, count: int, ends: bool = True, measured: bool = True
     ) -> Verdict:
-        """A replay that `ends` when a bound is broken for certain; its excess is `measured` if it has gone on to its
-        end.
+        """Replay the requests; with `ends`, stop when a bound is certain to be broken.
+
+        The excess is `measured` if the replay reaches its end.
         """
         sample, served = self.arrivals.sample(count, schedule.replicas, schedule.meaning), list[Times]()
         watch = Watch(self.bounds.limits, sample.allowed if ends else np.full(3, math.inf), np.zeros(3))
@@ -208,7 +216,7 @@ class Meter:
         return Excess(*map(float, np.max(excesses, axis=0)))
 
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
-        """Everything to its end, whatever is missed."""
+        """Replay every request to its end, whatever bounds are missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         self._count()
         served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
@@ -219,7 +227,7 @@ class Meter:
             self.replays += 1
 
     def served_at(self, schedule: Schedule, rate: float, count: int = REQUESTS) -> Estimate:
-        """What requests experience at a rate (requests/s): figures since arrival, the warm-up left out."""
+        """Return the figures of the requests at a rate (requests/s), counted from arrival, without the warm-up."""
         sample, times = self._whole(schedule, rate, count)
         kept = [replica.flags > 0 for replica in sample.replicas]
 
@@ -245,8 +253,9 @@ class Meter:
         )
 
     def highest(self, schedule: Schedule, held: float, limit: float, count: int, precision: float) -> float:
-        """The highest rate that holds, from `held` requests/s, which does, up to `limit`: steps that double, then
-        bisection.
+        """Return the highest rate that holds, between `held` requests/s, which holds, and `limit`.
+
+        The steps double until a rate fails; then bisection follows.
         """
         low, high, step = held, math.inf, 4 * precision
         while high == math.inf:
@@ -263,7 +272,7 @@ class Meter:
         return low
 
     def limit(self, steady_seq_s: float) -> float:
-        """The highest rate to try for a schedule: its throughput where no bound ends a growing queue."""
+        """Return the highest rate to try for a schedule: its throughput if no bound ends a growing queue."""
         return steady_seq_s * (BEYOND if self.bounds.end_queues else 1.0)
 
     def goodput(
@@ -274,8 +283,10 @@ class Meter:
         start: float | None = None,
         precision: float = PRECISION,
     ) -> Goodput:
-        """The rates between which the goodput lies, searched from `start` requests/s: a secant of the excess, and
-        bisection where it is so close that chance bends it: a finer `precision` goes on behind the same replays.
+        """Return the rates between which the goodput lies, searched from `start` requests/s.
+
+        The search uses a secant of the excess. Near the goodput, where randomness bends the excess, it uses bisection.
+        A finer `precision` repeats the same replays and then continues.
         """
         limit, least = self.limit(steady_seq_s), LEAST_LOAD * steady_seq_s
         seen: dict[float, Excess] = {}
@@ -302,43 +313,49 @@ class Meter:
 
 @dataclass(frozen=True)
 class Excess:
-    """Logarithms of the misses over what a bound allows, of the bound where that is most; above 0 too many miss it."""
+    """The logarithm of misses over allowed misses, for the bound where it is highest; above 0: too many misses."""
 
     likely: float
-    """Of `SIGMAS` standard errors more misses than there were."""
+    """With `SIGMAS` standard errors more misses than measured."""
     certain: float
-    """Of as many fewer."""
+    """With `SIGMAS` standard errors fewer misses than measured."""
 
 
 def _batch(schedule: Schedule) -> int:
-    """Return the limits of the resident sequences and of the prompts in a step."""
+    """Return the limit of the resident sequences, or of the prompts of a batch; 0: no limit."""
     return schedule.control.batch
 
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
-    """Return all that decides a replay but the batch and the KV blocks."""
+    """Return everything that decides a replay, except the batch and the KV blocks."""
     variables = schedule.control.besides_batch
     return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables
 
 
 def _between(low: float, below: float, high: float, above: float) -> float:
-    """A rate between two where the excess, linear in the logarithm of the rate, should just be below 0."""
+    """Return a rate between two rates at which the excess should be just below 0.
+
+    The excess is taken as linear in the logarithm of the rate.
+    """
     width = math.log(high / low)
     share = below / (below - above) - 0.3 * PRECISION / width
     return low * math.exp(width * min(max(share, 0.1), 0.9))
 
 
 def _crossing(seen: dict[float, Excess]) -> float:
-    """The rate at which misses are too many for certain, on the line through the two rates around it or closest."""
+    """Return the rate from which there are certainly too many misses.
+
+    It lies on the line through the two rates around it, or the two closest ones.
+    """
     (rate, nearest), (other, second) = sorted(seen.items(), key=lambda item: abs(item[1].certain))[:2]
     if second.certain == nearest.certain:
         return max(rate, other)
-    share = nearest.certain / (nearest.certain - second.certain)  # half at most: the nearest is nearer to 0
+    share = nearest.certain / (nearest.certain - second.certain)  # at most half: `nearest` is closer to 0
     return rate * math.exp(math.log(other / rate) * max(share, -2.0))
 
 
 def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:
-    """[3][requests]: 1 for each counting request that missed the bound, of those that it is about."""
+    """Return 1 for each counted request that missed a bound, [3][requests that the bound applies to]."""
     counts, late = requests.flags >= COUNTS, requests.flags >= COUNTS + COUNTS_FOR_LATENCY
     several = counts & (requests.outputs > 1)
     ttft, latency = times.first - requests.arrivals, times.finished - requests.arrivals
@@ -347,7 +364,7 @@ def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:
 
 
 def _utilisation(schedule: Schedule, times: list[Times]) -> tuple[float, ...]:
-    """Busy fractions by rank, those of the replicas that were followed for all."""
+    """Return the busy fractions by rank; the followed replicas stand for all replicas."""
     busy = np.mean([replica.busy / replica.finished.max() for replica in times], axis=0)
     stages = sorted(range(len(schedule.stages)), key=lambda s: schedule.stages[s].devices[0])
     shares = [float(busy[s]) for s in stages for _ in schedule.stages[s].devices]

@@ -1,4 +1,4 @@
-"""The schedule that a server follows: the one with the highest goodput, whatever the rate will be."""
+"""Find the schedule that a server follows: the one with the highest goodput, whatever the rate will be."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from xscheduler.open_tune import Sustained
 
 MARGIN = 0.15
-"""Share of the bound that the search leaves, since a machine is never as even as its profile."""
+"""Share of the bound that the search keeps as a margin, because a machine is never as regular as its profile."""
 
 
 LOOSER = 1.1
-"""From one bound that no schedule keeps to the next."""
+"""Factor from a bound that no schedule keeps to the next bound to try."""
 
 
 def highest_goodput(
@@ -28,9 +28,11 @@ def highest_goodput(
     fixed: dict[str, int] | None = None,
     grows: bool = False,
 ) -> "Sustained":
-    """The schedule whose 99th percentile of latency, counted from arrival, stays within the bound less a margin at the
-    highest rate. Infeasible where there is none. `grows`: with admission *grow* if all of the policies are searched
-    with it; of others the best that reserves then grows.
+    """Return the schedule that keeps the bound, less a margin, at the highest rate.
+
+    The bound applies to the 99th percentile of latency, counted from arrival. With `grows`, the search uses admission
+    *grow* if all policies can be searched with it. Otherwise it uses *reserve*, and the best schedule then grows.
+    Raises Infeasible if there is no such schedule.
     """
     from xscheduler.goodput import Bounds
     from xscheduler.open_tune import tune_at
@@ -60,8 +62,10 @@ def highest_goodput(
 def nearest_goodput(
     setting: Setting, bound_s: float, policies: tuple[str, ...], grows: bool = False
 ) -> tuple["Sustained", float]:
-    """The schedule with the highest goodput within the lowest bound that one keeps, and that bound in seconds. Under a
-    rate the lowest reachable latency isn't reached, so bounds are tried. Infeasible where nothing fits at all.
+    """Return the schedule with the highest goodput within the lowest bound that any schedule keeps, and that bound (s).
+
+    The lowest reachable latency can't be reached under a rate, so several bounds are tried. Raises Infeasible if no
+    schedule fits at all.
     """
     while True:
         try:

@@ -1,6 +1,6 @@
-"""A running server's launch command, in the words of vLLM and SGLang, as the settings that are simulated.
+"""Read a running server's launch command, with vLLM's or SGLang's flags, as the settings to simulate.
 
-A flag that changes the prediction and isn't modelled is refused; those that change nothing are named. Flags are those
+A flag that changes the prediction and isn't modelled is an error; flags that change nothing are listed. Flags are those
 of vLLM 0.33 (`vllm serve`, vllm/engine/arg_utils.py) and SGLang 0.5 (`python -m sglang.launch_server`).
 """
 
@@ -15,25 +15,25 @@ Read = Callable[[str], Any]
 Number = TypeVar("Number", int, float)
 
 POLICY = "chunked"
-"""All that these servers run."""
+"""The only policy that these servers run."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a command says."""
+    """The content of a launch command."""
 
     engine: str
     model: str
     settings: Mapping[str, Any]
-    """By the names of `simulate`'s options."""
+    """The settings by the names of `simulate`'s options."""
     unmodelled: tuple[str, ...]
-    """Flags that change nothing of a prediction."""
+    """Flags that don't change a prediction."""
     longest: int | None = None
     """Tokens of the longest request that the server accepts."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return sentences on what the command says, or leaves out, that the simulation doesn't have."""
+        """Sentences on what the command says or leaves out that the simulation doesn't model."""
         notes = [f"flags that change nothing here: {', '.join(self.unmodelled)}"] if self.unmodelled else []
         if self.engine == "sglang" and "policy" not in self.settings:
             notes.append(
@@ -44,7 +44,7 @@ class Launch:
 
 
 def _parsed(kind: type[Number], text: str) -> Number:
-    """The number that a text is; 0 for none, which no flag takes."""
+    """Parse a number; return 0, which no flag accepts, if the text is none."""
     try:
         return kind(text)
     except ValueError:
@@ -73,7 +73,7 @@ def _share(text: str) -> float:
 
 
 LAYER_PARTITION = "VLLM_PP_LAYER_PARTITION"
-"""The variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
+"""The environment variable with the layers of each pipeline stage of vLLM (vllm/envs.py)."""
 _DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 _KV_DTYPES = {"auto": None, "bfloat16": "bf16", "float16": "fp16", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
 
@@ -123,7 +123,7 @@ _VALUES: dict[str, dict[str, tuple[str, Read]]] = {
         "context-length": ("longest", _count),
     },
 }
-"""Flags with a value: the option that each is, and how it is read."""
+"""Flags with a value: the option that each one sets, and the function that reads the value."""
 _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     "vllm": {
         "enable-prefix-caching": ("prefix_caching", True),
@@ -132,7 +132,7 @@ _SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     },
     "sglang": {"disable-radix-cache": ("prefix_caching", False), "enable-mixed-chunk": ("policy", POLICY)},
 }
-"""Flags without one."""
+"""Flags without a value."""
 _SHORT = {"tp": "tensor-parallel-size", "pp": "pipeline-parallel-size", "dp": "data-parallel-size", "q": "quantization"}
 _NAMED = {
     *("host", "port", "api-key", "served-model-name", "tokenizer", "tokenizer-mode", "download-dir", "load-format"),
@@ -140,7 +140,7 @@ _NAMED = {
     *("node-rank", "nnodes", "master-addr", "master-port", "dist-init-addr", "distributed-executor-backend"),
     *("allowed-origins", "root-path", "ssl-keyfile", "ssl-certfile", "max-log-len", "swap-space", "random-seed"),
 }
-"""Flags with a value that change nothing."""
+"""Flags with a value that don't change a prediction."""
 _NAMED_SWITCHES = {
     *("trust-remote-code", "headless", "disable-log-requests", "no-enable-log-requests", "enable-log-requests"),
     *("disable-log-stats", "enable-auto-tool-choice", "enable-metrics", "async-scheduling", "skip-tokenizer-init"),
@@ -148,8 +148,9 @@ _NAMED_SWITCHES = {
 
 
 def read_launch(command: str) -> Launch:
-    """What a launch command says; InputError for one that isn't vLLM's or SGLang's, or that asks for what isn't
-    modelled.
+    """Read a launch command.
+
+    Raises InputError for a command that isn't vLLM's or SGLang's, or that uses a feature that isn't modelled.
     """
     try:
         words = shlex.split(command.replace("\\\n", " "))
@@ -176,7 +177,7 @@ def read_launch(command: str) -> Launch:
 def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
     settings = {name: value for name, value in found.items() if value is not None}
     if quantized := settings.pop("quantization", None):
-        settings["dtype"] = quantized  # that of the weights; beside it --dtype is that of activations
+        settings["dtype"] = quantized  # the dtype of the weights; --dtype is then that of activations only
     model, longest, stages = settings.pop("model"), settings.pop("longest", None), settings.pop("stages", 1)
     if len(settings.get("layers", (0,) * stages)) != stages:
         given = ",".join(map(str, settings["layers"]))
@@ -187,7 +188,7 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
 
 
 def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
-    """Whose command it is, what follows, and what the environment before it says."""
+    """Return the engine of a command, the remaining words, and the settings from its environment variables."""
     said: dict[str, Any] = {}
     while words and ("=" in words[0] and not words[0].startswith("-")):
         variable, _, value = words.pop(0).partition("=")
@@ -205,7 +206,10 @@ def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
 
 
 def _flags(engine: str, words: list[str]) -> Iterator[tuple[str | None, str]]:
-    """Flags with their values, without dashes; None for a word of no flag. InputError for one that isn't modelled."""
+    """Yield the flags without dashes, with their values; None for a word that belongs to no flag.
+
+    Raises InputError for a flag that isn't modelled.
+    """
     rest = list(words)
     while rest:
         word = rest.pop(0)

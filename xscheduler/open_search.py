@@ -1,11 +1,11 @@
-"""The search at a rate of arrival: a policy's control variables themselves, scored by the event simulator.
+"""Search a policy's control variables at an arrival rate, with the event simulator's goodput as the score.
 
-The steady state has no queue, so its winners are not the open system's. Every point of a policy's spaces may be
-replayed, and few are, because
+The steady state has no queue, so its best schedules are not the best in an open system. The search may replay every
+point of a policy's spaces, but replays few of them, because
 
-* a space whose ceiling, or a point whose steady throughput, is below the best goodput so far can't be better;
-* one replay at just above that goodput rejects a point, mostly before it is at its end;
-* a few thousand requests, the same for all points, show which points are worth more of them (docs/theory.md).
+* it skips spaces whose ceiling is below the best goodput so far, and points whose steady throughput is;
+* one replay at just above that goodput rejects a point, usually before the replay ends;
+* a few thousand requests, the same for all points, show which points deserve more requests (docs/theory.md).
 """
 
 import heapq
@@ -27,85 +27,90 @@ from xscheduler.space import Point
 from xsimulator.steady.outcome import estimate_of
 
 COARSE = (2.0, 1.24)
-"""Ratios of neighbouring values on the grid that is replayed first: of batches, and of the other variable, along which
-goodput has several peaks (a budget that cuts prompts into two even chunks, or three)."""
+"""Ratios of neighbouring values on the first grid: of batches, and of the other variable.
+
+Along the other variable goodput has several peaks (a token budget may cut prompts into two even chunks, or three).
+"""
 STEPS = (1.25, 1.08)
-"""Ratios by which the best points' variables are varied afterwards, one pass after the other."""
+"""Ratios by which the best points' variables are then varied, one pass after the other."""
 AROUND = (1.2, 1.08, 1.02)
-"""Ratios by which the best schedule's variables are varied at last, with all requests."""
+"""Ratios by which the best schedule's variables are varied in the end, with all requests."""
 COUNTS = (8000, 40_000)
-"""Requests for points on the grid, and for the leading ones."""
+"""Numbers of requests for points on the grid, and for the leading points."""
 GLANCE = 1000
-"""Requests that show whether a schedule holds the bounds when nearly idle."""
+"""Number of requests that shows whether a schedule keeps the bounds when almost idle."""
 ROUGH = 0.02
 """Precision of goodputs on the grid."""
 NEAR = 0.05
 """Points whose goodput on the grid is within this share of the best are replayed again."""
 CONTENDERS = 12
-"""And at most so many of them."""
+"""Maximum number of points that are replayed again."""
 STARTS = 2
-"""Points that differ in more than their batches, around which neighbours are replayed."""
+"""Number of points, different in more than their batches, around which neighbours are replayed."""
 PATIENCE = 48
-"""Spaces in a row, by falling ceilings, that bring nothing better before the rest are left."""
+"""The grid search stops after this many spaces in a row, by falling ceilings, without a better point."""
 
 
 @dataclass
 class Lead:
-    """A point, and the highest rate that it has been seen to hold."""
+    """A point, and the highest rate that it has held so far."""
 
     space: Candidates
     point: Point
     schedule: Schedule
     steady: float
-    """Sequences per second."""
+    """Steady throughput in sequences per second."""
     goodput: float
 
     def beside(self, other: "Lead") -> bool:
-        """Whether the two differ in their batches alone."""
+        """Return whether the two points differ only in their batches."""
         return self.space is other.space and self.point[1:] == other.point[1:]
 
 
 @dataclass
 class OpenSearch:
-    """One policy's spaces at a rate of arrival."""
+    """A search of one policy's spaces at an arrival rate."""
 
     question: Question
     members: Sequence[Candidates | CandidateFamily]
     meter: Meter
     caching: Workload | None = None
-    """The workload whose prefixes are cached. The spaces are then those of what a cache without end leaves to compute,
-    which bounds what the replays can give. None: prefixes aren't cached.
+    """The workload whose prefixes are cached; None: prefixes aren't cached.
+
+    With a workload, the spaces are those of the tokens that an unlimited prefix cache leaves to compute. They bound the
+    results of the replays.
     """
     threads: int = 1
-    """Replays at once, where the next ones don't depend on their results."""
+    """Number of parallel replays, where the next ones don't depend on their results."""
     opened: list[Candidates] = field(default_factory=list)
-    """Spaces of which points were replayed."""
+    """Spaces with replayed points."""
     _tops: dict[Candidates, int] = field(default_factory=dict)
     _schedules: dict[tuple[Candidates, Point], Schedule] = field(default_factory=dict)
 
     @property
     def points(self) -> int:
-        """Points of the opened spaces whose steady state was computed."""
+        """Number of points of the opened spaces whose steady state was computed."""
         return sum(len(space.known) for space in self.opened)
 
     @property
     def size(self) -> int:
-        """Points in all."""
+        """Number of points of all spaces."""
         return sum(member.size for member in self.members)
 
     def exhaustive(self, count: int) -> Lead | None:
-        """The best of all points, each replayed with `count` requests."""
+        """Return the best of all points, each replayed with `count` requests."""
         best: Lead | None = None
         for space in self._by_ceiling():
             for point in itertools.product(*(range(len(v.values)) for v in space.variables)):
                 best = self._challenge(best, space, point, count, PRECISION) or best
         return best
 
-    # ---- first the grid ----
+    # ---- step 1: the grid ----
 
     def grid(self, floor: float = 0.0) -> list[Lead]:
-        """The best points on coarse grids of the spaces, the best first; none where no point holds the bounds even when
-        nearly idle, or none holds nearly as many requests/s as a floor.
+        """Return the best points on coarse grids of the spaces, the best first.
+
+        Empty if no point keeps the bounds even when almost idle, or if none holds nearly as many requests/s as `floor`.
         """
         leads: list[Lead] = []
         spaces = self._by_ceiling()
@@ -141,7 +146,7 @@ class OpenSearch:
         return again.goodput if again else 0.0
 
     def _grid_of(self, space: Candidates, best: float) -> Iterator[Lead]:
-        """For each choice of the other variables the best batch of a coarse grid, if it is above `best` or near it."""
+        """Yield the best batch of a coarse grid for each choice of the other variables, if above or near `best`."""
         batches, *other_values = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
         for rest in itertools.product(*map(_middle_first, other_values)):
             lead = self._best_batch(space, batches, tuple(rest), best)
@@ -150,8 +155,10 @@ class OpenSearch:
                 yield lead
 
     def _best_batch(self, space: Candidates, batches: list[int], rest: Point, best: float) -> Lead | None:
-        """From the largest batch down, until even its steady throughput is less. Goodput may stand before it rises:
-        a bound on the time per token alone is kept by a low rate, or by a small batch at a high one.
+        """Try batches from the largest down, until even their steady throughput is lower than the best goodput.
+
+        Goodput may stay flat before it rises. A bound on the time per token alone is kept at a low rate, or by a small
+        batch at a high rate.
         """
         top, lead = self._largest(space, rest), None
         if top is None:
@@ -159,12 +166,12 @@ class OpenSearch:
         for batch in sorted({top, *(b for b in batches if b < top)}, reverse=True):
             point, above = (batch, *rest), lead.goodput if lead else best * (1 - NEAR)
             if self._steady(space, point) * BEYOND <= above:
-                break  # smaller batches give less still
+                break  # smaller batches give even less
             lead = self._lead(space, point, above * (1 + ROUGH) if lead else above, COUNTS[0], ROUGH) or lead
         return lead if self.meter.bounds.end_queues else self._saturated(space, top, rest, lead)
 
     def _saturated(self, space: Candidates, top: int, rest: Point, lead: Lead | None) -> Lead | None:
-        """The largest batch that keeps the bounds however long the queue is, if it serves more than a lead."""
+        """Return the largest batch that keeps the bounds with any queue length, or `lead` if that serves more."""
         low, high = -1, top
         while low < high:
             middle = (low + high + 1) // 2
@@ -177,8 +184,10 @@ class OpenSearch:
         return Lead(space, (low, *rest), self.schedule(space, (low, *rest)), steady, steady)
 
     def _largest(self, space: Candidates, rest: Point) -> int | None:
-        """The place of the largest batch that fits into memory beside these other variables; None: not even one. Sought
-        first where it was for the other variables before, then where memory, which grows about evenly, will be full.
+        """Return the index of the largest batch that fits into memory with these other variables; None if none fits.
+
+        The first guess is the index found for the previous other variables. Memory use grows almost linearly, so the
+        next guesses are extrapolated to the index at which memory is full.
         """
         values = space.variables[0].values
         budget = space.budget(space.values((0, *rest)))
@@ -203,20 +212,20 @@ class OpenSearch:
         limits = zip(space.at(point).figures, space.constraints, strict=True)
         return max((figure / c.limit for figure, c in limits if c.name not in TIMES), default=0.0)
 
-    # ---- then around the best ----
+    # ---- step 2: around the best points ----
 
     def refined(self, contenders: list[Lead]) -> list[Lead]:
-        """The grid's best points and their neighbours, replayed with more requests; the best first."""
+        """Replay the grid's best points and their neighbours with more requests; return the best first."""
         leads: list[Lead] = []
         for place, lead in enumerate(contenders):
-            # a few requests flatter a point by percents, and most of all the one that they show to be the best
+            # Few requests overestimate goodputs by several percent, most of all that of the apparent best point.
             above = max(other.goodput for other in leads) * (1 - NEAR / 4) if leads else lead.goodput * (1 - NEAR)
             if leads and place % self.threads == 1 % self.threads:
                 ahead = [other.schedule for other in contenders[place : place + self.threads]]
                 self.meter.look_ahead(ahead, above, COUNTS[1])
             again = self._lead(lead.space, lead.point, above, COUNTS[1], 2 * PRECISION)
             leads += [again] if again else []
-        if not leads:  # what few requests held, more do not: from below
+        if not leads:  # the points held with few requests but not with more: search from below
             best = self._lead(contenders[0].space, contenders[0].point, 0.0, COUNTS[1], 2 * PRECISION)
             return [best] if best else []
         leads.sort(key=lambda lead: -lead.goodput)
@@ -225,13 +234,16 @@ class OpenSearch:
         for lead in starts:
             tight = self._tightened(lead)
             top = self._climbed(tight, max((other.goodput for other in climbed), default=0.0))
-            climbed.append(lead if top is tight else top)  # a batch with room to spare, if that does the same
-        # step by step, a climb may follow chance: where it began is measured with all requests too
+            climbed.append(lead if top is tight else top)  # the larger batch, if it does the same
+        # A climb may follow random differences, so its starting point is measured with all requests too.
         began = [lead for lead in starts if lead not in climbed]
         return sorted(climbed + began, key=lambda lead: -lead.goodput)
 
     def _tightened(self, lead: Lead) -> Lead:
-        """The lead with the smallest batch that does the same: only neighbours of that one do something else."""
+        """Return the lead with the smallest batch that has the same result.
+
+        Only the neighbours of that batch behave differently.
+        """
         verdict = self.meter.used(lead.schedule, lead.goodput, COUNTS[1])
         batches, point = lead.space.variables[0].values, lead.point
         if verdict is None:
@@ -246,7 +258,10 @@ class OpenSearch:
         return replace(lead, point=point, schedule=schedule, steady=steady)
 
     def _climbed(self, lead: Lead, floor: float) -> Lead:
-        """Steps to better neighbours, smaller ones as the larger ones bring nothing, above `floor` at least."""
+        """Move to better neighbours until there are none, in smaller steps after larger ones.
+
+        A neighbour must exceed the lead and `floor`.
+        """
         for ratio in STEPS:
             better: Lead | None = lead
             while better:
@@ -262,13 +277,16 @@ class OpenSearch:
         return lead
 
     def _look_ahead(self, bar: Lead, points: Sequence[Point]) -> None:
-        """Replay points side by side that are about to challenge a lead."""
+        """Replay the points that will next challenge a lead, in parallel."""
         above = bar.goodput * (1 + PRECISION)
         fit = [p for p in points if self._fits(bar.space, p) and self._steady(bar.space, p) * BEYOND > above]
         self.meter.look_ahead([self.schedule(bar.space, point) for point in fit], above, COUNTS[1])
 
     def around(self, lead: Lead) -> list[Lead]:
-        """The neighbours of a lead along one variable that may be better, taken to be as good."""
+        """Return the neighbours of a lead along one variable that may be better.
+
+        Each gets the lead's goodput as a first value.
+        """
         points = (
             point
             for ratio in AROUND
@@ -286,14 +304,14 @@ class OpenSearch:
     def _challenge(
         self, best: Lead | None, space: Candidates, point: Point, count: int, precision: float
     ) -> Lead | None:
-        """The point as a lead if it is better than the best by more than the precision."""
+        """Return the point as a lead if it is better than the best by more than the precision."""
         above = best.goodput * (1 + precision) if best else 0.0
         if not self._fits(space, point) or self._steady(space, point) * BEYOND <= above:
             return None
         return self._lead(space, point, above, count, precision)
 
     def _lead(self, space: Candidates, point: Point, above: float, count: int, precision: float) -> Lead | None:
-        """The point with its goodput, if that is at least `above`."""
+        """Return the point with its goodput if that is at least `above`."""
         steady = self._steady(space, point)
         if not self.meter.limit(steady) >= above:
             return None
@@ -307,7 +325,7 @@ class OpenSearch:
         return Lead(space, point, schedule, steady, reached)
 
     def schedule(self, space: Candidates, point: Point) -> Schedule:
-        """The Schedule of a point, made once."""
+        """Return the Schedule of a point; it is made once."""
         if (space, point) not in self._schedules:
             made = schedule_of(space, space.values(point), self.question.limits)
             if self.caching:
@@ -317,17 +335,17 @@ class OpenSearch:
         return self._schedules[space, point]
 
     def steady(self, lead: Lead) -> Estimate:
-        """A lead's steady state, with the blocks of its schedule."""
+        """Return a lead's steady state, with the blocks of its schedule."""
         space, values = lead.space, lead.space.values(lead.point)
         outcome, watched = space.outcome(values), space.where.watched()
         return estimate_of(watched, replace(outcome, demand=replace(outcome.demand, blocks=lead.schedule.kv_blocks)))
 
     def _room(self, space: Candidates, point: Point) -> int:
-        """KV blocks that memory holds: with prefixes cached, none is left over."""
+        """Return the KV blocks that memory holds: with prefix caching, all of them are used."""
         return space.where.replica.room(space.outcome(space.values(point)).demand.step)
 
     def _steady(self, space: Candidates, point: Point) -> float:
-        """The steady throughput, or what no smaller batch exceeds where that is more; sequences/s."""
+        """Return the steady throughput in sequences/s, or a bound on that of all smaller batches if it is higher."""
         evaluated = space.at(point)
         return self._rate(max(evaluated.throughput, evaluated.crest))
 
@@ -335,7 +353,7 @@ class OpenSearch:
         return tokens_s / self.question.load.workload.output.mean
 
     def _fits(self, space: Candidates, point: Point) -> bool:
-        """Whether a point keeps to every constraint that isn't a time's, and an engine takes it."""
+        """Return whether a point meets every constraint that is not a time, and an engine accepts it."""
         values = space.values(point)
         budget = space.budget(values)
         if budget is not None and values[0] > budget:
@@ -346,7 +364,10 @@ class OpenSearch:
         return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)
 
     def _by_ceiling(self) -> Iterator[Candidates]:
-        """The spaces by falling ceilings, a family's made when it is its turn; none whose queries are always late."""
+        """Yield the spaces by falling ceilings.
+
+        A family's spaces are made when its ceiling is next. Spaces whose queries are always late are left out.
+        """
         order = itertools.count()
         bound = self.question.limits.latency_s
         heap = [(-member.ceiling, next(order), member) for member in self.members]
@@ -373,7 +394,7 @@ def _full_at(point: tuple[float, float], other: tuple[float, float]) -> float:
 
 
 def _coarse(values: Sequence[int], ratio: float) -> list[int]:
-    """Places of values that are `ratio` times each other, both ends among them; values rise or fall."""
+    """Return the indices of values that are `ratio` times each other, including both ends; values rise or fall."""
     rising = values[0] <= values[-1]
     places = range(len(values)) if rising else range(len(values) - 1, -1, -1)
     kept: list[int] = []
@@ -384,7 +405,7 @@ def _coarse(values: Sequence[int], ratio: float) -> list[int]:
 
 
 def _middle_first(places: list[int]) -> list[int]:
-    """Places in an order that halves the gaps between those before."""
+    """Return the indices in an order in which each index halves a gap between earlier ones."""
     if len(places) < 3:
         return places
     middle = len(places) // 2
@@ -394,7 +415,10 @@ def _middle_first(places: list[int]) -> list[int]:
 
 
 def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
-    """Points with one variable, or two, up or down by about a ratio."""
+    """Return the points with each variable moved up or down by about a ratio, or unchanged.
+
+    Points with the fewest changes come first.
+    """
     moves = [
         (place, *(_moved(v.values, place, r) for r in (ratio, 1 / ratio)))
         for v, place in zip(space.variables, point, strict=True)
@@ -404,7 +428,7 @@ def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
 
 
 def _moved(values: Sequence[int], place: int, ratio: float) -> int:
-    """The place of the value closest to so many times this one's, another place where there is one."""
+    """Return the index of the value closest to `ratio` times this one, different from `place` if possible."""
     asked = values[place] * ratio
     rising = values[0] <= values[-1]
     step = 1 if (ratio > 1) == rising else -1

@@ -1,4 +1,4 @@
-"""Tuning for requests that arrive over time: the schedule with the highest goodput, over all policies."""
+"""Tune for requests that arrive over time: find the schedule with the highest goodput, over all policies."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -34,44 +34,45 @@ from xsimulator.steady.load import Load
 T = TypeVar("T")
 
 FEW = 500
-"""Fewer requests are too few for a 99th percentile."""
+"""Fewer requests than this are too few for a 99th percentile."""
 MOST_EXHAUSTIVE = 20_000
-"""Schedules up to which each is replayed, where that is asked for."""
+"""Maximum number of schedules for which an exhaustive search is accepted."""
 CLOSE, LEADING = 0.93, 0.99
-"""Shares of the best goodput below which a policy's is not searched any closer, or not measured with all requests."""
+"""Shares of the best goodput: policies below the first aren't refined, below the second not measured with all requests.
+"""
 USUAL_LOAD = 0.8
-"""The share of its goodput at which a server is judged where no rate is expected."""
+"""Share of its goodput at which a server is evaluated if no rate is expected."""
 
 
 @dataclass(frozen=True)
 class Sustained:
-    """What a schedule serves within the bounds."""
+    """The rate that a schedule serves within the bounds."""
 
     schedule: Schedule
     steady: Estimate
-    """With as many requests waiting as can be served."""
+    """The estimate with as many waiting requests as the schedule can serve."""
     goodput: Goodput
     broken: str
-    """What doesn't hold at a slightly higher rate; empty where nothing but the steady throughput ends it."""
+    """The bound that breaks at a slightly higher rate; empty if only the steady throughput limits the rate."""
 
     @property
     def goodput_seq_s(self) -> float:
-        """What it sustains."""
+        """The sustained rate."""
         return self.goodput.low
 
 
 @dataclass(frozen=True)
 class Rated:
-    """The answer at a rate of arrival."""
+    """The result of tuning at an arrival rate."""
 
     tuned: Tuned
-    """Estimates are replays at the rate; a policy that can't sustain it has none."""
+    """The estimates are replays at the rate; a policy that can't sustain the rate has none."""
     rate_seq_s: float
     sustained: dict[str, Sustained]
-    """Every policy's best, as far as one was found under the bound."""
+    """Every policy's best schedule, where one keeps the bounds."""
 
     def goodput(self, alternative: Alternative) -> float:
-        """What a policy's best schedule sustains; -1 where it has none."""
+        """Return the rate that a policy's best schedule sustains; -1 if it has none."""
         best = self.sustained.get(alternative.policy)
         return best.goodput_seq_s if best else -1.0
 
@@ -100,12 +101,12 @@ def tune_at(
     prefix_caching: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Rated:
-    """The schedule with the highest goodput within the bounds, and what it serves at `rate` requests/s; None: at
-    `USUAL_LOAD` of that goodput.
+    """Return the schedule with the highest goodput within the bounds, and its figures at `rate` requests/s.
 
-    `own` is this project's engine, for the policies that the profile's engine doesn't run. `admission` are the rules
-    that are searched, and with `prefix_caching` prompts begin alike as the arrivals say. InputError for a method that
-    an open system doesn't have: `optuna`, and `exhaustive` on more than `MOST_EXHAUSTIVE` schedules.
+    `rate` None means `USUAL_LOAD` of that goodput. `own` is this project's engine, for the policies that the profile's
+    engine doesn't run. `admission` holds the admission rules to search. With `prefix_caching`, prompts share prefixes
+    as the arrivals say. Raises InputError for a method without support for open systems: `optuna`, and `exhaustive` on
+    more than `MOST_EXHAUSTIVE` schedules.
     """
     check_asked(policies, fixed or {}, admission)
     started = time.perf_counter()
@@ -172,8 +173,9 @@ def sustained_by(
     kv_dtype: str | None = None,
     floor: float = 0.0,
 ) -> dict[str, Sustained]:
-    """Each policy's schedule with the highest goodput within the bounds, as `tune_at` finds it, and nothing besides. A
-    policy that is far behind `floor` requests/s, which something else is known to sustain, is left out.
+    """Return each policy's schedule with the highest goodput within the bounds, as `tune_at` finds it.
+
+    `floor` is a rate in requests/s that something else is known to sustain. Policies far below it are left out.
     """
     check_asked(policies, {})
     question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
@@ -217,12 +219,12 @@ def _together(work: Callable[[str], T], policies: Iterable[str]) -> Iterator[T]:
 
 
 def _threads() -> int:
-    """A thread per CPU; one of several processes leaves the other CPUs to the others."""
+    """Return one thread per CPU, or a single thread in a child process, whose siblings use the other CPUs."""
     return 1 if parent_process() else usable_cpus()
 
 
 def _count(goodput: float, highest: float) -> int:
-    """Requests that a policy's best is measured with: all where it may be the answer."""
+    """Return the number of requests to measure a policy's best with: all if it may be the answer."""
     return REQUESTS if goodput >= LEADING * highest else COUNTS[1]
 
 
@@ -237,7 +239,7 @@ def _check_method(method: Method, size: int) -> None:
 
 
 def _slowest(bounds: Bounds, workload: Workload) -> float | None:
-    """The latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
+    """Return the latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
     tokens = bounds.ttft_s, bounds.tpot_s
     both = None if tokens[0] is None or tokens[1] is None else tokens[0] + (workload.p99_output - 1) * tokens[1]
     return min((s for s in (bounds.latency_s, both) if s is not None), default=None)
@@ -249,9 +251,10 @@ def _raced(
     floor: float = 0.0,
     profile: Profile | None = None,
 ) -> dict[str, Sustained]:
-    """Every policy's best: one that is far behind on its grid is not looked at closely, and left out if there is a
-    floor. Policies on the engine of `profile` are only compared with one another: the best of that engine is an answer
-    too.
+    """Return every policy's best schedule.
+
+    A policy that is far behind on its grid is not refined, and is left out if there is a floor. Policies on the engine
+    of `profile` are compared only with one another, because the best schedule of that engine is an answer too.
     """
     grids: dict[str, list[Lead]] = {}
     for policy, leads in zip(
@@ -278,7 +281,10 @@ def _raced(
 def _highest(
     searches: dict[str, OpenSearch], goodputs: dict[str, float], profile: Profile | None, floor: float = 0.0
 ) -> dict[str, float]:
-    """Return, for each policy, the most requests/s of those that it is compared with: all, or those on its engine."""
+    """Return, for each policy, the highest rate (requests/s) of its competitors.
+
+    These are all policies, or those on its engine.
+    """
 
     def compared(policy: str, rival: str) -> bool:
         return searches[policy].meter.profile is not profile or searches[rival].meter.profile is profile
@@ -290,7 +296,9 @@ def _highest(
 
 
 def _closer(search: OpenSearch, grid: list[Lead], highest: float, floor: float) -> list[Lead]:
-    """A policy's best points, from its grid's: looked at again unless they are far behind, and then none with a
+    """Return a policy's best points from its grid.
+
+    They are refined unless they are far behind the highest rate. Then they stay as they are, or are dropped with a
     floor.
     """
     if grid[0].goodput >= CLOSE * highest:
@@ -299,7 +307,10 @@ def _closer(search: OpenSearch, grid: list[Lead], highest: float, floor: float) 
 
 
 def _best(leads: list[Lead], search: OpenSearch, count: int) -> Sustained:
-    """The best of the leads, each replayed with so many requests; with all of them, the best one's neighbours too."""
+    """Return the best of the leads, each replayed with `count` requests.
+
+    If that is all requests, the neighbours of the best lead are measured too.
+    """
     meter = search.meter
     best: tuple[Lead, Goodput] | None = None
     waiting, seen, ahead, began = list(leads), set(), 0, 0.0
@@ -351,7 +362,7 @@ def _sustained(lead: Lead, reached: Goodput, search: OpenSearch) -> Sustained:
 
 
 def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count: int, policy: str) -> Alternative:
-    """A policy's best at `rate`, measured with so many requests."""
+    """Return a policy's best schedule at `rate`, measured with `count` requests."""
     members, question = search.members, search.question
     if best is None:
         late = "sustains no rate: even nearly idle, its requests are late"
@@ -377,7 +388,7 @@ def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count:
 
 
 def _who(bound: BoundMeaning) -> str:
-    """Who keeps a bound on the latency at a rate."""
+    """Return the requests that must keep a latency bound at a rate."""
     longest = f"{percent_text(OF_LONGEST)} of the requests whose outputs are the longest {percent_text(LONGEST)}"
     return longest if bound.of_length else bound.latency_text
 
@@ -406,7 +417,7 @@ def _assumptions(
 
 
 def _cache_assumptions(question: Question, caching: Workload | None, arrivals: Arrivals) -> tuple[str, ...]:
-    """What admission and prefix caching mean for the answer."""
+    """Return sentences on the effects of admission and prefix caching on the answer."""
     texts = []
     if "grow" in question.admission:
         texts.append("admission grow: requests are preempted in the replays as in an engine that admits so")

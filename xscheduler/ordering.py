@@ -1,4 +1,4 @@
-"""Which order a run follows, and the hints that it needs."""
+"""Choose the order that a run follows, and compute the hints that the order needs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,25 +24,28 @@ from xsimulator.cost.solo import solo_times
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
 SERVED = ("fcfs", "mlfq", "learned", "doubling-budget")
-"""Orders that ask for no more than a prompt and the schedule."""
+"""Orders that need only the prompt and the schedule."""
 
 _LABELS = ("client", "application", "deadline_s")
-"""What requests, and traces, say of whose they are."""
+"""Labels of requests and traces that say where a request comes from and when it is due."""
 
 
 @dataclass(frozen=True)
 class OrderChoice:
-    """What `--order` and its companions ask for; names are checked."""
+    """The order that `--order` and its related options select; names are checked."""
 
     name: str = "fcfs"
     guarded: bool = False
     ranker: Path | None = None
     tau: float | None = None
-    """Of a ranker that is simulated."""
+    """Kendall's tau of a simulated ranker."""
 
     @staticmethod
     def of(order: str | None, guarded: bool, ranker: Path | None = None, tau: float | None = None) -> "OrderChoice":
-        """As typed; InputError for an unknown order, or a ranker for one that asks none."""
+        """Return the choice for the options' values.
+
+        Raises InputError for an unknown order, or for a ranker with an order that uses none.
+        """
         name = order or "fcfs"
         check_choice(name, tuple(ORDERS), "--order")
         for option, value in (("--ranker", ranker), ("--ranker-tau", tau)):
@@ -52,23 +55,26 @@ class OrderChoice:
 
     @property
     def kind(self) -> OrderKind:
-        """Its entry in the registry."""
+        """The order's entry in the registry."""
         return ORDERS[self.name]
 
     @property
     def plain(self) -> bool:
-        """Whether it is what a run follows by itself."""
+        """Whether this is the default order of a run."""
         return self.name == "fcfs" and not self.guarded
 
     def make(self) -> Order:
-        """The order itself."""
+        """Make the order."""
         return make_order(self.name, self.guarded)
 
 
 def times_hints(
     hints: Sequence[Hints], lengths: Sequence[RequestLengths], schedule: Schedule, profile: Profile, known: bool
 ) -> list[Hints]:
-    """The hints with what requests take alone: each one's own where outputs are `known`, and the mean of all."""
+    """Add to the hints the times that requests take alone.
+
+    Each hint gets the mean of all requests, and its request's own time if outputs are `known`.
+    """
     cost = ReplicaCost.of(schedule, profile)
     solo = solo_times(cost, [row.input for row in lengths], [row.output for row in lengths])
     mean, deviation = float(solo.total.mean()), float(solo.total.std())
@@ -93,7 +99,7 @@ def trace_hints(
     profile: Profile,
     seed: int = 0,
 ) -> list[Hints]:
-    """Hints for a trace's requests, by its columns beside lengths; a learned order's ranker is simulated."""
+    """Return hints for a trace's requests, by its columns other than lengths; a learned order's ranker is simulated."""
     hints = labelled(labels, [row.arrival_s for row in lengths])
     hints = times_hints(hints, lengths, schedule, profile, known=True)
     if choice.name == "learned":
@@ -104,7 +110,7 @@ def trace_hints(
 
 
 def labelled(labels: Sequence[dict[str, Any]], arrivals: Sequence[float]) -> list[Hints]:
-    """Hints of clients, applications and deadlines (seconds after arrival), as far as each request has them."""
+    """Return hints of clients, applications and deadlines (seconds after arrival), where a request has them."""
     first: dict[str, float] = {}
     for own, arrival in zip(labels, arrivals, strict=True):
         if "application" in own:
@@ -123,7 +129,10 @@ def labelled(labels: Sequence[dict[str, Any]], arrivals: Sequence[float]) -> lis
 def request_hints(
     choice: OrderChoice, requests: Sequence[Request], schedule: Schedule, profile: Profile, tokenizer: Any
 ) -> dict[str, Hints]:
-    """Hints for requests that are run, by id. An output's length is known where nothing but `max_tokens` ends it."""
+    """Return hints by id for requests that a run executes.
+
+    An output's length is known if only `max_tokens` ends it.
+    """
     lengths = [request.lengths for request in requests]
     labels = [{name: getattr(own, name) for name in _LABELS if getattr(own, name) is not None} for own in requests]
     hints = labelled(labels, [own.arrival_s for own in lengths])
@@ -136,12 +145,12 @@ def request_hints(
 
 
 def _known(request: Request) -> bool:
-    """Whether its output has `max_tokens`, whatever comes."""
+    """Return whether the output has exactly `max_tokens` tokens in any case."""
     return request.ignore_eos and not request.stop_token_ids and request.grammar is None
 
 
 def check_known(choice: OrderChoice, requests: Sequence[Request]) -> None:
-    """InputError where the order needs lengths that nobody knows, labels, or a ranker that isn't there."""
+    """Raise InputError if the order needs unknown lengths, labels that a request lacks, or a missing ranker."""
     for name in set(_LABELS) & set(choice.kind.needs):
         lacking = next((request for request in requests if getattr(request, name) is None), None)
         if lacking:
@@ -161,14 +170,14 @@ def check_known(choice: OrderChoice, requests: Sequence[Request]) -> None:
 
 
 def find_ranker(choice: OrderChoice) -> Ranker:
-    """The ranker of a learned order; InputError where none was named."""
+    """Load the ranker of a learned order; InputError if the user named none."""
     if choice.ranker is None:
         raise InputError("--order learned needs --ranker FILE: train one with `exegpt rank train`.")
     return Ranker.load(choice.ranker)
 
 
 def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: Any) -> list[float]:
-    """Each request's score by the text of its prompt; InputError where a model has no tokenizer to read it with."""
+    """Return each request's score by the text of its prompt; InputError if the model has no tokenizer to decode it."""
     if tokenizer is None:
         raise InputError("--order learned reads prompts as text, and the model has no tokenizer.json: choose another.")
     prompts = [tokenizer.decode(list(request.prompt_ids)) for request in requests]
@@ -176,7 +185,10 @@ def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: Any) -
 
 
 def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
-    """InputError for an order that a server can't follow: it knows prompts alone, and its bound goes by arrivals."""
+    """Raise InputError for an order that a server can't follow.
+
+    A server knows only the prompts. With a latency bound, it accepts requests in order of arrival.
+    """
     if choice.plain:
         return
     if choice.name not in SERVED:
@@ -195,12 +207,15 @@ def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
 def served_hints(
     choice: OrderChoice, schedule: Schedule, profile: Profile, tokenizer: Any
 ) -> Callable[[Request], Hints]:
-    """What gives a server's requests their hints. Their service's times are those of the schedule's mean lengths."""
+    """Return the function that gives a server's requests their hints.
+
+    The service times in the hints are those of the schedule's mean lengths.
+    """
     cost, workload = ReplicaCost.of(schedule, profile), schedule.workload
     mean_s = float(solo_times(cost, [workload.input.mean], [workload.output.mean]).total[0])
     ranker = find_ranker(choice) if choice.name == "learned" else None
     if ranker:
-        prompt_scores(ranker, (), tokenizer)  # a model without a tokenizer is refused before any request comes
+        prompt_scores(ranker, (), tokenizer)  # refuse a model without a tokenizer before any request arrives
 
     def hints(request: Request) -> Hints:
         prefill_s = float(solo_times(cost, [len(request.prompt_ids)], [1]).prefill[0])

@@ -1,10 +1,10 @@
-"""Names of policies, as typed."""
+"""Parse names of policies as the user types them."""
 
 from xcore.choices import check_choice
 
 
 def policy_names(text: str | None) -> tuple[str, ...]:
-    """Return the policies of a comma-separated list; all that have spaces of their own for None."""
+    """Return the policies of a comma-separated list; None: all policies with their own spaces."""
     from xcore.policies import TRAITS
     from xscheduler.spaces import POLICIES
 

@@ -1,4 +1,4 @@
-"""Question: what schedules are searched for and what they must keep to, with what all spaces of a search share."""
+"""Question: the constraints on the schedules of a search, and the data that all its spaces share."""
 
 import functools
 from collections.abc import Iterable
@@ -31,20 +31,20 @@ from xsimulator.steady.outcome import Outcome, latency, memory_share, per_token,
 from xsimulator.steady.scenario import Scenario
 
 ENCODE_MICRO_BATCHES = (1, 2, 4)
-"""Encoding micro-batches per stage that RRA's and hybrid's spaces enumerate."""
+"""Numbers of encoding micro-batches per stage that the spaces of RRA and hybrid enumerate."""
 _BOTH, _ENCODERS = ("tp_degree", "tp_gpus", "replicas"), ("encode_devices", "encode_tp_degree")
 ALLOCATION = (*_BOTH, *_ENCODERS)
-"""What can be fixed by hand of the allocation, besides control variables."""
+"""The variables of the allocation that the user can fix, besides control variables."""
 
 
 def variables_of(policy: str) -> tuple[str, ...]:
-    """What a policy has of them; of the encoding side only those whose encoding has devices of its own."""
+    """Return the variables that a policy has; those of the encoding side only if separate devices encode."""
     traits = TRAITS[policy]
     return (*traits.searched, *_BOTH, *(_ENCODERS if traits.disaggregated else ()))
 
 
 def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the policies that have all of these variables; InputError where none has."""
+    """Return those of the policies that have all of these variables; InputError if no policy has."""
     lacking = {policy: [name for name in fixed if name not in variables_of(policy)] for policy in policies}
     having = tuple(policy for policy, names in lacking.items() if not names)
     if not having:
@@ -60,19 +60,21 @@ def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str
 
 @dataclass(frozen=True)
 class Limits:
-    """What a schedule must keep to; None: no bound."""
+    """The limits that a schedule must keep; None: no bound."""
 
     latency_s: float | None = None
     ttft_s: float | None = None
     tpot_s: float | None = None
     resident: int | None = None
-    """The most sequences decoded at once, by one replica."""
+    """The most sequences that one replica may decode at a time."""
     kv_blocks: int | None = None
-    """The most blocks of a pool, where a cache is there already."""
+    """The most blocks of a KV pool, if the cache exists already."""
 
     def constraints(self, variables: int, widest: str = "resident", ttft_slack: float = 0.0) -> tuple[Constraint, ...]:
-        """Memory first; latencies and memory rise with every oriented variable, but for the share `ttft_slack` of the
-        TTFT. `widest` is the name that `Question.widest` gives.
+        """Return the constraints, memory first.
+
+        Latencies and memory rise with every oriented variable, except for a share `ttft_slack` of the TTFT. `widest` is
+        the name from `Question.widest`.
         """
         up = (True,) * variables
         bounds = (("latency", self.latency_s, 0.0), ("ttft", self.ttft_s, ttft_slack), ("tpot", self.tpot_s, 0.0))
@@ -80,12 +82,12 @@ class Limits:
         return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *constraints)
 
     def memory(self, scenario: Scenario, outcome: Outcome) -> float:
-        """The fullest device's use over what may be used, or the cache's."""
+        """Return the fullest device's memory use as a share of its usable memory, or of the cache if that is more."""
         share = memory_share(scenario, outcome)
         return max(share, outcome.demand.blocks / self.kv_blocks) if self.kv_blocks else share
 
     def figures(self, scenario: Scenario, outcome: Outcome) -> tuple[float, ...]:
-        """An outcome's figures in the order of the latency constraints."""
+        """Return an outcome's figures in the order of the latency constraints."""
         figures = []
         if self.latency_s is not None:
             figures.append(latency(scenario, outcome))
@@ -97,7 +99,7 @@ class Limits:
         return tuple(figures)
 
     def fullness(self, scenario: Scenario, outcome: Outcome) -> float:
-        """The largest figure over its bound of those on latencies; 0 without one."""
+        """Return the largest ratio of a latency figure to its bound; 0 without a bound."""
         bounds = [bound for bound in (self.latency_s, self.ttft_s, self.tpot_s) if bound is not None]
         figures = self.figures(scenario, outcome) if bounds else ()
         return max((figure / bound for figure, bound in zip(figures, bounds, strict=True)), default=0.0)
@@ -105,7 +107,7 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """What schedules are searched for, with what all of their spaces share."""
+    """A search problem: the constraints on schedules, with the data that all of its spaces share."""
 
     cost_model: CostModel
     load: Load
@@ -113,21 +115,24 @@ class Question:
     fixed: dict[str, int]
     bound: BoundMeaning = ALL_REQUESTS
     variation: bool = True
-    """Whether latencies allow for the variation of encoding times."""
+    """Whether latencies include a margin for the variation of encoding times."""
     encode_micro_batches: tuple[int, ...] = ENCODE_MICRO_BATCHES
     partial: bool = True
-    """Whether only a part of the devices may stand in tensor-parallel groups."""
+    """Whether tensor-parallel groups may cover only a part of the devices."""
     admission: tuple[Admission, ...] = ("reserve",)
-    """The rules of admission that are searched, as far as policies have them."""
+    """The admission rules to search, for policies that support them."""
     wider: float = 1.0
-    """Factor on the most sequences decoded at once."""
+    """Factor on the most sequences decoded at a time."""
     open_system: bool = False
-    """Whether requests come over time: variables that decide how waiting prompts are admitted then get finer grids."""
+    """Whether requests arrive over time. Variables that decide the admission of waiting prompts then get finer grids.
+    """
 
     @property
     def widest(self) -> tuple[str, int | None]:
-        """The most sequences that one replica decodes at once, None: any number that a schedule may say; and what says
-        so: `resident`, what was asked, or `measured`, the largest batch that a measured profile saw.
+        """The origin and the value of the limit on the sequences that one replica decodes at a time.
+
+        The origin is `resident`, the user's limit, or `measured`, the largest batch of a measured profile. The value
+        None means any number that a schedule allows.
         """
         profile, most = self.cost_model.profile, self.limits.resident
         why = "resident"
@@ -137,22 +142,25 @@ class Question:
         return why, most and int(self.wider * most)
 
     def admissions(self, policy: str) -> tuple[Admission, ...]:
-        """Of the rules of admission that are searched those that a policy has, and its steady state."""
+        """Return the searched admission rules that a policy and its steady state support."""
         grows = TRAITS[policy].grows and policy in GROWING
         return tuple(rule for rule in self.admission if rule == "reserve" or grows)
 
     @functools.cached_property
     def speeds(self) -> Speeds:
-        """How quick layers are at each tensor-parallel degree."""
+        """The speeds of layers at each tensor-parallel degree."""
         return layer_speeds(self.load.workload, self.cost_model.profile)
 
     def replica_sizes(self) -> tuple[int, ...]:
-        """Devices that a replica may have."""
+        """Return the device counts that a replica may have."""
         cluster, asked = self.cost_model.cluster, self.fixed.get("replicas")
         return tuple(n for n in replica_sizes(cluster) if asked is None or most_replicas(cluster, n) == asked)
 
     def layouts(self, devices: int, uniform: bool, side: str = "decode") -> tuple[Layout, ...]:
-        """Layouts of so many devices, as far as tensor parallelism isn't fixed by hand (WAA: on its decoding side)."""
+        """Return the layouts of `devices` devices that match the tensor parallelism that the user fixed.
+
+        WAA: `tp_degree` and `tp_gpus` apply to the decoding side.
+        """
         cluster, model = self.cost_model.cluster, self.cost_model.model
         make = uniform_layouts if uniform or not self.partial else partial_layouts
         layouts = make(model, devices, cluster.devices_per_node, sorted(self.speeds))
@@ -168,40 +176,40 @@ class Question:
         )
 
     def _scenario(self, stages: tuple[Stage, ...], devices: int) -> Scenario:
-        """Of as many replicas of these stages, on so many devices each, as the cluster has room for."""
+        """Return the scenario of these stages, with as many replicas of `devices` devices as fit on the cluster."""
         replicas = most_replicas(self.cost_model.cluster, devices)
         return Scenario(self.cost_model.replica(stages), self.load, self.bound, self.variation, replicas)
 
     @memoized
     def both(self, layout: Layout) -> Scenario:
-        """The scenario of a layout whose stages encode and decode."""
+        """Return the scenario of a layout whose stages encode and decode."""
         return self._scenario(both_stages(self.cost_model.model, self.speeds, layout), layout.devices)
 
     @memoized
     def side(self, layout: Layout, phase: Literal["encode", "decode"], offset: int = 0) -> tuple[Stage, ...]:
-        """The stages of one of WAA's sides."""
+        """Return the stages of one of WAA's sides."""
         return side_stages(self.cost_model.model, self.speeds, layout, phase, offset)
 
     @memoized
     def split(self, encode: Layout, decode: Layout) -> Scenario:
-        """The scenario of WAA's two sides."""
+        """Return the scenario of WAA's two sides."""
         stages = self.side(encode, "encode") + self.side(decode, "decode", encode.devices)
         return self._scenario(stages, encode.devices + decode.devices)
 
     @property
     def longest(self) -> int:
-        """The output length that a latency bound is about: no more than the requests that keep it are longer."""
+        """The output length that a latency bound applies to: only the requests that may miss the bound are longer."""
         workload, share = self.load.workload, self.bound.share
         return workload.p99_output if self.bound.of_length else workload.output.quantile(share)
 
     @property
     def needs(self) -> tuple[float, float]:
-        """Decoding iterations of a query: on average, and of the length that the latency bound is about."""
+        """Decode iterations of a query: the mean, and those of the length that the latency bound applies to."""
         return self.load.mean_iterations, self.longest - (1.0 if self.load.first_by_encoding else 0.0)
 
     @memoized
     def encoders(self, devices: int) -> dict[Layout, ceilings.EncodeReach]:
-        """The layouts of WAA's encoding side on which the weights fit, and what each can do at best."""
+        """Return the layouts of WAA's encoding side on which the weights fit, with the best case of each."""
         layouts = self.layouts(devices, uniform=False, side="encode")
         sides = {layout: self.cost_model.replica(self.side(layout, "encode")) for layout in layouts}
         reach = {layout: ceilings.encode_reach(side, self.load.prompts) for layout, side in sides.items()}
@@ -209,14 +217,14 @@ class Question:
 
     @memoized
     def decoder(self, layout: Layout) -> ceilings.Reach | None:
-        """What a layout of WAA's decoding side can do at best; None where its weights don't fit."""
+        """Return the best case of a layout of WAA's decoding side; None if its weights don't fit."""
         side = self.cost_model.replica(self.side(layout, "decode"))
         fit = ceilings.residents_that_fit(side, self.load)
         return ceilings.reach(side.decode, self.load.resident_context, fit) if fit >= 1 else None
 
     @memoized
     def _reach(self, layout: Layout, admission: Admission = "reserve") -> ceilings.Reach:
-        """What a layout whose stages encode and decode can do at best."""
+        """Return the best case of a layout whose stages encode and decode."""
         replica = self.both(layout).replica
         fit = ceilings.residents_that_fit(replica, self.load, admission)
         return ceilings.reach(replica.decode, self.load.resident_context, fit)
@@ -227,8 +235,9 @@ class Question:
 
     @memoized
     def phased_bounds(self, layout: Layout, interleaved: bool = False) -> ceilings.Bounds:
-        """For policies whose steps either encode or decode; `interleaved` where they encode within queries' lives
-        (RRA).
+        """Return the bounds of policies whose steps either encode or decode.
+
+        `interleaved`: prompts are encoded while other queries are between their decode iterations (RRA).
         """
         scenario, reach, (mean, longest) = self.both(layout), self._reach(layout), self.needs
         encode = ceilings.encode_seconds(scenario.replica.decode, self.load.prompts)
@@ -242,7 +251,7 @@ class Question:
 
     @memoized
     def mixed_bounds(self, layout: Layout, admission: Admission) -> ceilings.Bounds:
-        """For policies that encode beside decoding and read weights once for both."""
+        """Return the bounds of policies that encode and decode in the same step and read the weights once for both."""
         scenario, reach, (mean, longest) = self.both(layout), self._reach(layout, admission), self.needs
         rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s)
         work = float(ceilings.token_seconds(scenario.replica.decode).max()) * (self.load.prompts.mean + mean)
@@ -250,8 +259,9 @@ class Question:
         return ceilings.Bounds(ceiling, ceilings.quickest(scenario, reach, longest))
 
     def tokens_s(self, rate: float, devices: int) -> float:
-        """Output tokens per second of the whole cluster where replicas of so many devices do `rate` sequences/s each,
-        with the ceilings' margin.
+        """Return the cluster's output tokens/s if replicas of `devices` devices serve `rate` sequences/s each.
+
+        Includes the ceilings' margin.
         """
         replicas = most_replicas(self.cost_model.cluster, devices)
         return rate * ceilings.MARGIN * replicas * self.load.workload.output.mean

@@ -1,12 +1,12 @@
-"""A variable of which each space has one value, between the values of the grid: around the best one of every layout, in
-steps that no longer matter.
+"""Refine a variable between the values of the grid, around every layout's best value, until steps no longer matter.
 
-Throughput has a peak along the token budget for each number of even chunks that prompts are cut into, so that powers of
-two miss the best by up to a tenth. The grid shows which layouts may be best; around each one's best value the batch is
-followed from one value to the next, for it hardly changes.
+Each space has one value of this variable. Along the token budget, throughput has a peak for each number of even chunks
+that prompts are cut into. So powers of two miss the best by up to 10 %. The grid shows which layouts may be best.
+Around the best value of each layout, the batch of one value is the first guess for the next, because it hardly changes.
 
-Equal prompts that stay in step have a low TTFT only where a budget holds a whole number of them, or an even part of
-one, beside all sequences that decode. So there batches are searched together with the budget that goes with them.
+Equal prompts that stay in step have a low TTFT only with certain budgets. Such a budget holds all decoding sequences,
+and in addition a whole number of prompts or an even part of one. So batches are searched together with the matching
+budget.
 """
 
 import math
@@ -21,20 +21,23 @@ from xscheduler.search import Method, SearchResult, search
 from xscheduler.space import Incumbent, Space
 
 STEPS = (1.05, 1.015)
-"""Ratios of neighbouring values, one pass around the best after the other."""
+"""Ratios of neighbouring values: one pass around the best for each ratio."""
 NEAR, GAIN = 0.95, 1.12
-"""Layouts are looked at whose best on the grid reaches this share of the best there, and the best so far if refining
-gains this ratio.
+"""A layout is refined if its best on the grid reaches NEAR times the grid's best, and the best so far divided by GAIN.
+
+GAIN is the largest ratio that refining is expected to gain.
 """
 ABOVE, BELOW = 0.06, 0.02
-"""Shares of the best batch up to which every batch above and below it is tried at last: figures may rise and fall by
-steps."""
+"""Shares of the best batch: in the end, every batch up to this far above and below it is tried.
+
+Figures may rise and fall in steps.
+"""
 
 PARTS = (*(1 / parts for parts in (16, 12, 8, 6, 5, 4, 3, 2)), 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
-"""Prompts of an iteration that are looked at where equal prompts stay in step."""
+"""Numbers of prompts per iteration that are tried if equal prompts stay in step."""
 
 AtValue = Callable[[Candidates, int], Candidates | None]
-"""The space like another one at another value; None where memory holds none."""
+"""Returns the same space at another value of the variable; None if it doesn't fit in memory."""
 
 
 def refined(
@@ -46,8 +49,9 @@ def refined(
     floor: float = 0.0,
     steps: Sequence[float] = STEPS,
 ) -> tuple[list[Candidates], SearchResult]:
-    """The spaces of a policy with those at more values of the variable `name`, and the best point of all of them. Only
-    throughputs above `floor` are of interest.
+    """Return the spaces of a policy, with those at more values of the variable `name`, and the best point of them.
+
+    Only throughputs above `floor` are of interest.
     """
     best, added, groups = Incumbent(), list[Candidates](), _groups(members, name)
     started, in_step = time.perf_counter(), list[Candidates]()
@@ -81,7 +85,7 @@ def refined(
 
 
 def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
-    """Spaces that differ in this variable alone, it rising."""
+    """Group the spaces that differ only in this variable, in rising order of it."""
     groups: dict[tuple[object, ...], list[Candidates]] = {}
     for space in sorted(members, key=lambda space: space.constants[name]):
         others = {key: value for key, value in space.constants.items() if key != name}
@@ -90,9 +94,10 @@ def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
 
 
 def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float]) -> list[Candidates]:
-    """Look at values from the second of the grid below the best one, for peaks are narrow and close where prompts have
-    many chunks, to the next above it, or twice the last one; then closer around the best, and at last at every batch
-    near its batch; the spaces that were looked at.
+    """Try values around the best one, then closer values, and finally every batch near the best batch.
+
+    The lowest value tried is the second grid value below the best: peaks are narrow and close if prompts have many
+    chunks. The highest is the next grid value above, or twice the last one. Returns the spaces tried.
     """
     added: dict[int, Candidates | None] = {}
     edges = [*grid, 2 * grid[-1] if len(grid) > 1 else grid[0]]
@@ -117,7 +122,7 @@ def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, step
 def _in_step(group: Sequence[Candidates], at_value: AtValue, best: Incumbent) -> list[Candidates]:
     """Return new spaces for some numbers of equal prompts per iteration.
 
-    Each has the token budget for these prompts beside the largest batch that keeps to the bounds.
+    Each has the token budget for these prompts in addition to the largest batch that keeps the bounds.
     """
     like, added = group[-1], list[Candidates]()
     length, batches = like.where.load.workload.input.mean, like.variables[0].values
@@ -151,7 +156,7 @@ def _value(best: Incumbent, name: str) -> int:
 
 
 def _stepped(first: int, step: float, low: float, high: float) -> Iterator[int]:
-    """Values in steps of a ratio up or down from the first one, by one at least."""
+    """Yield values in steps of a ratio up or down from the first one; each step is at least 1."""
     exact = max(first * step, first + 1.0) if step > 1 else min(first * step, first - 1.0)
     while low <= exact <= high:
         yield round(exact)
@@ -159,8 +164,9 @@ def _stepped(first: int, step: float, low: float, high: float) -> Iterator[int]:
 
 
 def _follow(space: Space, seed: int, best: Incumbent) -> int | None:
-    """The largest batch from a neighbour's on that keeps to the bounds, as far as it may be better than the best; None
-    where it isn't.
+    """Return the largest batch that keeps the bounds, starting from a neighbour's batch.
+
+    Stops if the space can't be better than the best; then returns None.
     """
     values = space.variables[0].values
     low, high = -1, min(max(seed - values[0], 0), len(values) - 1)
@@ -181,7 +187,10 @@ def _follow(space: Space, seed: int, best: Incumbent) -> int | None:
 
 
 def _below(space: Space, high: int, best: Incumbent) -> int:
-    """A batch below one that keeps to the bounds and may be better than the best, in steps that double; -1 for none."""
+    """Return a batch below `high` that keeps the bounds and may be better than the best; -1 if there is none.
+
+    The steps double.
+    """
     step = 1
     while high > 0:
         high = max(high - step, 0)

@@ -20,15 +20,15 @@ _TENTH = "10%"
 LEAST_GAIN = 0.005
 """Smaller gains count as none: token budgets are searched in steps of this size."""
 _STEPS = (1.15, 1.04)
-"""Ratios of neighbouring values, as `refine.STEPS`, but wider: reasons may take a third of the answer's time."""
+"""Ratios of neighbouring values, as `refine.STEPS`, but wider: explanations may take a third of the answer's time."""
 
 
 @dataclass(frozen=True)
 class Gain:
-    """The largest gain."""
+    """The largest gain in throughput from relaxing a single limit."""
 
     name: str
-    """A constraint or a variable."""
+    """The name of a constraint or a variable."""
     limit: float
     """The present limit: seconds, a share of the memory, or a number."""
     share: float
@@ -36,7 +36,7 @@ class Gain:
 
     @property
     def text(self) -> str:
-        """Return the advice: what to raise, and its gain."""
+        """The advice: what to raise, and its gain."""
         more = f"would give at least {percent_text(self.share)} more throughput"
         if self.name in TIMES:
             times = (duration_text(seconds) for seconds in (RELAXED * self.limit, self.limit))
@@ -51,7 +51,7 @@ class Gain:
 def largest_gain(
     searched: Sequence[Candidates], point: Point, question: Question, tolerance: float, leads: bool
 ) -> Gain | None:
-    """Return the largest gain of a single constraint or fixed variable; None where none gains.
+    """Return the largest gain of a single constraint or fixed variable; None if there is no gain.
 
     The first of the `searched` spaces holds the policy's best `point`. Other allocations are searched only if the
     policy `leads`. The fullest constraint is raised first; the others must exceed its gain.
@@ -62,7 +62,7 @@ def largest_gain(
     gain, floor = None, best.throughput * (1 + LEAST_GAIN)
     for name, limit, fullness in _raises(own, best, question):
         if name == "memory" and not leads and fullness * (1 + 1 / batch) <= 1:
-            continue  # a larger batch would fit, so that another bound excludes it
+            continue  # a larger batch would fit, so another bound excludes it
         throughput = _Looser(_looser(asked, name), name, fullness, own, by_key).reached(tolerance, floor)
         if throughput > floor:
             gain, floor = Gain(name, limit, throughput / best.throughput - 1), throughput
@@ -70,14 +70,14 @@ def largest_gain(
 
 
 def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float, float]]:
-    """Yield name, limit and used share of what can be raised: fixed variables, then constraints, fullest first."""
+    """Yield name, limit and used share of what can be raised: fixed variables, then constraints, the fullest first."""
     controls = own.controls(own.values(own.lowest))
     yield from ((name, value, 1.0) for name, value in question.fixed.items() if name in controls)
     fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, own.constraints, strict=True)]
     for full, constraint in sorted(zip(fullness, own.constraints, strict=True), key=lambda pair: -pair[0]):
         if constraint.name not in WIDTHS:
             yield constraint.name, constraint.limit, full
-        elif widest := question.widest[1]:  # None: any number that a schedule may say
+        elif widest := question.widest[1]:  # None: any number that a schedule allows
             yield constraint.name, widest, full
 
 
@@ -121,8 +121,9 @@ class _Looser:
     """All spaces of the unchanged question, by key."""
 
     def reached(self, tolerance: float, floor: float) -> float:
-        """Return the best throughput in tokens/s, or 0. Searches the grid and the space like `own`, then refined values
-        that may gain.
+        """Return the best throughput in tokens/s, or 0.
+
+        Searches the grid and the space like `own`, then refined values that may gain.
         """
         policy, question = self.own.policy, self.question
         name = refined_variable(policy, question)
@@ -140,7 +141,7 @@ class _Looser:
         return max(reached, closer.throughput)
 
     def _alike(self, name: str, lines: list[Candidates]) -> list[Candidates]:
-        """Return the space with `own`'s allocation and constants, in a list; none where memory is too small."""
+        """Return the space with `own`'s allocation and constants, in a list; an empty list if memory is too small."""
         stages, constants = self.own.where.replica.stages, self.own.constants
         for space in lines:
             if space.where.replica.stages == stages and space.constants | {name: 0} == constants | {name: 0}:

@@ -1,4 +1,4 @@
-"""Searching again while a run goes on, for the lengths that its requests turn out to have."""
+"""Search again during a run, for the lengths that its requests turn out to have."""
 
 import subprocess
 import sys
@@ -18,31 +18,33 @@ if TYPE_CHECKING:
     from xcore.specs.change import Reschedule
 
 WORTH = 0.1
-"""The share of the throughput that other layers or a larger cache must bring: for them all requests wait."""
+"""Share of the throughput that other layers or a larger cache must gain: all requests wait during such a change."""
 _PROCESS = process_text("xscheduler.reschedule")
 
 
 @dataclass(frozen=True)
 class SearchInput:
-    """What `best` is asked for."""
+    """The arguments of `best`."""
 
     setting: Setting
     held: Schedule
     most: int | None
     arrivals: bool = False
-    """Whether requests arrive over time: the highest goodput is searched, not the highest throughput."""
+    """Whether requests arrive over time: then the search maximizes goodput instead of throughput."""
 
 
 class NewSchedule(NamedTuple):
-    """A schedule, or why there is none."""
+    """A schedule, or the reason why there is none."""
 
     schedule: Schedule | None
     why_not: str = ""
 
 
 def rescheduler(setting: Setting, arrivals: bool = False) -> "Reschedule":
-    """A search like the one for the schedule that runs: the same policy (of WAA's, either), bound, devices and
-    replicas. It says on standard error what it looks for, and what comes of it.
+    """Return a function that repeats the search for the running schedule.
+
+    It keeps the policy (for WAA, either variant), the bound, the devices and the replicas. It prints the new lengths
+    and the result on standard error.
     """
     from xcore.console import output
     from xcore.console.schedule_text import schedule_text
@@ -61,13 +63,15 @@ def rescheduler(setting: Setting, arrivals: bool = False) -> "Reschedule":
 
 
 def in_a_process(search_input: SearchInput) -> NewSchedule:
-    """What `best` finds in a process of its own: a thread would take turns with the run, which then is several times as
-    slow. Question and answer are JSON on its standard input and output; it ends when the former does, with the run.
+    """Run `best` in a separate process and return its result.
+
+    A thread would compete with the run and make it several times slower. Question and answer are JSON on standard input
+    and output. The process ends when its standard input closes, which is also when the run ends.
     """
     command = [sys.executable, "-c", _PROCESS, *sys.path]
     try:
         searching = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
-    except OSError as error:  # for lack of memory, say, which must not end the run
+    except OSError as error:  # for example, too little memory, which must not end the run
         return NewSchedule(None, f"the search can't be started ({(error.strerror or str(error)).lower()})")
     with searching as process:
         assert process.stdin and process.stdout
@@ -75,7 +79,7 @@ def in_a_process(search_input: SearchInput) -> NewSchedule:
             process.stdin.write(document.dumps(document.to_dict(search_input), indent=None) + "\n")
             process.stdin.flush()
             answer = process.stdout.read()
-        except BrokenPipeError:  # it has ended already
+        except BrokenPipeError:  # the process has already ended
             answer = ""
     if not answer:
         return NewSchedule(None, f"the search was ended (exit code {process.returncode})")
@@ -83,7 +87,7 @@ def in_a_process(search_input: SearchInput) -> NewSchedule:
 
 
 def main() -> None:
-    """The process that searches."""
+    """Run the search of this process."""
     search_input = read_question(SearchInput)
     try:
         if search_input.arrivals and search_input.held.latency_bound_s is not None:
@@ -96,9 +100,10 @@ def main() -> None:
 
 
 def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedule:
-    """The schedule to go on with where the ranks hold layers and caches for another, and if there is none, why: the
-    best one that takes over in place, or, if that is better by more than `WORTH`, the best of all. `most` caps the
-    sequences that one replica decodes at once.
+    """Return the schedule with which the ranks of `held` continue, or the reason why there is none.
+
+    This is the best schedule that takes over in place or, if better by more than `WORTH`, the best of all. The ranks
+    already hold layers and caches for `held`. `most` caps the sequences that one replica decodes at a time.
     """
     from xcore.specs.change import takes_over_in_place
     from xcore.specs.schedule import ranks_needed
@@ -110,11 +115,11 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     disaggregated = held.traits.disaggregated
     policies = tuple(name for name in POLICIES if TRAITS[name].disaggregated) if disaggregated else (held.policy,)
 
-    grows = held.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
+    grows = held.admission == "grow" and GROWING.issuperset(policies)  # else: the best that reserves then grows
 
     def search(fixed: dict[str, int], **options: Any) -> Any:
         options |= {"policies": policies, "fixed": {"replicas": held.replicas} | fixed}
-        options |= {} if disaggregated else {"most_resident": most}  # WAA's memory fills up, whatever its batch
+        options |= {} if disaggregated else {"most_resident": most}  # WAA fills its memory with any batch
         options |= {"admission": ("grow",)} if grows else {}
         answer = search_schedule(setting, bound_s, bound=held.meaning, **options)
         return replace(answer, schedule=answer.schedule and _with_cache_of(held, answer.schedule))
@@ -123,11 +128,11 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
     if free.schedule is None:
         return NewSchedule(None, infeasible_text(free, bound_s))
     stays = free
-    # A full memory is never of quite one size.
+    # Sizes of a full KV pool differ a little between searches.
     if disaggregated and free.schedule.kv_blocks <= (1 + WORTH) * held.kv_blocks:
         blocks = min(free.schedule.kv_blocks, held.kv_blocks)
         stays = replace(free, schedule=replace(free.schedule, kv_blocks=blocks))
-    if not takes_over_in_place(free.schedule, held) and not disaggregated:  # WAA's stages can't be asked for
+    if not takes_over_in_place(free.schedule, held) and not disaggregated:  # a search can't fix WAA's stages
         stays = search(_degrees(held), kv_blocks=held.kv_blocks * held.block_size // BLOCK_SIZE)
     need, have = ranks_needed(free.schedule), ranks_needed(held)
     if stays.schedule and takes_over_in_place(stays.schedule, held):
@@ -140,8 +145,9 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
 
 
 def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
-    """The schedule to go on with where requests arrive over time: of one device any policy's, of several a schedule of
-    the same policy and replicas.
+    """Return the schedule with which a run continues if requests arrive over time.
+
+    On one device it may have any policy; on several it keeps the policy and the number of replicas.
     """
     from xcore.specs.schedule import ranks_needed
     from xscheduler.highest_goodput import highest_goodput
@@ -173,13 +179,13 @@ def _with_cache_of(held: Schedule, schedule: Schedule) -> Schedule:
 
 
 def _keeps_cache_of(held: Schedule, traits: Traits) -> bool:
-    """Whether a policy of one device has the admission and prefix caching of the schedule that is held."""
+    """Return whether a policy of one device supports the admission and the prefix caching of `held`."""
     grows, caches = held.admission == "grow", held.prefix_caching
     return not traits.disaggregated and traits.grows >= grows and traits.caches_prefixes >= caches
 
 
 def _degrees(held: Schedule) -> dict[str, int]:
-    """The tensor parallelism of a schedule's stages, as a search is asked for it."""
+    """Return the tensor parallelism of a schedule's stages as arguments of a search."""
     degree = max(stage.tp for stage in held.stages)
     grouped = sum(stage.tp for stage in held.stages if stage.tp > 1)
     return {"tp_degree": degree} | ({"tp_gpus": grouped} if grouped else {})

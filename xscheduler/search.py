@@ -1,4 +1,4 @@
-"""One door to all searches: spaces in, the best feasible point and what it cost out."""
+"""Run any search method on spaces: return the best feasible point and the cost of the search."""
 
 import time
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ Method = Literal["bnb", "exhaustive", "optuna"]
 
 @dataclass(frozen=True)
 class Search:
-    """What a search did."""
+    """The cost of a search."""
 
     method: str
     evaluations: int
-    """Configurations simulated."""
+    """Number of simulated configurations."""
     space: int
-    """Configurations in all."""
+    """Number of all configurations."""
     seconds: float
     replays: int = 0
-    """Lists of requests that were followed event by event, to their end or until a bound was broken."""
+    """Number of replayed lists of requests; a replay stops at its end or when a bound is broken."""
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """The best feasible point, where there is one."""
+    """The best feasible point, if there is one."""
 
     space: Space | None
     point: Point
@@ -39,10 +39,10 @@ class SearchResult:
 def search(
     spaces: Sequence[Space | Family], method: Method = "bnb", tolerance: float = 0.0, floor: float = 0.0
 ) -> SearchResult:
-    """The best feasible point of all spaces.
+    """Return the best feasible point of all spaces.
 
-    `tolerance` is the share by which monotonicity may be broken; `floor` a throughput that only better points are of
-    interest above, from searches made before. Raises InputError for an unknown method.
+    `tolerance` is the share by which monotonicity may be broken. `floor` is a throughput from earlier searches: only
+    better points are of interest. Raises InputError for an unknown method.
     """
     started = time.perf_counter()
     incumbent = Incumbent(floor)

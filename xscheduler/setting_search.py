@@ -1,4 +1,4 @@
-"""Searches for the schedules of a setting, and what they answer beside the best one: the frontier, reasons, advice."""
+"""Search schedules for a setting, and derive the frontier, the reasons and the advice from the answers."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """What a search is asked for beside a setting and a bound on its latency: arguments of `xscheduler.tune`."""
+    """The options of a search besides the setting and the latency bound: arguments of `xscheduler.tune`."""
 
     bound: BoundMeaning
     ttft_s: float | None
@@ -32,15 +32,18 @@ class SearchOptions:
     tolerance: float
     admission: tuple[Admission, ...] = ("reserve",)
     fixed: dict[str, int] = field(default_factory=dict)
-    """Control variables that are set by hand."""
+    """Control variables that the user fixed."""
 
 
 CLOSE = 0.95
-"""Policies that reach this share of the answer's throughput may be better elsewhere."""
+"""Policies that reach this share of the answer's throughput may be better under other conditions."""
 
 
 def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":
-    """The best schedule for a setting under a bound in seconds (None: unbounded); `options` as in `xscheduler.tune`."""
+    """Return the best schedule for a setting under a bound in seconds (None: no bound).
+
+    `options` are those of `xscheduler.tune`.
+    """
     from xscheduler.tune import tune
 
     where = (setting.model, setting.cluster, setting.workload, setting.profile)
@@ -48,8 +51,10 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
-    """How full and busy the answer's devices are, and what a looser bound, twice the devices and the next device kind
-    would give, each searched anew for the engine of the answer and the policies that come close to it, the best first.
+    """Return how full and busy the answer's devices are, and what other conditions would give.
+
+    These are a looser bound, twice the devices and the next device kind. Each needs a new search, for the engine of the
+    answer and the policies that come close to it, the best first.
     """
     from xscheduler import advice
 
@@ -80,7 +85,10 @@ def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: Se
 
 
 def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
-    """The same on another cluster: its roofline; a measured profile holds for more or fewer of the same devices."""
+    """Return the setting on another cluster.
+
+    A roofline profile is computed anew. A measured profile stays: it holds for more or fewer of the same devices.
+    """
     if cluster == setting.cluster:
         return setting
     rooflined = setting.profile.source == "roofline"
@@ -93,7 +101,10 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
 
 
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
-    """As many devices of the kind that has the least memory bandwidth above this one's; None where none has."""
+    """Return the cluster with as many devices of the next faster kind; None if there is none.
+
+    The next kind has the least memory bandwidth above this one's.
+    """
     device = cluster.device
     better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > device.bandwidth_bytes_s]
     if not better or device.kind not in KINDS:
@@ -104,7 +115,7 @@ def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
 
 
 def frontier(answers: "list[Tuned]") -> tuple[Series, ...]:
-    """Every policy's best schedules under each answer's bound, as plots draw them."""
+    """Return every policy's best schedules under each answer's bound, as series to plot."""
     points: dict[str, set[tuple[float, float]]] = {}
     for answer in answers:
         for other in answer.alternatives:
@@ -115,12 +126,12 @@ def frontier(answers: "list[Tuned]") -> tuple[Series, ...]:
 
 
 def series(policy: str, points: tuple[tuple[float, float], ...] = ()) -> Series:
-    """A policy's points with its mark and colour."""
+    """Return a policy's points with its mark and colour."""
     return Series(policy, points, TRAITS[policy].mark, TRAITS[policy].colour)
 
 
 def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:
-    """Bounds in seconds from just above the lowest reachable latency to that of the unbounded optimum, and None."""
+    """Return bounds in seconds from just above the lowest reachable latency to the unbounded optimum's, and None."""
     import numpy as np
 
     free = search_schedule(setting, None, lowest_latency=True, **options)
@@ -131,12 +142,12 @@ def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[fl
 
 
 def throughput(alternative: "Alternative") -> float:
-    """The output tokens per second of a policy's best schedule; -1 where it has none."""
+    """Return the output tokens/s of a policy's best schedule; -1 if it has none."""
     return alternative.estimate.throughput_tok_s if alternative.estimate else -1.0
 
 
 def ranked(answer: "Tuned") -> "list[Alternative]":
-    """Every policy's best schedule, the answer first, then by falling throughput."""
+    """Return every policy's best schedule: the answer first, then by falling throughput."""
     best = answer.schedule.policy if answer.schedule else None
     return sorted(
         answer.alternatives,
@@ -145,7 +156,10 @@ def ranked(answer: "Tuned") -> "list[Alternative]":
 
 
 def reasons(alternatives: Iterable["Alternative"], explain: bool = True) -> list[str]:
-    """Why each policy is where it is, in one clause unless it is to `explain`; policies of one reason share a line."""
+    """Return why each policy has its place; policies with the same reason share a line.
+
+    One clause each, or with `explain` the whole reason.
+    """
     names: dict[str, list[str]] = {}
     for other in alternatives:
         reason = other.reason if explain else other.clause or other.reason
@@ -154,7 +168,7 @@ def reasons(alternatives: Iterable["Alternative"], explain: bool = True) -> list
 
 
 def best_on(answer: "Tuned", engine: str, value: "Callable[[Alternative], float]" = throughput) -> "Alternative | None":
-    """The best of the answer's schedules that an engine runs, by its preset's name; None where it runs none of them."""
+    """Return the best of the answer's schedules that an engine runs, by its preset's name; None if there is none."""
     from xscheduler.ties import preferred
 
     feasible = (other for other in answer.alternatives if other.estimate and runs(engine, other.policy))
@@ -162,10 +176,10 @@ def best_on(answer: "Tuned", engine: str, value: "Callable[[Alternative], float]
 
 
 def infeasible_text(answer: "Tuned", bound_s: float | None) -> str:
-    """Why there is no schedule, in one sentence."""
+    """Return the reason why there is no schedule, in one sentence."""
     if answer.lowest_latency_s is None:
         return f"No schedule fits: {'; '.join(reasons(answer.alternatives))}."
-    if bound_s is None or answer.lowest_latency_s <= bound_s:  # the latency could be met: another bound is in the way
+    if bound_s is None or answer.lowest_latency_s <= bound_s:  # the latency bound can be met, but another bound can't
         return f"No schedule meets what was asked for: {'; '.join(reasons(answer.alternatives))}."
     lowest = duration_text(answer.lowest_latency_s)
     return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."

@@ -1,4 +1,4 @@
-"""What people type, made into nouns: model, cluster, workload and profile, with what was assumed on the way."""
+"""Convert the user's input to specs: model, cluster, workload and profile, with the assumptions made."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from xprofiler.rooflines import accuracy, engine_notes, own_profile
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything that a schedule is searched for."""
+    """All the input that a search for a schedule needs."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -35,17 +35,17 @@ class Setting:
     own: Deployment | None = None
     """This project's engine, for the policies that the profile's engine doesn't run; None: one engine for all."""
     kernels: KernelImport | None = None
-    """The import that could take the data sheet's place; None: another profile, or no tables cover it."""
+    """The kernel import that could replace the data sheet; None: another kind of profile, or no tables cover it."""
 
     def on(self, policy: str) -> "Setting":
-        """Return the same, with the engine that runs a policy."""
+        """Return the same setting with the engine that runs a policy."""
         if self.own is None or runs(engine_of(self.profile).name, policy):
             return replace(self, own=None)
         return replace(self, cluster=self.own.cluster, profile=self.own.profile, own=None)
 
 
 def find_model(text: str) -> ModelSpec:
-    """The spec of a built-in model or of a model directory."""
+    """Return the spec of a built-in model or of a model directory."""
     from xcore.specs.builtin_models import builtin_model
 
     return ModelSpec.from_directory(text) if Path(text).is_dir() else builtin_model(text)
@@ -71,10 +71,13 @@ def find_setting(
     one_engine: bool = False,
     name: str = "",
 ) -> Setting:
-    """The nouns for what was typed. What wasn't becomes OPT-13B on four A40 and task S, or, for a model directory,
-    this machine, its GPU where it has one and `device` asks for no other; the assumptions say so. `one_by_one`: each
-    request is simulated with its own pair of lengths, not with the two distributions; `one_engine`: all policies are
-    predicted with one. `attention` as in `find_profile`; `name` is the model's in a file of several.
+    """Return the specs for the user's input.
+
+    Without input, the setting is OPT-13B on four A40 with task S. With a model directory, the cluster is this machine:
+    its GPU if it has one and `device` names no other device. The assumptions name these defaults. With `one_by_one`,
+    each request is simulated with its own pair of lengths instead of the two distributions. With `one_engine`, all
+    policies are predicted with the same engine. `attention` has the same meaning as in `find_profile`. `name` is the
+    model's name in a file with several models.
     """
     from xcore.columns import parse_columns
     from xcore.specs.builtin_models import stands_for
@@ -134,7 +137,7 @@ def find_setting(
 
 
 def _one_node_text(cluster: ClusterSpec) -> list[str]:
-    """Warn where a single node has so many devices that nodes of eight may be meant."""
+    """Warn if a single node has so many devices that the user may mean nodes of eight."""
     devices, kind = cluster.devices_per_node, cluster.device.kind
     if cluster.name != f"{devices}x{kind}" or devices not in range(16, 1 << 20, 8):
         return []
@@ -143,7 +146,7 @@ def _one_node_text(cluster: ClusterSpec) -> list[str]:
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
-    """What wasn't said about the dtype of keys and values."""
+    """Return sentences on the dtype of keys and values where the user chose none or it differs from the profile's."""
     timed = profile.provenance.get("kv_dtype", kept)
     if timed != kept:
         return [f"warning: keys and values are in {kept}, and the profile was made for {timed}: make another"]
@@ -153,7 +156,7 @@ def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
 
 
 def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
-    """The share of a device's memory that an engine takes by default."""
+    """Return the share of a device's memory that an engine uses by default, as text."""
     device, memory = cluster.device, engine.memory
     whole = device.memory_bytes if memory.data_sheet else device.shown_bytes
     share = f"{percent_text(cluster.memory_fraction)} of the {figure_text(whole / 2**30, 4)} GiB of {device.kind}"
@@ -162,12 +165,15 @@ def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
 
 
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
-    """What a run on this machine computes in: as asked, else a given schedule's, else the device's own."""
+    """Return the dtype that a run on this machine computes in.
+
+    It is the requested dtype, else the given schedule's, else the device's usual one.
+    """
     return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
 
 
 def _known_dtype(text: str | None, option: str) -> str | None:
-    """A dtype by our name or a checkpoint's (`bfloat16`); None and `auto`: not asked for."""
+    """Return a dtype by our name or a checkpoint's name (`bfloat16`); None for None and `auto`."""
     if text in (None, "auto"):
         return None
     name = DTYPES.get(text, text)
@@ -176,7 +182,7 @@ def _known_dtype(text: str | None, option: str) -> str | None:
 
 
 def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
-    """The dtype that a model is served in where none was asked for, and why: on GPUs the checkpoint's own."""
+    """Return the dtype in which a model is served by default, and the reason: on GPUs the checkpoint's own."""
     if cluster.is_cpu:
         return "fp32", "the default on CPUs"
     if cluster.name.startswith("local"):
@@ -194,7 +200,7 @@ def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
 
 
 def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
-    """This machine's device as a cluster."""
+    """Return this machine's device as a cluster."""
     from xprofiler import machine
 
     cluster = machine.local_named(device)
@@ -202,8 +208,9 @@ def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:
 
 
 def threads_of_device(cluster: str) -> int | None:
-    """The CPU threads of each device of a cluster file that makes several of this machine's CPU: an equal share of the
-    cores, as its engines get. None for any other cluster.
+    """Return the CPU threads of each device of a cluster file that splits this machine's CPU into several devices.
+
+    Each device gets an equal share of the cores, as its engines do. None for any other cluster.
     """
     where = None if cluster == "local" else parse_cluster(cluster)
     if where is None or not where.is_cpu or where.devices_per_node == 1:

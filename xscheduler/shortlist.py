@@ -1,4 +1,4 @@
-"""A given list of requests: a steady state doesn't know how a list begins and ends, its replay does."""
+"""Rank schedules for a given list of requests: a replay covers how the list begins and ends, a steady state doesn't."""
 
 import math
 from collections.abc import Sequence
@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from xscheduler.tuned import Tuned
 
 MOST = 4096
-"""Requests of a short list: a longer one spends most of its time in the steady state."""
+"""Maximum number of requests of a short list: a longer one spends most of its time in the steady state."""
 
 
 def checked_by(requests: "Sequence[RequestLengths]") -> str:
-    """Which prediction a bound is checked against for so many requests."""
+    """Return the name of the prediction that a bound is checked against, for this many requests."""
     return "steady state" if len(requests) > MOST else "replay of these requests"
 
 
 def best_by_replay(answer: "Tuned", profile: "Profile", requests: "Sequence[RequestLengths]") -> "Tuned":
-    """The answer with that policy's schedule as the best under which these very requests are through first, of those
-    that hold the bound in their replay; where none does, the one that comes closest. A long list leaves it as it is.
+    """Return the answer with the best schedule by replay: the one that completes these requests first.
+
+    Only schedules that keep the bound in their replay count; if none does, the closest one is best. A long list leaves
+    the answer unchanged.
     """
     from xscheduler.ties import preferred
     from xsimulator.replay.event_simulator import replay

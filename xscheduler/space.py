@@ -1,4 +1,4 @@
-"""Spaces: control variables, what a point gives, and what it must keep to (docs/theory.md)."""
+"""Spaces: control variables, the figures of a point, and its constraints (docs/theory.md)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,37 +10,39 @@ Point = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Variable:
-    """A control variable. `values` are in the order in which the constraints' figures rise or fall."""
+    """A control variable, with its `values` in the order in which the constraints' figures rise or fall."""
 
     name: str
     values: Sequence[int]
     throughput_rises: bool = True
-    """Whether throughput can be trusted to rise along the values too. Where not, no box that spans several of them is
-    judged by its throughput."""
+    """Whether throughput can be trusted to rise along the values too.
+
+    If not, a box that spans several of them is not pruned by its throughput.
+    """
 
 
 @dataclass(frozen=True)
 class Constraint:
     """A figure that must stay at or below `limit`.
 
-    `rises`: for every variable, whether the figure rises along its values (True) or falls (False): the constraint
-    prunes a box from its own corners only.
+    `rises`: for every variable, whether the figure rises along its values (True) or falls (False). The figure is lowest
+    at a corner that depends on these directions, and only this corner can prune a box.
     """
 
     name: str
     limit: float
     rises: tuple[bool, ...]
     slack: float = 0.0
-    """The share by which the figure may fall nevertheless, from any point to any above."""
+    """The share by which the figure may fall nevertheless, from any point to any point above it."""
 
     def never_meets(self, lowest: float, tolerance: float = 0.0) -> bool:
-        """Whether no point above meets it, where the figure is this at the point where it should be lowest."""
+        """Return whether no point of a box meets the constraint, given the figure at its lowest corner."""
         return lowest * (1 - self.slack) > self.limit * (1 + tolerance)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What one point gives: throughput, and the figure of each constraint in order.
+    """The result of one point: throughput, and the figure of each constraint in order.
 
     Throughput rises along the variables, except as `crest` and `falls` describe.
     """
@@ -48,17 +50,16 @@ class Evaluation:
     throughput: float
     figures: tuple[float, ...]
     crest: float = 0.0
-    """A throughput that no point below exceeds, where it is more than this one's."""
+    """A throughput that no lower point exceeds, if it is more than this point's."""
     falls: bool = False
-    """Whether no point above gives more."""
+    """Whether no higher point has more throughput."""
 
 
 @dataclass(eq=False)
 class Space:
     """A grid of points. `simulate` takes the variables' values; each point is simulated at most once.
 
-    `ceiling`, where it is known, is a throughput that no feasible point exceeds: a search that has found more never
-    looks at the space.
+    `ceiling`, if known, is a throughput that no feasible point exceeds. A search with a better point skips the space.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many points there are."""
+        """The number of points."""
         return math.prod(len(v.values) for v in self.variables)
 
     @property
@@ -85,48 +86,48 @@ class Space:
         return tuple(len(v.values) - 1 for v in self.variables)
 
     def values(self, point: Point) -> tuple[int, ...]:
-        """The variables' values at a point."""
+        """Return the variables' values at a point."""
         return tuple(v.values[i] for v, i in zip(self.variables, point, strict=True))
 
     def at(self, point: Point) -> Evaluation:
-        """What a point gives, simulated once."""
+        """Return the evaluation of a point; it is simulated once."""
         if point not in self.known:
             self.known[point] = self.simulate(self.values(point))
         return self.known[point]
 
     def meets(self, point: Point) -> bool:
-        """Whether a point keeps to every constraint."""
+        """Return whether a point meets every constraint."""
         figures = self.at(point).figures
         return all(f <= c.limit for f, c in zip(figures, self.constraints, strict=True))
 
 
 @dataclass(eq=False)
 class Family:
-    """Spaces that share a ceiling and are made only where a search gets down to it: large clusters have very many."""
+    """Spaces that share a ceiling and are made only when a search reaches it: large clusters have very many spaces."""
 
     name: str
     ceiling: float
     size: int
-    """Points of all of them."""
+    """The number of points of all its spaces."""
     make: Callable[[], Sequence[Space]]
     # filled by the searches
     made: Sequence[Space] | None = None
 
     @property
     def spaces(self) -> Sequence[Space]:
-        """The spaces, made once."""
+        """The spaces; they are made once."""
         if self.made is None:
             self.made = self.make()
         return self.made
 
 
 def all_spaces(members: Sequence[Space | Family]) -> list[Space]:
-    """Every space, those of families too."""
+    """Return every space, including those of families."""
     return [s for member in members for s in (member.spaces if isinstance(member, Family) else (member,))]
 
 
 def made_spaces(members: Sequence[Space | Family]) -> list[Space]:
-    """Every space that a search has made."""
+    """Return every space that a search has made."""
     return [s for member in members for s in (member.made or () if isinstance(member, Family) else (member,))]
 
 
@@ -139,6 +140,6 @@ class Incumbent:
     point: Point = ()
 
     def offer(self, space: Space, point: Point) -> None:
-        """Take a point if it is feasible and better."""
+        """Keep a point if it is feasible and better."""
         if space.at(point).throughput > self.throughput and space.meets(point):
             self.throughput, self.space, self.point = space.at(point).throughput, space, point

@@ -1,4 +1,4 @@
-"""Ties: which policy is the answer where several are as good."""
+"""Ties: choose the policy of the answer if several policies are equally good."""
 
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -6,7 +6,7 @@ from typing import TypeVar
 from xcore.policies import TRAITS
 
 TIE = 5e-3
-"""Throughputs, or goodputs, that differ by this share are as good: a tenth of what predictions are off by."""
+"""Throughputs or goodputs that differ by this share are equally good: a tenth of the prediction error."""
 
 One = TypeVar("One")
 
@@ -16,8 +16,9 @@ def preferred(
     value: Callable[[One], float],
     policy: Callable[[One], str],
 ) -> One | None:
-    """Of the candidates whose value is within a tie of the best one's, that of the simplest policy; None for
-    no candidate.
+    """Return the candidate of the simplest policy among those whose value is within a tie of the best value.
+
+    None without candidates.
     """
     ranked = sorted(candidates, key=value, reverse=True)
     if not ranked:

@@ -1,4 +1,4 @@
-"""Tuning: the schedule with the highest throughput under the bounds, over all policies and allocations."""
+"""Tune: find the schedule with the highest throughput under the bounds, over all policies and allocations."""
 
 import functools
 import gc
@@ -37,7 +37,7 @@ from xsimulator.steady.outcome import latency
 from xsimulator.steady.residents import Form
 
 SLACK = 5e-4
-"""The share of the throughput that a smaller batch may cost."""
+"""The share of the throughput that a smaller batch may lose."""
 
 Members = list[Candidates | CandidateFamily]
 """A policy's spaces."""
@@ -70,19 +70,22 @@ def tune(
     floor: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
-    """Search every policy on every allocation: replicas, tensor-parallel degrees that the profile has, the devices in
-    groups of that degree (with `partial`: any multiple of it), micro-batches, WAA's split of the devices.
+    """Search every policy on every allocation and return the best schedule.
 
-    Bounds are in seconds, None: none; `tolerance` is the share by which monotonicity may be broken; `fixed` sets
-    control variables by hand; `most_resident` caps the sequences that one replica decodes at once, `kv_blocks` the
-    blocks that they hold; `encode_micro_batches` are the encoding micro-batches per stage that are tried, `admission`
-    the rules of admission, where policy and model have them and their steady state is known. `steady_state` and
-    `variation` as in `xsimulator.estimate`. `lowest_latency` asks for it where a schedule was found, too. `own` is
-    this project's engine, for the policies that the profile's engine doesn't run (None: one engine for all). With a
-    `floor` in tokens/s only the best schedule is sought, if it gives more, and no reasons. `progress` is called with
-    the number of searched policies and of all.
+    An allocation is the number of replicas, a tensor-parallel degree of the profile and the devices in groups of that
+    degree. It also includes the micro-batches and WAA's split of the devices. With `partial`, the grouped devices are
+    any multiple of the degree.
 
-    Raises InputError for an unknown policy, or a profile without any degree that fits the cluster.
+    Bounds are in seconds; None means no bound. `tolerance` is the share by which monotonicity may be broken. `fixed`
+    sets control variables. `most_resident` caps the sequences that one replica decodes at a time, and `kv_blocks` their
+    blocks. `encode_micro_batches` are the searched encoding micro-batches per stage. `admission` holds the searched
+    admission rules, for policies and models that support them and whose steady state is known. `steady_state` and
+    `variation` have the same meaning as in `xsimulator.estimate`. `lowest_latency` requests the lowest latency even if
+    a schedule is found. `own` is this project's engine, for the policies that the profile's engine doesn't run (None:
+    one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons.
+    `progress` is called with the numbers of searched policies and of all policies.
+
+    Raises InputError for an unknown policy, or for a profile without any degree that fits the cluster.
     """
     check_asked(policies, fixed or {}, admission)
     limits = Limits(latency_bound_s, ttft_s, tpot_s, most_resident, kv_blocks)
@@ -100,7 +103,7 @@ def tune(
 
 
 def _above(questions: dict[str, Question], method: Method, tolerance: float, floor: float) -> Tuned:
-    """The best schedule of all policies, if it gives more than the floor."""
+    """Return the best schedule of all policies if its throughput exceeds the floor."""
     best: tuple[str, SearchResult] | None = None
     searches = []
     with uncollected():
@@ -114,7 +117,7 @@ def _above(questions: dict[str, Question], method: Method, tolerance: float, flo
 
 
 def _found(policy: str, result: SearchResult, question: Question) -> Alternative:
-    """A policy's best point as a schedule."""
+    """Return a policy's best point as a schedule."""
     space, point = result.space, result.point
     assert isinstance(space, Candidates)
     values = space.values(point)
@@ -137,7 +140,7 @@ Made = TypeVar("Made")
 def by_policy(
     policies: tuple[str, ...], on: Deployment, own: Deployment | None, make: Callable[[Deployment], Made]
 ) -> dict[str, Made]:
-    """Return what is made, once for each, of the deployments that run the policies."""
+    """Return for each policy the result of `make` for the deployment that runs it; one call per deployment."""
     made = functools.cache(lambda ours: make(own if ours and own else on))
     return {policy: made(own is not None and not runs(on.engine, policy)) for policy in policies}
 
@@ -149,7 +152,7 @@ def _answer(
     lowest_latency: bool,
     progress: Callable[[int, int], None],
 ) -> Tuned:
-    """The searches of all policies and what comes of them."""
+    """Search all policies and return the answer."""
     tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
@@ -180,7 +183,7 @@ def _answer(
 def _searched(
     policy: str, question: Question, method: Method, tolerance: float, floor: float
 ) -> tuple[Members, SearchResult]:
-    """A policy's spaces and the best point of them, if it gives more than the floor."""
+    """Return a policy's spaces and their best point, if its throughput exceeds the floor."""
     members, name = spaces(policy, question), refined_variable(policy, question)
     lines = [space for space in members if isinstance(space, Candidates)]
     if name is None or method == "optuna" or len(lines) < len(members):
@@ -191,8 +194,9 @@ def _searched(
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would look through a search's many small objects for cycles again and again;
-    there are few.
+    """Disable the garbage collector in this context.
+
+    It would repeatedly look for cycles among a search's many small objects, which have few.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -206,8 +210,10 @@ def uncollected() -> Iterator[None]:
 def check_asked(
     policies: tuple[str, ...], fixed: dict[str, int], admission: tuple[Admission, ...] = ("reserve",)
 ) -> None:
-    """InputError for a policy that can't be searched, none that can with this rule of admission, or a variable that
-    can't be fixed to its value.
+    """Raise InputError for policies, an admission rule or fixed variables that can't be searched.
+
+    Examples are a policy without a search, and an admission rule that none of the policies supports. A variable must
+    exist, and its value must be possible.
     """
     for policy in policies:
         if policy not in SPACES and (policy not in TRAITS or TRAITS[policy].disaggregated):
@@ -232,7 +238,7 @@ def check_asked(
 def _alternative(
     policy: str, members: Members, result: SearchResult, question: Question, tolerance: float, leads: bool
 ) -> Alternative:
-    """A policy's best schedule and what limits it: on any allocation if it leads, else on its own."""
+    """Return a policy's best schedule and its limit: on any allocation if it leads, otherwise on its own allocation."""
     if not isinstance(result.space, Candidates):
         return Alternative(policy, None, None, why_infeasible(policy, members, question))
     space, point = _plainest(members, result.space, result.point)
@@ -247,9 +253,10 @@ def _alternative(
 
 
 def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
-    """The space with as good as the throughput of this point, its other variables and its allocation as they are, that
-    reserves, else the one of the smallest token budget: without need nobody is preempted, and a budget that is hardly
-    ever reached only takes memory for activations.
+    """Return an equivalent space that reserves, or the one with the smallest token budget.
+
+    Its throughput is as good as that of this point, with the same other variables and the same allocation. Preemption
+    is then avoided if unnecessary. A budget that is hardly ever reached only takes memory for activations.
     """
     enough, budget = space.at(point).throughput * (1 - SLACK), TRAITS[space.policy].name_of("tokens")
 
@@ -275,11 +282,12 @@ def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candid
 
 
 def _leanest(space: Candidates, point: Point) -> Point:
-    """The smallest batch with as good as the throughput of this point, its other variables as they are: where more
-    sequences bring no more, fewer have a lower latency.
+    """Return the point with the smallest batch whose throughput is as good, with the same other variables.
+
+    If more sequences gain no throughput, fewer have a lower latency.
     """
     enough = space.at(point).throughput * (1 - SLACK)
-    first, last = 0, point[0]  # at the last it is enough
+    first, last = 0, point[0]  # the throughput is enough at `last`
     while first < last:
         middle = (first + last) // 2
         middle_point = (middle, *point[1:])
@@ -298,7 +306,10 @@ def _binding(gain: Gain | None, otherwise: Binding | None) -> Binding | None:
 
 
 def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple[Alternative, ...]:
-    """The alternatives, each with its place beside the answer and why; their reasons so far say what limits them."""
+    """Add to each alternative's reason its distance to the best and the causes.
+
+    Before, the reasons name only what limits the alternatives.
+    """
     rest = [a for a in alternatives if a.estimate and a is not best]
     following = max(rest, key=_rate, default=None)
 
@@ -314,7 +325,7 @@ def _compared(alternatives: tuple[Alternative, ...], best: Alternative) -> tuple
 
 
 def _lead(best: Alternative, following: Alternative | None) -> str:
-    """How far the best policy is ahead of the next."""
+    """Return how far the best policy is ahead of the next, as text."""
     if following is None:
         return "the best"
     share = _rate(following) / _rate(best)
@@ -324,7 +335,7 @@ def _lead(best: Alternative, following: Alternative | None) -> str:
 
 
 def _behind(best: Alternative, other: Alternative) -> tuple[str, list[str]]:
-    """A policy's place behind the best, and why it is there."""
+    """Return a policy's distance to the best, and its causes."""
     share = _rate(other) / _rate(best)
     if share >= 1 - TIE:
         return f"as good as {best.policy}", []
@@ -338,8 +349,9 @@ def _rate(alternative: Alternative) -> float:
 
 
 def lowest_latency_of(members: Members, limits: Limits, lowest: float = math.inf) -> float:
-    """The lowest latency of all spaces, at the lowest corner of one, if it is below `lowest`, else that; infinite where
-    none fits in memory.
+    """Return the lowest latency of all spaces, at the lowest corner of a space, or `lowest` if that is lower.
+
+    Infinite if no space fits in memory.
     """
     for member in sorted(members, key=lambda member: member.quickest_s):
         if member.quickest_s >= lowest:
@@ -352,7 +364,7 @@ def lowest_latency_of(members: Members, limits: Limits, lowest: float = math.inf
 
 
 def _of(family: CandidateFamily) -> Members:
-    """A family's spaces."""
+    """Return a family's spaces."""
     return [space for space in family.spaces if isinstance(space, Candidates)]
 
 
@@ -362,8 +374,10 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
 
 
 def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily], question: Question) -> str:
-    """The constraint that even the lowest corner breaks: a time that no space's does not, else of the space that comes
-    closest.
+    """Return the constraint that makes every schedule infeasible.
+
+    It is broken even at the lowest corner. For a time, the lowest of all spaces counts; for other constraints, the
+    space with the lowest latency.
     """
     without = [name for name in question.fixed if name not in variables_of(policy)]
     if without:
@@ -393,7 +407,7 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
             continue
         if constraint.name == "memory":
             name, least = closest.variables[0].name, closest.values(closest.lowest)[0]
-            if least > 1:  # fixed by hand
+            if least > 1:  # fixed by the user
                 return f"{name}={least:,} needs {percent_text(figure)} of the memory"
             return "not even one sequence fits into memory beside the weights"
         if constraint.name in WIDTHS:
@@ -403,7 +417,7 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
 
 
 def _too_large(policy: str, question: Question) -> str:
-    """The weights beside the memory, in GiB."""
+    """Return the sentence that compares the weights with the memory, in GiB."""
     model, cluster, dtype = question.cost_model.model, question.cost_model.cluster, question.cost_model.profile.dtype
     weights = model.parameters * BYTES[dtype] / 2**30
     memory = cluster.devices * question.cost_model.engine_memory.usable_bytes(cluster) / 2**30

@@ -1,4 +1,4 @@
-"""Tuned: what a search over all policies answers."""
+"""Tuned: the answer of a search over all policies."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,27 +17,28 @@ class Alternative:
     schedule: Schedule | None
     estimate: Estimate | None
     reason: str
-    """By how much it loses and why, and what limits it; or what it can't meet."""
+    """The policy's distance to the best and its cause, and its limit; or the constraint that it can't meet."""
     clause: str = ""
-    """The one clause of `reason` that says most; empty where that is all of it."""
+    """The most informative clause of `reason`; empty if it has only one."""
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The answer: the best schedule and its estimate (None where nothing is feasible), beside every policy's."""
+    """The answer: the best schedule and its estimate (None if nothing is feasible), with the best of every policy."""
 
     schedule: Schedule | None
     estimate: Estimate | None
     alternatives: tuple[Alternative, ...]
     search: Search
-    """Summed over the policies."""
+    """The search cost, summed over the policies."""
     lowest_latency_s: float | None
-    """The lowest latency that any searched schedule reaches, where no schedule is feasible or it was asked for; None
-    where not one sequence fits in memory.
+    """The lowest latency that any searched schedule reaches; None if not one sequence fits in memory.
+
+    Computed only if no schedule is feasible or the caller requested it.
     """
     assumptions: tuple[str, ...]
     best_on_engine: Alternative | None = None
-    """The best schedule that the chosen engine runs; None where none that it runs is feasible, or none was picked."""
+    """The best schedule that the chosen engine runs; None if none of them is feasible, or no engine was chosen."""
     rate_seq_s: float | None = None
     goodput_seq_s: float | None = None
     """The highest rate that the schedule sustains; None without a rate."""

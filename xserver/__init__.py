@@ -1,1 +1,1 @@
-"""The server's frontend, a process of its own without torch: HTTP, text, admission, and the engine behind a socket."""
+"""The server's frontend, a separate process without torch: HTTP, text, admission, and the socket to the engine."""

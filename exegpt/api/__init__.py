@@ -1,1 +1,1 @@
-"""What several commands, the server and the benchmarks share: settings, searches, comparisons of runs with replays."""
+"""Functions shared by several commands, the server and the benchmarks: settings, searches, comparisons with replays."""

@@ -1,4 +1,4 @@
-"""`bench`: one list of requests under several schedules, and by peers, compared with their replays."""
+"""`bench`: run one list of requests under several schedules and with peers, and compare the runs with their replays."""
 
 import importlib.util
 from collections.abc import Sequence
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
     import torch
 
 DRAWN = 64
-"""Requests that are drawn where nothing says how many."""
+"""Default number of drawn requests."""
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What `exegpt bench` is asked for."""
+    """The options of `exegpt bench`."""
 
     schedule: Path
     model: str
     requests: str | None
-    """None: `num` drawn from `workload`, the schedule's where that is None."""
+    """A file of requests; None: `num` requests drawn from `workload`, or from the schedule's if that is None."""
     workload: str | None
     num: int | None
     profile: str | None
     policy: str | None
-    """`all`, or names separated by commas, whose best schedules are run too."""
+    """`all`, or names separated by commas: their best schedules are run too."""
     peers: str | None
     repeats: int
     columns: str | None
@@ -64,7 +64,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """What is compared, on every rank."""
+    """The runs to compare, the same on every rank."""
 
     schedules: tuple[Schedule, ...]
     setting: Setting
@@ -72,14 +72,15 @@ class BenchPlan:
     notes: tuple[str, ...]
     peers: tuple[str, ...]
     attention: str
-    """As in `Model`."""
+    """The attention kernels, as in `Model`."""
     described: str | None
-    """The same with its version; None on the CPU."""
+    """The attention kernels with their version; None on the CPU."""
 
 
 def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparison], list[dict[str, Any]]]:
-    """The plan, each schedule's median run, and the peers' rows (`serve_with`); on other ranks than the first without
-    results. All ranks call it.
+    """Return the plan, each schedule's median run, and the peers' rows (`serve_with`).
+
+    All ranks call it; only the first one gets results.
     """
     ranks.agree(
         lambda: {"schedule": str(options.schedule), "policy": str(options.policy), "repeats": str(options.repeats)}
@@ -102,7 +103,7 @@ def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparis
 
 
 def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPlan:
-    """Everything that is read and searched."""
+    """Read the files, and search the other schedules."""
     directory, given, peers = model_directory(options.model), read_schedule(options.schedule), peer_names(options.peers)
     check_output(options.report)
     check_distinct((options.report,), (options.requests, options.schedule, options.profile, options.workload))
@@ -123,7 +124,7 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
 
 
 def _setting(options: BenchOptions, given: Schedule, ranks: int, device: str, attention: str) -> Setting:
-    """The setting on this machine's device, or of several ranks on the schedule's own cluster."""
+    """Return the setting on this machine's device, or with several ranks on the schedule's own cluster."""
     if ranks == 1:
         return find_setting(
             options.model,
@@ -140,7 +141,10 @@ def _setting(options: BenchOptions, given: Schedule, ranks: int, device: str, at
 
 
 def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[list[Request], list[str]]:
-    """The requests of a file, or drawn from a workload's lengths (the schedule's), and what was assumed."""
+    """Return the requests of a file, or requests drawn from the lengths of a workload, and notes.
+
+    The default workload is the schedule's.
+    """
     spec, source, seed = ModelSpec.from_directory(directory), options.requests, options.seed
     given.check_model(spec)
     named = parse_columns(options.columns) if options.columns else None
@@ -164,8 +168,9 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
 
 
 def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> tuple[list[Schedule], list[str]]:
-    """The best schedules of the asked policies (`all`: of every other one) under the given schedule's bound, and why
-    some have none.
+    """Return the best schedules of the requested policies under the given schedule's bound, and why some have none.
+
+    `all` means every other policy.
     """
     if policy is None:
         return [], []
@@ -178,7 +183,7 @@ def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> tu
 
 
 def peer_names(text: str | None) -> tuple[str, ...]:
-    """The peers in a comma-separated list; InputError for one that isn't known or installed."""
+    """Return the peers in a comma-separated list; InputError for one that isn't known or installed."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(","))) if text else ()
     for name in names:
         check_choice(name, ("transformers",), "Peer")
@@ -195,9 +200,10 @@ def serve_with(
     repeats: int,
     device: "torch.device",
 ) -> list[dict[str, Any]]:
-    """What a peer does with the same weights and requests, the median of as many runs: its useful output tokens per
-    second, the bound's latency, how many times its tokens the first schedule gave, and the share of them that is the
-    same.
+    """Run a peer with the same weights and requests, and return a row for each of its ways to serve.
+
+    Each way runs `repeats` times; the median run counts. A row has the useful output tokens per second and the bound's
+    latency. It also has the ratio of the first schedule's tokens/s to the peer's, and the share of equal tokens.
     """
     from exegpt.api import peers
 

@@ -1,4 +1,4 @@
-"""Runs of requests under a schedule, compared with the prediction for the same requests."""
+"""Compare runs of requests under a schedule with the predictions for the same requests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
@@ -32,7 +32,7 @@ def execute(
     requests: Sequence[Request],
     on_finish: Callable[[Result], None] | None = None,
 ) -> Comparison:
-    """Run `requests` on a loaded model, then predict the very same ones at the machine's speed then."""
+    """Run `requests` on a loaded model, then predict the same requests at the machine's speed during the run."""
     from xrunner.comm.ranks import Ranks
     from xrunner.core.engine import Engine
 
@@ -45,8 +45,9 @@ def execute(
 
 
 def least(before: "Slowdown | None", after: "Slowdown | None") -> "Slowdown | None":
-    """The machine's slowdown during a run, of those timed before and after it: a moment's disturbance, which one of
-    them may have met, is no slower machine.
+    """Return the machine's slowdown during a run, from measurements before and after it.
+
+    The lower factors count, because a short disturbance of one measurement doesn't mean a slower machine.
     """
     from xprofiler.rates import Slowdown
 
@@ -66,9 +67,10 @@ def compare(
     order: Order = fcfs,
     hints: Mapping[str, Hints] | None = None,
 ) -> Comparison:
-    """A finished run beside the replay of its requests, with the output lengths that they turned out to have, at the
-    machine's speed then. With the `requests`, the cache is reserved for as many tokens as they allowed, and has what
-    their prompts have in common. `hints` by the requests' ids, where the `order` needs any.
+    """Compare a finished run with the replay of its requests, at the machine's speed during the run.
+
+    The replay has the output lengths of the run. With `requests`, it reserves the cache for the tokens that they
+    allowed, and reuses common prefixes of their prompts. `hints` are by the requests' ids, if the `order` needs any.
     """
     import xsimulator
     from xcore.specs.schedule import ranks_needed
@@ -122,8 +124,9 @@ def compare_policies(
     device: "torch.device",
     attention: str = "triton",
 ) -> list[Comparison]:
-    """Each schedule's median run, on rank 0 alone; the runs take turns, so that a slow moment doesn't fall on one
-    schedule alone.
+    """Run the requests under each schedule, and return each schedule's median run, on rank 0 only.
+
+    The schedules take turns, so that a slow moment doesn't affect only one of them.
     """
     from xrunner.core.engine import Engine
     from xrunner.core.report import RunReport

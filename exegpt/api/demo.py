@@ -1,4 +1,4 @@
-"""`demo`: a small model is made, profiled, tuned for and run, so that predictions can be compared with measurements."""
+"""`demo`: create, profile, tune and run a small model, and compare predictions with measurements."""
 
 import math
 from collections.abc import Sequence
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from xscheduler.tuned import Tuned
 
 BUDGET_S = 75.0
-"""What all runs together may take, as predicted: the number of requests follows from it."""
+"""Predicted total time of all runs in seconds, which determines the number of requests."""
 LEAST, MOST = 32, 1024
-"""Requests that are run at least, however slow the machine, and at most."""
+"""Minimum number of requests, on however slow a machine, and maximum number."""
 PLACES = (1 / 3, 1 / 2, 2 / 3, 1 / 5, 4 / 5)
-"""Where the demo looks for its bound: shares, by factors, of the way from the lowest latency to the unbounded one."""
+"""Positions of the bounds to try: shares, by factors, of the way from the lowest latency to the unbounded one."""
 ROOM = 0.06
-"""Share of the bound that the demo's plan leaves, since a machine that others use too is not always as fast."""
+"""Share of the bound that the demo's plan keeps as a margin, because the speed of a shared machine varies."""
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What `exegpt demo` is asked for."""
+    """The options of `exegpt demo`."""
 
     trace: str | None
     workload: str | None
     bounds_s: tuple[float | None, ...]
-    """Empty: a place on the frontier is chosen. None: unbounded."""
+    """Bounds in seconds; empty: a point on the frontier is chosen. None in it: unbounded."""
     num: int | None
-    """Requests; None: as a minute allows."""
+    """Number of requests; None: as many as fit in a minute."""
     directory: Path
     columns: str | None
     seed: int
@@ -67,7 +67,7 @@ class DemoOptions:
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """What the demo runs: the answer under a bound, and requests that keep its policies busy for about a minute."""
+    """The plan of the demo: the answer under a bound, and requests that keep its policies busy for about a minute."""
 
     bound_s: float | None
     answer: "Tuned"
@@ -77,13 +77,13 @@ class DemoPlan:
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        """The answer's first, then the others' by falling throughput."""
+        """The answer's schedule first, then the others by falling throughput."""
         return tuple(a.schedule for a in ranked(self.answer) if a.schedule and a.estimate)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """The model on its device, what was searched, and what is to be run."""
+    """The model on its device, the answers of the searches, and the plan of the runs."""
 
     directory: Path
     model: Path
@@ -95,12 +95,12 @@ class Demo:
 
     @property
     def answers(self) -> "list[Tuned]":
-        """The frontier's, and the plan's."""
+        """The frontier's answers and the plan's."""
         return [*self.frontier, self.plan.answer]
 
 
 def prepare(options: DemoOptions) -> Demo:
-    """Make the model, measure and search it."""
+    """Create the model, measure it and search schedules."""
     device, workload = find_device(options.device), options.trace or options.workload or "T"
     if options.trace and options.workload:
         raise InputError(
@@ -135,7 +135,7 @@ def run(demo: Demo) -> list[Comparison]:
 
 
 def create_demo_model(directory: Path, seed: int) -> Path:
-    """The demo's model, made unless an earlier demo has made it."""
+    """Return the demo's model, which is created unless an earlier demo has created it."""
     path = directory / f"model-{seed}"
     if not path.is_dir():
         output.note("1. Making a model: Llama, 8 layers, 56 million random weights …")
@@ -159,7 +159,7 @@ def create_demo_model(directory: Path, seed: int) -> Path:
 def _setting(
     model: Path, workload: str, columns: str | None, device: "torch.device", dtype: str, attention: str
 ) -> Setting:
-    """The model on this machine's device with a measured profile: the stored one, else a new one."""
+    """Return the setting with the model on this machine's device and a measured profile, stored or new."""
     spec = ModelSpec.from_directory(model)
     if store.find(spec, dtype, store.facts(device, attention=attention)) is None:
         output.note("2. Measuring its layers on this machine …")
@@ -178,12 +178,12 @@ def _setting(
 
 
 def search_frontier(setting: Setting) -> "tuple[Tuned, ...]":
-    """The answers under bounds from the lowest reachable latency on."""
+    """Return the answers under bounds from the lowest reachable latency upwards."""
     return tuple(search_schedule(setting, bound_s, lowest_latency=True) for bound_s in frontier_bounds(setting))
 
 
 def places(frontier: "Sequence[Tuned]") -> tuple[float | None, ...]:
-    """Bounds between the lowest reachable latency and the unbounded optimum's, to two digits."""
+    """Return bounds between the lowest reachable latency and the unbounded optimum's, to two digits."""
     last = frontier[-1]
     if last.estimate is None or last.estimate.latency_s is None or last.lowest_latency_s is None:
         return (None,)
@@ -192,8 +192,10 @@ def places(frontier: "Sequence[Tuned]") -> tuple[float | None, ...]:
 
 
 def make_plan(setting: Setting, bounds_s: Sequence[float | None], num: int | None, seed: int) -> DemoPlan:
-    """The first bound under which the best steady state is also the best replay of the requests and leaves room in
-    both; where none is so, the first one, with the schedule that its requests' replay is best under.
+    """Return the plan for the first bound whose best steady state is also the best replay, with a margin in both.
+
+    If there is no such bound, return the plan for the first bound. Its schedule is the best in the replay of its
+    requests.
     """
     plans: list[DemoPlan] = []
     for bound_s in bounds_s:
@@ -217,7 +219,7 @@ def make_plan(setting: Setting, bounds_s: Sequence[float | None], num: int | Non
 
 
 def _under(answer: "Tuned", bound_s: float | None) -> "Tuned":
-    """The answer with its schedules under this bound, which is looser than the one that they were planned for."""
+    """Return the answer with its schedules under this bound, which is looser than the bound of the search."""
 
     def loosened(schedule: Schedule | None) -> Schedule | None:
         return schedule and replace(schedule, latency_bound_s=bound_s)
@@ -227,7 +229,7 @@ def _under(answer: "Tuned", bound_s: float | None) -> "Tuned":
 
 
 def _requests(setting: Setting, schedules: Sequence[Schedule], num: int | None, seed: int) -> list[Request]:
-    """Requests with the workload's lengths: `num`, or as many as all schedules together serve within the budget."""
+    """Return requests with the workload's lengths: `num`, or as many as all schedules together serve in the budget."""
     longest = setting.model.longest_request
     if num is None:
         sample = draw(setting.workload, 128, seed, longest)

@@ -1,5 +1,6 @@
-"""The frontend of a server whose ranks a launcher has started: a child of rank 0, in a session of its own, so that it
-can still answer when the launcher has ended the ranks.
+"""The frontend process of a server whose ranks a launcher has started.
+
+It is a child of rank 0 in its own session, so that it can still answer after the launcher has ended the ranks.
 """
 
 import contextlib
@@ -16,22 +17,25 @@ from xcore.child import child_command
 from xrunner.comm.ranks import RANK_VARIABLES
 
 _LAUNCHERS = "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_STEP", "SLURM_PROCID"
-"""Beginnings of the variables by which a process takes itself for a rank."""
+"""Prefixes of the variables by which a process recognizes itself as a rank."""
 _RANK = re.compile(rf"(?:^|\0)(?:{'|'.join(RANK_VARIABLES)})=".encode())
-"""In the environment of a rank, and of a script that runs it; not in its launcher's."""
+"""Matches the environment of a rank, and of a script that runs it, but not of its launcher."""
 _ENDS_S = 60.0
 
 
 class FrontendProcess:
-    """`exegpt serve` with these arguments, for an engine that connects to `socket`. SIGUSR1 drains it."""
+    """A process of `exegpt serve` with these arguments, for an engine that connects to `socket`.
+
+    SIGUSR1 drains it.
+    """
 
     def __init__(self, arguments: Sequence[str]):
-        self._directory = tempfile.TemporaryDirectory(prefix="exegpt-serve-")  # 0700: this user's alone
+        self._directory = tempfile.TemporaryDirectory(prefix="exegpt-serve-")  # mode 0700: only this user has access
         self.socket = Path(self._directory.name) / "engine"
         command = child_command([*arguments, "--engine-socket", str(self.socket)])
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self._process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
-        with contextlib.suppress(OSError, AttributeError):  # a launcher may have bound the rank to fewer
+        with contextlib.suppress(OSError, AttributeError):  # a launcher may have bound the rank to fewer CPUs
             os.sched_setaffinity(self._process.pid, os.sched_getaffinity(_launcher()))
         signal.signal(signal.SIGUSR1, self._drain)
 
@@ -39,7 +43,7 @@ class FrontendProcess:
         self._process.terminate()
 
     def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Return the exit code when the process has ended."""
         try:
             return self._process.wait(_ENDS_S)
         finally:

@@ -1,4 +1,4 @@
-"""What `import exegpt` offers: the commands as functions, with the same defaults, and frozen dataclasses as results."""
+"""The functions of `import exegpt`: the commands as functions, with the same defaults and dataclasses as results."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -40,28 +40,28 @@ class Simulated:
 
     schedule: Schedule
     estimate: Estimate | None
-    """Of the steady state; None where requests were followed one by one."""
+    """The estimate of the steady state; None if requests were simulated one by one."""
     facts: dict[str, Any]
-    """What `exegpt simulate --json` prints."""
+    """The document that `exegpt simulate --json` prints."""
     assumptions: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers."""
+        """Return plain dicts, lists and numbers."""
         return to_dict(self)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Budgets of devices for several models."""
+    """The division of a cluster's devices among several models."""
 
     plan: Plan | StagePlan | None
-    """None where no method sustains all rates."""
+    """The plan; None if no method sustains all rates."""
     why_not: str
-    """Then why."""
+    """The reason, if there is no plan."""
     assumptions: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers."""
+        """Return plain dicts, lists and numbers."""
         return to_dict(self)
 
 
@@ -86,13 +86,15 @@ def tune(
     seed: int = 0,
     **setting: Any,
 ) -> Tuned:
-    """Find the schedule with the highest throughput under the bounds, or at a `rate` in requests/s that with the
-    highest goodput, as `exegpt tune` does. `fixed` are control variables set by hand; `setting` takes dtype, kv_dtype,
-    memory_fraction, columns, scale_to_context, device, engine and front_end.
+    """Find the schedule with the highest throughput under the bounds, as `exegpt tune` does.
+
+    At a `rate` in requests/s, find the schedule with the highest goodput instead. `fixed` holds control variables with
+    fixed values. `setting` takes dtype, kv_dtype, memory_fraction, columns, scale_to_context, device, engine and
+    front_end.
 
     Example: `exegpt.tune("llama-3.1-8b", "1xH100-SXM", "2048/256", latency_bound=5.0).schedule`
 
-    Raises InputError for what the command refuses.
+    Raises InputError for input that the command refuses.
     """
     _check_names(setting, _SETTING, "tune")
     check_choice(search, ("bnb", "exhaustive", "optuna"), "search")
@@ -133,12 +135,13 @@ def simulate(
     profile: str | None = None,
     **settings: Any,
 ) -> Simulated:
-    """Predict what a schedule's file, or a running engine's settings, give, as `exegpt simulate` does: `settings` takes
-    the command's options by their names.
+    """Predict the performance of a schedule file or of a running engine's settings, as `exegpt simulate` does.
+
+    `settings` takes the command's options by their names.
 
     Example: `exegpt.simulate("llama-3.1-8b", "1xH100-SXM", "2048/256", max_num_seqs=64).estimate`
 
-    Raises InputError for what the command refuses.
+    Raises InputError for input that the command refuses.
     """
     names = (*EngineSettings.__dataclass_fields__, *control_variables())
     engine = {name: settings.pop(name) for name in names if name in settings}
@@ -162,12 +165,14 @@ def plan(
     profile: str | Mapping[str, str] | None = None,
     **setting: Any,
 ) -> Planned:
-    """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does; `profile` has files by the
-    models' names, and `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and scale_to_context.
+    """Divide a cluster's devices among the models of a YAML file, as `exegpt plan` does.
+
+    `profile` has files by the models' names. `setting` takes dtype, kv_dtype, memory_fraction, engine, front_end and
+    scale_to_context.
 
     Example: `exegpt.plan("models.yaml", "4xA100-80GB").plan`
 
-    Raises InputError for what the command refuses.
+    Raises InputError for input that the command refuses.
     """
     _check_names(setting, _PLANNING, "plan")
     check_choice(method, (*METHODS, "best"), "method")
@@ -184,12 +189,12 @@ def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -
 
 
 def _seconds(duration: Duration) -> float | None:
-    """A bound in seconds; InputError for one that isn't above 0."""
+    """Return a bound in seconds; InputError for one that isn't above 0."""
     if duration is None:
         return None
     return parse_duration(duration if isinstance(duration, str) else f"{duration}s")
 
 
 def _rate(rate: float | str | None) -> float | None:
-    """A rate in requests/s."""
+    """Return a rate in requests/s."""
     return None if rate is None else parse_rate(rate if isinstance(rate, str) else f"{rate}/s")

@@ -1,4 +1,4 @@
-"""`run`: requests run offline under a schedule that is given or searched, compared with their replay."""
+"""`run`: run requests offline under a given or searched schedule, and compare the run with its replay."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `exegpt run` is asked for."""
+    """The options of `exegpt run`."""
 
     model: str
     requests: str
     schedule: Path | None
-    """None: searched."""
+    """The schedule file; None: the schedule is searched."""
     out: Path | None
     resume: bool
     skip_invalid: bool
@@ -63,16 +63,16 @@ class RunOptions:
     profile: str | None
     no_profile: bool
     policies: tuple[str, ...] | None
-    """None: all that can be searched."""
+    """The policies to search; None: all that can be searched."""
     fixed: dict[str, int]
-    """Control variables set by hand."""
+    """Control variables that the user fixed."""
     admission: str | None
     prefix_caching: bool
     kv_blocks: int | None
     adjust: float | None
     adapt: bool
     order: OrderChoice
-    """Who waits in front."""
+    """The order of waiting requests."""
     columns: str | None
     scale_to_context: bool
     seed: int
@@ -83,7 +83,7 @@ class RunOptions:
     report: Path | None
 
     def alike(self) -> dict[str, str]:
-        """What must be the same on all ranks."""
+        """Return the options that must be the same on all ranks."""
         files = ("model", "schedule", "requests", "out", "profile", "no_profile")
         names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "order")
         return {name: str(getattr(self, name)) for name in names}
@@ -91,24 +91,25 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class RunInputs:
-    """What rank 0 reads."""
+    """The input that rank 0 reads."""
 
     schedule: Schedule | None
-    """None: searched."""
+    """The given schedule; None: the schedule is searched."""
     requests: tuple[Request, ...]
     rejected: tuple[Result, ...]
     attention: str
-    """As in `Model`."""
+    """The attention kernels, as in `Model`."""
     described: str | None
-    """The same with its version; None on the CPU."""
+    """The attention kernels with their version; None on the CPU."""
     notes: tuple[str, ...]
-    """Why this attention."""
+    """Why these attention kernels were chosen."""
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The schedule and what it was searched for; without a schedule, why none is feasible, and the lowest latency in
-    seconds.
+    """The schedule of a run, and the setting that it was searched for.
+
+    Without a schedule, it has the reason why none is feasible, and the lowest latency in seconds.
     """
 
     schedule: Schedule | None
@@ -119,16 +120,19 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class OfflineRun:
-    """What a run came to on this rank."""
+    """The result of a run on this rank."""
 
     inputs: RunInputs
     plan: RunPlan
     comparison: Comparison | None
-    """On the rank that gets the results, where there is a schedule."""
+    """The comparison, on the rank that gets the results, if there is a schedule."""
 
 
 def run(options: RunOptions, ranks: Ranks) -> OfflineRun:
-    """Plan the run and do what isn't done yet; all ranks call it, and the one that gets the results writes them."""
+    """Plan the run and execute the requests that aren't done yet.
+
+    All ranks call it. The rank that gets the results writes them.
+    """
     if ranks.size > 1 and options.schedule is None and (options.profile is not None or options.no_profile):
         option = "--no-profile" if options.no_profile else f"--profile {options.profile}"
         raise Agreed(
@@ -147,10 +151,10 @@ def run(options: RunOptions, ranks: Ranks) -> OfflineRun:
 
 
 def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInputs:
-    """The files that a run reads; InputError for what can't be run, before any work."""
+    """Read the files of a run; InputError for input that can't be run, before any work."""
     check_output(options.report)
     check_distinct((options.out, options.report), (options.requests, options.schedule, options.profile))
-    if options.out and ranks.size == 1:  # of several, another rank may write it
+    if options.out and ranks.size == 1:  # with several ranks, another one may write it
         check_output(options.out)
         check_left(options.out, options.resume)
     directory, schedule = model_directory(options.model), _given_schedule(options)
@@ -170,7 +174,10 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
 
 
 def _given_schedule(options: RunOptions) -> Schedule | None:
-    """The schedule that was passed; InputError where it isn't for this dtype, or can't be adjusted."""
+    """Return the schedule that the user passed; None without one.
+
+    Raises InputError if it has another dtype, or if it can't be adjusted.
+    """
     if options.schedule is None:
         return None
     schedule = read_schedule(options.schedule)
@@ -189,7 +196,7 @@ def _given_schedule(options: RunOptions) -> Schedule | None:
 
 
 def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "torch.device") -> "Job | None":
-    """What the ranks were measured to be, before or now; None where another profile is asked for."""
+    """Return the measured profile of the ranks, stored or new; None if the user chose another profile."""
     given = inputs.schedule
     if options.profile is not None or options.no_profile or (given and ranks_needed(given) != ranks.size):
         return None
@@ -198,12 +205,12 @@ def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "tor
 
 
 def _plan(options: RunOptions, inputs: RunInputs, measured: "Job | None", device: str, ranks: int) -> RunPlan:
-    """What to run, under a schedule that is searched where none was given."""
+    """Plan the run, and search a schedule if the user passed none."""
     setting = _setting(options, inputs, measured, device, inputs.schedule if ranks > 1 else None)
     setting = replace(setting, assumptions=(*setting.assumptions, *inputs.notes))
     try:
         schedule = _with_cache(inputs.schedule or _tuned_schedule(setting, options), options)
-    except Infeasible as error:  # an answer, which all ranks get
+    except Infeasible as error:  # an answer that all ranks get, not an error
         return RunPlan(None, setting, str(error), error.lowest_latency_s)
     if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
         output.note(f"--adjust {options.adjust:g} changes nothing under {schedule.policy}, the best policy here")
@@ -213,9 +220,10 @@ def _plan(options: RunOptions, inputs: RunInputs, measured: "Job | None", device
 def _setting(
     options: RunOptions, inputs: RunInputs, measured: "Job | None", device: str, shared: Schedule | None
 ) -> Setting:
-    """The setting of a run: the cluster of a schedule that several ranks share, else that of this machine's device or
-    of the job's ranks. The workload is the requests' own. `measured` is what the ranks were measured to be, where
-    nothing else was asked for.
+    """Return the setting of a run, whose workload is the requests' own.
+
+    The cluster is that of a schedule that several ranks share; otherwise this machine's device or the job's ranks.
+    `measured` is the measured profile of the ranks, if the user chose no other profile.
     """
     if not inputs.requests:
         raise InputError("None of the requests can be run.")
@@ -227,7 +235,7 @@ def _setting(
         else:
             profile, which = find_profile(options.profile, spec, cluster, shared.dtype, attention=inputs.attention)
         if xsimulator.has_steady_state(shared):
-            xsimulator.estimate(shared, profile)  # what the profile can't answer is said before any work
+            xsimulator.estimate(shared, profile)  # report missing data of the profile before any work
         return Setting(spec, cluster, workload, profile, shared.kv_dtype, (which,))
     if measured is None or measured.cluster.devices == 1:
         dtype = inputs.schedule.dtype if inputs.schedule else options.dtype
@@ -247,14 +255,15 @@ def _setting(
 
 
 def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
-    """The best schedule under the bound, for these very requests where they are few, with the fixed variables as given;
-    Infeasible where there is none.
+    """Return the best schedule under the bound, with the fixed variables.
+
+    For a short list of requests, it is the best for exactly these requests. Raises Infeasible if there is none.
     """
     bound_s, fixed, rows = options.latency_bound_s, options.fixed, setting.workload.requests or ()
     policies = with_variables(options.policies or _policies_with_cache(options), fixed)
-    grows = options.admission == "grow" and GROWING.issuperset(policies)  # of others the best that reserves then grows
+    grows = options.admission == "grow" and GROWING.issuperset(policies)  # else: the best that reserves then grows
     rules = ("grow",) if grows else ("reserve",)
-    # No batch is larger than the list of requests, unless it is fixed: then it may wait for more than there are.
+    # No batch is larger than the list of requests, unless it is fixed: a fixed batch may exceed the list.
     batches = {TRAITS[policy].batch_name for policy in policies}
     most = None if batches & fixed.keys() else len(rows) or None
     answer = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
@@ -267,14 +276,14 @@ def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
 
 
 def _policies_with_cache(options: RunOptions) -> tuple[str, ...]:
-    """The policies that have what is asked of the cache, and a formula for it."""
+    """Return the policies that support the requested admission and prefix caching, and have a formula for them."""
     grows, caches = options.admission == "grow", options.prefix_caching
     fit = [n for n, traits in TRAITS.items() if (n in GROWING) >= grows and traits.caches_prefixes >= caches]
     return policy_names(",".join(fit) if grows or caches else None)
 
 
 def _with_cache(schedule: Schedule, options: RunOptions) -> Schedule:
-    """The schedule with the cache that was asked for."""
+    """Return the schedule with the requested admission, prefix caching and KV blocks."""
     rule = schedule.admission
     if options.admission is not None:
         rule = admission_rule(options.admission, schedule.policy)
@@ -287,8 +296,9 @@ def _with_cache(schedule: Schedule, options: RunOptions) -> Schedule:
 def _run(
     options: RunOptions, inputs: RunInputs, plan: RunPlan, ranks: Ranks, device: "torch.device"
 ) -> Comparison | None:
-    """Load this rank's part of the model and run what isn't done yet. One rank gets the results, writes them as they
-    come, and returns what came of it all.
+    """Load this rank's part of the model and run the requests that aren't done yet.
+
+    One rank gets the results, writes them as they come, and returns the comparison.
     """
     directory, schedule, profile = Path(options.model), plan.schedule, plan.setting.profile
     assert schedule
@@ -322,7 +332,7 @@ def _run(
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:
-    """What the order is told of each request, by id."""
+    """Return the order's hints for each request, by id."""
     if options.order.plain:
         return dict.fromkeys((request.id for request in inputs.requests), UNKNOWN)
     tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
@@ -330,7 +340,7 @@ def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: 
 
 
 class _Results:
-    """Progress, and the results file until `stack` ends: none where none was asked for, or another rank leads."""
+    """Progress, and the results file until `stack` ends; no file if none was requested, or if another rank leads."""
 
     def __init__(self, stack: ExitStack, options: RunOptions, fingerprint: str):
         self.file: ResultFile | None = None
@@ -341,14 +351,17 @@ class _Results:
         self._finished, self._total = 0, 0
 
     def open(self, leads: bool) -> dict[str, str]:
-        """Read what an interrupted run left; InputError where the file can't be written. No facts for `agree`."""
+        """Read the results of an interrupted run; InputError if the file can't be written.
+
+        Returns no facts for `agree`.
+        """
         if leads and self._out:
             check_output(self._out)
             self.file = self._stack.enter_context(ResultFile(self._out, self._fingerprint, self._resume))
         return {}
 
     def begin(self, total: int, leads: bool, rejected: Sequence[Result]) -> None:
-        """Show the progress of `total` requests where this rank leads, and write the rejected ones."""
+        """Show the progress of `total` requests if this rank leads, and write the rejected requests."""
         self._total = total
         if leads:
             self._progress = self._stack.enter_context(output.progress("running requests"))
@@ -360,7 +373,7 @@ class _Results:
         """Write one more result with its text."""
         self._finished += 1
         self._progress(self._finished, self._total)
-        if self._out and self.file is None:  # layers have moved, and now this rank leads
+        if self._out and self.file is None:  # layers have moved, so this rank leads now
             self.file = self._stack.enter_context(ResultFile(self._out, self._fingerprint, resume=True))
         if self.file:
             text = self._tokenizer.decode(list(result.output_ids)) if self._tokenizer else None
@@ -368,6 +381,9 @@ class _Results:
 
 
 def run_fingerprint(directory: Path, schedule: Schedule, requests: Sequence[Request | Result]) -> str:
-    """What must be the same for a run to be resumed: weights, schedule and requests, those that can't be run too."""
+    """Return a hash of everything that must be the same to resume a run.
+
+    This is the weights, the schedule and the requests, including those that can't be run.
+    """
     weights = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.glob("*.safetensors"))]
     return fingerprint([weights, to_dict(schedule), [to_dict(r) for r in requests]])

@@ -1,6 +1,7 @@
-"""The peers on the same weights and requests: transformers' `generate` in static batches, and its continuous batching.
+"""Run peers on the same weights and requests: transformers' `generate` in static batches, and its continuous batching.
 
-Useful output tokens per second: each request counts the tokens it asked for, not those that a batch made beside them.
+Results are useful output tokens per second. Each request counts the tokens that it requested, but not the further
+tokens that its batch generated.
 """
 
 import logging
@@ -20,7 +21,7 @@ from xrunner.models.weights import torch_dtype
 
 @dataclass(frozen=True)
 class PeerRun:
-    """What a peer did with the requests."""
+    """A peer's run of the requests."""
 
     seconds: float
     outputs: tuple[list[int], ...]
@@ -34,7 +35,7 @@ class PeerRun:
 
 
 def load(directory: Path, dtype: str = "fp32", device: torch.device = CPU) -> Any:
-    """The model as transformers loads it."""
+    """Load a model with transformers."""
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
@@ -47,8 +48,10 @@ def load(directory: Path, dtype: str = "fp32", device: torch.device = CPU) -> An
 
 @torch.inference_mode()
 def generate_static(model: Any, requests: Sequence[Request], batch: int) -> PeerRun:
-    """`model.generate` over batches of `batch` requests in the given order, prompts padded on the left, each batch run
-    to its longest output. Its tokens are there when the batch is done.
+    """Run `model.generate` over batches of `batch` requests in the given order.
+
+    Prompts are padded on the left, and each batch runs to its longest output. Tokens are available when the batch is
+    done.
     """
     outputs: list[list[int]] = []
     served: list[Served] = []
@@ -77,13 +80,13 @@ def generate_static(model: Any, requests: Sequence[Request], batch: int) -> Peer
 
 @torch.no_grad()
 def continuous(model: Any, requests: Sequence[Request], most: int, page_size: int = 32) -> PeerRun:
-    """transformers' continuous batching with at most `most` requests at a time."""
+    """Run transformers' continuous batching with at most `most` requests at a time."""
     from transformers import ContinuousBatchingConfig, GenerationConfig
 
     longest = max(len(r.prompt_ids) + r.max_tokens for r in requests)
     prompt = max(len(r.prompt_ids) for r in requests)
     config = ContinuousBatchingConfig(
-        page_size,  # by its place: until transformers 5.17 at least its name is block_size
+        page_size,  # positional: its name is block_size at least until transformers 5.17
         num_blocks=most * (-(-longest // page_size) + 1),
         max_batch_tokens=max(2 * prompt, most),
         max_requests_per_batch=most,
@@ -120,7 +123,7 @@ def continuous(model: Any, requests: Sequence[Request], most: int, page_size: in
 
 
 def _served(number: int, result: Any, start: float) -> Served:
-    """When continuous batching began a request, gave its first token and finished it."""
+    """Return when continuous batching began a request, produced its first token and finished it."""
     lengths = len(result.prompt_ids), len(result.generated_tokens)
     moments = result.lifespan[0], result.timestamps[0], result.lifespan[1]
     return Served(number, *lengths, 0.0, *(moment - start for moment in moments))
@@ -131,4 +134,4 @@ WAYS: dict[str, Callable[[Any, Sequence[Request]], PeerRun]] = {
     "continuous batching, at most 16": lambda model, requests: continuous(model, requests, 16),
     "continuous batching, at most 64": lambda model, requests: continuous(model, requests, 64),
 }
-"""What `bench` runs."""
+"""The ways to serve that `bench` runs."""

@@ -1,4 +1,4 @@
-"""`profile`: a model's layers measured on this machine, or on a job's ranks with the links between them."""
+"""`profile`: measure a model's layers on this machine, or on a job's ranks with the links between them."""
 
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What `exegpt profile` is asked for."""
+    """The options of `exegpt profile`."""
 
     model: str
     out: Path | None
@@ -30,8 +30,9 @@ class ProfileOptions:
 
 
 def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
-    """Measure, store and write the profile, and of several ranks the cluster; all ranks call it. None on others than
-    the first.
+    """Measure, store and write the profile, and with several ranks also the cluster.
+
+    All ranks call it. Returns None on all ranks but the first.
     """
     first = ranks.rank == 0
     ranks.agree(lambda: _facts(options, first, ranks.threads(options.threads)))
@@ -39,7 +40,7 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
     from xprofiler.job import Job, keep
     from xprofiler.measure import measure_job
     from xprofiler.points import FULL
-    from xrunner.models.device import find_device  # seconds, if all is well so far
+    from xrunner.models.device import find_device  # imported late: takes seconds
 
     set_threads(ranks.threads(options.threads))
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
@@ -65,7 +66,10 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
 
 
 def _facts(options: ProfileOptions, first: bool, threads: int | None) -> dict[str, str]:
-    """What was asked of this rank; InputError for a model that isn't there or a file that can't be written."""
+    """Return the facts that must agree between ranks.
+
+    Raises InputError for a missing model or a file that can't be written.
+    """
     spec = find_model(options.model)
     for out in (options.out, options.cluster_out) if first else ():
         check_output(out)
@@ -73,7 +77,7 @@ def _facts(options: ProfileOptions, first: bool, threads: int | None) -> dict[st
 
 
 def _attention(options: ProfileOptions, dtype: str, ranks: "Ranks", kind: str) -> str:
-    """The attention kernels that all ranks measure; rank 0 prints why these."""
+    """Return the attention kernels that all ranks measure; rank 0 prints why they were chosen."""
     from xrunner.models.device import find_device
     from xrunner.models.planning import choose_attention
 

@@ -27,7 +27,7 @@ def write_search_report(
     options: SearchOptions,
     advice: Sequence[str] = (),
 ) -> None:
-    """The best schedule under each bound, and the frontier around them, which is searched here."""
+    """Write a report with the best schedule under each bound and the frontier, which is searched here."""
     more = [search_schedule(setting, b, **vars(options)) for b in frontier_bounds(setting, **vars(options))]
     best = next((answer for answer in reversed(answers) if answer.schedule), answers[-1])
     assumptions = (*setting.assumptions, *best.assumptions)
@@ -52,7 +52,7 @@ def write_run_report(
     comparisons: Sequence[Comparison],
     answers: "list[Tuned] | None" = None,
 ) -> None:
-    """The runs beside the frontier of all policies: of these answers, else searched here."""
+    """Write a report of runs with the frontier of all policies: from `answers`, or searched here."""
     chosen = comparisons[0].schedule
     if answers is None:
         bounds_s = frontier_bounds(setting, bound=chosen.meaning)
@@ -63,7 +63,7 @@ def write_run_report(
 
 
 def _schedule_facts(best: "Tuned") -> tuple[tuple[str, str], ...]:
-    """The chosen schedule, its bound, and what it gives."""
+    """Return the chosen schedule, its bound, and its predicted performance."""
     schedule, estimate = best.schedule, best.estimate
     if schedule is None or estimate is None:
         return (("schedule", "none meets the bounds"),)
@@ -72,7 +72,7 @@ def _schedule_facts(best: "Tuned") -> tuple[tuple[str, str], ...]:
 
 
 def _policies(answer: "Tuned", setting: Setting) -> tuple[tuple[str, ...], ...]:
-    """The report's row of every policy."""
+    """Return the report's row of every policy."""
     rows = []
     for alternative in ranked(answer):
         e = alternative.estimate
@@ -84,7 +84,7 @@ def _policies(answer: "Tuned", setting: Setting) -> tuple[tuple[str, ...], ...]:
 
 
 def _facts(setting: Setting) -> tuple[tuple[str, str], ...]:
-    """What a schedule was found for."""
+    """Return the setting that the schedule was searched for."""
     model, cluster, workload = setting.model, setting.cluster, setting.workload
     lengths = [f"{figure_text(side.mean, 4)}±{figure_text(side.std)}" for side in (workload.input, workload.output)]
     return (

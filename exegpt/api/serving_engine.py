@@ -1,4 +1,4 @@
-"""The engine of a server, on every rank of it: it finds its schedule where none is given, and serves the frontend."""
+"""The engine of a server, on each of its ranks: it searches a schedule if none is given, and serves the frontend."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What the engine of a server is asked for."""
+    """The options of a server's engine."""
 
     model: str
     socket: Path | None
-    """Where the frontend listens, as rank 0 knows."""
+    """The frontend's socket, which only rank 0 needs to know."""
     schedule: Path | None
-    """None: searched."""
+    """The schedule file; None: the schedule is searched."""
     workload: str | None
     latency_bound_s: float | None
     policies: tuple[str, ...] | None
@@ -65,22 +65,22 @@ class EngineOptions:
     dtype: str | None
     threads: int | None
     order: OrderChoice
-    """Who is admitted first."""
+    """The order of admission."""
     pinned: bool
-    """Whether the schedule stays, whatever the lengths are."""
+    """Whether the schedule stays the same for any lengths."""
     best_effort: bool
-    """Whether to serve though no schedule keeps the bound for 99 of 100 requests."""
+    """Whether to serve even if no schedule keeps the bound for 99 of 100 requests."""
     columns: str | None = None
-    """Of the workload's trace."""
+    """The columns of the workload's trace."""
     scale_to_context: bool = False
-    """Whether that trace's lengths are scaled to the model's context."""
+    """Whether the lengths of this trace are scaled to the model's context."""
     report_speed: bool = False
-    """Whether the frontend gets the machine's `Speed` in the end."""
+    """Whether the engine sends the machine's `Speed` to the frontend at its end."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """What rank 0 finds; without a schedule, why none is feasible."""
+    """The schedule that rank 0 finds; without one, the reason why none is feasible."""
 
     opened: Opened | None
     attention: str
@@ -89,7 +89,7 @@ class EnginePlan:
 
 
 def serve(options: EngineOptions, ranks: Ranks) -> None:
-    """Plan, load and serve until the frontend drains or has gone; all ranks call it."""
+    """Plan, load and serve until the frontend drains or disconnects; all ranks call it."""
     path = ranks.share(lambda: str(options.socket))
     ranks.agree(lambda: {"model": options.model, "schedule": str(options.schedule), "admission": options.admission})
     set_threads(ranks.threads(options.threads))
@@ -121,7 +121,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
 
 
 def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[Request], Hints] | None:
-    """What the order is told of each request; None where it asks nothing."""
+    """Return the function that gives each request the order's hints; None if the order needs none."""
     if options.order.plain:
         return None
     tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
@@ -129,14 +129,17 @@ def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[
 
 
 class Link:
-    """This rank's connection to the frontend, while it leads. InputError where the frontend has gone."""
+    """This rank's connection to the frontend, while the rank leads; InputError if the frontend has ended."""
 
     def __init__(self, connect: Connect):
         self._connect = connect
         self._inbox: inbox.Inbox | None = None
 
     def serve(self, engine: Engine, opened: Opened) -> Schedule | None:
-        """Serve until there is nothing left to do, or another schedule needs another engine: the leader returns it."""
+        """Serve until there is no work left, or until another schedule needs another engine.
+
+        The leader returns that schedule; otherwise the result is None.
+        """
         if not engine.leads:
             engine.serve()
             return None
@@ -145,14 +148,14 @@ class Link:
             return inbox.serve(engine, self._inbox, opened)
 
     def report(self, speed: Speed) -> None:
-        """Send it, if this rank leads."""
+        """Send the machine's speed, if this rank leads."""
         if self._inbox:
             with _frontend_there():
                 self._inbox.send(speed)
                 self._inbox.finish()
 
     def leave_unless(self, leads: bool) -> None:
-        """Give up the connection where another rank leads now, which connects after this."""
+        """Close the connection if another rank leads now; that rank connects afterwards."""
         if self._inbox and not leads:
             with _frontend_there():
                 self._inbox.leave()
@@ -173,12 +176,15 @@ def _frontend_there() -> Iterator[None]:
 
 
 def _zero_s(engine: Engine) -> float:
-    """When the run began, by this machine's monotonic clock."""
+    """Return when the run began, by this machine's monotonic clock."""
     return time.monotonic() - engine.worker.now()
 
 
 def _onward(engine: Engine, model: str, schedule: Schedule) -> tuple[Engine, Schedule | None]:
-    """The engine of the next schedule, or, where the ranks can't take that, of the one before, and that schedule."""
+    """Return the engine of the next schedule, and None.
+
+    If the ranks can't follow it, return an engine of the earlier schedule, and the refused schedule.
+    """
     try:
         return engine.onward(model, schedule), None
     except Agreed as error:
@@ -187,7 +193,7 @@ def _onward(engine: Engine, model: str, schedule: Schedule) -> tuple[Engine, Sch
 
 
 def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:
-    """The schedule to follow and what it stands on: all ranks measure, the first one searches."""
+    """Return the schedule to follow, with its profile: all ranks measure, the first one searches."""
 
     def first() -> tuple[Schedule | None, str]:
         directory = model_directory(options.model)
@@ -218,7 +224,7 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "Job", atte
 
 
 def engine_setting(options: EngineOptions, measured: "Job", given: Schedule | None) -> Setting:
-    """What the engine serves, for the lengths of --workload, else of its `given` schedule, else of task S."""
+    """Return the engine's setting, for the lengths of --workload, of its `given` schedule, or of task S."""
     assumptions: list[str] = []
     scaling: list[str] = []
     spec = find_model(options.model)
@@ -238,7 +244,7 @@ def engine_setting(options: EngineOptions, measured: "Job", given: Schedule | No
 
 
 def _setting_of(opened: Opened) -> Setting:
-    """What the schedule that is served was searched for."""
+    """Return the setting that the served schedule was searched for."""
     schedule = opened.schedule
     return Setting(
         schedule.model.spec, schedule.cluster, schedule.workload, opened.profile, schedule.kv_dtype, opened.assumptions
@@ -246,8 +252,9 @@ def _setting_of(opened: Opened) -> Setting:
 
 
 def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float | None]:
-    """The schedule with the highest goodput within the bound less a margin, and that goodput in requests/s; without a
-    bound, that with the highest throughput. Infeasible where there is none.
+    """Return the schedule with the highest goodput within the bound less a margin, and that goodput in requests/s.
+
+    Without a bound, return the schedule with the highest throughput, and None. Raises Infeasible if there is none.
     """
     policies, bound_s = options.policies or policy_names(None), options.latency_bound_s
     grows = options.admission == "grow"

@@ -1,4 +1,4 @@
-"""`simulate`: what a schedule, or a running engine's settings, are predicted to give."""
+"""`simulate`: predict the performance of a schedule, or of a running engine's settings."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    """A schedule's file, or a model on a cluster with an engine's settings; None: not given."""
+    """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""
 
     schedule: Path | None
     timeline: Path | None
@@ -61,43 +61,43 @@ class SimulateOptions:
     scale_to_context: bool
     engine_settings: EngineSettings
     order: OrderChoice
-    """Who waits in front, in a replay."""
+    """The order of waiting requests in a replay."""
     out: Path | None = None
-    """Each request's times, in a replay."""
+    """The file for each request's times in a replay."""
     rate: str | None = None
-    """Of Poisson arrivals, instead of a trace's own or of waiting requests alone."""
+    """The rate of Poisson arrivals; None: the trace's own arrivals, or only waiting requests."""
     seed: int = 0
-    """Of what is drawn."""
+    """The seed of everything drawn."""
     longest: int | None = None
-    """Tokens of the longest request that the server accepts, where it was said."""
+    """Tokens of the longest request that the server accepts, if the user named it."""
 
     @property
     def one_by_one(self) -> bool:
-        """Whether requests are followed, not a steady state."""
+        """Whether requests are simulated one by one instead of a steady state."""
         return self.replay is not None or self.rate is not None
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What was simulated."""
+    """The result of a simulation."""
 
     schedule: Schedule
     profile: Profile
     assumptions: tuple[str, ...]
     facts: dict[str, Any]
-    """For scripts."""
+    """The figures for scripts."""
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
-    """For people."""
+    """The figures for people."""
     timeline: Callable[[], Timeline]
     texts: tuple[str, ...] = ()
-    """What doesn't fit a table."""
+    """Sentences that don't fit in a table."""
     kernels: KernelImport | None = None
-    """The import that could take the data sheet's place."""
+    """The kernel import that could replace the data sheet."""
 
 
 def simulate(options: SimulateOptions) -> Prediction:
-    """The prediction that was asked for; writes its timeline."""
+    """Return the requested prediction, and write its timeline."""
     if options.rate and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order.plain and not options.one_by_one:
@@ -126,7 +126,7 @@ def simulate(options: SimulateOptions) -> Prediction:
 
 
 def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, ...]]:
-    """The schedule that an engine follows, its profile, and what was assumed."""
+    """Return the schedule that an engine follows, its profile, and the assumptions made."""
     setting = find_setting(
         options.model,
         options.cluster,
@@ -142,13 +142,16 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         one_by_one=options.one_by_one,
     )
     schedule, assumed = follow(setting, options.engine_settings, options.engine)
-    import_text = setting.kernels.text if setting.kernels else None  # the policy's engine may be another
+    import_text = setting.kernels.text if setting.kernels else None  # the policy may have another engine
     said = [text for text in setting.assumptions if text != import_text]
     return schedule, setting.on(schedule.policy).profile, (*said, *assumed)
 
 
 def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:
-    """A file's schedule, the profile for it, and what was assumed; InputError for settings that the file has itself."""
+    """Return a file's schedule, the profile for it, and the assumptions made.
+
+    Raises InputError for options whose values are already in the file.
+    """
     names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
     others = {name: getattr(options, name) for name in names}
     for name, value in (options.engine_settings.given | others).items():
@@ -173,7 +176,7 @@ def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, t
 
 
 def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) -> Prediction:
-    """The steady state that a long run tends to."""
+    """Predict the steady state of a long run."""
     running, notes = resident(schedule, profile)
     notes = (*notes, *steady_notes(schedule))
     if schedule.prefix_caching:
@@ -191,7 +194,7 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
 
 
 def _check_longest(schedule: Schedule, longest: int | None) -> None:
-    """InputError where the workload has requests that the server refuses."""
+    """Raise InputError if the workload has requests that the server refuses."""
     lengths = schedule.workload
     if longest is not None and lengths.input.max + lengths.output.max > longest:
         raise InputError(
@@ -201,11 +204,11 @@ def _check_longest(schedule: Schedule, longest: int | None) -> None:
 
 
 _AT_RATE = 20_000
-"""Requests that are followed at a rate, where a workload has no list of them."""
+"""Number of requests simulated at a rate, if a workload has no list of them."""
 
 
 def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str], None]) -> Workload:
-    """The requests that are followed: a trace's, or of the workload's lengths; at the rate where one is given."""
+    """Return the requests to simulate: a trace's, or drawn from the workload's lengths; at the rate if there is one."""
     if options.replay:
         named = parse_columns(options.columns) if options.columns else None
         rows, name = tuple(read_trace(options.replay, named, note)), Path(options.replay).name
@@ -219,7 +222,7 @@ def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str]
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
-    """Requests one by one, as far as the model's context holds them."""
+    """Simulate the requests one by one, as far as the model's context holds them."""
     from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []
@@ -271,7 +274,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
 
 
 def _caching_text(run: "Replay", alike: bool, name: str) -> str:
-    """How many tokens were found in the cache."""
+    """Return a sentence on how many tokens were found in the cache."""
     if not alike:
         return (
             f"prefix caching: {name} doesn't say which prompts begin alike, so none do; preempted requests found "
@@ -288,7 +291,7 @@ def _write_requests(
     requests: Sequence[RequestLengths],
     longest: int | None,
 ) -> None:
-    """Write each request's times, in order of completion; its id is its place among the trace's rows with an output."""
+    """Write each request's times, in order of completion; its id is its index among the trace's rows with an output."""
     whole = len(rows) == len(requests)
     ids = [place for place, row in enumerate(rows) if whole or row.fits(longest)]
     lines = []

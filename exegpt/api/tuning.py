@@ -1,4 +1,4 @@
-"""`tune`: searches under each latency bound, or at a rate of arrival on each cluster, and the files that it writes."""
+"""`tune`: search under each latency bound, or at an arrival rate on each cluster, and write the output files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
     from xscheduler.tuned import Alternative, Tuned
 
 PATTERNS = ("poisson", "trace")
-"""How requests arrive."""
+"""The patterns in which requests arrive."""
 
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """What a search is for, and where its answer goes."""
+    """The options of a search, and its output files."""
 
     settings: tuple[Setting, ...]
-    """One per cluster."""
+    """One setting per cluster."""
     bounds_s: tuple[float | None, ...]
     search: SearchOptions
     rate_seq_s: float | None = None
-    """Of arrival; None with pattern `trace`: the trace's own."""
+    """The arrival rate; None with pattern `trace`: the trace's own."""
     arrivals: str = "poisson"
     """One of PATTERNS."""
     seed: int = 0
     prefix_caching: bool = False
-    """Whether prompts that begin alike share their KV blocks, at a rate."""
+    """Whether prompts with a common prefix share its KV blocks, at a rate."""
     prices: Prices | None = None
     advice: bool | None = None
-    """None: for one bound on at most eight devices."""
+    """Whether to give advice; None: for a single bound on at most eight devices."""
     explain: bool = False
-    """All reasons for each policy's place, not the first alone."""
+    """Whether to give all reasons for each policy's place instead of the first one only."""
     target: Target | None = None
-    """The engine whose launch command is printed too."""
+    """The engine whose launch command is also printed."""
     engine: str | None = None
-    """The preset that was asked for: the schedule's file is then of its best."""
+    """The preset that the user chose: the schedule's file is then its best schedule."""
     out: Path | None = None
-    """The schedule's file."""
+    """The file for the schedule."""
     report: Path | None = None
 
     @property
@@ -67,7 +67,7 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class BoundedAnswer:
-    """The answer under one bound in seconds, None: unbounded."""
+    """The answer under one bound in seconds; None: unbounded."""
 
     bound_s: float | None
     tuned: "Tuned"
@@ -77,7 +77,7 @@ class BoundedAnswer:
 
 @dataclass(frozen=True)
 class Offer:
-    """A cluster's best answer at the rate, and what the cluster costs."""
+    """A cluster's best answer at the rate, and the price of the cluster."""
 
     setting: Setting
     rated: "Rated"
@@ -99,13 +99,13 @@ class Offer:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """Those that sustain the rate come first, the cheapest of them before all; without prices, the smallest."""
+        """The sort key: clusters that sustain the rate first, then the cheapest, or without prices the smallest."""
         devices = self.setting.cluster.devices
         return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
 
 
 def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
-    """The answer under each bound, where requests always wait; writes the last schedule found, and the report."""
+    """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
     setting, bounds_s, search = options.settings[0], options.bounds_s, options.search
     with output.progress("searching policies") as progress:
         tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
@@ -117,7 +117,7 @@ def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
 
 
 def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
-    """The answer under one bound, with what the engine makes of it."""
+    """Return the answer under one bound, with the export to the target engine."""
     import xsimulator
 
     setting, search = options.settings[0], options.search
@@ -134,12 +134,15 @@ def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice
 
 
 def written(options: TuneOptions, tuned: "Tuned") -> Schedule | None:
-    """Return the schedule for the file: the best of all, but of an engine that was asked for the best that it runs."""
+    """Return the schedule for the file: the best of all, or the best on the engine that the user chose."""
     return tuned.best_on_engine.schedule if options.engine and tuned.best_on_engine else tuned.schedule
 
 
 def tune_rate(options: TuneOptions) -> list[Offer]:
-    """What sustains the rate on each cluster within the bound, the best offer first; writes its schedule and report."""
+    """Return each cluster's best answer at the rate within the bound, the best offer first.
+
+    Writes the best offer's schedule and the report.
+    """
     from xscheduler.goodput import Bounds
 
     search, prices = options.search, options.prices
@@ -149,7 +152,7 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
         if options.prefix_caching:
             check_prefix_caching(None, setting.model)
         if prices is not None:
-            price_per_hour(prices, setting.cluster)  # a missing price is said before the work
+            price_per_hour(prices, setting.cluster)  # report a missing price before the work
     rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
     bounds = Bounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
     asked = [(setting, arrivals_of(setting, options.arrivals, options.seed)) for setting in options.settings]
@@ -174,13 +177,13 @@ def _exported_at(
     bounds: Any,
     rate_seq_s: float,
 ) -> Export | None:
-    """The target's command, replayed at the rate as the target follows it."""
+    """Return the target's launch command, with a replay at the rate of the schedule that the target follows."""
     from xscheduler.goodput import Meter
 
     if options.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
         return None
     followed = options.target.follows(on_engine.schedule, setting.profile)
-    replayed = replace(followed, prefix_caching=options.prefix_caching)  # without, no prompts begin alike
+    replayed = replace(followed, prefix_caching=options.prefix_caching)  # without it, no prompts share prefixes
     served = Meter(setting.profile, arrivals, bounds).served_at(replayed, rate_seq_s)
     estimate = replace(
         on_engine.estimate,
@@ -205,7 +208,7 @@ def _write(
 
 
 def _trace_rate(workload: Workload) -> float:
-    """Requests per second in the trace."""
+    """Return the requests per second in the trace."""
     if workload.arrival_rate is None:
         raise InputError(
             f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or Poisson arrivals "
@@ -217,7 +220,10 @@ def _trace_rate(workload: Workload) -> float:
 def _rated(
     asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, options: TuneOptions
 ) -> "list[Rated]":
-    """The best answer on each cluster; of many clusters in several processes, those with most devices first."""
+    """Return the best answer on each cluster.
+
+    Many clusters are searched in several processes, those with the most devices first.
+    """
     how = bounds, rate_seq_s, options.search, options.prefix_caching
     at = f"at {figure_text(rate_seq_s, 6)}/s"
     if len(asked) < WORTH:
@@ -242,7 +248,7 @@ def _tuned_at(
     prefix_caching: bool,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> "Rated":
-    """The best answer on one cluster."""
+    """Return the best answer on one cluster."""
     from xscheduler.open_tune import tune_at
 
     return tune_at(
@@ -266,7 +272,7 @@ def _tuned_at(
 
 
 def headroom(rated: "Rated") -> list[str]:
-    """How far the answer is from its goodput, and how full and busy its devices are at the rate."""
+    """Return sentences on the ratio of goodput to rate, and on how full and busy the devices are at the rate."""
     from xscheduler.advice import use_of
 
     schedule, estimate = rated.tuned.schedule, rated.tuned.estimate

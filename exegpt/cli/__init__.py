@@ -21,12 +21,14 @@ BAD_INPUT, INFEASIBLE, INTERRUPTED, TERMINATED = 2, 3, 130, 143
 
 
 class _Ending:
-    """How a command was ended early: SIGTERM is an interrupt with its own exit code, so that a terminated command
-    leaves the same files on disk as an interrupted one.
+    """The early end of a command by a signal.
+
+    SIGTERM is handled as an interrupt with its own exit code. So a terminated command leaves the same files on disk as
+    an interrupted one.
     """
 
     def __init__(self, silent: bool) -> None:
-        """`silent`: who started this process says it."""
+        """Prepare for signals; with `silent`, the process that started this one prints the message."""
         self.code, self._silent = INTERRUPTED, silent
 
     def __enter__(self) -> "_Ending":
@@ -40,34 +42,34 @@ class _Ending:
 
     def _terminate(self, number: int, frame: "FrameType | None") -> None:
         self.code = TERMINATED
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is being left on disk isn't torn by a second one
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not tear the files being written
         interrupt = signal.getsignal(signal.SIGINT)
-        if callable(interrupt):  # an event loop's own, which ends its tasks in order
+        if callable(interrupt):  # an event loop's own handler, which ends its tasks in order
             interrupt(signal.SIGINT, frame)
             return
         raise KeyboardInterrupt
 
     def say(self) -> int:
-        """One line, and the exit code."""
+        """Print one line, and return the exit code."""
         if self._silent:
             return self.code
         return _say("Terminated." if self.code == TERMINATED else "Interrupted.", self.code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. A bad input is one sentence on standard error, never a traceback."""
+    """Run one command; return the exit code. A bad input is one sentence on standard error, never a traceback."""
     arguments = sys.argv[1:] if arguments is None else arguments
     ending = _Ending(silent=list(arguments[:1]) == ["engine"])
     try:
         with ending:
-            if hasattr(sys.stdout, "reconfigure"):  # a terminal that lacks a letter gets its escape, not an error
+            if hasattr(sys.stdout, "reconfigure"):  # print an escape sequence for a letter that the terminal lacks
                 sys.stdout.reconfigure(errors="backslashreplace")
             return _run(arguments, ending)
-    except KeyboardInterrupt:  # before typer is there to catch it
+    except KeyboardInterrupt:  # before typer can catch it
         return ending.say()
     finally:
-        gc.freeze()  # leaving would walk through everything once more: a tenth of a second after a search
-        gc.enable()  # `tune` does without
+        gc.freeze()  # a last collection at exit would take 0.1 s after a search
+        gc.enable()  # `tune` disables it
 
 
 def _run(arguments: Sequence[str], ending: _Ending) -> int:
@@ -75,7 +77,7 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
 
     from exegpt.cli.app import app
 
-    usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # every version's base of errors in what was typed
+    usage_error: type[Exception] = typer.BadParameter.__mro__[2]  # base class of usage errors in every version
     try:
         _check_given(arguments)
         _load_plugins()
@@ -83,19 +85,19 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
             code: int = app(arguments, standalone_mode=False, prog_name="exegpt") or 0
         except usage_error as error:
             return _refuse_usage(error)
-        return ending.say() if code == INTERRUPTED else code  # typer has caught it, and prints nothing
+        return ending.say() if code == INTERRUPTED else code  # caught by typer, which prints nothing
     except InputError as error:
         return _say(str(error), BAD_INPUT)
     except Infeasible as error:
         return _say(str(error), INFEASIBLE)
-    except typer.Abort:  # how older versions tell of an interrupt
+    except typer.Abort:  # older versions' exception for an interrupt
         return ending.say()
-    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+    except BrokenPipeError:  # the reader of the output has ended, as with `| head`
         sys.stdout = None
         return 0
     except OSError as error:
         return _say(_os_text(error), BAD_INPUT)
-    except SystemExit as end:  # typer's own way out of a broken pipe
+    except SystemExit as end:  # typer's own reaction to a broken pipe
         if not isinstance(end.__context__, BrokenPipeError):
             raise
         sys.stdout = None
@@ -103,7 +105,7 @@ def _run(arguments: Sequence[str], ending: _Ending) -> int:
 
 
 def _load_plugins() -> None:
-    """Register the policies of the plug-in files that the process that has started this one has loaded."""
+    """Register the policies of the plug-in files that the parent process has loaded."""
     if os.environ.get("EXEGPT_PLUGINS"):
         from xcore.policies import plugins
 
@@ -111,7 +113,7 @@ def _load_plugins() -> None:
 
 
 def _check_given(arguments: Sequence[str]) -> None:
-    """InputError for an empty argument: most often a script's variable that isn't set, never a wish for a default."""
+    """Raise InputError for an empty argument: usually a script's unset variable, never a request for a default."""
     for before, text in zip(["exegpt", *arguments], arguments, strict=False):
         if text == "" or (text.startswith("--") and text.endswith("=")):
             where = f"'{text}'" if text else f"The argument after '{before}'"
@@ -119,7 +121,7 @@ def _check_given(arguments: Sequence[str]) -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    """Raise InputError for an invalid command line; a job's ranks share theirs, and rank 0 alone prints it."""
+    """Raise InputError for an invalid command line; a job's ranks share it, and only rank 0 prints it."""
     from xrunner.comm.ranks import job
 
     def refuse() -> None:
@@ -131,7 +133,7 @@ def _refuse(sentence: str) -> NoReturn:
 
 
 def _os_text(error: OSError) -> str:
-    """What the system refused, in one sentence."""
+    """Return the system's error in one sentence."""
     if error.errno == errno.ENOSPC:
         return f"The disk is full ({error.strerror}): free some space, or write to another one."
     if error.filename is None:
@@ -140,8 +142,9 @@ def _os_text(error: OSError) -> str:
 
 
 def _refuse_usage(error: Any) -> int:
-    """InputError for a wrong option, with its value, and where help is; a command that has commands prints its help
-    where it is called without one.
+    """Raise InputError for a wrong option, with its value and the command for help.
+
+    A command group that is called without a command prints its help instead.
     """
     text = error.format_message().strip().replace("Input should be", "it must be")
     command = error.ctx.command_path if error.ctx else "exegpt"
@@ -150,7 +153,7 @@ def _refuse_usage(error: Any) -> int:
         return BAD_INPUT
     invalid = getattr(
         error.__context__, "errors", None
-    )  # of typers that validate with pydantic, and leave the value out
+    )  # typer versions that validate with pydantic leave the value out
     value = f" (got {invalid()[0]['input']!r})" if invalid else ""
     end = "" if text.endswith("?") else ";"
     _refuse(f"{text.rstrip('.')}{value}{end} see `{command} --help`.")

@@ -1,4 +1,4 @@
-"""The answers of searches, as tables and as documents."""
+"""Format the answers of searches as tables and as documents."""
 
 import functools
 from collections.abc import Mapping
@@ -21,14 +21,16 @@ from xscheduler.settings import Setting
 from xscheduler.tuned import Alternative, Tuned
 
 POLICY_COLUMNS = ("policy", "req/s", "tok/s", "latency", "schedule")
-"""The columns of `policy_rows` without times of tokens."""
+"""The columns of `policy_rows` without the times per token."""
 Times = Mapping[str, str]
-"""Keys of an Estimate's times that are bounded, and their columns."""
+"""Keys of the bounded times of an Estimate, and their columns."""
 
 
 def answer_document(answer: Tuned, setting: Setting, target: Target | None, export: Export | None) -> dict[str, Any]:
-    """The object that `tune --json` prints for one bound: with the best that the setting's engine runs where several
-    engines are compared, and with a `target` its launch command.
+    """Return the object that `tune --json` prints for one bound.
+
+    If engines are compared, it has the best schedule that the setting's engine runs. With a `target`, it has the launch
+    command.
     """
     brief, on_engine = functools.partial(_brief, answer.schedule), answer.best_on_engine
     document: dict[str, Any] = {
@@ -64,17 +66,17 @@ def answer_document(answer: Tuned, setting: Setting, target: Target | None, expo
 
 
 _SHARED = ("model", "cluster", "workload", "profile")
-"""Keys of a schedule that are the same for all policies, and long."""
+"""Long keys of a schedule that are the same for all policies."""
 
 
 def _brief(best: Schedule | None, schedule: Schedule) -> dict[str, Any]:
-    """A schedule without what the answer's own says for it too: another engine has another profile."""
+    """Return a schedule without the keys that are equal in the answer's own; another engine has another profile."""
     same = [key for key in _SHARED if best and getattr(best, key) == getattr(schedule, key)]
     return {key: value for key, value in to_dict(schedule).items() if key not in same}
 
 
 def print_export(target: Target, export: Export | None, times: Times) -> None:
-    """Print another engine's launch command, and what is predicted for it."""
+    """Print another engine's launch command, and its predicted performance."""
     if export is None:
         return output.note(f"No schedule that {target.engine} runs meets the bounds: there is nothing to export.")
     columns = policy_columns(times)[1:-1]
@@ -87,7 +89,7 @@ def print_export(target: Target, export: Export | None, times: Times) -> None:
 
 
 def print_best(answer: Tuned, setting: Setting) -> None:
-    """Print the best schedule of all, and the best that the setting's engine runs, where engines are compared."""
+    """If engines are compared, print the best schedule of all and the best that the setting's engine runs."""
     engine, on_engine = engine_of(setting.profile).name, answer.best_on_engine
     if setting.cluster.is_cpu or engine in NOT_DEPLOYED or not answer.estimate or not answer.schedule:
         return
@@ -102,7 +104,7 @@ def print_best(answer: Tuned, setting: Setting) -> None:
 
 
 def whose(options: TuneOptions, answer: Tuned) -> str:
-    """Say which engine a written schedule is for, where that isn't the one that was asked for or none was."""
+    """Return which engine a written schedule is for; empty if the user chose no engine or none are compared."""
     if options.settings[0].own is None or options.engine is None:
         return ""
     return (
@@ -121,26 +123,26 @@ def _runs_on(estimate: Estimate) -> str:
 
 
 def policy_name(alternative: Alternative, setting: Setting) -> str:
-    """A policy in a table, with the engine that its figures are of where engines are compared."""
+    """Return a policy's name for a table; if engines are compared, with the engine of its figures."""
     if setting.own is None or alternative.estimate is None:
         return alternative.policy
     return f"{alternative.policy} ({alternative.estimate.engine})"
 
 
 def bounded_times(options: SearchOptions) -> Times:
-    """What `--ttft` and `--tpot` bound."""
+    """Return the times that `--ttft` and `--tpot` bound."""
     asked = {"ttft_bounded_s": options.ttft_s, "tpot_bounded_s": options.tpot_s}
     which = f"p{options.bound.percentile:g}"
     return {key: f"{key[:4].upper()} {which}" for key, bound_s in asked.items() if bound_s is not None}
 
 
 def policy_columns(times: Times = MappingProxyType({})) -> tuple[str, ...]:
-    """The columns of `policy_rows`, with these times."""
+    """Return the columns of `policy_rows`, with these times."""
     return (*POLICY_COLUMNS[:-1], *times.values(), POLICY_COLUMNS[-1])
 
 
 def policy_rows(answer: Tuned, setting: Setting, times: Times = MappingProxyType({})) -> list[list[str]]:
-    """A table's rows: every policy's best schedule, the winner first."""
+    """Return a table's rows: every policy's best schedule, the winner first."""
     rows = []
     for other in ranked(answer):
         if other.schedule is None or other.estimate is None:
@@ -151,7 +153,7 @@ def policy_rows(answer: Tuned, setting: Setting, times: Times = MappingProxyType
 
 
 def best_row(answer: Tuned, setting: Setting, bound_s: float | None, times: Times = MappingProxyType({})) -> list[str]:
-    """The best schedule in a table's row, without a policy's column of its own."""
+    """Return a table row with the best schedule, without a separate column for the policy."""
     if answer.schedule is None or answer.estimate is None:
         return [*("–",) * (3 + len(times)), infeasible_text(answer, bound_s).rstrip(".")]
     where = f", {_runs_on(answer.estimate)}" if setting.own else ""

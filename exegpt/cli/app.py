@@ -1,4 +1,4 @@
-"""The commands by name. Their modules import what they need when they are called, so that `--help` is quick."""
+"""The commands by name; their modules import what they need when called, so that `--help` is fast."""
 
 import typer
 
@@ -30,7 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for command, about in (  # a line of `exegpt --help` each; their own --help says more
+for command, about in (  # a line of `exegpt --help` each; each command's own --help has more
     (demo.demo, "Profile, tune, run and compare a small model on this machine."),
     (tune.tune, "Find the schedule with the highest throughput under a bound."),
     (run.run, "Run requests offline, and compare with the prediction."),

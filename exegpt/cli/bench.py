@@ -1,4 +1,4 @@
-"""`exegpt bench`: compares predictions with measured runs, policy by policy, on the same requests."""
+"""`exegpt bench`: compare predictions with measured runs, policy by policy, on the same requests."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class BenchGroup(TyperGroup):
-    """`exegpt bench`, whose own required options a command beneath it doesn't need."""
+    """The group `exegpt bench`; its required options are optional for its subcommands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments after the group's own."""
+        """Return the arguments after the group's own."""
         if args and args[0] in self.commands:
             for parameter in self.params:
                 parameter.required = False

@@ -70,8 +70,10 @@ def serve(
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
-    """Load-test an OpenAI-compatible endpoint (exegpt, vLLM, SGLang, transformers) in an open loop: requests are sent
-    at their arrival times, whether or not earlier ones have been answered. The API key is read from OPENAI_API_KEY.
+    """Load-test an OpenAI-compatible endpoint (exegpt, vLLM, SGLang, transformers) in an open loop.
+
+    Requests are sent at their arrival times, whether or not earlier ones have been answered. The API key is read from
+    OPENAI_API_KEY.
 
     Example: exegpt bench serve --url http://localhost:8000 --rate 1/s,2/s,4/s --workload 128/64 --latency-bound 5s
     """

@@ -1,4 +1,4 @@
-"""What `exegpt tune` prints without a rate: the best schedule under each latency bound."""
+"""The output of `exegpt tune` without a rate: the best schedule under each latency bound."""
 
 import gc
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ from xscheduler.setting_search import infeasible_text, ranked, reasons
 
 
 def answer(options: TuneOptions, json: bool) -> int:
-    """Search under every bound, and print; returns the exit code."""
-    gc.disable()  # searches leave many small objects and no cycles; the command ends soon
+    """Search under every bound, and print; return the exit code."""
+    gc.disable()  # searches make many small objects without cycles, and the command ends soon
     answers = tune_bounds(options)
     if json:
         _emit(options, answers)
@@ -73,7 +73,7 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
 
 
 def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
-    """Every policy's best schedule, and the reasons for its rank."""
+    """Print every policy's best schedule, and the reasons for its rank."""
     times, tuned = bounded_times(options.search), answer.tuned
     output.table(
         policy_columns(times),
@@ -91,7 +91,7 @@ def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
 
 
 def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
-    """The best schedule under each bound; the reasons for other policies' ranks are printed for a single bound only."""
+    """Print the best schedule under each bound, without the reasons for other policies' ranks."""
     times = bounded_times(options.search)
     rows = [[format_duration(a.bound_s), *best_row(a.tuned, options.settings[0], a.bound_s, times)] for a in answers]
     output.table(("bound", *policy_columns(times)[1:]), rows, _title(options, "the best schedule under each bound"))
@@ -102,7 +102,7 @@ def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> N
 
 
 def _title(options: TuneOptions, what: str) -> str:
-    """The question that was searched: model, cluster, lengths and bounds."""
+    """Return the question that was searched: model, cluster, lengths and bounds."""
     setting, names = options.settings[0], {"TTFT": options.search.ttft_s, "TPOT": options.search.tpot_s}
     times = "".join(f", {name} {format_duration(bound_s)}" for name, bound_s in names.items() if bound_s is not None)
     return f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {what}{times}"

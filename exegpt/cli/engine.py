@@ -54,7 +54,10 @@ def engine(
 
 
 def read_options(typed: "Mapping[str, Any]", socket: Path | None = None) -> "EngineOptions":
-    """The options object of this command's parameters, or of `exegpt serve`'s, whose frontend listens at `socket`."""
+    """Return the engine's options from the parameters of this command or of `exegpt serve`.
+
+    The frontend of `exegpt serve` listens at `socket`.
+    """
     from exegpt.api.serving_engine import EngineOptions
     from xcore.choices import check_columns
     from xcore.duration import parse_duration

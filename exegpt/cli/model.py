@@ -8,7 +8,7 @@ import typer
 from exegpt.cli import options
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-"""As transformers names them → as exegpt does."""
+"""From transformers' names to exegpt's."""
 
 
 def create(

@@ -13,12 +13,12 @@ T = TypeVar("T")
 
 
 def build(kind: type[T], typed: Mapping[str, Any]) -> T:
-    """The options object `kind` (a dataclass) of a command's parameters: for each field the parameter of its name."""
+    """Return the options object `kind` (a dataclass) with the command's parameters of the same names."""
     return kind(**{field.name: typed[field.name] for field in fields(kind)})  # type: ignore[arg-type]
 
 
 def only_model(models: list[str] | None, what: str) -> str:
-    """The one model of a server or a run without a plan."""
+    """Return the single model of a server or a run without a plan."""
     models = models or []
     if len(models) != 1:
         raise InputError(f"A {what} without --plan has one model, but --model is given {len(models)} times: pass one.")
@@ -26,24 +26,24 @@ def only_model(models: list[str] | None, what: str) -> str:
 
 
 def only_profile(profiles: list[str] | None) -> str | None:
-    """The one profile of a model; InputError for several."""
+    """Return the single profile of a model; InputError for several."""
     if profiles and len(profiles) > 1:
         raise InputError(f"--profile is given for one model as {' and '.join(map(repr, profiles))}: pass one file.")
     return profiles[0] if profiles else None
 
 
 def profile_files(profiles: list[str] | None) -> list[str]:
-    """The files that `--profile` names, of one model or of several."""
+    """Return the files that `--profile` names, of one model or of several."""
     return [part.partition("=")[2] or part for text in profiles or () for part in (text, *text.split(","))]
 
 
 def directories(models: list[str] | None) -> dict[str, str]:
-    """Directories by name, as `--model NAME=DIR` beside --plan gives them."""
+    """Return directories by name, from `--model NAME=DIR` with --plan."""
     return named(models or (), "--model", "DIR")
 
 
 def named(texts: Iterable[str], option: str, what: str) -> dict[str, str]:
-    """Files or folders by the plan's models, as texts `NAME=PATH` give them."""
+    """Return files or folders by the names of the plan's models, from texts `NAME=PATH`."""
     paths: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
@@ -232,11 +232,11 @@ FIXED = (
     *("encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches", "tp_degree", "tp_gpus"),
     *("encode_devices", "encode_tp_degree", "max_num_seqs", "max_num_batched_tokens", "prefills_per_step", "replicas"),
 )
-"""Control variables that commands take by these names."""
+"""Control variables that are options of commands under the same names."""
 
 
 def fixed(typed: Mapping[str, Any]) -> dict[str, int]:
-    """Those that were given."""
+    """Return the control variables that the user passed."""
     return {name: typed[name] for name in FIXED if typed.get(name) is not None}
 
 

@@ -54,7 +54,6 @@ def plan(
 
     Example: exegpt plan application.yaml --cluster 8xA100-80GB --method samullm
     """
-
     from exegpt.cli.plan_report import write_plan_report
     from xcore import document
     from xcore.choices import check_choice
@@ -97,7 +96,7 @@ def plan(
 
 
 def _document(answered: "PlanAnswer", prices: "Prices | None") -> dict[str, Any]:
-    """The object that `plan --json` prints."""
+    """Return the object that `plan --json` prints."""
     from dataclasses import asdict
 
     from xcore.console import output

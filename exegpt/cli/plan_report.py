@@ -50,7 +50,7 @@ def write_stages_report(path: Path, proposals: "list[StageProposal]", assumption
 
 
 def _drawn(plan: "Plan | StagePlan", notes: tuple[str, ...]) -> "Section":
-    """A plan's table with its picture."""
+    """Return a plan's table with its chart."""
     from exegpt.cli.plan_tables import picture, plan_table
     from exegpt.report import gantt
     from exegpt.report.sections import Section

@@ -28,13 +28,13 @@ _COLUMNS = (
 
 
 def why_best(proposals: "list[Proposal]") -> str:
-    """Why the best plan is better than the second; empty if there are no two."""
+    """Return why the best plan is better than the second; empty if there are fewer than two."""
     best, second = proposals[0], next((other for other in proposals[1:] if other.found), None)
     return f"{best.method} is best: {best.why_before(second)}" if best.found and second else ""
 
 
 def methods_table(proposals: "list[Proposal]", prices: "Prices | None") -> tuple[list[str], list[list[str]]]:
-    """Columns, and a row for each method that has a plan."""
+    """Return the columns, and a row for each method that has a plan."""
     done = "loaded and done in" if any(proposal.stages for proposal in proposals) else "done in"
     columns = ["method", "headroom", "all in time", "normalised", done, "devices", "GPU-hours"]
     return columns + ["price/h"] * bool(prices), [_method_row(p, p.found, prices) for p in proposals if p.found]
@@ -61,7 +61,7 @@ def _method_row(proposal: "Proposal", found: "Plan | StagePlan", prices: "Prices
 
 
 def price_in_use(plan: "Plan | StagePlan", prices: "Prices | None") -> float | None:
-    """The price per hour of the devices in use; None without prices."""
+    """Return the price per hour of the devices in use; None without prices."""
     from xcore.specs.price import price_per_hour
 
     if not prices or not plan.cluster:
@@ -79,7 +79,7 @@ def print_plan(plan: "Plan | StagePlan") -> None:
 
 
 def picture(plan: "Plan | StagePlan") -> "Gantt":
-    """Which devices run which models, and when."""
+    """Return the chart of the models on each device over time."""
     from exegpt.report import gantt
     from xmulti.files.stage_plan import StagePlan
 
@@ -87,14 +87,14 @@ def picture(plan: "Plan | StagePlan") -> "Gantt":
 
 
 def plan_table(plan: "Plan | StagePlan") -> tuple[list[str], list[list[str]], str]:
-    """Columns, a row for each model or stage, and a title."""
+    """Return the columns, a row for each model or stage, and a title."""
     from xmulti.files.stage_plan import StagePlan
 
     return _stages_table(plan) if isinstance(plan, StagePlan) else _models_table(plan)
 
 
 def _models_table(plan: "Plan") -> tuple[list[str], list[list[str]], str]:
-    """Columns that are empty for all models are omitted."""
+    """Return the table of models; columns that are empty for all models are omitted."""
     from xcore.quantity import NOTHING
 
     rows = [_row(model) for model in plan.models]
@@ -127,14 +127,14 @@ def _row(model: "PlannedModel") -> list[str]:
 
 
 def _share_text(model: "PlannedModel") -> str:
-    """How a model shares its devices: not at all, by time, by priority, or with its decoding share by space."""
+    """Return how a model shares its devices: not at all, by time, by priority, or with its decoding share by space."""
     if model.share is None:
         return "–"
     return f"space, {model.share.decode:.0%}" if model.share.by == "space" else model.share.by
 
 
 def ranges(devices: tuple[int, ...]) -> str:
-    """Device numbers as ranges: 0–3, 8."""
+    """Return device numbers as ranges: 0–3, 8."""
     parts: list[list[int]] = []
     for device in devices:
         if parts and device == parts[-1][1] + 1:
@@ -145,7 +145,7 @@ def ranges(devices: tuple[int, ...]) -> str:
 
 
 def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
-    """The times of the heuristics' plans."""
+    """Return sentences with the times of the heuristics' plans."""
     from xcore.duration import duration_text
 
     return tuple(
@@ -165,5 +165,5 @@ def _stages_table(plan: "StagePlan") -> tuple[list[str], list[list[str]], str]:
 
 
 def _node_text(node: "StagedNode") -> str:
-    """A node with its GPUs: `chat 0–3 (2×TP2)`."""
+    """Return a node with its GPUs as text: `chat 0–3 (2×TP2)`."""
     return f"{node.name} {ranges(tuple(sorted(node.devices)))} ({node.dp}×TP{node.tp})"

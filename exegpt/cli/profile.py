@@ -1,4 +1,4 @@
-"""`exegpt profile`: measures a model's layers on this machine, or under mpirun on a cluster."""
+"""`exegpt profile`: measure a model's layers on this machine, or under mpirun on a cluster."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,8 +21,10 @@ def profile(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Measure a model's layers on this machine, and store the profile. An interrupted measurement continues where it
-    stopped. A built-in model gets random weights: times don't depend on them.
+    """Measure a model's layers on this machine, and store the profile.
+
+    An interrupted measurement continues where it stopped. A built-in model gets random weights: times don't depend on
+    them.
 
     Under mpirun, with one rank per device, it measures a cluster: every tensor-parallel degree within a node, and the
     links.

@@ -1,4 +1,4 @@
-"""`exegpt profile import`: a Profile from measurements that others published."""
+"""`exegpt profile import`: make a Profile from published measurements."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,10 +35,12 @@ def import_(
     ] = None,
     json: options.JSON = False,
 ) -> None:
-    """Make a profile from published measurements: aiconfigurator's operator tables (the installed package), Vidur's CSV
-    files (mlp, attention, network), or a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv).
-    From samullm's files it makes a cost table of all their models, for plans of stages; from muxserve's cost file the
-    iteration times of one model by share of a GPU, for `exegpt simulate --plan`.
+    """Make a profile from published measurements.
+
+    Sources are aiconfigurator's operator tables (the installed package), Vidur's CSV files (mlp, attention, network),
+    or a folder of one engine's layers (attention.csv, dense.csv, per_sequence.csv). From samullm's files it makes a
+    cost table of all their models, for plans of stages; from muxserve's cost file the iteration times of one model by
+    share of a GPU, for `exegpt simulate --plan`.
 
     Example: exegpt profile import aiconfigurator --system h100_sxm --model llama-3.1-70b --dtype fp8 --out h100.json
     """
@@ -100,7 +102,7 @@ def import_(
 
 
 def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -> None:
-    """SamuLLM's files as a cost table."""
+    """Make a cost table from SamuLLM's files."""
     from xcore import document
     from xcore.console import output
     from xcore.errors import InputError

@@ -1,4 +1,4 @@
-"""`exegpt rank`: trains and evaluates the learned order's ranker."""
+"""`exegpt rank`: train and evaluate the learned order's ranker."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -69,8 +69,9 @@ def evaluate(
     threads: options.THREADS = None,
     json: options.JSON = False,
 ) -> None:
-    """Print Kendall's tau between scores and output lengths, and for comparison that of a classifier, of the prompt's
-    length and kind, and of the true length.
+    """Print Kendall's tau between scores and output lengths.
+
+    For comparison, it also prints that of a classifier, of the prompt's length and kind, and of the true length.
 
     Example: exegpt rank evaluate prompts.jsonl --ranker ranker.npz
     """

@@ -1,4 +1,4 @@
-"""What `exegpt tune --rate` prints: schedules that sustain an arrival rate, and the cheapest cluster that does."""
+"""The output of `exegpt tune --rate`: schedules that sustain an arrival rate, and the cheapest cluster that does."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def answer(options: TuneOptions, json: bool) -> int:
-    """Search each cluster for schedules that sustain the rate within the bound, and print; returns the exit code."""
+    """Search each cluster for schedules that sustain the rate within the bound, and print; return the exit code."""
     offers = tune_rate(options)
     if json:
         output.emit(offers_document(offers, options.target, options.seed))
@@ -31,7 +31,7 @@ def answer(options: TuneOptions, json: bool) -> int:
 
 
 def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, Any]:
-    """The object that `tune --rate --json` prints for a cluster."""
+    """Return the object that `tune --rate --json` prints for a cluster."""
     rated = offer.rated
     best = rated.sustained[rated.tuned.schedule.policy].goodput if rated.tuned.schedule else None
     document = answer_document(rated.tuned, offer.setting, target, offer.export)
@@ -54,7 +54,7 @@ def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, 
 
 
 def offers_document(offers: list[Offer], target: Target | None, seed: int) -> dict[str, Any]:
-    """The best offer's document; with several clusters, it has all of them under `clusters`."""
+    """Return the best offer's document; with several clusters, it has all of them under `clusters`."""
     documents = [offer_document(offer, target, seed) for offer in offers]
     if len(offers) == 1:
         return documents[0]
@@ -115,7 +115,7 @@ def _print_clusters(offers: list[Offer]) -> None:
 
 
 def infeasible_rate_text(offers: list[Offer], bound_s: float | None) -> str:
-    """Why no schedule sustains the rate, and the highest sustained rate."""
+    """Return why no schedule sustains the rate, and the highest sustained rate."""
     best = max(offers, key=lambda offer: offer.rated.highest_rate_seq_s)
     highest, rate = best.rated.highest_rate_seq_s, best.rated.rate_seq_s
     if not highest and not best.rated.sustained:
@@ -126,7 +126,7 @@ def infeasible_rate_text(offers: list[Offer], bound_s: float | None) -> str:
 
 
 def _reached(rated: "Rated") -> Callable[["Alternative"], tuple[float, bool]]:
-    """A key that sorts policies by falling goodput; the answer's policy comes before those with equal goodput."""
+    """Return a key that sorts policies by falling goodput; among equals, the answer's policy comes first."""
     reached = {policy: sustained.goodput_seq_s for policy, sustained in rated.sustained.items()}
     best = rated.tuned.schedule.policy if rated.tuned.schedule else None
     return lambda alternative: (-reached.get(alternative.policy, -1.0), alternative.policy != best)
@@ -147,7 +147,7 @@ def _policy_rows(rated: "Rated", setting: "Setting", per_token: bool) -> list[li
 
 
 def _goodput_text(goodput: "Goodput") -> str:
-    """The lower and upper rate of a goodput, or one rate if they are equal."""
+    """Return the lower and upper rate of a goodput, or one rate if they are equal."""
     low, high = output.number(goodput.low), output.number(goodput.high)
     return low if low == high else f"{low}–{high}"
 

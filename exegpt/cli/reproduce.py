@@ -120,8 +120,9 @@ def samullm(report: options.REPORT = None, json: options.JSON = False) -> None:
 
 @app.command(short_help="Several models on shared GPUs, by MuxServe.")
 def muxserve(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """MuxServe's 20 published workloads of 19 models, replayed at its placements: on shares of GPUs, by time sharing,
-    and on dedicated GPUs.
+    """Replay MuxServe's 20 published workloads of 19 models at its placements.
+
+    Models run on shares of GPUs, by time sharing, and on dedicated GPUs.
 
     Needs MuxServe's published measurements, in the folder $EXEGPT_DATA/muxserve/.
 
@@ -134,8 +135,9 @@ def muxserve(report: options.REPORT = None, json: options.JSON = False) -> None:
 
 @app.command("learned-order", short_help="vLLM-LTR: requests in the order of a learned rank.")
 def learned_order(report: options.REPORT = None, json: options.JSON = False) -> None:
-    """Requests in the order of a learned rank, compared with first come, first served, MLFQ, a classifier and oracles,
-    over arrival rates.
+    """Compare requests in the order of a learned rank with other orders, over arrival rates.
+
+    The other orders are first come, first served, MLFQ, a classifier and oracles.
 
     Example: exegpt reproduce learned-order --json
     """
@@ -171,8 +173,9 @@ def seallm(
     report: options.REPORT = None,
     json: options.JSON = False,
 ) -> None:
-    """SeaLLM's sixteen services on 32 A800: its placement, order and replacement, compared with dedicated GPUs,
-    AlpaServe and MuxServe, over rates and bursts. Takes many minutes.
+    """Compare SeaLLM's placement, order and replacement with dedicated GPUs, AlpaServe and MuxServe.
+
+    Sixteen services run on 32 A800, over rates and bursts. Takes many minutes.
 
     Example: exegpt reproduce seallm --report seallm.html
     """

@@ -1,4 +1,4 @@
-"""`exegpt run`: runs requests offline and measures."""
+"""`exegpt run`: run requests offline and measure."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -109,7 +109,7 @@ def run(
 
 
 def _read_options(typed: "dict[str, Any]") -> "RunOptions":
-    """The options object of the command's parameters; InputError for those that exclude each other."""
+    """Return the options object of the command's parameters; InputError for those that exclude each other."""
     from exegpt.api.offline_run import RunOptions
     from xcore.duration import parse_duration
     from xscheduler.ordering import OrderChoice
@@ -146,7 +146,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
 
 
 def _check_unsearched(schedule: Path, searched: "dict[str, object]") -> None:
-    """InputError for options that only a search uses, together with a given schedule."""
+    """Raise InputError for options that only a search uses, together with a given schedule."""
     for name, value in searched.items():
         if value is not None:
             option = f"--{name.replace('_', '-')}"
@@ -156,7 +156,7 @@ def _check_unsearched(schedule: Path, searched: "dict[str, object]") -> None:
 
 
 def _answer(result: "OfflineRun", run_options: "RunOptions", rank: int, json: bool) -> None:
-    """Write the report, and print; Infeasible where there is no schedule."""
+    """Write the report, and print; raise Infeasible if there is no schedule."""
     from exegpt.api.reports import write_run_report
     from xcore.console import output
     from xcore.document import to_dict
@@ -180,7 +180,10 @@ def _answer(result: "OfflineRun", run_options: "RunOptions", rank: int, json: bo
 
 
 def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, Any] | None") -> None:
-    """Infeasible, with its document where one was asked for; other ranks end with the same code and print nothing."""
+    """Raise Infeasible, and print its document if the user wants JSON.
+
+    Other ranks end with the same code and print nothing.
+    """
     from exegpt.cli import INFEASIBLE
     from xcore.console import output
 

@@ -1,4 +1,4 @@
-"""`exegpt run --plan`: runs several models at once, and applications whose calls read each other's outputs."""
+"""`exegpt run --plan`: run several models at once, and applications whose calls read each other's outputs."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -1,4 +1,4 @@
-"""`exegpt run --plan` with a plan of stages: runs an application, starting and stopping its models' engines."""
+"""`exegpt run --plan` with a plan of stages: run an application, starting and stopping its models' engines."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def _print(result: "StageRun") -> None:
 
     plan = result.plan
     if result.stages:
-        print_plan(replace(plan, stages=result.stages, models=()))  # of a resumed run not all nodes
+        print_plan(replace(plan, stages=result.stages, models=()))  # a resumed run doesn't have all nodes
     output.table(_COLUMNS, [_row(result, model) for model in result.models], "models")
     predicted = result.predicted
     beside = f"; predicted for these outputs: {duration_text(predicted.seconds)}" if predicted else ""

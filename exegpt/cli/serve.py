@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _ENGINES = (
     "schedule latency_bound workload columns policy admission order ranker device attention dtype threads".split()
 )
-"""Options that the engine gets."""
+"""Options with a value that are passed to the engine."""
 _FLAGS = "pinned best_effort starvation_guard scale_to_context".split()
-"""The same, without values."""
+"""Options without a value that are passed to the engine."""
 _PLANNED = "device attention dtype".split()
-"""Options that each engine of a plan gets."""
+"""Options that are passed to each engine of a plan."""
 _REPLAN_AFTER = "1m"
-"""A burst is over by then, and an engine that starts anew costs some seconds."""
+"""Default of --replan-after: a burst is over by then, and starting a new engine takes some seconds."""
 _NO_PLAN = {"plan": None, "replan": None, "watching": None}
 _OF_ONE = (
     "schedule latency_bound workload columns scale_to_context ranks served_model_name chat_template policy admission "
@@ -120,8 +120,9 @@ def serve(
     plugin: options.PLUGIN = None,
     engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None,
 ) -> int:
-    """Serve a model over HTTP with OpenAI's API, under the schedule with the highest goodput within a latency bound; or
-    serve several models by a plan.
+    """Serve a model over HTTP with OpenAI's API, under the schedule with the highest goodput within a latency bound.
+
+    With --plan, serve several models by a plan.
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
     """
@@ -155,7 +156,7 @@ def _serve(typed: dict[str, Any]) -> int:
 
 
 def _unit(typed: dict[str, Any]) -> "UnitOptions":
-    """The engine of one model."""
+    """Return the engine of one model."""
     if typed["replan_after"] is not None:
         raise InputError("--replan-after needs a plan: pass --plan, or leave it out.")
     from exegpt.cli.engine import read_options
@@ -164,7 +165,7 @@ def _unit(typed: dict[str, Any]) -> "UnitOptions":
     from xserver.engines.unit_options import UnitModel, UnitOptions
 
     directory, schedule = model_directory(options.only_model(typed["model"], "server")), typed["schedule"]
-    read_options(typed | {"model": directory})  # what the engine would refuse is refused at once
+    read_options(typed | {"model": directory})  # refuse at once what the engine would refuse
     admission_rule(typed["admission"], read_schedule(schedule).policy if schedule else None)
     return UnitOptions(
         (UnitModel(directory, typed["served_model_name"], typed["chat_template"]),),
@@ -175,7 +176,7 @@ def _unit(typed: dict[str, Any]) -> "UnitOptions":
 
 
 def _planned(typed: dict[str, Any]) -> dict[str, Any]:
-    """The engines of a plan, and how many may start at once."""
+    """Return the engines of a plan, and how many may start at once."""
     from xmulti.serving.planned_units import planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
@@ -191,19 +192,22 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     directories = {model.name: str(model.directory) for model in plan.models}
 
     def placed(asked: "Plan") -> "tuple[Plan, tuple[UnitOptions, ...]]":
-        """A plan for these models with the directories in use, and its engines."""
+        """Return a plan for these models with the directories in use, and its engines."""
         followed = with_directories(asked, directories, "The plan")
         ours = sorted(followed.models, key=lambda model: order.index(model.name))
         return followed, planned_units(replace(followed, models=tuple(ours)), flags, typed["threads"])
 
     units = planned_units(plan, flags, typed["threads"])
-    # engines that are new to a machine measure it: on the cores of one, each would measure the others
+    # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.
     starts = 1 if plan.cluster.is_cpu else len(units)
     return {"units": units, "starts": starts, "plan": plan, "replan": placed, "watching": _watching(typed)}
 
 
 def _watching(typed: dict[str, Any]) -> "Callable[..., Replanning]":
-    """How another plan is searched, if it may be."""
+    """Return the function that makes the watch over a plan.
+
+    With --pinned or --replan-after inf, the watch searches no other plan.
+    """
     from xcore.duration import parse_duration
     from xmulti.serving.replanning import Replanning, ReplanOptions
 
@@ -213,7 +217,7 @@ def _watching(typed: dict[str, Any]) -> "Callable[..., Replanning]":
 
 
 def _words(typed: dict[str, Any], names: list[str]) -> list[str]:
-    """The options of these names that are given, as they are typed."""
+    """Return the options with these names that the user passed, as words of a command line."""
     words = []
     for name in names:
         if typed[name] not in (None, False):
@@ -234,7 +238,7 @@ def _serve_as_rank(typed: dict[str, Any]) -> int:
     from exegpt.api.frontend_process import FrontendProcess
     from xrunner.comm.ranks import job, rank_started
 
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher passes it on to all: rank 0 drains for them
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the launcher sends it to all ranks: rank 0 drains for them
     frontend = FrontendProcess(sys.argv[1:]) if rank_started() == 0 else None
     with job() as ranks:
         socket = frontend.socket if frontend else None
@@ -250,7 +254,7 @@ def _engine_options(typed: dict[str, Any], socket: Path | None) -> "EngineOption
 
 
 def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
-    """A file's keys, one per line, or the environment's one."""
+    """Return a file's keys, one per line, or the key in the environment variable."""
     if path is None:
         return tuple(filter(None, [os.environ.get(variable)]))
     from xcore.document import read_text

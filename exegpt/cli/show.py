@@ -1,4 +1,4 @@
-"""`exegpt show`: prints a schedule, plan, profile, result or cluster file, or a cluster given by name."""
+"""`exegpt show`: print a schedule, plan, profile, result or cluster file, or a cluster given by name."""
 
 import re
 from pathlib import Path
@@ -54,7 +54,7 @@ def show(
 
 
 def _kind(file: Path) -> str:
-    """The kind of a file; InputError for an unknown one."""
+    """Return the kind of a file; InputError for an unknown one."""
     from xcore import document
 
     if file.suffix == ".jsonl":
@@ -75,7 +75,7 @@ def _kind(file: Path) -> str:
 
 
 def _cluster_yaml(file: Path) -> str:
-    """A cluster as a YAML file with all of its fields, for editing."""
+    """Return a cluster as a YAML file with all of its fields, for editing."""
     import yaml
 
     from xcore.document import to_dict
@@ -139,7 +139,7 @@ def _text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?e[+-]\d+", value):
-        return figure_text(float(value))  # provenance is text, numbers and all
+        return figure_text(float(value))  # all of provenance is text, including numbers
     return figure_text(value) if isinstance(value, float) else str(value)
 
 
@@ -187,7 +187,7 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
 
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
-    """The schedule's estimate if the profile that it is based on is available: a roofline, or this machine's own."""
+    """Return the schedule's estimate if its profile is available: a roofline, or this machine's own."""
     from xprofiler.profiles import find_profile
     from xprofiler.rooflines import found_on
     from xsimulator import estimate
@@ -216,14 +216,14 @@ def _profile(file: Path) -> "Shown":
         **{name: _grid(table) for name, table in tables.items() if table},
         "missing": _missing(tables) or ["nothing"],
     }
-    name = profile.provenance.get("model")  # the model's name, where the source tells it
+    name = profile.provenance.get("model")  # the model's name, if the source has it
     shown = facts | ({"model": f"{name} ({profile.model})"} if name else {})
     rows = [[key, _text(value)] for key, value in shown.items() if value is not None]
     return facts, lambda: output.table(("profile", ""), rows)
 
 
 def _tables(profile: "Profile") -> "dict[str, Table | None]":
-    """The tables of the first degree, and those that all degrees share, by name."""
+    """Return the tables of the first degree, and those that all degrees share, by name."""
     first = profile.degrees[0]
     return {
         **vars(first.decoder),
@@ -235,7 +235,7 @@ def _tables(profile: "Profile") -> "dict[str, Table | None]":
 
 
 def _grid(table: "Table") -> str:
-    """The table's axes with their ranges, and the number of points that were filled in instead of measured."""
+    """Return the table's axes with their ranges, and the number of points filled in instead of measured."""
     text = " × ".join(
         f"{axis} {figure_text(p[0])}–{figure_text(p[-1])}" for axis, p in zip(table.axes, table.points, strict=True)
     )
@@ -250,7 +250,7 @@ _WITHOUT = {
 
 
 def _missing(tables: "dict[str, Table | None]") -> list[str]:
-    """The tables that the profile lacks, and the assumptions made instead."""
+    """Return the tables that the profile lacks, and the assumptions made instead."""
     missing = [f"{name} ({text})" for name, text in _WITHOUT.items() if not tables[name]]
     nothing = [name for name, table in tables.items() if table and max(table.values) == 0]
     return missing + [f"{name} (taken as zero)" for name in nothing]

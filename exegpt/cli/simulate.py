@@ -138,8 +138,9 @@ def simulate(
 
 
 def _launched(command: str, asked: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The options with what a launch command says, and what it says that changes nothing; InputError for an option that
-    the command says, too.
+    """Return the options with the settings of a launch command, and its notes.
+
+    Raises InputError for an option that the command contains too.
     """
     from xcore.errors import InputError
     from xscheduler.launch_command import POLICY, read_launch

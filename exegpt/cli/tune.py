@@ -195,7 +195,7 @@ def _search_options(typed: dict[str, Any]) -> "SearchOptions":
 
 
 def _target(engine: str | None, setting: "Setting", typed: str | None, policies: tuple[str, ...]) -> "Target | None":
-    """The engine whose flags are asked for; InputError where it is unknown or can't run the model."""
+    """Return the engine whose flags the user wants; InputError if it is unknown or can't run the model."""
     from xcore.choices import check_choice
     from xscheduler.export import ENGINES, Target
 
@@ -209,7 +209,7 @@ def _target(engine: str | None, setting: "Setting", typed: str | None, policies:
 
 
 def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:
-    """InputError for options that don't go together."""
+    """Raise InputError for options that can't be combined."""
     if clusters > 1 and not open_system:
         raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
     if priced and not open_system:

@@ -1,7 +1,7 @@
-"""The kernels, whose files lie in the repository's `kernels/` folder.
+"""The kernels, whose files are in the repository's `kernels/` folder.
 
-That folder has no `__init__.py` of its own: transformers looks for an unrelated package called `kernels` and must not
-find it. A checkout and an editable installation reach it through the path below; a wheel holds the files here.
+That folder has no `__init__.py`: transformers looks for an unrelated package called `kernels` and must not find it. A
+checkout and an editable installation use the path below; in a wheel, the files are in this folder.
 """
 
 from pathlib import Path

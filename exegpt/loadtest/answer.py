@@ -1,7 +1,7 @@
-"""What an endpoint answers: a document, or the stream of a completion, read as its bytes come.
+"""Read an endpoint's answer, a document or the stream of a completion, as its bytes arrive.
 
-Servers differ in what they send. A missing usage, comments to keep the connection alive, a first chunk that only names
-the role, and keys that OpenAI doesn't have make no answer wrong. A missing or unknown finish reason does.
+Servers differ in what they send. These are no errors: a missing usage, comments that keep the connection alive, a first
+chunk that only names the role, and keys that OpenAI doesn't have. A missing or unknown finish reason is an error.
 """
 
 import email.utils
@@ -10,11 +10,11 @@ import time
 from typing import Any
 
 _MOST = 2**20
-"""Bytes that are kept of a body that isn't streamed."""
+"""Maximum bytes kept of a body that isn't streamed."""
 _KIND = 20
-"""Characters that are kept of an unknown finish reason in an error's kind."""
+"""Maximum characters of an unknown finish reason in an error's kind."""
 _MESSAGE = 200
-"""Characters that are kept of an error's message."""
+"""Maximum characters kept of an error's message."""
 _OVERLOADED = (429, 503)
 _WHOLE = ("stop", "length", "tool_calls")
 """Finish reasons of complete answers."""
@@ -32,21 +32,21 @@ class Answer:
         self.body = b""
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
-        """Take the status and the headers."""
+        """Store the status and the headers."""
         self.status, self.headers = status, headers
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take a part of the body."""
+        """Store a part of the body."""
         if len(self.body) < _MOST:
             self.body += data
 
     def enough(self) -> bool:
-        """Whether the rest isn't wanted."""
+        """Return whether the rest isn't needed."""
         return False
 
     @property
     def document(self) -> Any:
-        """The body as JSON; None where it is none."""
+        """The body as JSON; None if it is no JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -54,12 +54,12 @@ class Answer:
 
     @property
     def message(self) -> str:
-        """What the body says of an error, in OpenAI's shape, FastAPI's, or any text."""
+        """The error message of the body, in OpenAI's format, FastAPI's, or any text."""
         return error_message(self.document) or self.body.decode("utf-8", "replace").strip()[:_MESSAGE]
 
     @property
     def retry_after_s(self) -> float | None:
-        """How long an overloaded server asks to wait; a second where it doesn't say. None: it isn't overloaded."""
+        """Seconds that an overloaded server asks to wait, 1 if it doesn't say; None: it isn't overloaded."""
         if self.status not in _OVERLOADED:
             return None
         try:
@@ -76,7 +76,7 @@ class Answer:
 
 
 def error_message(document: Any) -> str:
-    """The message of an error's document; empty where it has none."""
+    """Return the message of an error's document; empty if there is none."""
     if not isinstance(document, dict):
         return ""
     error = document.get("error", document.get("detail", document))
@@ -85,41 +85,41 @@ def error_message(document: Any) -> str:
 
 
 class Stream(Answer):
-    """The streamed answer to a request for one completion. Times are on the event loop's clock.
+    """The streamed answer to a request for one completion; times are on the event loop's clock.
 
-    With `cut_at` the answer is enough once it has so many tokens.
+    With `cut_at`, the answer is complete once it has this many tokens.
     """
 
     def __init__(self, cut_at: int | None = None) -> None:
         super().__init__()
         self.first_token: float | None = None
         self.last_token: float | None = None
-        """When the last token or finish reason came: a usage may come later."""
+        """When the last token or finish reason came; a usage may come later."""
         self.last: float | None = None
-        """When the last event came: a token's, the reason why it finished, the usage or [DONE]."""
+        """When the last event came: a token, a finish reason, the usage or [DONE]."""
         self.reasons: dict[int, str | None] = {}
         """Finish reasons by choice; None before its end."""
         self.chunks = 0
-        """Chunks that brought a token."""
+        """Number of chunks with a token."""
         self.usage: dict[str, Any] = {}
         self.done = False
         """Whether [DONE] came."""
         self.error: tuple[str, str] | None = None
-        """Kind and message of what was wrong in the stream."""
+        """Kind and message of an error in the stream."""
         self._cut_at, self._streaming, self._rest = cut_at, False, b""
         self._event_type = b""
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
-        """Take the status and the headers."""
+        """Store the status and the headers."""
         super().begin(status, headers)
         self._streaming = status == 200 and headers.get("content-type", "").startswith("text/event-stream")
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take a part of the body."""
+        """Read a part of the body."""
         if not self._streaming:
             return super().feed(data, now)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if self._rest.startswith(b"data:") and self._rest[5:].strip() == _DONE:  # some servers end no line after it
+        if self._rest.startswith(b"data:") and self._rest[5:].strip() == _DONE:  # some servers send no newline after it
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
             if line.startswith(b"data:"):
@@ -132,12 +132,12 @@ class Stream(Answer):
                 self._event_type = b""
 
     def enough(self) -> bool:
-        """Whether it has the tokens that were wanted."""
+        """Return whether it has the requested number of tokens."""
         return self._cut_at is not None and self.tokens >= self._cut_at
 
     @property
     def tokens(self) -> int:
-        """Output tokens: those of the usage where it has a usable number, else chunks."""
+        """The output tokens: the number in the usage if it is valid, otherwise the number of chunks."""
         counted = self.usage.get("completion_tokens")
         if isinstance(counted, int) and not isinstance(counted, bool) and counted > 0:
             return counted
@@ -145,14 +145,15 @@ class Stream(Answer):
 
     @property
     def finish_reason(self) -> str | None:
-        """The finish reason: the first one that no complete answer has, else the first choice's."""
+        """The finish reason: the first one that marks an incomplete answer, otherwise the first choice's."""
         reasons = list(self.reasons.values())
         return next((reason for reason in reasons if reason not in _WHOLE), reasons[0] if reasons else None)
 
     @property
     def failure(self) -> tuple[str, str] | None:
-        """Kind and message of why a response that came whole is no complete answer; None where it is one, apart from
-        [DONE].
+        """Kind and message of the reason why a received response is no complete answer; None if it is complete.
+
+        A missing [DONE] is not checked here.
         """
         if self.status != 200:
             return f"http_{self.status}", self.message
@@ -171,12 +172,12 @@ class Stream(Answer):
 
     def _event(self, data: bytes, now: float) -> None:
         if self.done:
-            return  # what comes after the end is no part of the answer
+            return  # events after the end don't belong to the answer
         if data == _DONE:
             self.done, self.last = True, now
             return
         try:
-            document = json.loads(data.decode())  # of bytes, json would look for the encoding first
+            document = json.loads(data.decode())  # for bytes, json would first detect the encoding
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
@@ -196,8 +197,10 @@ class Stream(Answer):
                 self._choice(choice, now)
 
     def _choice(self, choice: dict[str, Any], now: float) -> None:
-        """Take a chunk. One without text is a token whose text is held back or skipped, unless it names the role or the
-        reason of the end.
+        """Read a chunk.
+
+        A chunk without text is a token whose text is held back or skipped, unless it names the role or the finish
+        reason.
         """
         delta, reason = choice.get("delta"), choice.get("finish_reason")
         if isinstance(delta, dict):

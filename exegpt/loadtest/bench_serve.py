@@ -1,4 +1,4 @@
-"""`exegpt bench serve`: load at each asked rate on an endpoint, and what was measured."""
+"""`exegpt bench serve`: load an endpoint at each requested rate and measure it."""
 
 import asyncio
 import importlib.util
@@ -27,15 +27,15 @@ from xcore.traces.fit_context import fit_to_context
 from xcore.traces.trace import parse_workload
 
 DRAWN = 100
-"""Requests where nothing says how many."""
+"""Default number of requests."""
 LENGTHS = "128/64"
-"""The workload where there is none."""
-_LENGTHS, _ARRIVALS, _PROMPTS, _WARM_UP = range(4)  # what a generator's seed is for, after the typed one
+"""The default workload."""
+_LENGTHS, _ARRIVALS, _PROMPTS, _WARM_UP = range(4)  # second part of a generator's seed, after the user's
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent where, from checked options."""
+    """The requests and their endpoint, from checked options."""
 
     options: LoadOptions
     endpoint: Endpoint
@@ -54,7 +54,10 @@ class Load:
 
 
 def plan(options: LoadOptions) -> Load:
-    """The load that options ask for; the endpoint is asked for its model. InputError for what doesn't go together."""
+    """Return the load for these options; asks the endpoint for its model.
+
+    Raises InputError for options that can't be combined.
+    """
     _check(options)
     notes: list[str] = []
     named = parse_columns(options.columns) if options.columns else None
@@ -91,9 +94,10 @@ def plan(options: LoadOptions) -> Load:
 
 
 def run(load: Load, say: Callable[[str], None]) -> list[Measured]:
-    """Warm up, then load the endpoint at each rate, one after the other; writes the results as it goes.
+    """Warm up, then load the endpoint at each rate, one after the other; write the results after each run.
 
-    A stream without [DONE] is a failure as soon as one of the endpoint's has it: then earlier runs are counted again.
+    A stream without [DONE] is a failure once one stream of the endpoint ended with it. Earlier runs are then counted
+    again.
     """
     requires_done = _warm_up(load).has_done if load.options.warm_up else False
     sents, measured, lines = list[Sent](), list[Measured](), list[list[str]]()
@@ -114,13 +118,13 @@ def run(load: Load, say: Callable[[str], None]) -> list[Measured]:
 
 
 def _lines(sent: Sent, run: Measured) -> list[str]:
-    """The results of a run's requests, in the order of their ends."""
+    """Return the results of a run's requests, in the order of their ends."""
     outcomes = sorted(sent.outcomes, key=lambda outcome: outcome.finish_s)
     return [document.dumps(outcome.document(run.rate_seq_s), indent=None) for outcome in outcomes]
 
 
 def rate_text(rate: float | None) -> str:
-    """A rate for people."""
+    """Return a rate as text for people."""
     if rate is None:
         return "trace"
     return "all at once" if math.isinf(rate) else f"{rate:g}/s"
@@ -131,7 +135,7 @@ def _bounds(options: LoadOptions) -> tuple[str | None, str | None, str | None]:
 
 
 def _check(options: LoadOptions) -> None:
-    """InputError for options that can't be, before anything is read."""
+    """Raise InputError for invalid options, before anything is read."""
     if importlib.util.find_spec("httptools") is None:
         raise InputError("`exegpt bench serve` needs httptools, which isn't installed: pip install 'exegpt[serve]'.")
     check_choice(options.api, tuple(PATHS), "--api")
@@ -175,7 +179,7 @@ def _rates(options: LoadOptions, workload: Workload) -> tuple[float | None, ...]
 
 
 def _arrivals(load: Load, place: int) -> np.ndarray:
-    """When requests arrive in the run of the rate at `place`, in seconds [n]."""
+    """Return the arrival times in the run of the rate at `place`, in seconds [n]."""
     options, rate, seed = load.options, load.rates[place], (load.options.seed, _ARRIVALS, place)
     if options.arrivals == "trace":
         assert load.workload.requests is not None
@@ -190,7 +194,10 @@ def _arrivals(load: Load, place: int) -> np.ndarray:
 
 
 def _requests(load: Load, place: int) -> list[LoadRequest]:
-    """The requests of the run at a rate. Runs share lengths; prompts differ, or a server would have them cached."""
+    """Return the requests of the run at a rate.
+
+    Runs share lengths, but not prompts, because a server would have cached them.
+    """
     arrivals, context = _arrivals(load, place), load.endpoint.context
     workload = load.workload
     if load.options.arrivals == "trace" and workload.requests is not None:
@@ -225,7 +232,7 @@ def _request(load: Load, index: int, prompt: Prompt, row: RequestLengths, arriva
     body |= {"max_tokens": most, "temperature": options.temperature, "stream": True}
     body["stream_options"] = {"include_usage": True}
     if cut_at is not None:
-        body["stream_options"]["continuous_usage_stats"] = True  # vLLM's key: chunks say how many tokens there are
+        body["stream_options"]["continuous_usage_stats"] = True  # vLLM's key: each chunk has the number of tokens
     if options.ignore_eos:
         body["ignore_eos"] = True
     data = http_request(load.endpoint.address, PATHS[options.api], body)
@@ -233,7 +240,7 @@ def _request(load: Load, index: int, prompt: Prompt, row: RequestLengths, arriva
 
 
 def _warm_up(load: Load) -> Sent:
-    """Requests that aren't measured, all at once; InputError where one fails, as all others would."""
+    """Send requests that aren't measured, all at once; InputError if one fails, because all others would too."""
     num = load.options.warm_up
     rows = load.workload.draw(num, load.options.seed, load.endpoint.context)
     requests = _made(load, rows, [0.0] * num, (load.options.seed, _WARM_UP))

@@ -1,7 +1,7 @@
-"""A small HTTP/1.1 client for many streams at once: a connection per running request, kept and used again.
+"""A small HTTP/1.1 client for many parallel streams: each running request has a connection, which is reused.
 
-Responses are parsed by httptools, in C, as their bytes come: a token costs about half the CPU time that it costs in
-aiohttp and an eighth of httpx2's, which the client would take from a server on the same machine.
+httptools parses responses in C as their bytes arrive. A token takes about half the CPU time of aiohttp and an eighth of
+httpx2's. A slower client would take this time from a server on the same machine.
 """
 
 import asyncio
@@ -16,22 +16,22 @@ from xcore.errors import InputError
 
 
 class Reader(Protocol):
-    """What a response goes to, as it comes."""
+    """Receives a response as it arrives."""
 
     status: int | None
 
     def begin(self, status: int, headers: dict[str, str]) -> None:
-        """Take the status and the headers, whose names are in small letters."""
+        """Store the status and the headers, whose names are in lower case."""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Take a part of the body that came at `now`, on the event loop's clock."""
+        """Read a part of the body that came at `now`, on the event loop's clock."""
 
     def enough(self) -> bool:
-        """Whether the rest of the body isn't wanted: the connection is then closed."""
+        """Return whether the rest of the body isn't needed: the connection is then closed."""
 
 
 class ExchangeError(Exception):
-    """A request that got no whole response; `kind` is connect, closed, timeout or not_http."""
+    """A request without a complete response; `kind` is connect, closed, timeout or not_http."""
 
     def __init__(self, kind: str, message: str):
         super().__init__(message)
@@ -40,12 +40,12 @@ class ExchangeError(Exception):
 
 @dataclass(frozen=True)
 class Address:
-    """Where an endpoint is: resolved once, since resolving takes a thread."""
+    """The address of an endpoint; resolved once, because resolving takes a thread."""
 
     host: str
-    """As it stands in the Host header."""
+    """The value of the Host header."""
     path: str
-    """Before `/models`, `/completions` and so on."""
+    """The path before `/models`, `/completions` and so on."""
     family: int
     where: tuple[str, int]
     """IP address and port."""
@@ -54,7 +54,10 @@ class Address:
 
     @staticmethod
     def of(url: str) -> "Address":
-        """The address of a URL with or without the API's `/v1`; InputError for one that is none, or an unknown host."""
+        """Return the address of a URL with or without the API's `/v1`.
+
+        Raises InputError for an invalid URL or an unknown host.
+        """
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             name, port = parts.hostname, parts.port
@@ -80,14 +83,14 @@ class Address:
 
 
 _BUFFER = 16 * 2**10
-"""Bytes read at once."""
+"""Maximum bytes of one read."""
 
 
 class Connection(asyncio.BufferedProtocol):
     """One connection, for one request at a time.
 
-    It reads into a buffer of its own: asyncio would allocate 256 KiB for every read, which takes longer than all else
-    that is done with a token.
+    It reads into its own buffer: asyncio would allocate 256 KiB for every read, which takes longer than all other work
+    on a token.
     """
 
     def __init__(self) -> None:
@@ -103,9 +106,9 @@ class Connection(asyncio.BufferedProtocol):
         self._done: asyncio.Future[None] | None = None
 
     async def exchange(self, request: bytes, reader: Reader, timeout_s: float | None) -> None:
-        """Send a request's bytes and give the response to `reader`; returns at its end.
+        """Send a request's bytes and pass the response to `reader`; return at its end.
 
-        ExchangeError where there is none. Afterwards `open` says whether the connection can be used again.
+        Raises ExchangeError if there is no response. Afterwards `open` says whether the connection can be reused.
         """
         loop = self._loop
         self._reader, self._done = reader, loop.create_future()
@@ -138,17 +141,17 @@ class Connection(asyncio.BufferedProtocol):
             self._done.set_exception(error)
 
     def connection_made(self, transport: Any) -> None:
-        """Called by asyncio."""
+        """Store the transport; called by asyncio."""
         self.open, self._transport = True, transport
         if raw := transport.get_extra_info("socket"):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Called by asyncio before it reads."""
+        """Return the buffer; called by asyncio before it reads."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Called by asyncio when it has read."""
+        """Parse the bytes read; called by asyncio after it has read."""
         self._now = self._loop.time()
         try:
             self._parser.feed_data(self._buffer[:nbytes])
@@ -156,24 +159,29 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(ExchangeError("not_http", f"the answer is not HTTP: {error}"))
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Called by asyncio: a body without a length ends here, any other is cut off."""
+        """End the response; called by asyncio.
+
+        A body without a length ends here; any other body is cut off.
+        """
         self.open = False
         if self._began and error is None and not {"content-length", "transfer-encoding"} & self._headers.keys():
             return self._end()
         self._fail(ExchangeError("closed", f"the server closed the connection{f': {error}' if error else ''}"))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Called by the parser, as the next three."""
+        """Store a header; called by the parser."""
         if self._reader is not None:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
+        """Begin the response; called by the parser."""
         status = self._parser.get_status_code()
         if self._reader is not None and status >= 200:
             self._began = True
             self._reader.begin(status, self._headers)
 
     def on_body(self, body: bytes) -> None:
+        """Pass a part of the body to the reader; called by the parser."""
         if self._reader is None:
             return
         self._reader.feed(body, self._now)
@@ -183,21 +191,24 @@ class Connection(asyncio.BufferedProtocol):
             self._end()
 
     def on_message_complete(self) -> None:
+        """End the response; called by the parser."""
         if self._reader is not None and self._began:
             self.open = self.open and self._parser.should_keep_alive()
             self._end()
 
 
 class Pool:
-    """Connections to an address; the one used last is used again first."""
+    """Connections to an address; the one used last is reused first."""
 
     def __init__(self, address: Address, opened: Callable[[], Connection] = Connection):
         self.address, self.connections = address, 0
         self._opened, self._idle = opened, list[Connection]()
 
     async def exchange(self, request: bytes, reader: Reader, timeout_s: float | None) -> None:
-        """Send a request on a free connection or a new one. A kept one that the server closed before any answer, as
-        servers do with idle ones, is replaced by a new one once.
+        """Send a request on a free connection or a new one.
+
+        If the server closed a reused connection before any answer, as servers do with idle ones, a new one replaces it
+        once.
         """
         connection = await self._take(timeout_s)
         was_kept = connection.used
@@ -237,6 +248,6 @@ class Pool:
         return connection
 
     def close(self) -> None:
-        """Close the connections that are free."""
+        """Close the free connections."""
         while self._idle:
             self._idle.pop().close()

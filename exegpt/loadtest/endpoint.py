@@ -1,4 +1,4 @@
-"""The endpoint: which model it serves, and what requests to it look like."""
+"""The endpoint: the model that it serves, and the format of requests to it."""
 
 import asyncio
 import json
@@ -22,13 +22,14 @@ class Endpoint:
     address: Address
     model: str
     context: int | None
-    """Tokens of a request's prompt and output (vLLM's `max_model_len`); None where it doesn't say."""
+    """Maximum tokens of a request's prompt and output (vLLM's `max_model_len`); None if the endpoint doesn't report it.
+    """
 
 
 def find_endpoint(url: str, model: str | None) -> Endpoint:
-    """The endpoint at a URL, asked for its models. InputError where it doesn't answer, or has no such model.
+    """Return the endpoint at a URL, which is asked for its models.
 
-    A server without /models is taken at its word where `model` is given.
+    Raises InputError if it doesn't answer, or has no such model. If the server has no /models, `model` is not checked.
     """
     address = Address.of(url)
     answer = asyncio.run(_models(address, url))
@@ -57,7 +58,7 @@ async def _models(address: Address, url: str) -> Answer:
 
 
 def http_request(address: Address, path: str, document: dict[str, Any] | None) -> bytes:
-    """The bytes of a POST of a document, or of a GET; with the key in OPENAI_API_KEY, where there is one."""
+    """Return the bytes of a POST of a document, or of a GET; with the key in OPENAI_API_KEY, if it is set."""
     body = b"" if document is None else json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
     head = [
         f"{'GET' if document is None else 'POST'} {address.path}{path} HTTP/1.1",

@@ -1,4 +1,4 @@
-"""What a run under load measured: counts, rates, percentiles, and whether the client itself was quick enough."""
+"""Measurements of a run under load: counts, rates, percentiles, and whether the client itself was fast enough."""
 
 import math
 from collections import Counter
@@ -13,9 +13,9 @@ from xcore.quantity import percent_text
 from xcore.specs.served import latencies, percentiles
 
 MOST_LAG_S = 0.010
-"""Send lag at the 99th percentile beyond which a run is invalid: requests weren't sent when they arrived."""
+"""Send lag at the 99th percentile above which a run is invalid, because requests were sent later than they arrived."""
 MOST_CPU_SHARE = 0.05
-"""Of all cores' time; beyond it the client slows down a server on the same machine."""
+"""Share of all cores' time above which the client slows down a server on the same machine."""
 
 Spread = dict[str, float | None]
 """mean, p50, p90, p95 and p99, in seconds."""
@@ -23,7 +23,7 @@ Spread = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a request must meet to count for goodput; None: no bound. Seconds."""
+    """Bounds in seconds that a request must meet to count for goodput; None: no bound."""
 
     latency_s: float | None = None
     ttft_s: float | None = None
@@ -31,11 +31,11 @@ class Bounds:
 
     @property
     def any(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a bound."""
         return (self.latency_s, self.ttft_s, self.tpot_s) != (None, None, None)
 
     def met_by(self, outcome: Outcome) -> bool:
-        """Whether a request has its whole answer within all of them, as far as each can be measured."""
+        """Return whether a request has its complete answer within all bounds, as far as each can be measured."""
         times = (outcome.latency_s, outcome.ttft_s, outcome.tpot_s)
         bounds = (self.latency_s, self.ttft_s, self.tpot_s)
         kept = (bound is None or time is None or time <= bound for bound, time in zip(bounds, times, strict=True))
@@ -44,62 +44,62 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Client:
-    """What the client took."""
+    """The resources that the client used."""
 
     cpu_share: float
-    """Of all cores' time."""
+    """Share of all cores' time."""
     cores: int
     connections: int
     send_lag: Spread
-    """How late requests were sent; waiting for --max-concurrency is not the client's."""
+    """How late requests were sent; waiting for --max-concurrency doesn't count."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One run at one rate."""
+    """The measurements of one run at one rate."""
 
     rate_seq_s: float | None
-    """None: infinite, or a trace's own."""
+    """Requests per second; None: infinite, or a trace's own."""
     offered_seq_s: float | None
-    """What the drawn arrivals come to, which differs from the rate by chance; None: all at once."""
+    """The rate of the drawn arrivals, which differs from `rate_seq_s` by chance; None: all at once."""
     requests: int
     completed: int
     rejected: int
-    """429s, after all retries."""
+    """Number of 429s, after all retries."""
     failed: int
     errors: dict[str, int]
     """Failed requests by kind."""
     messages: dict[str, str]
-    """The first message of each kind, rejections included."""
+    """The first message of each kind, including rejections."""
     statuses: dict[str, int]
     """Answers by HTTP status."""
     finish_reasons: dict[str, int]
     without_done: int
-    """Answers that count though they ended without [DONE], as all of this endpoint do."""
+    """Answers that count although they ended without [DONE], as all answers of this endpoint do."""
     in_one_chunk: int
-    """Answers of several tokens in one chunk: they have no TPOT, and aren't within a bound on it."""
+    """Answers of several tokens in one chunk: they have no TPOT, and don't count as within a bound on it."""
     other_lengths: int
-    """Completed requests whose output isn't as long as drawn."""
+    """Completed requests whose output length differs from the drawn one."""
     retries: int
     seconds: float
-    """From the first arrival to the last end."""
+    """Seconds from the first arrival to the last end."""
     throughput_seq_s: float
     """Completed requests per second."""
     throughput_tok_s: float
-    """Their output tokens per second."""
+    """Output tokens of completed requests per second."""
     input_tok_s: float
     goodput_seq_s: float | None
-    """Completed requests within all bounds per second; None without a bound, or where none can be judged."""
+    """Completed requests within all bounds per second; None without a bound, or if no request can be judged."""
     within_bounds: float | None
-    """Their share of all requests, rejected and failed ones included."""
+    """The share of all requests within all bounds; rejected and failed requests count as outside."""
     latency: Spread
     ttft: Spread
     tpot: Spread
     since_sent: dict[str, Spread]
-    """`latency` and `ttft` from when the request (its last attempt) was sent instead of its arrival."""
+    """`latency` and `ttft` counted from sending the request (its last attempt) instead of its arrival."""
     client: Client
     warnings: tuple[str, ...]
-    """Why the run is invalid; none where it is valid."""
+    """Why the run is invalid; empty if it is valid."""
 
     @property
     def valid(self) -> bool:
@@ -107,12 +107,12 @@ class Measured:
         return not self.warnings
 
     def document(self) -> dict[str, Any]:
-        """What --json prints of it."""
+        """Return the run as --json prints it."""
         return {**asdict(self), "valid": self.valid}
 
 
 def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
-    """The figures of a run at `rate`, in requests per second; None for a trace's own arrivals."""
+    """Return the figures of a run at `rate`, in requests per second; None for a trace's own arrivals."""
     outcomes = sent.outcomes
     whole = [outcome for outcome in outcomes if outcome.ok]
     failed = Counter(o.error for o in outcomes if o.error not in (None, REJECTED))
@@ -171,8 +171,9 @@ def _messages(outcomes: Sequence[Outcome]) -> dict[str, str]:
 
 
 def _warnings(client: Client, at_once: bool) -> tuple[str, ...]:
-    """Why the figures are the client's rather than the server's. Requests that are sent all at once have no arrivals to
-    be late for.
+    """Return why the figures describe the client rather than the server.
+
+    Requests that are sent all at once have no arrival times, so they can't be late.
     """
     lag, texts = client.send_lag["p99"], []
     if lag is not None and lag > MOST_LAG_S and not at_once:

@@ -1,4 +1,4 @@
-"""The open loop: every request is sent when it arrives, whether or not earlier ones have been answered."""
+"""The open loop: send every request when it arrives, whether or not earlier ones have been answered."""
 
 import asyncio
 import contextlib
@@ -25,28 +25,28 @@ class LoadRequest:
     output_tokens: int
     arrival_s: float
     cut_at: int | None
-    """The client leaves after so many tokens; None: it waits for the end."""
+    """The client disconnects after this many tokens; None: it waits for the end."""
 
 
 @dataclass(frozen=True)
 class Sending:
-    """How requests are sent."""
+    """The limits for sending requests."""
 
     timeout_s: float | None
-    """For one attempt; None: none."""
+    """Time limit of one attempt; None: no limit."""
     retries: int
-    """How often an overloaded server's Retry-After is waited for."""
+    """Maximum number of waits for an overloaded server's Retry-After."""
     max_concurrency: int | None
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a run gave."""
+    """The outcomes of a run."""
 
     outcomes: tuple[Outcome, ...]
-    """In the order of the requests."""
+    """The outcomes in the order of the requests."""
     cpu_share: float
-    """Of all cores' time, what this process used."""
+    """Share of all cores' time that this process used."""
     cores: int
     connections: int
 
@@ -56,7 +56,10 @@ class Sent:
         return any(outcome.done for outcome in self.outcomes)
 
     def requiring_done(self) -> "Sent":
-        """Return this with the answers as failed that ended without [DONE]: their endpoint ends streams with it."""
+        """Return this run with answers that ended without [DONE] as failed.
+
+        Their endpoint ends other streams with [DONE].
+        """
         why = "the stream ended without [DONE]"
         outcomes = (replace(o, error=NO_DONE, message=why) if o.ok and o.done is False else o for o in self.outcomes)
         return replace(self, outcomes=tuple(outcomes))
@@ -67,13 +70,13 @@ async def send_all(address: Address, requests: Sequence[LoadRequest], sending: S
     pool, cores = Pool(address), usable_cpus()
     _allow_connections()
     gc.collect()
-    gc.freeze()  # what is here already isn't walked through while requests run
+    gc.freeze()  # existing objects aren't scanned while requests run
     loop, busy = asyncio.get_running_loop(), time.process_time()
     start = loop.time()
     sender = _Sender(pool, sending, start)
     running = []
     for request in requests:
-        # a turn of the loop even where the request is late: answers must be read meanwhile
+        # Yield to the event loop even if the request is late: answers must be read in the meantime.
         await asyncio.sleep(max(0.0, start + request.arrival_s - loop.time()))
         running.append(asyncio.create_task(sender.send(request)))
     outcomes = await asyncio.gather(*running)
@@ -84,18 +87,18 @@ async def send_all(address: Address, requests: Sequence[LoadRequest], sending: S
 
 
 class _Sender:
-    """Sends requests of a run that began at `start`, on the event loop's clock."""
+    """Sends the requests of a run that began at `start`, on the event loop's clock."""
 
     def __init__(self, pool: Pool, sending: Sending, start: float):
         self._pool, self._sending, self._start = pool, sending, start
         most = sending.max_concurrency
         self._longest_s = sys.float_info.max if sending.timeout_s is None else sending.timeout_s
-        """Longest wait for another attempt."""
+        """Longest wait before another attempt."""
         self._running = asyncio.Semaphore(most) if most else None
         self._now = asyncio.get_running_loop().time
 
     async def send(self, request: LoadRequest) -> Outcome:
-        """One request from its arrival to its end."""
+        """Run one request from its arrival to its end."""
         held_back = self._running is not None and self._running.locked()
         async with self._running or contextlib.nullcontext():
             taken_up = self._now()
@@ -115,11 +118,11 @@ class _Sender:
         return self._outcome(request, stream, failure, (due, taken_up, sent), retries)
 
     async def _attempt(self, request: LoadRequest, stream: Stream) -> tuple[str, str] | None:
-        """Kind and message of what went wrong."""
+        """Make one attempt; return kind and message of an error, or None."""
         try:
             await self._pool.exchange(request.data, stream, self._sending.timeout_s)
         except ExchangeError as error:
-            if not (stream.done and error.kind == "timeout"):  # else the server has left the connection open
+            if not (stream.done and error.kind == "timeout"):  # after [DONE], the server only left the connection open
                 return stream.error or (error.kind, str(error))
         return (REJECTED, stream.message) if stream.status == 429 else stream.failure
 
@@ -158,7 +161,7 @@ class _Sender:
 
 
 def _allow_connections() -> None:
-    """Raise the limit of open files, of which every connection is one, to what this process may have."""
+    """Raise the limit of open files to this process's maximum: every connection is an open file."""
     try:
         import resource
     except ImportError:  # not on Windows, where there is no such limit

@@ -1,4 +1,4 @@
-"""What `exegpt bench serve` is asked for."""
+"""The options of `exegpt bench serve`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,21 +6,21 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """The options as they were typed; durations, rates and workloads as text."""
+    """The options as the user typed them; durations, rates and workloads as text."""
 
     url: str
     model: str | None
-    """None: the endpoint's first."""
+    """The model's name; None: the endpoint's first model."""
     api: str
     """completions or chat"""
     prompts: str | None
-    """ids or text; None: what the API takes."""
+    """ids or text; None: the format that the API takes."""
     rate: str | None
-    """Rates separated by commas, of which one may be `inf`; None: the trace's own arrivals."""
+    """Rates separated by commas, one of which may be `inf`; None: the trace's own arrivals."""
     arrivals: str
     """poisson, burst or trace"""
     burstiness: float | None
-    """The shape of the gaps' Gamma distribution."""
+    """The shape of the Gamma distribution of gaps between arrivals."""
     workload: str | None
     columns: str | None
     scale_to_context: bool
@@ -35,7 +35,7 @@ class LoadOptions:
     temperature: float
     tokenizer: Path | None
     vocab: int | None
-    """Prompts' ids are below this; None: the tokenizer's size, else VOCAB."""
+    """Prompts' ids are below this; None: the tokenizer's size, otherwise VOCAB."""
     retry: int
     timeout: str
     warm_up: int

@@ -1,4 +1,4 @@
-"""Outcome: what one request got."""
+"""Outcome: the result of one request."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,65 +6,68 @@ from typing import Any
 from xcore.specs.served import Served
 
 REJECTED = "rejected"
-"""The kind of a 429: the endpoint is well, and has too much to do."""
+"""Error kind of HTTP 429 (overloaded, not failed)."""
 NO_DONE = "no_done"
-"""The kind of a stream that ended without [DONE], where others of the endpoint end with it."""
+"""Error kind of a stream that ended without [DONE], if other streams of the endpoint end with it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One request's end. Times in seconds since the run began."""
+    """The result of one request; times are in seconds since the run began."""
 
     index: int
     prompt_tokens: int
-    """As the endpoint counted them, else as they were drawn."""
+    """The number that the endpoint counted, otherwise the drawn number."""
     asked_tokens: int
-    """Output tokens that were drawn for it."""
+    """The drawn number of output tokens."""
     output_tokens: int
     scheduled_s: float
-    """When it arrives. Latencies count from here."""
+    """When it arrives; latencies count from here."""
     due_s: float
-    """When it may be sent: later than scheduled where --max-concurrency holds it back."""
+    """When it may be sent: later than `scheduled_s` if --max-concurrency holds it back."""
     sent_s: float
-    """When its last attempt was taken up; the first one's time less `due_s` is the client's own lag."""
+    """When its last attempt began; the client's own lag, `lag_s`, is the begin of the first attempt less `due_s`."""
     lag_s: float
     first_token_s: float | None
     finish_s: float
-    """When its last event came, or the failure."""
+    """When its last event came, or when it failed."""
     status: int | None
-    """Of HTTP; None without an answer."""
+    """The HTTP status; None without an answer."""
     finish_reason: str | None
     error: str | None
-    """None, REJECTED, `http_` with a status, connect, closed, timeout, not_http, not_streamed, broken_json, in_stream,
-    empty, unfinished, `finish_` with another finish reason than a complete answer's, NO_DONE or retry_after.
+    """None, or the kind of the error.
+
+    Without an answer: connect, closed, timeout, not_http, or retry_after. By HTTP status: REJECTED, or `http_` with the
+    status. For an incomplete answer: not_streamed, broken_json, in_stream, empty, unfinished, NO_DONE, or `finish_`
+    with its finish reason.
     """
     message: str | None
     retries: int
     chunks: int
-    """Chunks that brought a token."""
+    """Number of chunks with a token."""
     done: bool | None
-    """Whether [DONE] came; None: the client left before."""
+    """Whether [DONE] came; None: the client disconnected before."""
     last_token_s: float | None = None
     """When its last token or finish reason came; the usage and [DONE] may come later."""
 
     @property
     def ok(self) -> bool:
-        """Whether it has its whole answer."""
+        """Whether it has its complete answer."""
         return self.error is None
 
     @property
     def latency_s(self) -> float:
-        """From its arrival to its last event."""
+        """Seconds from its arrival to its last event."""
         return self.finish_s - self.scheduled_s
 
     @property
     def ttft_s(self) -> float | None:
-        """From its arrival to its first token."""
+        """Seconds from its arrival to its first token."""
         return None if self.first_token_s is None else self.first_token_s - self.scheduled_s
 
     @property
     def tpot_s(self) -> float | None:
-        """Per output token after the first; None for less than two tokens or chunks."""
+        """Seconds per output token after the first; None for less than two tokens or chunks."""
         if self.first_token_s is None or min(self.output_tokens, self.chunks) < 2:
             return None
         last_s = self.finish_s if self.last_token_s is None else self.last_token_s
@@ -72,12 +75,12 @@ class Outcome:
 
     @property
     def in_one_chunk(self) -> bool:
-        """Whether it has its whole answer, of several tokens, in one chunk: then its TPOT is not measurable."""
+        """Whether it has its complete answer of several tokens in one chunk: its TPOT can't be measured then."""
         return self.ok and self.output_tokens > 1 and self.chunks < 2
 
     @property
     def served(self) -> Served:
-        """Its times in the form that runs and replays have; only of one with its whole answer."""
+        """Its times in the format of runs and replays; only for a complete answer."""
         assert self.first_token_s is not None
         return Served(
             self.index,
@@ -90,7 +93,7 @@ class Outcome:
         )
 
     def document(self, rate: float | None) -> dict[str, Any]:
-        """A line of the results; `rate` is None for infinity or a trace's own."""
+        """Return a line of the results; `rate` is None for infinity or a trace's own."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         times = {"latency_s": self.latency_s, "ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
         return {"rate_seq_s": rate, "ok": self.ok, **fields, **(times if self.ok else dict.fromkeys(times))}

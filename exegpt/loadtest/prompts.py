@@ -1,4 +1,4 @@
-"""Prompts of given lengths: token ids drawn at random, or texts of so many tokens."""
+"""Prompts of given lengths: random token ids, or texts with a given number of tokens."""
 
 import string
 from collections.abc import Sequence
@@ -11,31 +11,33 @@ from xcore.errors import InputError
 from xcore.tokenizer import encode, load_tokenizer
 
 VOCAB = 256
-"""Every vocabulary has these ids, a byte-level tokenizer no others."""
+"""Every vocabulary has ids below this, and a byte-level tokenizer has no others."""
 WORDS = (
     "the of and to in is that it for was on are with as be at this have from or by one had not but what all were when "
     "we there can an your which their said if do will each about how up out them then she many some so these would "
     "other into has more her two like him see time could no make than first been its who now people my made over did "
     "down only way find use may water long little very after words called just where most know"
 ).split()
-"""Words that are one token each, with the space before, in the vocabularies of GPT-2, Llama and their successors."""
+"""Words that are one token each, together with the preceding space, in the vocabularies of GPT-2, Llama and successors.
+"""
 _TRIES = 20
 _SPACES = ("Ġ", "▁")
-"""How byte-level and SentencePiece vocabularies write the space before a word."""
+"""The characters for the space before a word in byte-level and SentencePiece vocabularies."""
 
 Prompt = tuple[list[int] | str, int]
-"""Ids or a text, and how many tokens that is, as far as is known."""
+"""Ids or a text, and the number of tokens, as far as it is known."""
 
 
 def id_prompts(lengths: Sequence[int], vocab: int, seed: Sequence[int]) -> list[Prompt]:
-    """Prompts of these lengths, of ids below `vocab`."""
+    """Return prompts of these lengths, with random ids below `vocab`."""
     rng = np.random.default_rng(seed)
     return [(rng.integers(0, vocab, size=length).tolist(), length) for length in lengths]
 
 
 def text_prompts(lengths: Sequence[int], tokenizer: Any, seed: Sequence[int]) -> list[Prompt]:
-    """Texts of these lengths, counted by a tokenizer (`tokenizers.Tokenizer`) with the special tokens that it adds;
-    without one a word is taken for a token.
+    """Return texts of these lengths, counted by a tokenizer (`tokenizers.Tokenizer`).
+
+    The count includes the special tokens that the tokenizer adds. Without a tokenizer, a word counts as a token.
     """
     rng = np.random.default_rng(seed)
     if tokenizer is None:
@@ -45,7 +47,7 @@ def text_prompts(lengths: Sequence[int], tokenizer: Any, seed: Sequence[int]) ->
 
 
 def _text(length: int, words: Sequence[str], tokenizer: Any, rng: np.random.Generator) -> Prompt:
-    """A text of so many tokens, or as near as its tokenizer lets it be."""
+    """Return a text with `length` tokens, or as close to it as the tokenizer allows."""
     drawn = list(rng.choice(words, size=length))
     best: Prompt | None = None
     for _ in range(_TRIES):
@@ -64,14 +66,14 @@ def _text(length: int, words: Sequence[str], tokenizer: Any, rng: np.random.Gene
 
 
 def single_tokens(tokenizer: Any, most: int = 2000) -> list[str]:
-    """Pieces of text that are one token each: words with a space before them, else letters."""
+    """Return pieces of text that are one token each: words with a preceding space, otherwise letters."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     words = [name[1:] for name, _ in vocabulary if name[:1] in _SPACES and name[1:].isascii() and name[1:].isalpha()]
     return [f" {word}" for word in words[:most]] or list(string.ascii_lowercase)
 
 
 def tokenizer_of(directory: Path | None) -> Any:
-    """The tokenizer in a directory; None for no directory, InputError for one without."""
+    """Return the tokenizer in a directory; None without a directory, InputError if it has none."""
     if directory is None:
         return None
     tokenizer = load_tokenizer(directory)

@@ -1,4 +1,4 @@
-"""What `bench serve` shows people: tables, a plot, a page."""
+"""The output of `bench serve` for people: tables, a plot and an HTML page."""
 
 import math
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
-    """A row for each rate."""
+    """Return a table row for each rate."""
     return [
         (
             rate_text(rate),
@@ -41,7 +41,7 @@ def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
 
 
 def time_rows(run: Measured) -> list[list[str]]:
-    """How one run's times are spread: since arrival, per token, since requests were sent, and the client's own lag."""
+    """Return the distributions of one run's times: since arrival, per token, since sending, and of the client's lag."""
     rows = percentile_rows({"ttft": run.ttft, "tpot": run.tpot, "latency": run.latency})
     rows[1][1:] = [_tpot(run, key) for key in PERCENTILES]
     others = {"latency since sent": run.since_sent["latency"], "send lag of this client": run.client.send_lag}
@@ -49,7 +49,7 @@ def time_rows(run: Measured) -> list[list[str]]:
 
 
 def _tpot(run: Measured, key: str) -> str:
-    """A figure of the time per output token; in its place, that it isn't measurable."""
+    """Return a figure of the time per output token, or the text that it can't be measured."""
     value = run.tpot[key]
     return "not measurable" if value is None and run.in_one_chunk else output.seconds(value)
 
@@ -58,7 +58,7 @@ TIME_COLUMNS = ("", *PERCENTILES)
 
 
 def sentences(load: Load, runs: Sequence[Measured]) -> list[str]:
-    """What the tables don't say: errors with a message each, odd lengths, the client, and why a run is invalid."""
+    """Return what the tables lack: errors with messages, unexpected lengths, the client, and why a run is invalid."""
     texts = []
     for rate, run in zip(load.rates, runs, strict=True):
         at = f"{rate_text(rate)}: "
@@ -74,7 +74,7 @@ def sentences(load: Load, runs: Sequence[Measured]) -> list[str]:
 
 
 def warnings(load: Load, runs: Sequence[Measured]) -> list[str]:
-    """Return why figures are missing, or why they are the client's."""
+    """Return why figures are missing, or why they describe the client instead of the server."""
     texts = []
     for rate, run in zip(load.rates, runs, strict=True):
         if run.in_one_chunk:
@@ -94,7 +94,7 @@ def without_done(runs: Sequence[Measured]) -> list[str]:
 
 
 def series(load: Load, runs: Sequence[Measured]) -> list[Series]:
-    """Each run's point: its output tokens per second over the 99th percentile of its latency."""
+    """Return each run's point: its output tokens per second over the 99th percentile of its latency."""
     points = []
     for place, (rate, run) in enumerate(zip(load.rates, runs, strict=True)):
         p99 = run.latency["p99"]
@@ -106,7 +106,7 @@ def series(load: Load, runs: Sequence[Measured]) -> list[Series]:
 
 
 def write_report(path: Path, load: Load, runs: Sequence[Measured]) -> None:
-    """The page."""
+    """Write the HTML page."""
     drawn = [Series(point.name, (), point.mark, point.colour, point.measured) for point in series(load, runs)]
     drawing = svg.frontier(drawn, load.bounds.latency_s) if drawn else ""
     notes = (*sentences(load, runs), "Drawn: output tokens per second over the 99th percentile of the latency.")
@@ -118,7 +118,7 @@ def write_report(path: Path, load: Load, runs: Sequence[Measured]) -> None:
 
 
 def described(load: Load) -> str:
-    """The load in a sentence."""
+    """Return a sentence that describes the load."""
     arrivals = load.options.arrivals
     how = f"bursts (burstiness {load.burstiness:g})" if arrivals == "burst" else arrivals
     bounds = (("latency", load.bounds.latency_s), ("TTFT", load.bounds.ttft_s), ("TPOT", load.bounds.tpot_s))

@@ -1,1 +1,1 @@
-"""What was predicted and what was measured, for terminals and as one HTML page."""
+"""Reports: predictions and measurements, for terminals and as one HTML page."""

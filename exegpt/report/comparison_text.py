@@ -1,4 +1,4 @@
-"""A run beside its prediction as rows of a table and sentences."""
+"""A run compared with its prediction, as table rows and sentences."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ COMPARISON_COLUMNS = ("", "predicted", "measured", "error")
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """A table's rows: for each figure and policy, predicted, measured and error."""
+    """Return a table's rows: for each figure and policy, predicted, measured and error."""
     rows = []
     for c in comparisons:
         error = c.error()
@@ -22,7 +22,7 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
         ):
             figures = (getattr(c.predicted, key), getattr(c.measured, key))
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
-        if c.steady and c.steady.feasible and not c.schedule.prefix_caching:  # it reckons without
+        if c.steady and c.steady.feasible and not c.schedule.prefix_caching:  # the steady state ignores prefix caching
             steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
             figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
             rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
@@ -35,8 +35,9 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
 
 
 def bound_text(run: Comparison, checked: str) -> str:
-    """Whether the measured run held the schedule's bound, by how much, and the predictions. `checked` names the
-    prediction that was checked against the bound. Empty without a bound.
+    """Return whether the measured run kept the schedule's bound, by what margin, and the predictions.
+
+    `checked` names the prediction that was checked against the bound. Empty without a bound.
     """
     bound_s, measured = run.schedule.latency_bound_s, run.measured.latency_s
     if bound_s is None or measured is None:
@@ -55,7 +56,7 @@ def bound_text(run: Comparison, checked: str) -> str:
 
 
 def speed_text(slowdown: tuple[float, float, float]) -> str:
-    """How the machine's present speed scales a prediction; empty within 3 %."""
+    """Return how the machine's present speed scales a prediction; empty within 3 %."""
     if max(abs(1 - factor) for factor in slowdown) <= 0.03:
         return ""
     compute, read, stream = (f"{factor:.2f} times as long" for factor in slowdown)

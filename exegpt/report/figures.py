@@ -15,7 +15,7 @@ TIMES = {"ttft": "time to first token", "tpot": "time per output token", "latenc
 
 
 def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str]]:
-    """(name, text) of every figure of an estimate of `schedule`."""
+    """Return (name, text) of every figure of an estimate of `schedule`."""
     e = estimate
     requests_s, tokens_s = figure_text(e.throughput_seq_s), figure_text(e.throughput_tok_s)
     rows = {
@@ -28,7 +28,7 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str
         "KV cache": cache_text(schedule),
         "preemptions": f"{figure_text(e.preemptions_per_request)} per request" if schedule.admission == "grow" else "",
         "devices busy": _span([f"{share:.0%}" for share in sorted(e.utilisation)]),
-        # which phase takes the time; `memory` and `latency` come from a search alone: it evaluates neighbours
+        # The phase that takes the time; `memory` and `latency` come only from a search, which evaluates neighbours.
         "limited by" if e.binding in ("memory", "latency") else "bottleneck": e.binding or "",
         "not feasible": "; ".join(e.violations),
         "beyond the profile's grid": ", ".join(e.extrapolated),
@@ -37,7 +37,7 @@ def estimate_rows(estimate: Estimate, schedule: Schedule) -> list[tuple[str, str
 
 
 def steady_notes(schedule: Schedule) -> tuple[str, ...]:
-    """A note if the schedule's requests arrive over time, which the steady state ignores."""
+    """Return a note if the schedule's requests arrive over time, which the steady state ignores."""
     if not schedule.workload.arrival_rate:
         return ()
     rate = figure_text(schedule.workload.arrival_rate, 4)
@@ -47,7 +47,7 @@ def steady_notes(schedule: Schedule) -> tuple[str, ...]:
 
 
 def percentile_rows(times: Mapping[str, Mapping[str, float | None]]) -> list[list[str]]:
-    """A row for each of `times` (key of TIMES → mean and percentiles in seconds)."""
+    """Return a row for each of `times` (key of TIMES → mean and percentiles in seconds)."""
     return [[TIMES[key], *(_time(spread[name]) for name in PERCENTILES)] for key, spread in times.items()]
 
 
@@ -63,14 +63,14 @@ def _memory(estimate: Estimate, schedule: Schedule) -> str:
 
 
 def cache_text(schedule: Schedule) -> str:
-    """The capacity of one replica's cache."""
+    """Return the capacity of one replica's cache, as text."""
     blocks, size = schedule.kv_blocks, schedule.block_size
     each = "" if schedule.replicas == 1 else ", each replica"
     return f"{blocks * size:,} tokens, {blocks:,} blocks of {size}{each}"
 
 
 def _span(texts: list[str]) -> str:
-    """The lowest and the highest value, or one if they are equal."""
+    """Return the lowest and the highest value, or one if they are equal."""
     return "–".join(dict.fromkeys([texts[0], texts[-1]])) if texts else ""
 
 

@@ -1,4 +1,4 @@
-"""Which devices run which models, and when, as a Gantt chart: text for terminals, SVG for reports."""
+"""Gantt charts of the models on each device over time: text for terminals, SVG for reports."""
 
 import itertools
 import string
@@ -12,25 +12,25 @@ from xcore.specs.cluster_plan import Plan, PlannedModel
 from xmulti.files.stage_plan import StagePlan
 
 MARKS = string.ascii_uppercase + string.ascii_lowercase + string.digits
-"""Letters of models on a terminal; with more models they repeat."""
+"""Letters for models on a terminal; with more models they repeat."""
 MOST_ROWS = 32
-"""On a terminal; with more devices, neighbours that run the same models share a row."""
+"""Maximum rows on a terminal; with more devices, neighbours that run the same models share a row."""
 IDLE, ON = "·", "→"
 """An idle device, and a bar that continues for as long as requests arrive."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A model on a device. Seconds since the plan began."""
+    """A model on a device, with times in seconds since the plan began."""
 
     name: str
     start_s: float
     end_s: float | None
-    """None: for as long as requests arrive."""
+    """The end; None: for as long as requests arrive."""
     share: str = ""
-    """How it shares the device; empty where the device is its own."""
+    """How it shares the device; empty if it has the device alone."""
     part: float = 1.0
-    """Share of the device's row, next to other models' shares."""
+    """Share of the height of the device's row, relative to other models' shares."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class Gantt:
 
     @property
     def seconds(self) -> float | None:
-        """When the last bar ends; None where none does."""
+        """When the last bar ends; None if no bar ends."""
         ends = [bar.end_s for bars in self.devices for bar in bars if bar.end_s is not None]
         return max(ends, default=None)
 
     @property
     def shares(self) -> dict[str, str]:
-        """How models share, by their names."""
+        """How models share devices, by their names."""
         return {bar.name: bar.share for bars in self.devices for bar in bars if bar.share}
 
 
 def of_plan(plan: Plan) -> Gantt:
-    """Budgets: every model from the beginning, until its requests are done."""
+    """Return the chart of budgets: every model from the beginning, until its requests are done."""
     devices = tuple(
         tuple(_bar(model) for model in plan.models if device in model.devices) for device in range(plan.cluster.devices)
     )
@@ -69,7 +69,7 @@ def _bar(model: PlannedModel) -> Bar:
 
 
 def of_stages(plan: StagePlan) -> Gantt:
-    """Stages; what goes on in the next one is one bar."""
+    """Return the chart of stages; a model that continues in the next stage is one bar."""
     names = dict.fromkeys(node.name for stage in plan.stages for node in stage.nodes)
     devices: list[list[Bar]] = [[] for _ in range(plan.devices)]
     for stage in plan.stages:
@@ -84,7 +84,10 @@ def of_stages(plan: StagePlan) -> Gantt:
 
 
 def text(gantt: Gantt, width: int = 64) -> str:
-    """A row for each device, a letter for each model; models that share a device take turns in its row."""
+    """Return the chart as text: a row for each device, a letter for each model.
+
+    The letters of models that share a device alternate in its row.
+    """
     marks = dict(zip(gantt.names, itertools.cycle(MARKS)))
     last_s = gantt.seconds
     lines = [f"{'device':>8}"]
@@ -99,7 +102,7 @@ def text(gantt: Gantt, width: int = 64) -> str:
 
 
 def _rows(gantt: Gantt) -> list[tuple[str, tuple[Bar, ...]]]:
-    """Labels and bars; neighbours with the same bars are one where there are many."""
+    """Return labels and bars; if there are many devices, neighbours with the same bars share a row."""
     if len(gantt.devices) <= MOST_ROWS:
         return [(str(device), bars) for device, bars in enumerate(gantt.devices)]
     rows: list[tuple[str, tuple[Bar, ...]]] = []
@@ -112,7 +115,7 @@ def _rows(gantt: Gantt) -> list[tuple[str, tuple[Bar, ...]]]:
 
 
 def _cells(bars: Sequence[Bar], marks: dict[str, str], last_s: float | None, width: int) -> str:
-    """A row of the picture. Short bars are drawn over long ones, none narrower than a cell."""
+    """Return a row of the chart; short bars are drawn over long ones, and none is narrower than a cell."""
     cells = [IDLE] * width
     for (start_s, end_s), together in _spans(bars):
         begin = min(width - 1, round(start_s / last_s * width)) if last_s else 0
@@ -125,7 +128,7 @@ def _cells(bars: Sequence[Bar], marks: dict[str, str], last_s: float | None, wid
 
 
 def _spans(bars: Iterable[Bar]) -> list[tuple[tuple[float, float | None], list[Bar]]]:
-    """Bars by when they begin and end, the longest first."""
+    """Group bars by begin and end, the longest first."""
     spans: dict[tuple[float, float | None], list[Bar]] = {}
     for bar in bars:
         spans.setdefault((bar.start_s, bar.end_s), []).append(bar)
@@ -134,7 +137,7 @@ def _spans(bars: Iterable[Bar]) -> list[tuple[tuple[float, float | None], list[B
 
 
 def _lines(entries: Sequence[str], width: int) -> list[str]:
-    """The key, in lines that are no wider than the picture, unless an entry is."""
+    """Return the legend, in lines no wider than the chart, unless a single entry is wider."""
     lines: list[str] = []
     for entry in entries:
         if lines and len(lines[-1]) + 2 + len(entry) <= width:
@@ -145,7 +148,7 @@ def _lines(entries: Sequence[str], width: int) -> list[str]:
 
 
 def drawing(gantt: Gantt) -> str:
-    """The picture as SVG, a row for each device, a colour for each model."""
+    """Return the chart as SVG: a row for each device, a colour for each model."""
     last_s = gantt.seconds
     colours = {name: _colour(place) for place, name in enumerate(gantt.names)}
     rows = [
@@ -160,7 +163,7 @@ def drawing(gantt: Gantt) -> str:
 def _blocks(
     span: tuple[float, float | None], bars: Sequence[Bar], colours: dict[str, str], last_s: float
 ) -> list[svg.Block]:
-    """Rectangles of bars that begin and end together: each has its part of the lane's height."""
+    """Return rectangles for bars that begin and end together; each has its part of the row's height."""
     start_s, end_s = span
     until = "for as long as requests arrive" if end_s is None else f"until {duration_text(end_s)}"
     whole, top, blocks = sum(bar.part for bar in bars), 0.0, []
@@ -174,5 +177,5 @@ def _blocks(
 
 
 def _colour(place: int) -> str:
-    """Hues that lie far from each other, however many there are: by the golden angle."""
+    """Return a hue that is far from the other hues for any number of models, by the golden angle."""
     return f"hsl({place * 137.508 % 360:.0f} 55% 50%)"

@@ -49,29 +49,31 @@ _TITLES = {
 
 @dataclass(frozen=True)
 class Report:
-    """The contents of a report; without comparisons, that of a search only."""
+    """The contents of a report; without comparisons, the report of a search only."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
     """The question that was searched: (name, text) pairs."""
     workload: Workload
     frontier: tuple[Series, ...]
-    """As predicted; what was measured is drawn from the comparisons."""
+    """The predicted frontier; measured points are drawn from the comparisons."""
     bound_s: float | None
     comparisons: tuple[Comparison, ...] = field(default=())
-    """The first one is the schedule that was chosen."""
+    """The runs with their predictions; the first one is that of the chosen schedule."""
     policies: tuple[tuple[str, ...], ...] = ()
-    """A row for every policy: its name, output tokens per second, latency, the 99th percentiles of the times to first
-    and per output token, and why it is where it is.
+    """A row for every policy.
+
+    It has the name, output tokens per second, latency, the 99th percentiles of TTFT and TPOT, and the reason for its
+    place.
     """
     stages: tuple[tuple[str, ...], ...] = ()
-    """The chosen schedule's stages, the columns' names first."""
+    """The chosen schedule's stages, with the names of the columns first."""
     advice: tuple[str, ...] = ()
-    """What a looser bound or another cluster would give."""
+    """Sentences on what a looser bound or another cluster would give."""
 
 
 def page(report: Report) -> str:
-    """The whole HTML document."""
+    """Return the complete HTML document."""
     measured = {c.schedule.policy: c for c in report.comparisons}
     series = [replace(policy, measured=_point(measured.get(policy.name))) for policy in report.frontier]
     caption = "Dots: the predicted steady state of each policy's best schedule under several bounds."
@@ -101,7 +103,7 @@ def page(report: Report) -> str:
 
 
 def document(title: str, body: str) -> str:
-    """A whole HTML document in the reports' style."""
+    """Return a complete HTML document in the reports' style."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -110,7 +112,7 @@ def document(title: str, body: str) -> str:
 
 
 def _plain_table(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row names the columns; sentences may wrap."""
+    """Return a table whose first row names the columns; sentences may wrap."""
     head = "".join(f"<th>{escape(cell)}</th>" for cell in rows[0])
     body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows[1:])
     return f'<div class="scroll"><table class="plain"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

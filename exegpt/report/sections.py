@@ -16,11 +16,11 @@ class Section:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     drawing: str = ""
-    """SVG."""
+    """The plot as SVG."""
 
 
 def page(title: str, facts: Sequence[str], sections: Sequence[Section]) -> str:
-    """An HTML document of all sections, below the facts that they are based on."""
+    """Return an HTML document of all sections, after the facts that they are based on."""
     parts = [f"<h1>{escape(title)}</h1>", *(f"<p>{escape(fact)}</p>" for fact in facts)]
     for section in sections:
         parts.append(f"<h2>{escape(section.title)}</h2>")

@@ -7,7 +7,7 @@ COLUMNS = ("stage", "devices", "TP", "phase", "layers", "busy")
 
 
 def stage_rows(schedule: Schedule, estimate: Estimate | None = None) -> list[list[str]]:
-    """A row for every stage of the first replica, with its devices' utilisation if an estimate has it."""
+    """Return a row for every stage of the first replica, with its devices' utilisation if an estimate has it."""
     busy = stage_utilisation(schedule, estimate)
     return [
         [
@@ -23,7 +23,7 @@ def stage_rows(schedule: Schedule, estimate: Estimate | None = None) -> list[lis
 
 
 def stage_utilisation(schedule: Schedule, estimate: Estimate | None) -> list[float | None]:
-    """The busy fraction of every stage of the first replica; None where it isn't known."""
+    """Return the busy fraction of every stage of the first replica; None if it isn't known."""
     if estimate is None or not estimate.utilisation:
         return [None] * len(schedule.stages)
     ranks = [sum(s.tp for s in schedule.stages[:i]) for i in range(len(schedule.stages))]

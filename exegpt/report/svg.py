@@ -1,4 +1,4 @@
-"""Charts as SVG text: a few shapes, no library, readable in light and dark."""
+"""Charts as SVG text: simple shapes, no library, readable in light and dark mode."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ PHASES = {"encode": "#d9822b", "decode": "#3b74b9", "mixed": "#7a5aa8", "overhea
 
 
 def ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Round values from `low` to `high`, at most about `most`."""
+    """Return round values from `low` to `high`, at most about `most`."""
     if high <= low:
         return [low]
     raw = (high - low) / most
@@ -38,7 +38,7 @@ class _Axes:
         return self.height - _BOTTOM - value / self.top * (self.height - _TOP - _BOTTOM)
 
     def drawn(self, x_title: str, y_title: str) -> list[str]:
-        """The grid, its numbers and the titles."""
+        """Return the grid, its numbers and the titles."""
         bottom = self.height - _BOTTOM
         shapes = []
         for value in ticks(0, self.top):
@@ -65,7 +65,7 @@ def _svg(shapes: Iterable[str], height: int, label: str) -> str:
 
 
 def frontier(series: Sequence[Series], bound_s: float | None) -> str:
-    """Throughput over latency by policy; measured points are rings, the bound is a dashed line."""
+    """Return a chart of throughput over latency by policy; measured points are rings, the bound is a dashed line."""
     every = [p for s in series for p in (*s.points, *([s.measured] if s.measured else []))]
     if not every:
         return "<p>No policy has a feasible schedule.</p>"
@@ -97,7 +97,7 @@ def frontier(series: Sequence[Series], bound_s: float | None) -> str:
 
 
 def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) -> str:
-    """Rows of (phase, start, end) in seconds over one time axis; neighbours of one phase are drawn as one span."""
+    """Return rows of (phase, start, end) in seconds over one time axis; neighbours of one phase form one span."""
     height = _TOP + 46 * len(rows) + _BOTTOM
     last = max((end for _, spans in rows for _, _, end in spans), default=0.0)
     axes = _Axes(last or 1.0, 1.0, height)
@@ -118,7 +118,7 @@ def timelines(rows: Sequence[tuple[str, Sequence[tuple[str, float, float]]]]) ->
 
 @dataclass(frozen=True)
 class Block:
-    """A rectangle in a lane: from when to when in seconds, the part of the lane's height that it has from a part on."""
+    """A rectangle in a lane: begin and end in seconds, and its top and height as shares of the lane's height."""
 
     start_s: float
     end_s: float
@@ -129,7 +129,10 @@ class Block:
 
 
 def lanes(rows: Sequence[tuple[str, Sequence[Block]]], last_s: float | None, key: Sequence[tuple[str, str]]) -> str:
-    """Named rows of blocks over one time axis, which isn't drawn where nothing ends; `key` are names with colours."""
+    """Return named rows of blocks over one time axis; `key` holds names with colours.
+
+    The axis isn't drawn if no block ends.
+    """
     tall, columns = 22, 3
     floor = _TOP + (tall + 4) * len(rows)
     axes, height = _Axes(last_s or 1.0, 1.0), floor + _BOTTOM + 18 * -(-len(key) // columns)
@@ -153,7 +156,7 @@ def lanes(rows: Sequence[tuple[str, Sequence[Block]]], last_s: float | None, key
 
 
 def joined(spans: Sequence[tuple[str, float, float]], gap_s: float = 0.002) -> list[tuple[str, float, float]]:
-    """Neighbouring spans of one phase that are less than `gap_s` apart, as one."""
+    """Merge neighbouring spans of one phase that are less than `gap_s` apart."""
     merged: list[tuple[str, float, float]] = []
     for phase, start, end in spans:
         if merged and merged[-1][0] == phase and start - merged[-1][2] < gap_s:
@@ -164,7 +167,7 @@ def joined(spans: Sequence[tuple[str, float, float]], gap_s: float = 0.002) -> l
 
 
 def lengths(distributions: Sequence[tuple[str, str, Sequence[int], Sequence[float]]], bins: int = 40) -> str:
-    """Distribution of lengths as outlined histograms: (name, colour, lengths, probabilities)."""
+    """Return the distributions of lengths as outlined histograms: (name, colour, lengths, probabilities)."""
     height = 220
     most = max(values[-1] for _, _, values, _ in distributions)
     width = max(1, math.ceil(most / bins))
@@ -188,8 +191,10 @@ def lengths(distributions: Sequence[tuple[str, str, Sequence[int], Sequence[floa
 
 @dataclass(frozen=True)
 class Panel:
-    """A small chart: groups of bars, one bar per series (None: none), and perhaps a line over the groups, on an axis of
-    its own that begins at zero."""
+    """A small chart: groups of bars, with one bar per series (None: no bar), and optionally a line over the groups.
+
+    The line has its own axis, which begins at zero.
+    """
 
     title: str
     groups: tuple[tuple[str, tuple[float | None, ...]], ...]
@@ -197,8 +202,9 @@ class Panel:
 
 
 def panels(charts: Sequence[Panel], series: Sequence[tuple[str, str]], title: str, line: str = "") -> str:
-    """Charts side by side, each with its own scale: `series` are names and colours, `title` what bars stand for,
-    `line` what lines do.
+    """Return charts side by side, each with its own scale.
+
+    `series` holds names and colours, `title` is the meaning of the bars, and `line` that of the lines.
     """
     columns, row_height = min(3, len(charts)), 190
     height = -(-len(charts) // columns) * row_height + 24
@@ -216,7 +222,7 @@ def panels(charts: Sequence[Panel], series: Sequence[tuple[str, str]], title: st
 
 def _panel(chart: Panel, colours: Sequence[str], left: float, top: float, width: float, height: float) -> list[str]:
     inner, ceiling, floor = left + 44, top + 26, top + height - 26
-    above = 1.6 if chart.line else 1.05  # the line runs over the bars
+    above = 1.6 if chart.line else 1.05  # leave space for the line above the bars
     highest = above * max((bar or 0.0 for _, bars in chart.groups for bar in bars), default=0.0) or 1.0
     shapes = [_text(inner, top + 14, chart.title)]
     for value in ticks(0, highest, 4):

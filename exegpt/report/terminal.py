@@ -8,9 +8,9 @@ from xcore.quantity import figure_text
 
 
 def plot(frontier: Sequence[Series], bound_s: float | None, width: int = 64, height: int = 13) -> str:
-    """Throughput (up, output tokens/s) over latency (right, seconds) of every policy, one letter each.
+    """Plot throughput (up, output tokens/s) over latency (right, seconds) of every policy, with one letter each.
 
-    Where points fall together the policy with more throughput is seen. Empty text for no points.
+    If points coincide, the policy with more throughput is visible. Empty text without points.
     """
     points = sorted((y, x, policy.name, policy.mark) for policy in frontier for x, y in policy.points)
     if not points:

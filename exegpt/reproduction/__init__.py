@@ -1,1 +1,1 @@
-"""The paper's evaluation again, simulated on stock rooflines: one file per table or figure, and what they share."""
+"""Reproduce the paper's evaluation by simulation on stock rooflines: one file per table or figure, and shared code."""

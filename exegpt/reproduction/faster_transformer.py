@@ -1,7 +1,8 @@
 """FasterTransformer, the paper's baseline (section 7.1; docs/theory.md), and the latency bounds derived from it.
 
-Static batches: tensor parallelism over a node's devices, a pipeline over nodes with as many micro-batches as stages, no
-early termination, no padding of inputs, memory reserved for the greatest lengths.
+Batches are static. Tensor parallelism covers a node's devices, and a pipeline covers the nodes with as many
+micro-batches as stages. There is no early termination and no padding of inputs. Memory is reserved for the greatest
+lengths.
 """
 
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from xsimulator.steady import static
 STEP = 4
 """Step between batch sizes."""
 PERCENTILES = (10, 30, 70)
-"""Percentiles of the latencies over all batch sizes: the bounds, beside infinity."""
+"""Percentiles of the latencies over all batch sizes, which are the bounds in addition to infinity."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +27,13 @@ class StaticBatch:
 
     batch: int
     latency_s: float
-    """For the greatest output length."""
+    """Latency for the greatest output length."""
     throughput_seq_s: float
-    """Over the mean of a batch's longest output."""
+    """Throughput for the mean of a batch's longest output."""
 
 
 def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
-    """All batch sizes within memory, in rising order; iterations as in the paper, D(S) = S.
+    """Return all batch sizes within memory, in rising order; iterations as in the paper, D(S) = S.
 
     Raises InputError if even the smallest exceeds memory.
     """
@@ -54,12 +55,12 @@ def static_batches(setup: Setup) -> tuple[StaticBatch, ...]:
 
 
 def bounds(batches: tuple[StaticBatch, ...]) -> tuple[float | None, ...]:
-    """The four latency bounds in seconds; None: none."""
+    """Return the four latency bounds in seconds; None: no bound."""
     latencies = [batch.latency_s for batch in batches]
     return (*(float(np.percentile(latencies, q)) for q in PERCENTILES), None)
 
 
 def best_under(batches: tuple[StaticBatch, ...], bound_s: float | None) -> StaticBatch:
-    """The batch of highest throughput within a bound; the smallest batch must meet it."""
+    """Return the batch of highest throughput within a bound; the smallest batch must meet it."""
     meeting = [batch for batch in batches if bound_s is None or batch.latency_s <= bound_s]
     return max(meeting, key=lambda batch: batch.throughput_seq_s)

@@ -20,12 +20,15 @@ from xcore.specs.workload import Workload
 from xsimulator import estimate
 
 FACTORS = (0.7, 0.85, 1.0, 1.15, 1.3)
-"""Of mean and deviation."""
+"""Factors of mean and deviation."""
 SKEWNESSES = (-0.4, -0.2, 0.0, 0.2, 0.4)
 CHANGES = {"mean": FACTORS, "deviation": FACTORS, "skewness": SKEWNESSES}
 PAPER_MARGINS = {("mean", 1.15): (0.13, 0.10), ("deviation", 1.3): (0.05, 0.0)}
-"""How much tighter a bound must be for the change to be borne, where 99 % of all queries must meet it (a), and where a
-sequence of the old 99th-percentile length must (b)."""
+"""How much tighter a bound must be to tolerate the change.
+
+The first figure is for a bound that 99 % of all queries must meet (a). The second is for a bound on a sequence of the
+old 99th-percentile length (b).
+"""
 SERIES = (("unchanged schedule", "#3b74b9"), ("tuned anew", "#d9822b"))
 
 
@@ -37,13 +40,13 @@ class Point:
     value: float
     """Factor of the mean or the deviation, or the skewness."""
     throughput_seq_s: float
-    """Of the unchanged schedule."""
+    """Throughput of the unchanged schedule."""
     latency_p99_s: float
-    """Of the unchanged schedule, 99 % of all queries."""
+    """Latency of the unchanged schedule that 99 % of all queries meet."""
     normalised: float
-    """`latency_p99_s` over that under the unchanged distribution."""
+    """`latency_p99_s` over its value under the unchanged distribution."""
     normalised_length: float
-    """The same of a sequence as long as the old distribution's 99th percentile."""
+    """The same ratio for a sequence as long as the old distribution's 99th percentile."""
     tuned: Reached | None
     """The best schedule for this distribution, under the bound for 99 % of all queries."""
 
@@ -54,7 +57,7 @@ class Drift:
 
     policy: str
     percentile: int
-    """Of FasterTransformer's latencies, whose value is the bound."""
+    """The percentile of FasterTransformer's latencies whose value is the bound."""
     bound_s: float
     schedule: str
     points: tuple[Point, ...]
@@ -62,13 +65,13 @@ class Drift:
 
 @dataclass(frozen=True)
 class Figure11:
-    """WAA, as in the figure, and RRA, which the paper describes in words."""
+    """The results of WAA, as in the figure, and of RRA, which the paper describes in words."""
 
     drifts: tuple[Drift, ...]
 
 
 def changed(workload: Workload, change: str, value: float) -> Workload:
-    """The workload with another distribution of outputs; its bound stays about the same length."""
+    """Return the workload with another distribution of outputs; its bound keeps about the same length."""
     mean, std = workload.output.mean, workload.output.std
     scaled = (mean * value, std) if change == "mean" else (mean, std * value) if change == "deviation" else (mean, std)
     distribution = skewed_normal(*scaled, workload.output.max, value if change == "skewness" else 0.0)
@@ -76,7 +79,7 @@ def changed(workload: Workload, change: str, value: float) -> Workload:
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Figure11:
-    """Both policies under every distribution."""
+    """Simulate and tune both policies under every distribution."""
     where = setup("opt-13b", "4xA40", "T")
     workloads = [
         (change, value, changed(where.workload, change, value)) for change in CHANGES for value in CHANGES[change]
@@ -107,8 +110,9 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
 
 
 def _best(where: Setup, name: str, policies: tuple[str, ...]) -> tuple[int, float, Schedule, str]:
-    """The best schedule under the paper's bound, FasterTransformer's 30th percentile, or under the next looser one that
-    the policy can meet.
+    """Return the best schedule under the paper's bound, FasterTransformer's 30th percentile.
+
+    If the policy can't meet it, return the best under the next looser bound that it can meet.
     """
     percentile_bounds = bounds(static_batches(where))
     for percentile, bound_s in zip(PERCENTILES[1:], percentile_bounds[1:], strict=False):
@@ -120,12 +124,12 @@ def _best(where: Setup, name: str, policies: tuple[str, ...]) -> tuple[int, floa
 
 
 def margin(normalised: float) -> float:
-    """The share by which a bound must be tighter so that a latency that grows by this factor meets it."""
+    """Return the share by which a bound must be tighter so that a latency that grows by this factor meets it."""
     return max(0.0, 1.0 - 1.0 / normalised)
 
 
 def sections(figure: Figure11) -> list[Section]:
-    """The drawing with its figures for each policy, then the paper's statements."""
+    """Return the drawing with its figures for each policy, then the paper's statements."""
     return [*(_drift_section(drift) for drift in figure.drifts), _words(figure)]
 
 

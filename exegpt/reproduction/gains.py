@@ -1,5 +1,6 @@
-"""Figures 6 and 8: ExeGPT's throughput over FasterTransformer's in all scenarios, each under four bounds; and the
-further gain of later policies and replicas.
+"""Figures 6 and 8: ExeGPT's throughput over FasterTransformer's in all scenarios, each under four bounds.
+
+In addition, the further gain of later policies and replicas.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,11 +55,11 @@ class Row:
     waa: Reached | None
     """The better of WAA-C and WAA-M."""
     waa_counts: bool
-    """The paper ran WAA in this scenario."""
+    """Whether the paper ran WAA in this scenario."""
     gain: float
-    """The better of RRA and, where it counts, WAA over FT."""
+    """Throughput of the better of RRA and, where it counts, WAA over FT's."""
     gain_with_waa: float
-    """The same, with WAA wherever memory holds it."""
+    """The same ratio, with WAA wherever memory holds it."""
     today: Reached | None
     today_over_paper: float
     """Throughput with all policies and replicas over that of the better of RRA and WAA."""
@@ -96,7 +97,7 @@ def reproduce(
     task: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Gains:
-    """Search all scenarios of the figures, or those of one model or task alone.
+    """Search all scenarios of the figures, or only those of one model or task.
 
     Raises InputError if no scenario matches.
     """
@@ -116,7 +117,7 @@ def reproduce(
 
 
 def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> list[tuple[str, str, str, str]]:
-    """(figure, model, cluster, task) of each matching scenario."""
+    """Return (figure, model, cluster, task) of each matching scenario."""
     all_cases = [(f, m, c, t) for f in figures for m, c in FIGURES[f][0] for t in FIGURES[f][1]]
     cases = [case for case in all_cases if model in (None, case[1]) and task in (None, case[3])]
     if not cases:
@@ -132,7 +133,7 @@ def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> li
 
 
 def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
-    """Rows of all scenarios, in order; scenarios are searched in parallel."""
+    """Yield the rows of all scenarios, in order; scenarios are searched in parallel."""
     if len(cases) == 1:
         yield scenario_rows(cases[0])
         return
@@ -141,7 +142,7 @@ def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
 
 
 def scenario_rows(case: tuple[str, str, str, str]) -> list[Row]:
-    """Rows of one scenario under its four bounds."""
+    """Return the rows of one scenario under its four bounds."""
     name, *asked = case
     where = setup(*asked)
     batches = static_batches(where)
@@ -173,7 +174,7 @@ def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row
 
 
 def summary(name: str, rows: Sequence[Row], paper: dict[str, float]) -> Summary:
-    """The statistics quoted in the paper's text."""
+    """Return the statistics quoted in the paper's text."""
     gains = [row.gain for row in rows]
     ahead: dict[str, list[bool]] = {}
     for row in rows:
@@ -200,7 +201,7 @@ def _ahead(row: Row) -> bool:
 
 
 def sections(gains: Gains) -> list[Section]:
-    """Charts, the scenarios, and our means beside the paper's."""
+    """Return charts, the scenarios, and our means next to the paper's."""
     rendered = []
     for gain in gains.summaries:
         rows = [row for row in gains.rows if row.figure == gain.name]

@@ -1,7 +1,7 @@
 """Hermes' evaluation on one A100 with LLaMA-2-7B: applications ordered and prewarmed by their demand graphs.
 
-The engine's two rates are those of Hermes' repository, and the same for every batch; the cache is what weights of
-13.5 GB leave of 90 % of 40 GB. Nothing here is fitted to the paper's figures.
+The engine's two rates are those of Hermes' repository, and the same for every batch. The cache has the memory that
+weights of 13.5 GB leave in 90 % of 40 GB. No figure here is fitted to the paper's.
 """
 
 import itertools
@@ -46,8 +46,10 @@ STANDS_ON = (
 RATES, LIMITS = ServiceRates(), LLMLimits()
 APPLICATIONS = 300
 ENGINES = {"256 at once": LIMITS, "8 at once": replace(LIMITS, batch=8)}
-"""As many as fit into the cache (some 30), or few enough that 1x saturates them: 8 tokens in 60 ms are 133 per second,
-about the load's demand. The paper doesn't name its limit, but its queues are long at 1x.
+"""The limits of the LLM: as many requests as fit into the cache (some 30), or so few that 1x saturates them.
+
+8 tokens in 60 ms are 133 per second, about the load's demand. The paper doesn't name its limit, but its queues are long
+at 1x.
 """
 LOADS = {"1x": 30.0, "2x": 15.0, "3x": 10.0}
 """Minutes within which all applications are submitted."""
@@ -56,18 +58,20 @@ PAPER = {"vLLM": (-0.770, -0.824), "Parrot": (-0.767, -0.690), "VTC": (-0.667, -
 PAPER_ABLATIONS = {"no refinement": 0.153, "nor Gittins": 0.475}
 """Mean completion time over Hermes' at 3x; the oracle's is less than 10 % below."""
 FACTORS = (1.2, 1.5, 2.0)
-"""Deadlines over the time alone."""
+"""Deadlines as multiples of the time alone."""
 CONTEXT_GB, ADAPTER_SLOTS, ACTIVE_ADAPTERS = (8, 16, 32), (10, 20), 10
-"""Of the LLM's caches; vLLM's max-cpu-loras (20 in the paper; with 10 nothing is kept beside what runs), and its
-max-loras.
+"""Sizes of the LLM's caches: GB of contexts, adapters in the cache, and adapters in use.
+
+The numbers of adapters are vLLM's max-cpu-loras and max-loras. The paper has a max-cpu-loras of 20; with 10, only the
+adapters in use are kept.
 """
 CONTEXT_RATE = 2e9
 """Bytes/s at which a context is loaded from a disk."""
 ADAPTER_S = 0.5
-"""An adapter's time to load."""
+"""Seconds to load an adapter."""
 KNOBS = tuple(k / 10 for k in range(1, 10))
 CONTAINERS = {"code_feedback": ("code_generation", "docker", 2.2), "hugginggpt": ("task_planning", "dnn", 7.0)}
-"""An application's unit whose successor uses the backend, and that backend's start-up in seconds."""
+"""An application's unit whose successor uses the backend, and that backend's start-up time in seconds."""
 SEEDS = tuple(range(5))
 
 
@@ -110,13 +114,14 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind of application at 3x, with 8 requests at once: which kinds gain from the oracle's knowledge, and which
-    lose.
+    """One kind of application at 3x, with 8 requests at once.
+
+    Kinds show which applications gain or lose by the oracle's knowledge.
     """
 
     application: str
     share: float
-    """Of all applications."""
+    """Share of all applications."""
     service_s: float
     """Mean demand, parallel requests summed."""
     deviation: float
@@ -196,7 +201,7 @@ Models = dict[str, ApplicationDemand]
 def reproduce(
     progress: Callable[[int, int], None] = lambda done, total: None, graphs: Path | None = None, seeds: int = len(SEEDS)
 ) -> Hermes:
-    """All experiments, over the first `seeds` of SEEDS; demand samples are those that `find_graphs` finds."""
+    """Run all experiments, over the first `seeds` of SEEDS; demand samples are those that `find_graphs` finds."""
     source, samples = find_graphs(graphs)
     models = {name: ApplicationDemand(graph, RATES) for name, graph in learn_graphs(samples, 1_000_000).items()}
     steps = (
@@ -222,12 +227,12 @@ def _seconds(
     estimates: DemandEstimates | None,
     limits: LLMLimits,
 ) -> np.ndarray:
-    """Completion times of all workloads."""
+    """Return the completion times of all workloads."""
     return np.concatenate([simulate(each, order(), limits, estimates).completion_s for each in workloads])
 
 
 def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Completion, ...]:
-    """Orders under three loads."""
+    """Return the completion times of the orders under three loads."""
     cases = [(engine, limits, load) for engine, limits in ENGINES.items() for load in LOADS]
     rows = []
     for engine, limits, load in cases:
@@ -250,12 +255,12 @@ def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[i
 
 
 def alone(submission: Submission, limits: LLMLimits) -> float:
-    """Seconds on an idle LLM."""
+    """Return the seconds on an idle LLM."""
     return simulate([replace(submission, arrival_s=0.0)], ByRequest(), limits).completion_s[0]
 
 
 def in_time(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[InTime, ...]:
-    """Deadlines of 1.2, 1.5 or 2 times the time alone, drawn with equal chances."""
+    """Return the shares of kept deadlines; deadlines are 1.2, 1.5 or 2 times the time alone, with equal chances."""
     estimates = DemandEstimates(models)
     orders: dict[str, tuple[Callable[[], ApplicationOrder], DemandEstimates | None]] = {
         "Hermes, least slack": (ApplicationSlack, estimates),
@@ -277,7 +282,7 @@ def in_time(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int])
 
 
 def _with_deadlines(graphs: Sequence[DemandGraph], seed: int, limits: LLMLimits) -> tuple[list[Submission], np.ndarray]:
-    """A workload with deadlines, and the factors over the time alone."""
+    """Return a workload with deadlines, and their factors over the time alone."""
     workload = draw_submissions(graphs, APPLICATIONS, LOADS["2x"] * 60, seed)
     factors = np.random.default_rng((seed, 2)).choice(FACTORS, len(workload))
     times = (factor * alone(each, limits) for each, factor in zip(workload, factors.tolist(), strict=True))
@@ -285,7 +290,7 @@ def _with_deadlines(graphs: Sequence[DemandGraph], seed: int, limits: LLMLimits)
 
 
 def ablations(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Ablation, ...]:
-    """The gains by refinement and by the Gittins rank, and by full knowledge."""
+    """Return the gains by refinement, by the Gittins rank, and by full knowledge."""
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
     rows = []
     for engine, limits in ENGINES.items():
@@ -295,7 +300,7 @@ def ablations(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int
 
 
 def _ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: LLMLimits) -> dict[str, np.ndarray]:
-    """Completion times of all workloads without parts of Hermes, and by true demands."""
+    """Return the completion times of all workloads without parts of Hermes, and by true demands."""
     refined, prior = DemandEstimates(models), DemandEstimates(models, refine=False)
     return {
         "Hermes": _seconds(workloads, application_gittins, refined, limits),
@@ -306,7 +311,7 @@ def _ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: 
 
 
 def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Kind, ...]:
-    """The ablations with 8 requests at once, by application."""
+    """Return the ablations with 8 requests at once, by application."""
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
     seconds = _ablated(workloads, models, ENGINES["8 at once"])
     names = np.array([each.name for workload in workloads for each in workload])
@@ -324,7 +329,10 @@ def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -
 
 
 def caches(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Cached, ...]:
-    """500 applications in 15 minutes with contexts, 1,000 in 25 with 200 adapters, by Hermes' order."""
+    """Return the cache results by Hermes' order.
+
+    500 applications in 15 minutes have contexts; 1,000 in 25 minutes have 200 adapters.
+    """
     contexts = [draw_submissions(graphs, 500, 15 * 60, seed) for seed in seeds]
     adapters = [draw_submissions(graphs, 1000, 25 * 60, seed, adapters=200) for seed in seeds]
     rows = []
@@ -360,7 +368,7 @@ def _cached(
 
 
 def knobs(models: Models) -> tuple[Knob, ...]:
-    """Latency saved and containers' idle time by K, over the durations of the unit before."""
+    """Return the saved latency and the containers' idle time by K, over the durations of the preceding unit."""
     rows = []
     for application, (published, backend, start_up_s) in CONTAINERS.items():
         model = models[application]
@@ -376,7 +384,7 @@ def knobs(models: Models) -> tuple[Knob, ...]:
 
 
 def knowledge(graphs: Sequence[DemandGraph], models: Models, seed: int) -> Knowledge:
-    """The knowledge measures of one workload."""
+    """Return the knowledge measures of one workload."""
     workload = draw_submissions(graphs, APPLICATIONS, LOADS["1x"] * 60, seed)
     demands = [(float(models[s.name].prior.total_s.mean()), sum(c.service_s(RATES) for c in s.calls)) for s in workload]
     pairs = [(a, b) for a, b in itertools.combinations(demands, 2) if a[0] != b[0]]
@@ -398,7 +406,7 @@ def knowledge(graphs: Sequence[DemandGraph], models: Models, seed: int) -> Knowl
 
 
 def decision_ms(models: Models, decisions: int = 50) -> float:
-    """Ordering 300 waiting applications, of which each attains a token of service between two decisions."""
+    """Time the ordering of 300 waiting applications; each attains a token of service between two decisions."""
     counter, estimates, order = SimpleNamespace(done=0), DemandEstimates(models), application_gittins()
     submissions = draw_submissions([model.graph for model in models.values()], 300, 60.0, 0)
     waiting = []
@@ -417,7 +425,7 @@ def decision_ms(models: Models, decisions: int = 50) -> float:
 
 
 def sections(result: Hermes) -> list[Section]:
-    """Completion, deadlines, ablations, caches, the knob."""
+    """Return the sections: completion, deadlines, ablations, caches and the knob."""
     return [
         _completion_section(result),
         Section(
@@ -464,7 +472,7 @@ def sections(result: Hermes) -> list[Section]:
 
 
 def _kinds_section(result: Hermes) -> Section:
-    """The source of the oracle's gain: each kind's change of its mean, weighted by its share of all applications."""
+    """Return the source of the oracle's gain: each kind's change of its mean, weighted by its share of applications."""
     rows, gaps = [], {}
     for kind in result.kinds:
         gaps[kind.application] = kind.share * (kind.mean_s["Hermes"] - kind.mean_s["oracle"])

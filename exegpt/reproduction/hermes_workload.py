@@ -25,14 +25,21 @@ MIX = {
     "react_fever": 3,
     "react_alfw": 22,
 }
-"""Percent of all applications: document merging, map-reduce summaries, code generation, plan and execution, checks of
-code, of answers, of equations and of facts, and ALFWorld."""
+"""Percent of all applications.
+
+They are document merging, map-reduce summaries, code generation, plan and execution, checks of code, of answers, of
+equations and of facts, and ALFWorld.
+"""
 CORRELATION = 0.8
-"""Between any two variables of a run, on the normal scale. The published data has ten samples of each variable, without
-their joint distribution.
+"""Correlation of any two variables of a run, on the normal scale.
+
+The published data has ten samples of each variable, without their joint distribution.
 """
 BINS = 30
-"""Of the submission window: the number of arrivals in each is exponential, and they are uniform within."""
+"""Number of parts of the submission window.
+
+The number of arrivals in each part is exponential, and arrivals are uniform within a part.
+"""
 PROFILED_RUNS = 1000
 """Runs of each application from which demand graphs are learned."""
 _NORMAL = NormalDist()
@@ -83,14 +90,18 @@ BUILT_IN: dict[str, tuple[Sizes, ...]] = {
     ),
     "react_alfw": (("think", LLM, (2300, 12, 1), {"think": 9, END: 1}),),
 }
-"""Round sizes of the same nine: (unit, backend, (input, output tokens, parallel requests) or seconds, next units by
-frequency), for where the published samples aren't at hand."""
+"""Round sizes of the same nine applications, for use without the published samples.
+
+Each entry is (unit, backend, (input, output tokens, parallel requests) or seconds, next units by frequency).
+"""
 
 
 def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]:
-    """Where the graphs come from, and they: of `path` (graphs, or a log of calls), of EXEGPT_DATA's folder, else the
-    built-in sizes, of which ten samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3).
-    InputError where an application of the mix isn't among them.
+    """Return the demand graphs and their source.
+
+    The source is `path` (graphs, or a log of calls), otherwise EXEGPT_DATA's folder, otherwise the built-in sizes.
+    Their ten samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3). Raises InputError if
+    an application of the mix is missing.
     """
     folder = os.environ.get("EXEGPT_DATA")
     public = Path(folder) / "hermes" / "pdgraphs.json" if folder else None
@@ -105,7 +116,7 @@ def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]
 
 
 def built_in() -> tuple[DemandGraph, ...]:
-    """Graphs of the built-in sizes."""
+    """Return the graphs of the built-in sizes."""
     factors = [math.exp(0.3 * _NORMAL.inv_cdf((i + 0.5) / 10)) for i in range(10)]
     graphs = []
     for application, sizes in BUILT_IN.items():
@@ -122,8 +133,9 @@ def built_in() -> tuple[DemandGraph, ...]:
 
 
 def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, ...]:
-    """One run: next units by their frequency; every variable at a quantile of its samples, where the run's own level
-    and chance make up CORRELATION and the rest.
+    """Draw the calls of one run: next units by their frequency, and each variable as a quantile of its samples.
+
+    The run's common level contributes CORRELATION to the quantile, and chance contributes the rest.
     """
     level, calls = float(random.standard_normal()), []
     units = {unit.name: unit for unit in graph.units}
@@ -140,7 +152,7 @@ def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, .
 
 
 def _quantile(samples: Sequence[float], level: float, random: np.random.Generator) -> float:
-    """Linear interpolation between two samples."""
+    """Return a quantile by linear interpolation between two samples."""
     normal = math.sqrt(CORRELATION) * level + math.sqrt(1 - CORRELATION) * random.standard_normal()
     rising = sorted(samples)
     whole, part = divmod(_NORMAL.cdf(normal) * (len(rising) - 1), 1)
@@ -149,7 +161,7 @@ def _quantile(samples: Sequence[float], level: float, random: np.random.Generato
 
 
 def learn_graphs(graphs: Sequence[DemandGraph], seed: int) -> dict[str, DemandGraph]:
-    """The demand graphs learned from a log of PROFILED_RUNS of each application, by its name."""
+    """Return the demand graphs learned from a log of PROFILED_RUNS of each application, by its name."""
     random = np.random.default_rng(seed)
     return {graph.application: learn(_logged(graph, random))[0] for graph in graphs}
 
@@ -166,7 +178,10 @@ def _logged(graph: DemandGraph, random: np.random.Generator) -> Iterator[LoggedC
 def draw_submissions(
     graphs: Sequence[DemandGraph], count: int, window_s: float, seed: int, adapters: int | None = None
 ) -> tuple[Submission, ...]:
-    """`count` applications in the mix, to the nearest whole number of each, submitted in bursts over `window_s`."""
+    """Draw `count` applications in the mix, submitted in bursts over `window_s`.
+
+    The number of each application is rounded to a whole number.
+    """
     random = np.random.default_rng((seed, 1))
     by_name = {graph.application: graph for graph in graphs}
     shares = np.cumsum([0, *MIX.values()]) * count / 100

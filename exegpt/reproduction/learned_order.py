@@ -30,8 +30,9 @@ RATES = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 SECONDS = 60.0
 SEED = 17
 INPUT, OUTPUT, MOST = (np.log(110.0), 1.0), (np.log(180.0), 1.1), 2048
-"""Mean and standard deviation of the logarithms of lengths, and the longest: means of 177 and 311 tokens or so, near
-ShareGPT's 161 and 337.
+"""Mean and standard deviation of the logarithms of lengths, and the longest length.
+
+Means are about 177 and 311 tokens, near ShareGPT's 161 and 337.
 """
 WAYS = {
     "FCFS": ("fcfs", None),
@@ -69,7 +70,7 @@ class Rate:
     rate_s: float
     requests: int
     latencies: dict[str, Latencies]
-    """By method."""
+    """The latencies by method."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class LearnedOrder:
 
 
 def requests_at(rate: float) -> list[RequestLengths]:
-    """The requests that arrive in `SECONDS`."""
+    """Return the requests that arrive in `SECONDS`."""
     rng = np.random.default_rng(SEED)
     arrivals = np.cumsum(rng.exponential(1.0 / rate, size=int(2 * rate * SECONDS) + 50))
     arrivals = arrivals[arrivals < SECONDS]
@@ -112,7 +113,7 @@ def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way
 def reproduce(
     progress: Callable[[int, int], None] = lambda done, total: None, rates: tuple[float, ...] = RATES
 ) -> LearnedOrder:
-    """Every method at every rate."""
+    """Replay every method at every rate."""
     stock = find_setting(MODEL, CLUSTER, "177/311", "roofline")
     profile = roofline_profile(stock.model, stock.cluster, stock.profile.dtype, engine=VLLM_OF_2024)
     setting = replace(stock, profile=profile)
@@ -142,7 +143,7 @@ def _between(rate: Rate, way: str, metric: str) -> bool:
 
 
 def sections(result: LearnedOrder) -> list[Section]:
-    """Mean latencies, latencies per token, and the targets."""
+    """Return mean latencies, latencies per token, and the targets."""
     heads = ("requests/s", "requests", *WAYS)
     inside = "everywhere" if result.between else "not everywhere"
     notes = (f"The learned order lies between FCFS and the SJF oracle {inside}, in both means (to {SLACK:.0%}).",)
@@ -160,7 +161,7 @@ def sections(result: LearnedOrder) -> list[Section]:
 
 
 def _gains(result: LearnedOrder, metric: str) -> str:
-    """FCFS and the learned order at the highest rate, in a sentence."""
+    """Return the comparison of FCFS with the learned order at the highest rate, in a sentence."""
     gains = result.gains[metric]
     met = "met" if all(gains[way] >= TARGET for way in LEARNED) else "missed"
     texts = ", ".join(f"{way} {gain:.2f} times" for way, gain in gains.items())

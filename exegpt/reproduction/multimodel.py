@@ -38,7 +38,7 @@ def reproduce(progress: Callable[[int, int], None]) -> Multimodel:
 
 
 def sections(result: Multimodel) -> list[Section]:
-    """The sections of every system."""
+    """Return the sections of every system."""
     return [
         *muxserve.sections(result.muxserve),
         *samullm.sections(result.samullm),

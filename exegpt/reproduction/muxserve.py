@@ -28,7 +28,7 @@ from xprofiler.muxserve import muxserve_profiles
 
 STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
 SHAPES = {"llama-7b": (32, 32, 7), "llama-13b": (40, 40, 13), "llama-30b": (60, 52, 30), "llama-65b": (80, 64, 65)}
-"""Layers, heads and, by its name, billions of parameters; every head has 128 values."""
+"""Layers, heads and the billions of parameters in the name; every head has 128 values."""
 STRATEGIES: dict[str, Callable[[], Sharing]] = {
     "muxserve": partial(SpatialSharing, overlap=0.2),
     "temporal": FirstComeSharing,
@@ -71,7 +71,7 @@ class Measured:
 
     @property
     def devices(self) -> int:
-        """Devices of its mesh, or dedicated ones."""
+        """The number of devices of its mesh, or of its dedicated devices."""
         digits = self.mesh.removeprefix("mesh").partition("idx")[0]
         return int(digits)
 
@@ -85,7 +85,7 @@ class Sums:
 
     @staticmethod
     def of(throughputs: Iterable[tuple[float, float]]) -> "Sums":
-        """Of throughputs and rates."""
+        """Sum up pairs of throughput and rate."""
         rows = tuple(throughputs)
         return Sums(sum(tpt for tpt, _ in rows), sum(tpt * rate for tpt, rate in rows))
 
@@ -131,7 +131,7 @@ def reproduce(progress: Callable[[int, int], None]) -> Result:
 
 
 def read_measured(folder: Path) -> dict[tuple[str, str], dict[str, list[Measured]]]:
-    """The published LLMs of every case, by α and scale, then by strategy."""
+    """Return the published LLMs of every case, by α and scale, then by strategy."""
     cases: dict[tuple[str, str], dict[str, list[Measured]]] = {}
     for row in csv_rows(folder / "e2e_synthetic_per_llm.csv"):
         figures = (row.number("rate"), row["mesh"], row.number("throughput_req_s"), row.whole("num_requests"))
@@ -145,7 +145,7 @@ def _fitted(
     measured: dict[tuple[str, str], dict[str, list[Measured]]],
     step: Callable[[], None],
 ) -> float:
-    """The contention with the smallest error of MuxServe's plain sums at α = 0.7."""
+    """Return the contention with the smallest error of MuxServe's plain sums at α = 0.7."""
     fitted = [strategies["muxserve"] for (alpha, _), strategies in measured.items() if alpha == FITTED_ON]
 
     def off(contention: float) -> float:
@@ -160,7 +160,7 @@ def _fitted(
 
 
 def simulate(profiles: dict[str, IterationProfile], rows: list[Measured], strategy: str, contention: float) -> Sums:
-    """A case's sums under one strategy."""
+    """Return a case's sums under one strategy."""
     units: dict[str, list[Measured]] = {}
     for row in rows:
         units.setdefault(row.llm if strategy == "spatial" else row.mesh, []).append(row)
@@ -172,8 +172,10 @@ def simulate(profiles: dict[str, IterationProfile], rows: list[Measured], strate
 
 
 def _loads(profiles: dict[str, IterationProfile], unit: list[Measured], strategy: str) -> list[Load]:
-    """The models of one unit: under MuxServe with quotas of the cache in proportion to rate and heads, and shares of
-    the multiprocessors; else over all of the cache, up to `SEQUENCES` each.
+    """Return the models of one unit.
+
+    Under MuxServe they have quotas of the cache in proportion to rate and heads, and shares of the multiprocessors.
+    Otherwise each may use all of the cache, up to `SEQUENCES` sequences.
     """
     devices = unit[0].devices
     part = KV_ALONE if strategy == "spatial" else _kv_part([SHAPES[row.model][2] for row in unit], devices)
@@ -195,14 +197,15 @@ def _loads(profiles: dict[str, IterationProfile], unit: list[Measured], strategy
 
 
 def _kv_part(billions: list[int], devices: int) -> float:
-    """The part of a mesh's devices that is cache beside models of so many parameters in float16, as MuxServe's
-    placement configures it.
+    """Return the share of a mesh's devices that is cache, for float16 models with these billions of parameters.
+
+    It follows the configuration of MuxServe's placement.
     """
     return (80 - sum(2 * each for each in billions) / devices - OTHER_GB * len(billions)) / 80
 
 
 def _decode_share(cost: TableCost, rate: float) -> float:
-    """The smallest of MuxServe's shares with which a model alone sustains its rate; the largest if none does."""
+    """Return the smallest of MuxServe's shares with which a model alone sustains its rate; the largest if none does."""
     for share in DECODE_SHARES:
         for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             alone = _throughput(cost, batch, share)
@@ -212,14 +215,14 @@ def _decode_share(cost: TableCost, rate: float) -> float:
 
 
 def _throughput(cost: TableCost, batch: int, share: float) -> float:
-    """Requests/s of a model alone, with this batch size."""
+    """Return the requests/s of a model alone, with this batch size."""
     prefill = cost.prefill_seconds([INPUT[0]] * batch, 1.0)
     decode = float(cost.decode_seconds(batch, np.array([INPUT[0] + OUTPUT[0] / 2]), share)[0])
     return batch / (prefill + OUTPUT[0] * decode)
 
 
 def _requests(row: Measured) -> list[RequestLengths]:
-    """Poisson arrivals and log-normal lengths, the same for every strategy."""
+    """Draw Poisson arrivals and log-normal lengths, the same for every strategy."""
     draws = np.random.default_rng((int(row.llm.removeprefix("llm-")), row.requests))
     arrivals = np.cumsum(draws.exponential(1 / row.rate, row.requests)).tolist()
     inputs, outputs = (_lengths(draws, row.requests, *law) for law in (INPUT, OUTPUT))
@@ -234,7 +237,7 @@ def _lengths(draws: np.random.Generator, count: int, mean: float, variation: flo
 
 
 def sections(result: Result) -> list[Section]:
-    """Ratios of every case, what they come to, and the sums themselves."""
+    """Return the ratios of every case with a summary, and the sums."""
     return [_ratios(result), _sums(result)]
 
 
@@ -270,7 +273,7 @@ def _ratios(result: Result) -> Section:
 
 
 def _sums(result: Result) -> Section:
-    """Measured and simulated sums."""
+    """Return the measured and simulated sums."""
     rows: list[tuple[str, ...]] = []
     off: dict[str, list[float]] = {name: [] for name in STRATEGIES}
     for case in result.cases:

@@ -7,7 +7,7 @@ from xcore.errors import InputError
 
 
 def public_data(whose: str, folder: str) -> Path:
-    """A subfolder of the folder that EXEGPT_DATA names; InputError, with instructions, if it doesn't exist."""
+    """Return a subfolder of the folder that EXEGPT_DATA names; InputError, with instructions, if it doesn't exist."""
     path = Path(os.environ.get("EXEGPT_DATA", "data")) / folder
     if not path.is_dir():
         raise InputError(

@@ -1,8 +1,8 @@
-"""SamuLLM's evaluation: its greedy search against Max- and Min-heuristics on four applications, planned with sampled
-output lengths and run with others.
+"""SamuLLM's evaluation: its greedy search compared with Max- and Min-heuristics on four applications.
 
-Nothing here ran on a GPU: plans run on the simulator that planned them, with outputs drawn anew from the same
-distributions. So errors are due to lengths only; the paper's errors, of real runs, are printed next to them.
+Plans are made with sampled output lengths and run with others. No plan ran on a GPU: plans run on the simulator that
+planned them, with new outputs drawn from the same distributions. So errors are due to lengths only. The paper's errors,
+of real runs, are printed next to them.
 """
 
 import math
@@ -49,13 +49,13 @@ SEARCHES: dict[str, Planner] = {
     "branch and bound": lambda application: best_stages(application, HOST, SEARCHED, PLANS),
     "one stage varied": lambda application: varied_stages(application, HOST, SEARCHED),
 }
-"""Searches that go beyond the greedy, for the smaller cases."""
+"""Searches beyond the greedy one, for the smaller cases."""
 CAPS, REQUESTS, DOCUMENTS = (256, 512), (1000, 2000, 5000, 10000), (100, 300, 500)
 
 
 @dataclass(frozen=True)
 class PaperGains:
-    """Gains over the two heuristics in the paper, from the least to the greatest."""
+    """The paper's gains over the two heuristics, from the least to the greatest."""
 
     over_max: tuple[float, float]
     over_min: tuple[float, float]
@@ -63,7 +63,7 @@ class PaperGains:
     """Allowed deviation; None: any gain counts."""
 
     def holds(self, gain: float, paper: tuple[float, float]) -> bool:
-        """Whether a gain is in the paper's range, within the tolerance; without one, whether there is a gain."""
+        """Return whether a gain is in the paper's range, within the tolerance; without one, whether there is a gain."""
         if self.tolerance is None:
             return gain >= 1.0
         return paper[0] * (1 - self.tolerance) <= gain <= paper[1] * (1 + self.tolerance)
@@ -86,7 +86,7 @@ class MethodRun:
     method: str
     planned_s: float
     seconds: float
-    """On the actual outputs."""
+    """The time on the actual outputs."""
     search_s: float
     stages: int
     idle: float
@@ -101,7 +101,7 @@ class MethodRun:
 
     @property
     def search_share(self) -> float:
-        """Of the time from the search's beginning."""
+        """The search's share of the time since its start."""
         return self.search_s / (self.search_s + self.seconds)
 
 
@@ -112,13 +112,13 @@ class ApplicationCase:
     application: str
     what: str
     known: bool
-    """Whether it is planned with the outputs that it runs with."""
+    """Whether the outputs of the run are known to the plan."""
     methods: dict[str, MethodRun]
     sequential_s: float | None = None
-    """For a mix: its applications one after the other, by the greedy."""
+    """For a mix: the time of its applications one after the other, by the greedy search."""
 
     def gain(self, over: str, method: str = "samullm") -> float:
-        """The time under another method over the time under this one."""
+        """Return the time under another method over the time under this one."""
         return self.methods[over].seconds / self.methods[method].seconds
 
 
@@ -131,12 +131,12 @@ class Samullm:
     stand_ins: dict[str, str]
 
     def of(self, application: str, known: bool | None = None) -> list[ApplicationCase]:
-        """The cases of one application."""
+        """Return the cases of one application."""
         return [c for c in self.cases if c.application == application and known in (None, c.known)]
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Samullm:
-    """Every application; InputError where SamuLLM's files aren't there."""
+    """Run every application; InputError if SamuLLM's files are missing."""
     folder = data_folder()
     table = cost_table(folder)
     work = _cases(table)
@@ -148,7 +148,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
 
 
 def _cases(table: CostTable) -> list[Callable[[], ApplicationCase]]:
-    """All cases, as functions that compute them."""
+    """Return all cases, as functions that compute them."""
 
     def case(
         application: str, what: str, graph: CallGraph, *parts: CallGraph, known: bool = False, search: bool = False
@@ -210,7 +210,7 @@ def _ran(method: str, planner: Planner, planned_on: Application, runs_on: Applic
 
 
 def sections(result: Samullm) -> list[Section]:
-    """Gains of each application, then preemption, joint plans, searches and errors."""
+    """Return the gains of each application, then preemption, joint plans, searches and errors."""
     notes = {
         "ensembling": ("Eight of the paper's nine models: stablelm-tuned-alpha-7b has no published timings.",),
         "routing": tuple(f"{name}: {what}." for name, what in result.stand_ins.items()),

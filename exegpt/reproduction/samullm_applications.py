@@ -33,7 +33,7 @@ ENSEMBLE = (
     "mpt-7b-chat",
     "chatglm3-6b",
 )
-"""Of the paper's nine: stablelm-tuned-alpha-7b has no published timings."""
+"""Eight of the paper's nine models: stablelm-tuned-alpha-7b has no published timings."""
 ROUTED = {
     "Llama-2-70b-chat-hf": 408,
     "Mixtral-8x7B-Instruct-v0.1": 1267,
@@ -41,25 +41,27 @@ ROUTED = {
     "CodeLlama-34b-Instruct-hf": 456,
     "Mistral-7B-Instruct-v0.2": 2657,
 }
-"""Requests of each model (paper, Table 1)."""
+"""Number of requests of each model (paper, Table 1)."""
 MEASURED_AS = {"Mixtral-8x7B-Instruct-v0.1": "Mixtral-8x7B-v0.1", "WizardLM-13B-V1.2": "vicuna-13b-v1.5"}
 """Models without published timings, and the model of equal layer sizes whose timings are used."""
 SUMMARIZER, EVALUATOR = "vicuna-13b-v1.5", "Llama-2-70b-chat-hf"
 CHUNK, INSTRUCTIONS = 2048, 200
-"""Tokens; the evaluator's instructions are an assumption."""
+"""Numbers of tokens; the evaluator's instructions are an assumption."""
 MEDIAN_CHUNKS, LONGEST_OF_100 = 3, 60
 _MEMORY_FRACTION = 0.9
 """vLLM's default."""
 
 
 def data_folder() -> Path:
-    """The folder of SamuLLM's published files; InputError, with instructions, if they aren't there."""
+    """Return the folder of SamuLLM's published files; InputError, with instructions, if they are missing."""
     return public_data("SamuLLM's", "samullm")
 
 
 def cost_table(folder: Path) -> CostTable:
-    """All models of the applications: those that were timed; those of the same sizes, with their own loading seconds
-    and outputs; and from the roofline under vLLM's engine those that nothing published is like.
+    """Return the costs of all models of the applications.
+
+    Timed models have their own timings. Models of the same sizes use these timings with their own loading times and
+    outputs. Models unlike any published one come from the roofline under vLLM's engine.
     """
     timed, load_s, outputs = samullm_costs(folder), loading_seconds(folder), output_lengths(folder)
     models = list(timed.models)
@@ -82,13 +84,19 @@ def cost_table(folder: Path) -> CostTable:
 
 
 def ensembling(requests: int, cap: int) -> CallGraph:
-    """Every model answers every request: prompts of 5 to 127 tokens, 21 on average, as MixInstruct's."""
+    """Return the calls in which every model answers every request.
+
+    Prompts have 5 to 127 tokens, 21 on average, like MixInstruct's.
+    """
     prompts = _whole(5 + np.random.default_rng(requests).exponential(16.0, requests), 5, 127)
     return CallGraph(tuple(GraphNode(name, name, prompts, longest_output=cap) for name in ENSEMBLE))
 
 
 def routing() -> CallGraph:
-    """Every request goes to one model: prompts of 9 to 577 tokens, 310 on average, outputs of 1,585 at most."""
+    """Return the calls in which every request goes to one model.
+
+    Prompts have 9 to 577 tokens, 310 on average; outputs have at most 1,585.
+    """
     nodes = []
     for seed, (name, count) in enumerate(ROUTED.items()):
         prompts = _whole(9 + 568 * np.random.default_rng(seed).beta(2.12, 1.88, count), 9, 577)
@@ -97,7 +105,10 @@ def routing() -> CallGraph:
 
 
 def chain_summary(documents: int, cap: int, times: int) -> CallGraph:
-    """Documents summarised chunk by chunk, each chunk with the summary so far; then final summaries are evaluated."""
+    """Return the calls that summarise documents chunk by chunk, and then evaluate the final summaries.
+
+    Each chunk is summarised together with the summary so far.
+    """
     nodes = (
         GraphNode("summary", SUMMARIZER, (CHUNK,) * documents, rounds=chunks(documents), longest_output=cap),
         GraphNode("evaluation", EVALUATOR, prompt=INSTRUCTIONS, times=times, longest_output=cap),
@@ -106,7 +117,7 @@ def chain_summary(documents: int, cap: int, times: int) -> CallGraph:
 
 
 def chunks(documents: int) -> tuple[int, ...]:
-    """Chunks of each document: log-normal quantiles, of which the median is 3, and the largest of 100 is 60."""
+    """Return the number of chunks of each document: log-normal quantiles with median 3, the largest of 100 being 60."""
     from scipy.special import ndtri
 
     deviation = np.log(LONGEST_OF_100 / MEDIAN_CHUNKS) / ndtri(1 - 0.5 / 100)
@@ -120,6 +131,6 @@ def _whole(values: "np.ndarray", least: int, most: int) -> tuple[int, ...]:
 
 
 def stand_ins() -> Mapping[str, str]:
-    """The stand-ins for the timings of models without published ones."""
+    """Return the stand-ins for the timings of models without published ones."""
     rooflines = {name: "roofline of 8xA100-80GB, vLLM's engine" for name in ROUTED if name not in MEASURED_AS}
     return rooflines | {name: f"timings of {other}" for name, other in MEASURED_AS.items()}

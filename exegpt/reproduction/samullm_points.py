@@ -11,25 +11,25 @@ from xmulti.stages.line_costs import LineCosts, line_costs
 from xprofiler.samullm import TimedIteration, read_points, samullm_costs
 
 Errors = tuple[float, float]
-"""Mean and greatest absolute relative error."""
+"""The mean and the greatest absolute relative error."""
 
 
 @dataclass(frozen=True)
 class PointErrors:
-    """Errors of iterations, relative to measured times; of repeats one token apart the faster counts."""
+    """Errors of iterations, relative to measured times; of repeats one token apart, only the faster counts."""
 
     prefill_points: int
     decode_points: int
     prefill: Errors
     decode: Errors
     between: Errors
-    """Decode iterations between the extremes of each fitted line."""
+    """Errors of decode iterations between the extremes of each fitted line."""
     left_out: Errors
-    """Every second batch left out, and interpolated."""
+    """Errors of every second batch, interpolated without its own measurements."""
 
 
 def point_errors(folder: Path) -> PointErrors:
-    """Errors over all measured iterations of all models."""
+    """Return the errors over all measured iterations of all models."""
     table, points = samullm_costs(folder), read_points(folder)
     prefill, decode, between, left_out = [], [], [], []
     for model in table.models:
@@ -52,7 +52,7 @@ def point_errors(folder: Path) -> PointErrors:
 
 
 def _fastest(points: Iterable[TimedIteration]) -> list[TimedIteration]:
-    """The fastest of measurements one token apart: the others waited for something."""
+    """Keep the fastest of measurements one token apart: the slower ones include waiting time."""
     kept: list[TimedIteration] = []
     for point in sorted(points, key=lambda p: (p.batch, p.total)):
         if kept and kept[-1].batch == point.batch and point.total - kept[-1].total <= 1:
@@ -63,7 +63,7 @@ def _fastest(points: Iterable[TimedIteration]) -> list[TimedIteration]:
 
 
 def _with_extremes(points: list[TimedIteration]) -> Iterable[tuple[TimedIteration, bool]]:
-    """Points, each with a flag: the shortest or the longest of its batch."""
+    """Yield each point with a flag: whether it is the shortest or the longest of its batch."""
     for point in points:
         totals = [other.total for other in points if other.batch == point.batch]
         yield point, point.total in (min(totals), max(totals))

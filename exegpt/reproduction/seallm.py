@@ -1,5 +1,4 @@
-"""SeaLLM's evaluation: sixteen services on 32 A800, with SeaLLM compared to dedicated GPUs, AlpaServe, MuxServe and its
-own ablations.
+"""SeaLLM's evaluation: sixteen services on 32 A800, compared with dedicated GPUs, AlpaServe, MuxServe and ablations.
 
 Iteration times are those of the stock roofline under engine vLLM. Placements are searched on past requests, drawn from
 the same distributions as the replayed ones.
@@ -42,7 +41,7 @@ RATES = (2.0, 10.0, 25.0, 50.0)
 """The paper's range, requests/s."""
 VARIATIONS = (1.0, 4.0, 8.0)
 USUAL, SWEPT = 4.0, 20.0
-"""The arrivals' coefficient of variation in ablations, SLO scales and sweeps, and the sweeps' rate."""
+"""The arrivals' coefficient of variation in ablations, SLO scales and sweeps, and the rate of the sweeps."""
 REPLAYED, REPLAYED_S = 2000, 120.0
 """Minimum requests, and minimum seconds, that are replayed."""
 PAST, PAST_S = 640, 60.0
@@ -52,7 +51,7 @@ DENSITIES = {0.5: 8, 0.67: 6, 1.0: 4, 2.0: 2}
 RUNS = (1, 4, 16)
 NOISES = (1.0, 4.0, 16.0)
 ALONE = "each service alone there"
-"""On SeaLLM's placement, each service as if the others in its group had no requests: a lower bound for any order."""
+"""Each service on SeaLLM's placement, as if the others in its group had no requests: a lower bound for any order."""
 ORDERS, LEVEL = ("SeaLLM-F", "SeaLLM-M"), (3.0, 0.9)
 TABLE_2 = {OURS: 1.60, "AlpaServe": 11.18, "vLLM": 13.05, "MuxServe": 19.39}
 """The paper's L_N at one load, simulated."""
@@ -77,7 +76,7 @@ KINDS: dict[str, Callable[[], Replacements]] = {
     "restart": lambda: replacement.adaptive(restart=True),
 }
 AT_ONCE = 4
-"""Tasks between two reports of progress."""
+"""Number of tasks between two reports of progress."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ class Scenario:
 
 @dataclass(frozen=True)
 class Measured:
-    """A scenario under all systems; None where one has no placement."""
+    """The results of a scenario under all systems; None if a system has no placement."""
 
     scenario: Scenario
     systems: dict[str, Figures | None]
@@ -122,12 +121,12 @@ class SeaLLM:
 
 
 def load_scenarios() -> list[Scenario]:
-    """The paper's rates, in three kinds of bursts, one of them with the ablations."""
+    """Return the paper's rates, in three kinds of bursts, one of them with the ablations."""
     return [Scenario("load", rate, cv, ablated=cv == USUAL) for rate in RATES for cv in VARIATIONS]
 
 
 def sweep_scenarios() -> list[Scenario]:
-    """Densities, runs of one service, and noise in lengths, at the middle of the paper's rates."""
+    """Return densities, runs of one service, and noise in lengths, at the middle of the paper's rates."""
     return [
         *(Scenario(f"density {density:g}", SWEPT, USUAL, nodes) for density, nodes in DENSITIES.items()),
         *(Scenario(f"runs of {run}", SWEPT, 1.0, run=run) for run in RUNS),
@@ -153,12 +152,12 @@ def measure(scenario: Scenario) -> Measured:
 
 
 def work(what: Scenario | str) -> Measured | Replacements:
-    """One task of a process: a scenario, or a kind of replacement."""
+    """Run one task of a process: a scenario, or a kind of replacement."""
     return KINDS[what]() if isinstance(what, str) else measure(what)
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False) -> SeaLLM:
-    """All loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
+    """Run all loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
     scenarios = sweep_scenarios() if sweeps else load_scenarios()
     tasks: list[Scenario | str] = [] if sweeps else [*KINDS]  # the longest first
     tasks += sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
@@ -174,7 +173,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, s
 
 
 def sections(result: SeaLLM) -> list[Section]:
-    """Services, loads, SLO scales, replacement and blocks; or sweeps."""
+    """Return services, loads, SLO scales, replacement and blocks; or sweeps."""
     if result.sweeps:
         rows = tuple(row for each in result.sweeps for row in _sweep_rows(each))
         columns = ("sweep", "system", "L_N", "in time", "TPOT, ms")
@@ -250,7 +249,7 @@ def _sweep_rows(measured: Measured) -> list[tuple[str, ...]]:
 
 
 def _targets(loads: tuple[Measured, ...]) -> list[str]:
-    """The paper's level, and the order of the systems."""
+    """Return sentences on the paper's level and on the order of the systems."""
     ours = [(each.scenario, own) for each in loads if (own := each.systems[OURS])]
     missed = [scenario for scenario, own in ours if own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1]]
     where = ", ".join(f"{figure_text(s.rate_seq_s)}/s with CV {s.variation:g}" for s in missed)
@@ -270,7 +269,7 @@ def _targets(loads: tuple[Measured, ...]) -> list[str]:
 
 
 def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
-    """In how many of the missed scenarios services miss the level even alone."""
+    """Return in how many of the missed scenarios services miss the level even alone."""
     alone = [own for each in loads if each.scenario in missed and (own := each.systems.get(ALONE))]
     if not alone:
         return []
@@ -279,13 +278,13 @@ def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
 
 
 def _in_order(measured: Measured) -> bool:
-    """Whether the systems that have a placement are in the order of the paper's Table 2."""
+    """Return whether the systems with a placement are in the order of the paper's Table 2."""
     reached = [own.normalised for name in TABLE_2 if (own := measured.systems[name])]
     return reached == sorted(reached)
 
 
 def _firsts(measured: tuple[Measured, ...]) -> list[str]:
-    """How often SeaLLM is better than all baselines."""
+    """Return how often SeaLLM is better than all baselines."""
     by: dict[str, Callable[[Figures], float]] = {
         "L_N": lambda own: own.normalised,
         "share in time": lambda own: -own.in_time,
@@ -296,7 +295,7 @@ def _firsts(measured: tuple[Measured, ...]) -> list[str]:
 
 
 def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
-    """In how many scenarios a figure of SeaLLM is no higher than any of the others', where they have one."""
+    """Return in how many scenarios a figure of SeaLLM is no higher than any of the others', where they have one."""
     beats = [
         all(of(ours) <= of(own) for name in others if (own := each.systems[name]))
         for each in measured
@@ -306,7 +305,7 @@ def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable
 
 
 def _gains(loads: tuple[Measured, ...]) -> list[str]:
-    """The largest factors, next to the paper's."""
+    """Return the largest factors, next to the paper's."""
     notes = []
     for system, published in PAPER.items():
         pairs = [(own, ours) for each in loads if (own := each.systems.get(system)) and (ours := each.systems[OURS])]
@@ -352,7 +351,7 @@ def _replacement(kinds: dict[str, Replacements]) -> Section:
 
 
 def _blocks() -> Section:
-    """Pairs of the paper's Figures 9 and 15, and 70B next to 13B."""
+    """Return pairs of the paper's Figures 9 and 15, and 70B with 13B."""
     rows = []
     for pair in PAIRS:
         specs = [builtin_model(llm) for llm in pair]

@@ -21,15 +21,16 @@ from xmulti.stages.two_stage import Group, Placed
 
 RATE_SEQ_S, VARIATION = 10.0, 4.0
 PHASES, PHASE_S = 3, 600.0
-"""Popularities move to other services after each phase. A phase is as long as two first intervals, since a placement
-based on the past only helps if popularity lasts.
+"""Number and length of the phases; popularities move to other services after each phase.
+
+A phase is as long as two first intervals, because a placement based on the past only helps if popularity lasts.
 """
 STEP = 3
 """Number of places by which popularities move."""
 PULL_BYTES_S = 0.87e9
 """Rate at which a device loads weights: that of SamuLLM's host."""
 PAST_S = 60.0
-"""Maximum past time that is simulated for the next placement."""
+"""Maximum past time that is simulated for the next placement, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Replacements:
 
 
 def popularities() -> list[tuple[SeaService, ...]]:
-    """The services with their popularities, for each phase."""
+    """Return the services with their popularities, for each phase."""
     shares = [service.popularity for service in services()]
     return [
         tuple(
@@ -56,7 +57,7 @@ def popularities() -> list[tuple[SeaService, ...]]:
 
 
 def changing_traffic() -> dict[str, Asked]:
-    """Every service's requests over all phases."""
+    """Return every service's requests over all phases."""
     phases = [
         traffic_of(Traffic(RATE_SEQ_S, VARIATION, PHASE_S, 100 + phase), of_phase)
         for phase, of_phase in enumerate(popularities())
@@ -66,7 +67,7 @@ def changing_traffic() -> dict[str, Asked]:
 
 
 def first_placement() -> Placed:
-    """The placement for the popularities of the first phase."""
+    """Return the placement for the popularities of the first phase."""
     of_phase = popularities()[0]
     past = traffic_of(Traffic(RATE_SEQ_S, VARIATION, PAST_S, 99), of_phase)
     return _placed(History(of_phase, past, NODES, RATE_SEQ_S))
@@ -79,7 +80,7 @@ def _placed(history: History) -> Placed:
 
 
 def fixed() -> Replacements:
-    """A run with the first placement throughout."""
+    """Run with the first placement throughout."""
     asked = changing_traffic()
     cluster = _cluster(first_placement().groups, asked)
     cluster.run()
@@ -87,8 +88,10 @@ def fixed() -> Replacements:
 
 
 def adaptive(restart: bool = False) -> Replacements:
-    """A run with placements that are replaced after adaptive intervals. Weights are loaded while engines run, which
-    then hand over their requests; with `restart`, engines that change stop meanwhile.
+    """Run with placements that are replaced after adaptive intervals.
+
+    Weights are loaded while engines run, and requests then move to the new engines. With `restart`, engines that change
+    stop during the loading.
     """
     asked, placed = changing_traffic(), first_placement()
     cluster, groups = _cluster(placed.groups, asked), placed.groups
@@ -128,7 +131,7 @@ def _figures(asked: Mapping[str, Asked], cluster: Cluster) -> Figures:
 
 
 def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
-    """The requests of the past interval, or of the end of a long one."""
+    """Return the requests of the past interval, or of the end of a long one."""
     start_s = max(now - seconds, now - PAST_S)
     past = {
         name: own.only((own.arrival_s >= start_s) & (own.arrival_s < now)).later(-start_s)
@@ -140,7 +143,7 @@ def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
 
 
 def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: float) -> Performance:
-    """Performance of the requests that ended in an interval."""
+    """Return the performance of the requests that ended in an interval."""
     rows = [
         (served.finish_s - served.arrival_s, asked[name].alone_s[served.index], asked[name].service.mean_s)
         for name, of_service in cluster.result().served.items()
@@ -153,13 +156,14 @@ def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: flo
 
 
 def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ...]:
-    """The wanted groups, placed on the devices of previous groups with the same services and sizes where possible, so
-    that as few as possible move.
+    """Return the wanted groups, placed so that as few as possible move.
+
+    Where possible, they get the devices of previous groups with the same services and sizes.
     """
     if [group.devices for group in wanted] != [group.devices for group in before]:
         return tuple(wanted)
     free, chosen = list(before), dict[int, tuple[int, ...]]()
-    for alike in (2, 1, 0):  # services in common, at least
+    for alike in (2, 1, 0):  # minimum number of common services
         for place, group in enumerate(wanted):
             least = min(alike, len(group.services))
             fitting = [
@@ -174,7 +178,7 @@ def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ..
 
 
 def _pull_s(before: Sequence[Group], after: Sequence[Group]) -> float:
-    """Seconds until every device has loaded its missing weights."""
+    """Return the seconds until every device has loaded its missing weights."""
     known = {(group.devices, name) for group in before for name in group.services}
     llms = {service.name: service.llm for service in services()}
     seconds = []

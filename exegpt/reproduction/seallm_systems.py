@@ -54,14 +54,16 @@ RULES = {
     "SeaLLM-M": Rule(lambda: SkipJoinMLFQ(executed=True), prompts_first=False),
     "SeaLLM, true lengths": Rule(Product),
 }
-"""The first two have placements of their own, the others use SeaLLM's. The literal Algorithm 2 lets prompts wait for
-running sequences of their own service. MLFQ is FastServe's, which sorts prompts and running sequences by one key.
+"""The rule of each system.
+
+The first two have separate placements, the others use SeaLLM's. The literal Algorithm 2 lets prompts wait for running
+sequences of their own service. MLFQ is FastServe's, which sorts prompts and running sequences by one key.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """The input of a placement's search: services, and their past requests."""
+    """The input of a search for placements: services, and their past requests."""
 
     services: tuple[SeaService, ...]
     asked: Mapping[str, Asked]
@@ -75,7 +77,7 @@ class History:
 
 
 def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
-    """Memory of `size` devices for the services' keys and values; negative if their weights don't fit."""
+    """Return the memory of `size` devices for the services' keys and values; negative if their weights don't fit."""
     memories = [on.memory for service in services if (on := on_devices(service.llm, size))]
     if len(memories) < len(services):
         return -1.0
@@ -84,13 +86,13 @@ def kv_bytes(size: int, services: Sequence[SeaService]) -> float:
 
 
 def have_room(size: int, services: Sequence[SeaService]) -> bool:
-    """Whether services can share `size` devices, with merged blocks for the longest sequence of each at once."""
+    """Return whether services can share `size` devices, with merged blocks for the longest sequence of each at once."""
     models = [service.model for service in services]
     return kv_bytes(size, services) >= least_memory([*map(kv_block, models)], [*map(longest, models)])
 
 
 def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -> Engine:
-    """An engine for services that share by priority over merged blocks."""
+    """Return an engine for services that share by priority over merged blocks."""
     services, size = [by_name[name] for name in group.services], len(group.devices)
     blocks = [kv_block(service.model) for service in services]
     merged = MergedBlocks.within(kv_bytes(size, services), blocks)
@@ -103,7 +105,7 @@ def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -
 
 
 def merged_engines(groups: Sequence[Group], by_name: Mapping[str, SeaService], rule: Rule) -> list[Engine]:
-    """The engines of all groups that have services."""
+    """Return the engines of all groups that have services."""
     return [merged_engine(group, by_name, rule) for group in groups if group.services]
 
 
@@ -118,7 +120,10 @@ def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, sha
 
 
 def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine] | None:
-    """Each service on dedicated devices, prefill first, by arrival, as in vLLM; None if they don't fit."""
+    """Return engines with each service on dedicated devices; None if they don't fit.
+
+    Prefill comes first, by arrival, as in vLLM.
+    """
     engines, first, sizes = [], 0, even_split(services, nodes)
     if not sizes:
         return None
@@ -133,8 +138,10 @@ def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine
 
 
 def even_split(services: Sequence[SeaService], nodes: int) -> dict[str, int]:
-    """Devices in equal parts of powers of two, for each service at least what it needs; the remaining ones go to
-    services with the fewest, larger LLMs first. Empty if they don't fit.
+    """Split the devices evenly, in powers of two; empty if the services don't fit.
+
+    Each service has at least the devices it needs. Remaining devices go to the services with the fewest devices, larger
+    LLMs first.
     """
     sizes = {service.name: service.least for service in services}
     left = nodes * NODE - sum(sizes.values())
@@ -147,8 +154,10 @@ def even_split(services: Sequence[SeaService], nodes: int) -> dict[str, int]:
 
 
 class Scoring:
-    """Simulates placements. A service's replicas take its requests in turn, so a group's outcome depends only on its
-    own services, and is simulated once.
+    """Simulates placements.
+
+    A service's replicas take its requests in turn. So the outcome of a group depends only on its own services, and each
+    group is simulated once.
     """
 
     def __init__(self, history: History, rule: Rule):
@@ -156,7 +165,7 @@ class Scoring:
         self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
 
     def __call__(self, groups: tuple[Group, ...]) -> dict[str, Outcome]:
-        """Outcomes of the services that have groups."""
+        """Return the outcomes of the services that have groups."""
         hosts: dict[str, list[Group]] = {}
         for group in groups:
             for name in group.services:
@@ -173,7 +182,7 @@ class Scoring:
         }
 
     def _of(self, size: int, parts: tuple[tuple[str, int, int], ...]) -> dict[str, np.ndarray]:
-        """For each service, [3]: late requests, the sum of normalised latencies, and requests."""
+        """Return for each service, [3]: late requests, the sum of normalised latencies, and requests."""
         key = size, parts
         if key not in self._known:
             asked = {name: self._history.asked[name].only(slice(turn, None, of)) for name, turn, of in parts}
@@ -190,7 +199,7 @@ def _counted(asked: Asked, replay: ClusterReplay) -> np.ndarray:
 
 
 def two_stage(history: History, rule: Rule) -> Placed | None:
-    """SeaLLM's placement under a rule; None if no placement has all services."""
+    """Return SeaLLM's placement under a rule; None if no placement has all services."""
     services = [
         Service(s.name, history.rate_seq_s * s.popularity, len(history.asked[s.name].inputs)) for s in history.services
     ]
@@ -206,7 +215,10 @@ def two_stage(history: History, rule: Rule) -> Placed | None:
 
 
 def mux_engines(history: History) -> list[Engine] | None:
-    """MuxServe's placement: meshes with shares of the multiprocessors, and caches with quotas; None without one."""
+    """Return the engines of MuxServe's placement; None without one.
+
+    They are meshes with shares of the multiprocessors, and caches with quotas.
+    """
     cluster = cluster_of(history.nodes)
     memories = [on.memory for s in history.services if (on := on_devices(s.llm, s.least))]
     other = max(memory.workspace + memory.held for memory in memories)
@@ -257,11 +269,11 @@ class Figures:
     normalised: float
     """L_N: the mean of latency over L̂."""
     waiting: float
-    """The part of it before the first prefill begins."""
+    """The part of L_N before the first prefill begins."""
     first: float
-    """From then to the first token; the rest is decoding."""
+    """The part of L_N from then to the first token; the rest is decoding."""
     in_time: float
-    """Share of requests with a latency within SLO times their own time alone."""
+    """Share of requests with a latency of at most SLO times their own time alone."""
     tail_s: float
     """99th percentile of latency."""
     ttft_s: float
@@ -272,7 +284,7 @@ class Figures:
     services_late: int
     """Number of services with less than nine tenths of their requests in time."""
     in_time_at: tuple[float, ...]
-    """Shares within the bounds of `SCALES` times the service's mean time alone."""
+    """Shares of requests within `SCALES` times the service's mean time alone."""
     groups: str
     """Engines by their numbers of devices, like `4 × 2, 24 × 1`."""
 
@@ -300,7 +312,7 @@ def alone_replay(asked: Mapping[str, Asked], groups: Sequence[Group], history: H
 
 
 def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Sequence[Engine]) -> Figures:
-    """Measures of a replay."""
+    """Return the measures of a replay."""
     parts = [_columns(own, replay) for own in asked.values() if len(own.inputs)]
     arrival, start, first, finish, alone, mean, outputs = np.concatenate(parts, axis=1)
     latency, many = finish - arrival, outputs > 1
@@ -324,7 +336,7 @@ def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Seque
 
 
 def _columns(asked: Asked, replay: ClusterReplay) -> np.ndarray:
-    """[7, requests]: arrival, start, first token and end in seconds, time alone, L̂, output tokens."""
+    """Return [7, requests]: arrival, start, first token and end in seconds, time alone, L̂, output tokens."""
     served = replay.served[asked.service.name]
     rows = [(s.arrival_s, s.start_s, s.first_token_s, s.finish_s, s.output_tokens) for s in served]
     times = np.array(rows, dtype=np.float64).T

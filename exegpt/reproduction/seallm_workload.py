@@ -38,14 +38,14 @@ VARIATION = 1.0
 """Coefficient of variation of all lengths."""
 SERVICES = 16
 SAMPLES = 4000
-"""Samples of each data set, for the clusters."""
+"""Number of samples of each data set, for the clusters."""
 POPULARITY = 0.9
 """The k-th service has k^-0.9 times the first one's requests: one of MuxServe's popularities."""
 NODE, NODES = 8, 4
 """Devices of a node, and number of nodes."""
 PREFILL_TOKENS = 2048
 SLO = 5.0
-"""Bounds over the time alone."""
+"""Bounds as a multiple of the time alone."""
 _SEED = 5
 
 
@@ -61,29 +61,29 @@ class OnDevices:
 
 @lru_cache
 def cluster_of(nodes: int) -> ClusterSpec:
-    """Nodes of eight A800."""
+    """Return a cluster of nodes with eight A800 each."""
     return parse_cluster(f"{nodes}x{NODE}xA800-80GB")
 
 
 @lru_cache
 def profile_of(llm: str) -> Profile:
-    """The roofline under the engine of the paper's time."""
+    """Return the roofline under the engine of the paper's time."""
     return roofline_profile(builtin_model(llm), cluster_of(NODES), "fp16", engine=VLLM_OF_2024)
 
 
 def kv_block(model: ModelSpec) -> tuple[int, int]:
-    """Bytes of a block of its keys and values, and its pieces."""
+    """Return the bytes of a block of the model's keys and values, and its number of pieces."""
     return block_of(model, BLOCK_SIZE, "fp16")
 
 
 def longest(model: ModelSpec) -> int:
-    """Blocks of a sequence that fills its context, and one more."""
+    """Return the blocks of a sequence that fills the model's context, plus one."""
     return model.context // BLOCK_SIZE + 1
 
 
 @lru_cache
 def on_devices(llm: str, tp: int) -> OnDevices | None:
-    """The LLM on `tp` devices; None if its weights and a sequence that fills its context don't fit."""
+    """Return the LLM on `tp` devices; None if its weights and a sequence that fills its context don't fit."""
     model = builtin_model(llm)
     stages = (Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),)
     replica = CostModel(model, cluster_of(NODES), profile_of(llm), "fp16", memory=DATA_SHEET).replica(stages)
@@ -103,7 +103,7 @@ class SeaService:
     """Share of all requests."""
     inputs: Array
     outputs: Array
-    """[samples], from which requests are drawn."""
+    """Output lengths [samples], from which requests are drawn."""
 
     @property
     def model(self) -> ModelSpec:
@@ -112,11 +112,11 @@ class SeaService:
 
     @property
     def least(self) -> int:
-        """The fewest devices, of powers of two, that it runs on."""
+        """The smallest number of devices, a power of two, on which it runs."""
         return next(tp for tp in (1, 2, 4, 8) if on_devices(self.llm, tp))
 
     def alone(self, inputs: Array, outputs: Array) -> tuple[Array, Array]:
-        """Seconds of prefills and of whole requests on the fewest devices, batch 1."""
+        """Seconds of prefills and of complete requests on the fewest devices, with batch 1."""
         on = on_devices(self.llm, self.least)
         assert on is not None
         if not len(inputs):
@@ -137,7 +137,7 @@ class SeaService:
 
 @lru_cache
 def services() -> tuple[SeaService, ...]:
-    """Sixteen clusters of lengths, each with an LLM and a popularity drawn at random."""
+    """Return sixteen clusters of lengths, each with an LLM and a popularity drawn at random."""
     draws = np.random.default_rng(_SEED)
     lengths = np.concatenate([_lognormal(draws, means) for means in SETS.values()])
     clusters = k_means(np.log(lengths), SERVICES, draws)
@@ -155,7 +155,7 @@ def services() -> tuple[SeaService, ...]:
 
 
 def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:
-    """[samples, 2]: whole tokens of prompts and outputs, at least one."""
+    """Return [samples, 2]: whole tokens of prompts and outputs, at least one."""
     sigma2 = np.log(1 + VARIATION**2)
     drawn = draws.lognormal(np.log(means) - sigma2 / 2, np.sqrt(sigma2), (SAMPLES, 2))
     rounded: Array = np.maximum(1.0, np.rint(drawn))
@@ -163,8 +163,10 @@ def _lognormal(draws: np.random.Generator, means: tuple[float, float]) -> Array:
 
 
 def k_means(points: Array, count: int, draws: np.random.Generator, rounds: int = 50) -> NDArray[np.intp]:
-    """The cluster, of `count`, of each of the points [n, d]: Lloyd's algorithm on coordinates of unit deviation,
-    started at points drawn by their squared distances from earlier ones (k-means++).
+    """Return the cluster number (below `count`) of each of the points [n, d].
+
+    Uses Lloyd's algorithm on coordinates of unit deviation. It starts at points drawn by their squared distances from
+    earlier ones (k-means++).
     """
     scaled = (points - points.mean(axis=0)) / points.std(axis=0)
     centres = scaled[draws.integers(len(scaled))][None]
@@ -195,7 +197,7 @@ class Traffic:
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A service's requests, each array [requests]: seconds, and tokens."""
+    """A service's requests; each array has the shape [requests], in seconds and tokens."""
 
     service: SeaService
     arrival_s: Array
@@ -222,23 +224,23 @@ class Asked:
         return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
 
     def only(self, which: slice | NDArray[np.bool_]) -> "Asked":
-        """A selection of the requests."""
+        """Return a selection of the requests."""
         columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
         return Asked(self.service, *(column[which] for column in columns))
 
     def later(self, seconds: float) -> "Asked":
-        """The same requests, shifted to later times."""
+        """Return the same requests, shifted to later times."""
         return replace(self, arrival_s=self.arrival_s + seconds)
 
 
 def joined(parts: Sequence[Asked]) -> Asked:
-    """A service's requests, concatenated."""
+    """Return a service's requests, concatenated."""
     columns = zip(*((part.arrival_s, part.inputs, part.outputs, part.expected) for part in parts), strict=True)
     return Asked(parts[0].service, *map(np.concatenate, columns))
 
 
 def traffic_of(traffic: Traffic, of: Sequence[SeaService]) -> dict[str, Asked]:
-    """Every service's requests in `traffic.seconds`; the arrival process is stationary from the start."""
+    """Return every service's requests in `traffic.seconds`; the arrival process is stationary from the start."""
     return {service.name: _asked(service, traffic, place) for place, service in enumerate(of)}
 
 

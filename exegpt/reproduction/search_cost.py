@@ -1,5 +1,6 @@
-"""The cost of searches (section 7.7): branch and bound, exhaustive search and Optuna over the paper's own spaces, under
-FasterTransformer's 30th percentile.
+"""The cost of searches (section 7.7): branch and bound, exhaustive search and Optuna over the paper's own spaces.
+
+The bound is FasterTransformer's 30th percentile.
 """
 
 from collections.abc import Callable
@@ -19,8 +20,10 @@ SCENARIOS = (
     ("gpt3-341b", "6x8xA40", "C1"),
 )
 SPACES = ("RRA", "RRA, a node's T_P", "WAA")
-"""The second is the paper's RRA without partial tensor parallelism and with one encoding micro-batch per stage: small
-enough to be searched exhaustively where a model is small.
+"""The spaces to search.
+
+The second one is the paper's RRA without partial tensor parallelism and with one encoding micro-batch per stage. It is
+small enough for an exhaustive search if the model is small.
 """
 METHODS: dict[str, dict[str, Any]] = {
     "branch and bound": {"method": "bnb"},
@@ -30,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 PAPER = {"RRA": "3 s to 2 min", "WAA": "1 to 5 min", "exhaustive": "5 h to a day"}
 EXHAUSTIVE_POINTS = 60_000
-"""The largest space that is searched exhaustively unless more is asked for: some twenty seconds."""
+"""Default size of the largest space that is searched exhaustively: some twenty seconds."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ class Row:
     """Points simulated."""
     seconds: float
     throughput_seq_s: float
-    """0 if no point that meets the bound was found."""
+    """0 if the search found no point that meets the bound."""
     reached: float | None
-    """Throughput over the best throughput that any search of this space found; None if none found any."""
+    """Throughput over the best throughput of all searches of this space; None if no search found a point."""
     exact: bool
-    """Whether the best is known: the space was searched exhaustively too."""
+    """Whether the best is known, because the space was searched exhaustively too."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class SearchCost:
 def reproduce(
     exhaustive_points: int = EXHAUSTIVE_POINTS, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> SearchCost:
-    """Search every scenario's spaces by every method; exhaustively where they have at most `exhaustive_points`."""
+    """Search every scenario's spaces by every method; exhaustively if they have at most `exhaustive_points`."""
     asked = [(names, space) for names in SCENARIOS for space in SPACES]
     rows: list[Row] = []
     for done, (names, space) in enumerate(asked, 1):
@@ -110,7 +113,7 @@ def _asked(where: Setup, space: str) -> dict[str, Any]:
 
 
 def sections(cost: SearchCost) -> list[Section]:
-    """One table."""
+    """Return one table."""
     rows = tuple(
         (
             row.scenario,

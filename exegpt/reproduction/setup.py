@@ -22,11 +22,11 @@ from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
 
 MEMORY_FRACTION = 1.0
-"""The paper names its devices' memory (48 and 80 GB), and no share that its engines would leave free."""
+"""The paper names its devices' memory (48 and 80 GB), but no share that its engines leave free."""
 WAA = ("waa-c", "waa-m")
 PAPER_POLICIES = ("rra", *WAA)
 WITHOUT_WAA = ("gpt3-175b", "gpt3-341b")
-"""Models for which the paper leaves WAA out: two copies of their weights failed there for lack of memory."""
+"""Models without WAA in the paper: two copies of their weights didn't fit in memory there."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Setup:
         return self.model, self.cluster, self.workload, self.profile
 
     def scenario(self, stages: tuple[Stage, ...], form: Form = "exact", watched: bool = True) -> Scenario:
-        """The scenario of one replica's stages, without an allowance for variation."""
+        """Return the scenario of one replica's stages, without an allowance for variation."""
         cost_model = CostModel(self.model, self.cluster, self.profile, self.profile.dtype, watched)
         load = Load(self.workload, self.model.encoder_layers > 0, form)
         return Scenario(cost_model.replica(stages), load, PAPER_BOUND, variation=False)
 
 
 def setup(model: str, cluster: str, task_name: str) -> Setup:
-    """One of the paper's settings, by its names."""
+    """Return one of the paper's settings, by its names."""
     spec, where, profile = _place(model, cluster)
     return Setup(spec, where, task(task_name), profile)
 
@@ -78,11 +78,10 @@ class Reached:
 
 
 def paper_mode(setup: Setup, bound_s: float | None, **asked: Any) -> Tuned:
-    """What ExeGPT finds as the paper ran it: RRA and WAA, one replica, partial tensor parallelism, the bound on the
-    99th-percentile length alone.
+    """Search as the paper did: RRA and WAA, one replica, partial tensor parallelism, a bound on the p99 length only.
 
-    The steady state is counted exactly: the paper's own B_D = B_E / E[1/c] leaves out so many residents at small N_D
-    that a search would find throughputs no run could reach.
+    The steady state is counted exactly. The paper's own B_D = B_E / E[1/c] omits many residents at small N_D, so a
+    search would find throughputs that no run could reach.
     """
     return tune(
         *setup.nouns,
@@ -92,12 +91,12 @@ def paper_mode(setup: Setup, bound_s: float | None, **asked: Any) -> Tuned:
 
 
 def today(setup: Setup, bound_s: float | None) -> Tuned:
-    """The best schedule under the same bound with all policies and replicas."""
+    """Return the best schedule under the same bound with all policies and replicas."""
     return tune(*setup.nouns, latency_bound_s=bound_s, bound=PAPER_BOUND)
 
 
 def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:
-    """The best performance of these policies; None if none of them meets the bound."""
+    """Return the best performance of these policies; None if none of them meets the bound."""
     points = [
         Reached(a.estimate.throughput_seq_s, a.estimate.latency_s or 0.0, schedule_text(a.schedule))
         for a in tuned.alternatives
@@ -107,5 +106,5 @@ def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:
 
 
 def deviation(ours: float, paper: float) -> float:
-    """(here - paper) / paper."""
+    """Return (here - paper) / paper."""
     return ours / paper - 1.0

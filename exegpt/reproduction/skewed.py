@@ -1,6 +1,4 @@
-"""The skew normal distribution of lengths, truncated, whose moments are held while its skewness is changed (section
-7.6).
-"""
+"""A truncated skew normal distribution of lengths, with fixed moments and a variable skewness (section 7.6)."""
 
 import math
 
@@ -14,11 +12,11 @@ Array = NDArray[np.float64]
 
 
 def skewed_normal(mean: float, std: float, most: int, skewness: float = 0.0) -> LengthDistribution:
-    """A skew normal truncated to (0, most], in whole tokens: P(s) is its weight in (s-1, s].
+    """Return a skew normal truncated to (0, most], in whole tokens: P(s) is its weight in (s-1, s].
 
-    `skewness` is the parent's, within ±0.99; its place and scale are fitted so that the discrete distribution has the
-    asked mean and deviation. At 0 it is the truncated normal. Raises InputError where no such distribution has these
-    moments.
+    `skewness` is that of the untruncated distribution, within ±0.99. Location and scale are fitted so that the discrete
+    distribution has this mean and deviation. At 0 it is the truncated normal. Raises InputError if no such distribution
+    has these moments.
     """
     from scipy.optimize import least_squares
     from scipy.special import ndtr, owens_t
@@ -50,7 +48,7 @@ def skewed_normal(mean: float, std: float, most: int, skewness: float = 0.0) -> 
 
 
 def _shape(skewness: float) -> float:
-    """The skew normal's shape parameter for a skewness."""
+    """Return the skew normal's shape parameter for a skewness."""
     third = abs(skewness) ** (2 / 3)
     delta = math.copysign(math.sqrt(math.pi / 2 * third / (third + ((4 - math.pi) / 2) ** (2 / 3))), skewness)
     return delta / math.sqrt(1 - delta**2)

@@ -1,10 +1,10 @@
 """Table 5: violations of monotonicity of throughput and latency by control variable, GPT-3 39B on 2x8 A40s.
 
 One variable is swept with the others fixed, for all combinations of the others on a thinned grid. RRA's stages and
-WAA's decoding ones are laid out with T_P from all devices to none; WAA-C's encoding devices all stand in groups.
+WAA's decoding stages have T_P from all devices to none; WAA-C's encoding devices are all in groups.
 
-A point of a sweep is non-monotone where its figure lies more than the tolerance below that of an earlier point: that is
-what a search that judges a box by its corners would get wrong. Points that don't fit in memory are left out.
+A point of a sweep is non-monotone if its figure lies more than the tolerance below that of an earlier point. At such
+points, a search that judges a box by its corners would be wrong. Points that don't fit in memory are left out.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ DECODE_ITERATIONS = (128, 96, 64, 48, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 MICRO_BATCHES = (16, 12, 8, 6, 4, 3, 2, 1)
 """N_D and B_m in falling order, which makes throughput and latency rise (docs/theory.md)."""
 VARIABLES = {"rra": ("T_P", "B_E", "N_D"), "waa-c": ("T_P", "B_E", "B_m")}
-"""By policy, in the order of a grid's axes; T_P counts devices in tensor-parallel groups, in falling order."""
+"""The variables by policy, in the order of a grid's axes; T_P counts devices in tensor-parallel groups, falling."""
 PAPER = {  # (task, tolerance): RRA's B_E and N_D, WAA's B_E, T_P and B_m, each (latency, throughput) in percent
     ("S", 0.02): ((0.6, 2.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.8, 0.0)),
     ("S", 0.05): ((0.6, 0.3), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0), (0.5, 0.0)),
@@ -52,7 +52,7 @@ class Cell:
     latency: float
     throughput: float
     paper: tuple[float, float] | None
-    """(latency, throughput) as shares; None where the paper has no such cell."""
+    """(latency, throughput) as shares; None if the paper has no such cell."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ class Table5:
 
 
 def non_monotone(figures: Array, axis: int, tolerance: float) -> tuple[int, int]:
-    """Number of points more than `tolerance` below an earlier one along `axis`, and number of all points; NaN is no
-    point.
+    """Return the number of points more than `tolerance` below an earlier one along `axis`, and of all points.
+
+    NaN marks a missing point.
     """
     highest = np.fmax.accumulate(figures, axis=axis)
     return int(np.sum(figures < highest * (1 - tolerance))), int(np.sum(~np.isnan(figures)))
@@ -95,8 +96,9 @@ def _cells(task: str, policy: str, grids: list[Array]) -> Iterator[Cell]:
 
 
 def grids(where: Setup, policy: str) -> Iterator[Array]:
-    """A grid for every tensor-parallel degree, [T_P, B_E, N_D or B_m, 2]: latency in seconds, sequences per second; NaN
-    beyond memory.
+    """Return a grid for every tensor-parallel degree, [T_P, B_E, N_D or B_m, 2].
+
+    The last axis holds latency in seconds and sequences per second; NaN beyond memory.
     """
     per_node = where.cluster.devices_per_node
     degrees = sorted(tables.tp for tables in where.profile.degrees)
@@ -137,7 +139,7 @@ def _waa_scenario(where: Setup, encode: Layout, decode: Layout) -> Scenario:
 
 
 def encoding_devices(where: Setup, degree: int) -> int:
-    """WAA-C's encoding devices: encoding's share of the computing time, in groups of `degree`."""
+    """Return WAA-C's encoding devices: encoding's share of the computing time, in groups of `degree`."""
     speed, groups = layer_speeds(where.workload, where.profile)[1], where.cluster.devices // degree
     return degree * min(max(1, round(groups * speed.encode / (speed.encode + speed.decode))), groups - 1)
 
@@ -147,7 +149,7 @@ def _scenario(where: Setup, stages: tuple[Stage, ...]) -> Scenario:
 
 
 def monotone(table: Table5, tolerance: float) -> tuple[float, float]:
-    """Shares of points monotone in latency and in throughput, over the cells also in the paper."""
+    """Return the shares of points monotone in latency and in throughput, over the cells that are also in the paper."""
     cells = [cell for cell in table.cells if cell.tolerance == tolerance and cell.paper]
     points = sum(cell.points for cell in cells)
     broken = (sum(getattr(cell, kind) * cell.points for cell in cells) for kind in ("latency", "throughput"))
@@ -156,7 +158,7 @@ def monotone(table: Table5, tolerance: float) -> tuple[float, float]:
 
 
 def sections(table: Table5) -> list[Section]:
-    """The paper's table with our figures beside it."""
+    """Return the paper's table with our figures next to it."""
     columns = list(dict.fromkeys((cell.policy, cell.variable) for cell in table.cells))
     rows = []
     for task, tolerance in dict.fromkeys((cell.task, cell.tolerance) for cell in table.cells):

@@ -43,14 +43,14 @@ PAPER = (
 
 @dataclass(frozen=True)
 class Simulated:
-    """Simulated figures of a schedule."""
+    """The simulated figures of a schedule."""
 
     latency_s: float
     throughput_seq_s: float
     encode_s: float
-    """Encoding of one batch: RRA's phase through the pipeline, WAA's encoding stage."""
+    """Time to encode one batch: RRA's phase through the pipeline, WAA's encoding stage."""
     decode_iteration_s: float
-    """Mean over a phase (RRA), or over an encoding period (WAA)."""
+    """Mean time of a decode iteration over a phase (RRA), or over an encoding period (WAA)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Row:
     deviation: Simulated
     """(here - paper) / paper of each figure."""
     found: Reached | None
-    """The better of RRA and WAA, one replica."""
+    """The better of RRA and WAA, with one replica."""
     today: Reached | None
 
 
@@ -74,7 +74,7 @@ class Table6:
 
 
 def scenario(where: Setup, policy: str) -> Scenario:
-    """The paper's stages for a policy: T_P = 4 for RRA, T_P = 2 on each of WAA's sides."""
+    """Return the paper's stages for a policy: T_P = 4 for RRA, T_P = 2 on each of WAA's sides."""
     if policy == "rra":
         stages = uniform_stages(where.model, where.cluster, 4)
     else:
@@ -116,7 +116,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
 
 
 def sections(table: Table6) -> list[Section]:
-    """Schedules, their phases, and the best schedules found."""
+    """Return schedules, their phases, and the best schedules found."""
     return [
         _section(
             "table6: OPT-13B on 4xA40, task S, at the paper's schedules",

@@ -1,4 +1,4 @@
-"""The vLLM that SamuLLM and SeaLLM are built on: synchronous versions, of which no measurement was compared.
+"""The vLLM on which SamuLLM and SeaLLM are built: synchronous versions, without compared measurements.
 
 Its constants are those fitted to TensorRT-LLM's published throughputs, with a vLLM server's time per iteration.
 """

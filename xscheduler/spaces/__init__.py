@@ -1,4 +1,4 @@
-"""The spaces of each policy: which control variables it has, how they are oriented, on which allocations."""
+"""The spaces of each policy: its control variables, their orientation, and the allocations."""
 
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.question import Question, variables_of
@@ -8,13 +8,13 @@ from xscheduler.spaces.declared import declared
 SPACES = {
     space.policy: space for space in (static.SPACE, hybrid.SPACE, orca.SPACE, chunked.SPACE, rra.SPACE, *waa.SPACES)
 }
-"""By the policy's name."""
+"""The spaces by the policy's name."""
 POLICIES = tuple(SPACES)
-"""What is searched unless others are asked for."""
+"""The policies that are searched by default."""
 
 
 def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily]:
-    """The spaces of a policy, in whose scenarios the weights fit into memory."""
+    """Return the spaces of a policy in whose scenarios the weights fit into memory."""
     possible = question.admissions(policy) and set(question.fixed) <= set(variables_of(policy))
     make = SPACES[policy].spaces if policy in SPACES else declared
     members = list(make(policy, question)) if possible else []
@@ -24,13 +24,13 @@ def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily
 
 
 def refined_variable(policy: str, question: Question) -> str | None:
-    """The variable of which each space has one value and more are looked at; None without one, or where it is fixed."""
+    """Return the variable to refine, of which each space has one value; None if there is none or it is fixed."""
     name = SPACES[policy].refined if policy in SPACES else None
     return None if name in question.fixed else name
 
 
 def at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
-    """The space like another one at another value of the refined variable; None where there is none."""
+    """Return the same space at another value of the refined variable; None if there is no such space."""
     make = SPACES[like.policy].at_value
     assert make is not None, f"{like.policy} refines no variable"
     return make(question, like, value)

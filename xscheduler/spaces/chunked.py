@@ -1,4 +1,4 @@
-"""Spaces of chunked prefill: the residents, at some token budgets."""
+"""Spaces of chunked prefill: the residents, at several token budgets."""
 
 import bisect
 import itertools
@@ -15,9 +15,9 @@ from xsimulator.steady import lockstep
 from xsimulator.steady.scenario import Scenario
 
 TOKEN_BUDGETS = tuple(sorted({2**i for i in range(6, 19)} | {3 * 2**i for i in range(13, 18)}))
-"""Tokens an iteration that chunked prefill's spaces enumerate, as far as memory holds their activations."""
+"""Tokens per iteration that chunked prefill's spaces enumerate, as far as memory holds their activations."""
 FINE_TOKEN_BUDGETS = tuple(2**i * part // 8 for i in range(6, 18) for part in range(8, 16))
-"""And those that are looked at for an open system, where a budget is the longest that tokens wait for prompts."""
+"""Token budgets for an open system, where the budget limits how long decoding tokens wait for prompts."""
 
 
 def _spaces(policy: str, question: Question) -> Spaces:
@@ -39,15 +39,16 @@ def _spaces(policy: str, question: Question) -> Spaces:
 
 
 def _within(variable: Variable, most: int) -> Variable:
-    """The values up to `most`: vLLM refuses a token budget below the number of sequences."""
+    """Return the variable with its values up to `most`: vLLM refuses a token budget below the number of sequences."""
     return replace(variable, values=variable.values[: bisect.bisect_right(variable.values, most)])
 
 
 def budgets_of(
     question: Question, scenario: Scenario, budgets: tuple[int, ...], admission: Admission
 ) -> tuple[int, ...]:
-    """The token budgets with which the activations leave room for a sequence, and the smallest in any case; none below
-    a fixed number of sequences.
+    """Return the token budgets whose activations leave memory for a sequence, and the smallest budget in any case.
+
+    No budget is below a fixed number of sequences.
     """
     need, least = scenario.load.resident_blocks(admission).mean, question.fixed.get("max_num_seqs", 1)
     asked = sorted({max(budget, least) for budget in budgets})
@@ -59,7 +60,11 @@ def budgets_of(
 
 
 def _at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
-    """None where the activations of so many tokens leave no room for a sequence, or there are fewer than sequences."""
+    """Return the space at another budget.
+
+    None if the activations of `value` tokens leave no memory for a sequence, or if it is less than the fewest
+    sequences.
+    """
     scenario, rule = like.where, like.constants["admission"]
     if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
         return None

@@ -1,4 +1,4 @@
-"""Spaces of a policy that has none of its own: a grid over its control record."""
+"""Spaces of a policy without its own space file: a grid over its control record."""
 
 import itertools
 
@@ -13,8 +13,9 @@ from xscheduler.spaces.policy_space import Spaces
 
 
 def declared(policy: str, question: Question) -> Spaces:
-    """Every combination of a few values of the variables that a policy declares, each a space of one point: nothing is
-    known of what rises.
+    """Yield every combination of a few values of the variables that a policy declares, each as a space of one point.
+
+    Nothing is known about the direction in which figures rise.
     """
     for layout in pipelines(question, uniform=True):
         scenario, bounds = question.both(layout), question.mixed_bounds(layout, "reserve")
@@ -43,5 +44,5 @@ def _few(kind: Kind | OneOf | None, of_kind: dict[str, tuple[int, ...]]) -> tupl
 
 
 def _powers(most: int) -> tuple[int, ...]:
-    """Powers of two up to `most`."""
+    """Return the powers of two up to `most`."""
     return tuple(2**i for i in range(most.bit_length()))

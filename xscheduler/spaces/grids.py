@@ -1,4 +1,4 @@
-"""Values of control variables that several policies' spaces take, and the layouts that they are searched on."""
+"""Values of control variables that the spaces of several policies share, and the layouts to search."""
 
 import functools
 from collections.abc import Iterator
@@ -14,20 +14,21 @@ from xscheduler.space import Variable
 from xsimulator.steady.scenario import Scenario
 
 MOST = 2048
-"""Largest batch that is looked at."""
+"""The largest batch that is searched."""
 
 
 def ascending(question: Question, name: str, most: int) -> Variable:
+    """Return the variable with its fixed value, or with all values from 1 to `most`, at most `MOST`."""
     return Variable(name, (question.fixed[name],) if name in question.fixed else range(1, min(most, MOST) + 1))
 
 
 def batches_of(question: Question, scenario: Scenario) -> Variable:
-    """The batches that memory might hold."""
+    """Return the batches that memory might hold."""
     return ascending(question, "encode_batch", ceilings.batch_that_fits(scenario))
 
 
 def residents_of(question: Question, scenario: Scenario, admission: Admission) -> Variable:
-    """The residents of iteration-level scheduling that memory might hold."""
+    """Return the residents of iteration-level scheduling that memory might hold."""
     most = ceilings.batch_that_fits(scenario)
     if admission == "grow":
         most = max(most, int(ceilings.residents_that_fit(scenario.replica, scenario.load, admission)) + 1)
@@ -35,11 +36,12 @@ def residents_of(question: Question, scenario: Scenario, admission: Admission) -
 
 
 def enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the fixed value of a variable, or `values` if it isn't fixed."""
     return (question.fixed[name],) if name in question.fixed else values
 
 
 def pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
-    """The layouts of all replica sizes on which the weights fit."""
+    """Yield the layouts of all replica sizes on which the weights fit."""
     for devices in question.replica_sizes():
         for layout in question.layouts(devices, uniform):
             if ceilings.residents_that_fit(question.both(layout).replica, question.load) >= 1:
@@ -47,6 +49,7 @@ def pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
 
 
 def encode_counts(question: Question, layout: Layout) -> tuple[int, ...]:
+    """Return the numbers of encoding micro-batches to search: multiples of the stages, or 1 on a single stage."""
     stages = len(layout.degrees)
     if "encode_micro_batches" in question.fixed:
         return (question.fixed["encode_micro_batches"],)
@@ -70,7 +73,7 @@ def grid(
 def at_value(
     question: Question, name: str, like: Candidates, value: int, batches: Variable | None = None
 ) -> Candidates:
-    """Return the space like another one at another value of a constant, with other `batches` if they depend on it."""
+    """Return the same space at another value of a constant, with other `batches` if they depend on it."""
     bounds = Bounds(like.ceiling, like.quickest_s)
     slack = next((c.slack for c in like.constraints if c.name == "ttft"), 0.0)
     variables, constants = (batches or like.variables[0],), like.constants | {name: value}

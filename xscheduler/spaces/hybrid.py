@@ -1,4 +1,4 @@
-"""Spaces of hybrid static batches: the batch, at some numbers of micro-batches of encoding and of decoding."""
+"""Spaces of hybrid static batches: the batch, at several numbers of encoding and of decoding micro-batches."""
 
 from xcore.policies.hybrid import TRAITS
 from xscheduler.candidates import Candidates

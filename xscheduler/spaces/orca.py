@@ -1,4 +1,4 @@
-"""Spaces of iteration-level scheduling: the residents, at some numbers of prompts in an iteration."""
+"""Spaces of iteration-level scheduling: the residents, at several numbers of prompts per iteration."""
 
 import itertools
 
@@ -11,9 +11,9 @@ from xscheduler.spaces.policy_space import PolicySpace, Spaces
 from xsimulator.steady import lockstep
 
 PREFILLS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Prompts an iteration that Orca's spaces enumerate, as far as there are so many sequences."""
+"""Prompts per iteration that Orca's spaces enumerate, up to the number of sequences."""
 FINE_PREFILLS = (1, 2, 3, 4, 6, 8, 12, 16)
-"""And those that are looked at for an open system, where prompts come in bursts."""
+"""Prompts per iteration for an open system, where prompts arrive in bursts."""
 
 
 def _spaces(policy: str, question: Question) -> Spaces:
@@ -27,14 +27,14 @@ def _spaces(policy: str, question: Question) -> Spaces:
         slack, most = lockstep.ttft_slack(question.both(layout)), batches.values[-1]
         few = {prefills for prefills in PREFILLS if prefills <= most}
         if lockstep.in_step(question.both(layout)):
-            few.add(most)  # where all begin together, no prompt interrupts another's decoding
+            few.add(most)  # if all begin together, no prompt interrupts the decoding of others
         for prefills in enumerated(question, "prefills_per_step", tuple(sorted(few))):
             constants = {"prefills_per_step": prefills, "admission": rule}
             yield grid(policy, question, layout, (batches,), bounds, slack, **constants)
 
 
 def _at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
-    """None where there are no more prompts."""
+    """Return the space at another number of prompts; None if it exceeds the residents."""
     if value > like.variables[0].values[-1]:
         return None
     return at_value(question, "prefills_per_step", like, value)

@@ -1,4 +1,4 @@
-"""What each of this folder's files of a policy enters into the registry: its spaces."""
+"""PolicySpace: the entry that each policy's file in this folder adds to the registry."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,8 +15,8 @@ class PolicySpace:
 
     policy: str
     spaces: Callable[[str, Question], Spaces]
-    """Of a policy and a question, on all allocations on which the weights fit."""
+    """Returns the spaces for a policy and a question, on all allocations on which the weights fit."""
     refined: str | None = None
-    """A variable of which each space has one value: `refine.py` looks between them."""
+    """The variable of which each space has one value; `refine.py` searches between these values."""
     at_value: Callable[[Question, Candidates, int], Candidates | None] | None = None
-    """The space like another one at another value of that variable; None where there is none."""
+    """Returns the same space at another value of that variable; None if there is no such space."""

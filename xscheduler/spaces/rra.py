@@ -1,4 +1,4 @@
-"""Spaces of round-robin allocation: the batch and N_D, at some numbers of encoding micro-batches."""
+"""Spaces of round-robin allocation: the batch and N_D, at several numbers of encoding micro-batches."""
 
 import math
 
@@ -11,8 +11,10 @@ from xscheduler.spaces.policy_space import PolicySpace, Spaces
 
 
 def iteration_counts(output: LengthDistribution, longest: int) -> tuple[int, ...]:
-    """Values of N_D that are looked at, falling: all up to 64, beyond that steps of 3 % and the least N_D that brings
-    a query of the bound's length, `longest`, through in j phases, for every j.
+    """Return the values of N_D to search, falling.
+
+    They are all values up to 64, and beyond that steps of 3 %. In addition, for every j, the lowest N_D that completes
+    a query of the bound's length, `longest`, in j phases.
     """
     counts = {*range(1, 65), output.max}
     counts.update(int(64 * 1.03**k) for k in range(1, math.ceil(math.log(max(output.max, 65) / 64, 1.03))))
@@ -34,8 +36,10 @@ def _spaces(policy: str, question: Question) -> Spaces:
 
 
 def _by_drain(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:
-    """N_D's values in the groups along which throughput rises: a pipeline drains at the end of a phase, and where a
-    phase has no more iterations than there are stages, that costs more than a fuller batch gives.
+    """Group the values of N_D so that throughput rises within each group.
+
+    A pipeline drains at the end of a phase. If a phase has at most as many iterations as there are stages, the drain
+    costs more than a fuller batch gains.
     """
     if stages == 1:
         return (counts,)

@@ -1,4 +1,4 @@
-"""Spaces of workload-aware allocation: the batch, at some numbers of micro-batches, on splits of the devices."""
+"""Spaces of workload-aware allocation: the batch, at several numbers of micro-batches, on splits of the devices."""
 
 import functools
 
@@ -12,11 +12,11 @@ from xscheduler.spaces.grids import ascending, enumerated
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
 
 FEW_DEVICES = 8
-"""Devices of which WAA's spaces enumerate all splits: rounding decides more there than the proportion does."""
+"""Up to this many devices, WAA's spaces enumerate all splits: rounding then matters more than the proportion."""
 
 
 def _spaces(policy: str, question: Question) -> Spaces:
-    """All pairs of layouts of the two sides, for GPU splits around the proportional one."""
+    """Yield all pairs of layouts of the two sides, for device splits around the proportional one."""
     for devices in question.replica_sizes():
         for encoding in gpu_splits(policy == WAA_M.name, question, devices):
             encoders = question.encoders(encoding)
@@ -26,11 +26,11 @@ def _spaces(policy: str, question: Question) -> Spaces:
 
 
 def gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
-    """Encoding devices: any number of few; of many, WAA-C's around the share of computing time, WAA-M's around equal
-    memory in use.
+    """Return the numbers of encoding devices to search.
 
-    Decoding devices are taken as filled with keys and values, so memory is equal where the encoders' weights fill
-    theirs. On many devices neighbouring splits hardly differ: then some are left out.
+    On few devices, these are all numbers. On many, WAA-C searches around the share of computing time, and WAA-M around
+    equal memory use. Keys and values are assumed to fill the decoding devices, so memory use is equal if the encoders'
+    weights fill the encoding devices. On many devices neighbouring splits hardly differ, so some are left out.
     """
     cost_model, near = question.cost_model, max(1, devices // 8)
     if asked := question.fixed.get("encode_devices"):
@@ -53,7 +53,7 @@ def gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
 def _waa_family(
     policy: str, question: Question, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
 ) -> CandidateFamily:
-    """A decoding side with every layout of the encoding side and every B_m."""
+    """Return the spaces of a decoding side with every layout of the encoding side and every B_m."""
     decoder, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
     assert decoder is not None
     parts = enumerated(question, "micro_batches", micro_batch_counts(len(decode.degrees)))
@@ -62,7 +62,7 @@ def _waa_family(
     bound = question.limits.latency_s
 
     def bounds(encoder: ceilings.EncodeReach) -> Bounds:
-        """With an encoding side that can do this."""
+        """Return the bounds with an encoding side of this speed."""
         quickest = (encoder.latency + longest * float(decoder.iteration[0])) / ceilings.MARGIN
         if bound is not None and quickest > bound:
             return Bounds(0.0, quickest)
@@ -96,7 +96,10 @@ def _waa_family(
 
 
 def micro_batch_counts(stages: int) -> tuple[int, ...]:
-    """B_m's values: more than there are stages neither shorten an iteration nor fill the pipeline further."""
+    """Return the values of B_m, up to the number of stages.
+
+    More micro-batches neither shorten an iteration nor fill the pipeline further.
+    """
     return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
 
 

@@ -1,14 +1,14 @@
-"""Admission control: a request is accepted only if its answer is predicted to come within the latency bound, and if no
-accepted request becomes late by it.
+"""Admission control: accept a request if its answer should meet the latency bound and no accepted one becomes late.
 
-    start(k) + shared(s) <= (1 - MARGIN) * bound    and for each that runs    now + shared(left) <= due
+    start(k) + shared(s) <= (1 - MARGIN) * bound    and for each running sequence    now + shared(left) <= due
 
 k is the request's place in the queue. start(k) is a table, computed a few times a second by continuing the engine's
 present sequences in the event simulator. s is the output length that 99 of 100 requests stay below, limited by the
-request's maximum; left is the remainder of such an s, given the tokens that a sequence has generated. shared(l) is the
-time for l tokens on an engine that is shared until each sequence has its remaining tokens, with t(n) per token for n
-sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least as many as arrive
-meanwhile.
+request's maximum; left is the remainder of such an s, given the tokens that a sequence has generated.
+
+shared(l) is the time for l tokens on an engine that is shared until each sequence has its remaining tokens. The time
+per token is t(n) for n sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least
+as many as arrive meanwhile.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _LEAST_S = 0.1
 
 @dataclass(frozen=True)
 class Promise:
-    """The prediction when a request was accepted; seconds of the monotonic clock."""
+    """The prediction when a request was accepted; times are seconds of the monotonic clock."""
 
     accepted_s: float
     start_s: float
@@ -59,13 +59,13 @@ class Promise:
     """The time by which the answer must come, less the margin; infinite outside the bound."""
 
     def end_s(self, tokens: int) -> float:
-        """The predicted time of the given number of tokens."""
+        """Return the predicted time of the given number of tokens."""
         return self.finish_s - (self.tokens - tokens) * self.token_s
 
 
 @dataclass(frozen=True)
 class Table:
-    """Predicted start of a sequence at each place of the queue."""
+    """The predicted start of a sequence at each place of the queue."""
 
     made_s: float
     starts_s: tuple[float, ...]
@@ -108,7 +108,7 @@ class Admission:
 
     @property
     def _within_s(self) -> float:
-        """Seconds in which an answer should come."""
+        """Seconds within which an answer should be complete."""
         return (1 - MARGIN) * (self.bound_s or math.inf)
 
     @property
@@ -116,11 +116,12 @@ class Admission:
         """Upper bound on the predicted time between two messages of a loaded engine: a prefill, or an iteration."""
         return self._pace.first_s(self._pace.most) + self._pace.token_s(self._pace.most)
 
-    # ---- deciding ----
+    # ---- decisions ----
 
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
         """Accept the sequences of one request that arrived at `arrived_s`, each (input tokens, maximum output tokens).
-        ApiError if its answer or an accepted one would come too late, or too many sequences wait.
+
+        Raises ApiError if its answer or an accepted one would come too late, or if too many sequences wait.
         """
         running, now = self._outputs(), self._now()
         self._arrivals.come(len(prompts), now)
@@ -149,7 +150,7 @@ class Admission:
         return Promise(arrived_s, start, finish, most, service_s / most, long, due)
 
     def _left(self, running: Sequence[Output]) -> list[int]:
-        """For each running sequence, the number of further tokens that 99 of 100 similar sequences stay below."""
+        """Return how many further tokens of each running sequence 99 of 100 similar sequences stay below."""
         left = []
         for output in running:
             generated = len(output.tokens)
@@ -158,8 +159,10 @@ class Admission:
         return left
 
     def _shared_s(self, left: Sequence[int]) -> Array:
-        """Seconds until each of the sequences that share the engine has its tokens. The load falls as sequences end,
-        but not below that of new arrivals: at the recent rate, each for the mean of its service (Little's law).
+        """Return the seconds until each of the sequences that share the engine has its tokens.
+
+        The load falls as sequences end, but not below the load of new arrivals. These come at the recent rate, each for
+        the mean of its service (Little's law).
         """
         tokens = np.array(left, dtype=np.float64)
         order = np.argsort(tokens, kind="stable")
@@ -172,7 +175,7 @@ class Admission:
         return seconds
 
     def _check_others(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> None:
-        """ApiError if accepted sequences would be late by one more. Those that are late anyway don't count."""
+        """Raise ApiError if one more sequence would make accepted ones late; those that are late anyway don't count."""
         now, alone_s = self._now(), self._pace.token_s(1)
         late = [
             seconds
@@ -184,16 +187,16 @@ class Admission:
             raise self._refusal("latency_bound", why, min(late))
 
     def _refusal(self, code: str, why: str, room_s: float) -> ApiError:
-        """A 429 whose request may be accepted after `room_s`."""
+        """Return the error 429 for a request that may be accepted after `room_s`."""
         return _rejected(code, why, self._retry.refused(room_s, self._now()))
 
     def _wait_s(self, most: int, load: int) -> float:
-        """Seconds until few enough sequences share the engine for such a request to be in time."""
+        """Return the seconds until few enough sequences share the engine for such a request to be in time."""
         ending = load - self._pace.load_within(self._within_s, most)
         return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
     def _check_share(self, running: Sequence[Output]) -> None:
-        """ApiError if too many requests with longer prompts than the schedule's workload are running."""
+        """Raise ApiError if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self._input_p99)
         residents = self._schedule.control.of_kind("residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
@@ -201,7 +204,7 @@ class Admission:
             raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
-        """When the last of `count` more sequences starts; None if that is beyond the table."""
+        """Return when the last of `count` more sequences starts; None if that is beyond the table."""
         table, place = self._table, self._accepted + count - 1 - self._table.first
         if not table.starts_s:
             return self._now()
@@ -211,17 +214,17 @@ class Admission:
         start = table.starts_s[min(place, len(table.starts_s) - 1)] + max(0, beyond) * (table.gap_s or 0.0)
         return max(self._now(), table.made_s + self.scale * start)
 
-    # ---- learning ----
+    # ---- measurements ----
 
     def ended(self, output: Output) -> None:
-        """A sequence has ended."""
+        """Learn from a sequence that has ended."""
         self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
         if len(output.request.prompt_ids) <= self._input_p99 and output.first_s is not None:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
     async def update(self) -> None:
-        """Compute a new table if it is time; called after each message of the engine."""
+        """Compute a new table if it is due; called after each message of the engine."""
         now = self._now()
         self._pace.shared_by(len(self._outputs()), now)
         if self._computing or now < self._next_s or self.bound_s is None:
@@ -238,7 +241,7 @@ class Admission:
         self._next_s = self._now() + max(_LEAST_S, took / _CPU_SHARE)
 
     def _standing(self) -> list[Standing]:
-        """The engine's sequences, in order of arrival."""
+        """Return the engine's sequences, in order of arrival."""
         rows = []
         for output in self._outputs():
             request, generated = output.request, len(output.tokens)
@@ -247,8 +250,9 @@ class Admission:
         return rows
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
-        """Seconds from now to the start of each place of the queue that could still be in time, and the gap between
-        later ones. Replicas take turns, so only one is simulated.
+        """Return the seconds until each place of the queue that could still be in time starts, and the gap after these.
+
+        Replicas take turns, so only one is simulated.
         """
         assert self.bound_s is not None
         replicas = self._schedule.replicas
@@ -268,8 +272,9 @@ class Admission:
 
 
 def _rejected(code: str, why: str, after_s: float) -> ApiError:
-    """A 429 with the time after which such a request would be accepted, randomly spread so that clients don't return
-    together.
+    """Return the error 429 with the time after which such a request would be accepted.
+
+    The time is randomly spread, so that clients don't return together.
     """
     after_s = max(0.05, after_s) * random.uniform(1.0, 1.4)
     headers = {"Retry-After": str(math.ceil(after_s)), "retry-after-ms": str(math.ceil(1000 * after_s))}

@@ -4,7 +4,7 @@ import math
 
 
 class ArrivalRate:
-    """Sequences per second, accepted or not: an exponential mean with a memory in seconds."""
+    """The rate of sequences per second, accepted or not: an exponential mean with a memory in seconds."""
 
     def __init__(self, memory_s: float):
         self._memory_s, self._rate, self._at_s = memory_s, 0.0, 0.0
@@ -14,5 +14,5 @@ class ArrivalRate:
         self._rate, self._at_s = self.rate(now_s) + count / self._memory_s, now_s
 
     def rate(self, now_s: float) -> float:
-        """The recent rate."""
+        """Return the recent rate."""
         return self._rate * math.exp((self._at_s - now_s) / self._memory_s)

@@ -1,5 +1,6 @@
-"""The gate: checks of every HTTP request before a route sees it. Plain ASGI, so that no layer stands between a handler
-and its client's connection.
+"""The gate: check every HTTP request before it reaches a route.
+
+It is plain ASGI, so there is no layer between a handler and its client's connection.
 """
 
 import hashlib
@@ -22,12 +23,12 @@ OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
 """Paths without a key; the last one is a page without data, which asks for a key."""
 _VISIBLE = re.compile(r"[\x21-\x7e]{1,128}\Z")
 _HOST = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:.]+\])(:[0-9]+)?\Z")
-"""A host with or without a port, as browsers write it: names in ASCII, small letters."""
+"""A host with or without a port, as browsers write it: ASCII names in lower case."""
 _LOOPBACK = {"localhost", "127.0.0.1", "[::1]"}
 ANY_ORIGIN = "*"
 _METHODS = ("GET", "HEAD", "POST")
 _OPENAI_CLIENT = "lang package-version os arch runtime runtime-version retry-count timeout helper-method".split()
-"""What OpenAI's JavaScript client sends in headers of its own."""
+"""Endings of the `X-Stainless` headers that OpenAI's JavaScript client sends."""
 _SENT = ("Authorization", "Content-Type", "Idempotency-Key", *(f"X-Stainless-{name}" for name in _OPENAI_CLIENT))
 """Headers that pages of other origins may send."""
 _READ = ("Retry-After", "X-Request-Id")
@@ -35,18 +36,18 @@ _READ = ("Retry-After", "X-Request-Id")
 
 
 def guarded(app: ASGIApp, keys: Collection[str], hosts: Collection[str], origins: Collection[str]) -> ASGIApp:
-    """Return the application behind a gate; browsers let pages of `origins` use it, and read its errors, too."""
+    """Return the application behind a gate; browsers let pages of `origins` use it and read its errors."""
     gate = Gate(app, keys, hosts, origins)
     if not origins:
         return gate
-    more: dict[str, Any] = {"allow_private_network": True}  # a named page may be public, and this server's address not
+    more: dict[str, Any] = {"allow_private_network": True}  # a public page may use this private address
     if not more.keys() <= signature(CORSMiddleware).parameters.keys():
-        more = {}  # an older Starlette, which ignores that a browser asks
+        more = {}  # an older Starlette, which ignores this request of browsers
     return CORSMiddleware(gate, origins, _METHODS, _SENT, expose_headers=_READ, **more)
 
 
 def check_origins(origins: Iterable[str], has_keys: bool) -> None:
-    """Raise InputError for an origin that no browser sends, and for all origins where no key is needed."""
+    """Raise InputError for an origin that no browser sends, and for all origins (`*`) if no key is needed."""
     for origin in origins:
         if origin == ANY_ORIGIN and not has_keys:
             raise InputError("--cors * lets every page use this server: pass --api-key-file, or name the origins.")
@@ -62,8 +63,9 @@ def check_origins(origins: Iterable[str], has_keys: bool) -> None:
 
 
 class Gate:
-    """Gives every request an id and checks its key. Without keys it checks `Host`: a page of another site, shown by a
-    browser, must not reach a server on loopback.
+    """Gives every request an id and checks its key.
+
+    Without keys it checks `Host`, because a page of another site in a browser must not reach a server on loopback.
     """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()):
@@ -77,7 +79,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if scope["method"] == "HEAD":  # as GET; the server sends no body, since its own scope says HEAD
+        if scope["method"] == "HEAD":  # handled as GET; the HTTP server sends no body, since its own scope says HEAD
             scope = {**scope, "method": "GET"}
         headers = Headers(scope=scope)
         given, own = headers.get("x-request-id", ""), secrets.token_hex(12)
@@ -114,16 +116,16 @@ class Gate:
 
     def _has_key(self, headers: Headers) -> bool:
         kind, _, key = headers.get("authorization", "").partition(" ")
-        known = [hmac.compare_digest(hashed(key), own) for own in self._keys]  # all: time tells nothing
+        known = [hmac.compare_digest(hashed(key), own) for own in self._keys]  # all: constant time
         return kind.lower() == "bearer" and any(known)
 
 
 def hashed(key: str) -> bytes:
-    """The hash that is kept of a key."""
+    """Return the hash that is stored for a key."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def _name(origin: str) -> str:
-    """The host of an origin, without its port."""
+    """Return the host of an origin, without its port."""
     host = origin.partition("://")[2]
     return host if host in _LOOPBACK else host.rsplit(":", 1)[0]

@@ -8,7 +8,7 @@ import numpy as np
 from xcore.specs.workload import LengthDistribution
 
 QUANTILE = 0.99
-"""Quantile of the output lengths for which the bound is promised."""
+"""The quantile of output lengths for which the server promises the bound."""
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
@@ -22,13 +22,15 @@ class Lengths:
         """Results of `longest` without a cap: it is called for every sequence at every arrival."""
 
     def supposed(self, number: int, generated: int, most: int) -> int:
-        """A sequence's predicted output tokens: a fixed quantile per sequence, spread evenly over sequences, of the
-        lengths beyond its generated tokens.
+        """Return a sequence's predicted output tokens.
+
+        This is a fixed quantile per sequence of the lengths beyond its generated tokens. The quantiles are spread
+        evenly over sequences.
         """
         return self._beyond(generated, most, (number * _GOLDEN) % 1.0)
 
     def longest(self, generated: int, most: int) -> int:
-        """The output length that 99 of 100 sequences with as many generated tokens stay below."""
+        """Return the output length that 99 of 100 sequences with as many generated tokens stay below."""
         if generated not in self._longest:
             self._longest[generated] = self._beyond(generated, sys.maxsize, QUANTILE)
         return min(most, self._longest[generated])
@@ -36,7 +38,7 @@ class Lengths:
     def _beyond(self, generated: int, most: int, u: float) -> int:
         first = int(np.searchsorted(self._s, generated, side="right"))
         left = self._above[first] if first < len(self._s) else 0.0
-        if left <= 1e-9:  # longer than any: about half as much again of the mean
+        if left <= 1e-9:  # longer than any length of the workload: assume another half of the mean
             return min(most, generated + max(1, round(self.mean / 2)))
         place = int(np.searchsorted(-self._above[1:], -left * (1.0 - u), side="left"))
         return min(most, max(generated + 1, int(self._s[min(place, len(self._s) - 1)])))

@@ -1,4 +1,4 @@
-"""Measured: times every API request from the last byte of its body to the last byte of its answer. Plain ASGI."""
+"""Measured: time every API request from the last byte of its body to the last byte of its answer (plain ASGI)."""
 
 import time
 from collections.abc import Collection
@@ -12,26 +12,27 @@ from xserver.telemetry.reporting import reporting
 from xserver.telemetry.tracing import PARENT
 
 RETRIES = "x-stainless-retry-count"
-"""Header of OpenAI's client: how often it has sent this request before."""
+"""Header of OpenAI's client: how often it has already sent this request."""
 
 
 class Counts(Protocol):
     """Receives requests that have ended."""
 
     def ended(self, exchange: Exchange) -> None:
-        """A request and its answer are over."""
+        """Count a request that has ended with its answer."""
 
 
 class Measured:
-    """Reports requests to `paths` to the monitor that a handler leaves as `monitor` in a request's state, else to
-    `unrouted`. Handlers read `arrival` there, and leave `answering`, and the code of an error as `code`.
+    """Reports requests to `paths` to the monitor in a request's state, or to `unrouted` if a handler has set none.
+
+    Handlers read `arrival` from the state. They set `monitor`, `answering`, and for an error its code as `code`.
     """
 
     def __init__(self, app: ASGIApp, unrouted: Counts, paths: Collection[str]):
         self._app, self._unrouted, self._paths = app, unrouted, frozenset(paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, and report it."""
+        """Pass a request on, and report it."""
         if scope["type"] != "http" or scope["path"] not in self._paths or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

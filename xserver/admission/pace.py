@@ -2,7 +2,7 @@
 
 Sequences share the engine: with n of them, each gets its next token t(n) seconds after the last one. The engine's work
 is the integral of dt / t(n): the tokens that a sequence should have received meanwhile. The ratio of work to received
-tokens is the slowdown against the prediction, whatever the load was; it is learned by load, in octaves.
+tokens is the slowdown against the prediction at any load. It is learned by load, in octaves.
 """
 
 import math
@@ -22,7 +22,7 @@ from xsimulator.replay.continuation import Standing, continue_from
 _MEMORY = 0.05
 """Weight of the latest measured service in the running scale."""
 _SCALES = 0.5, 3.0
-"""Limits of the scale: a machine that differs more needs another schedule."""
+"""Limits of the scale: a machine whose speed differs more needs another schedule."""
 _LEAST_S = 0.05
 """Minimum time between two marks of the work."""
 _MARKS = 8192
@@ -30,7 +30,7 @@ _MARKS = 8192
 
 
 class Pace:
-    """The pace of one engine, from the moment `now_s` of the monotonic clock on."""
+    """The pace of one engine, beginning at the time `now_s` of the monotonic clock."""
 
     def __init__(self, schedule: Schedule, cost: ReplicaCost, profile: Profile, now_s: float):
         most = schedule.control.batch or 1
@@ -43,18 +43,18 @@ class Pace:
         """Marks: the time, the work until then, and the integral of the load."""
         self._load = 0
 
-    # ---- predicting ----
+    # ---- predictions ----
 
     def first_s(self, load: float) -> float:
-        """Seconds from a sequence's start to its first token at this load."""
+        """Return the seconds from a sequence's start to its first token at this load."""
         return self.scale(load) * float(np.interp(load, self._loads, self._first_s))
 
     def token_s(self, load: float) -> float:
-        """Seconds per further token at this load."""
+        """Return the seconds per further token at this load."""
         return self.scale(load) * self._predicted_s(load)
 
     def tokens_s(self, most: int) -> Array:
-        """Seconds per further token at each load from 1 to `most`."""
+        """Return the seconds per further token at each load from 1 to `most`."""
         loads = np.arange(1, most + 1)
         octaves = np.rint(np.log2(loads)).astype(int)
         scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
@@ -62,13 +62,11 @@ class Pace:
         return seconds
 
     def service_s(self, tokens: int, load: float) -> float:
-        """Seconds from a sequence's start to the last of its tokens."""
+        """Return the seconds from a sequence's start to the last of its tokens."""
         return self.first_s(load) + (tokens - 1) * self.token_s(load)
 
     def load_within(self, service_s: float, tokens: int) -> int:
-        """The maximum number of sequences that may share the engine so that this many tokens take at most `service_s`;
-        0: none.
-        """
+        """Return how many sequences may share the engine so that this many tokens take at most `service_s`; 0: none."""
         low, high = 0, math.ceil(self._loads[-1])
         while low < high:
             middle = (low + high + 1) // 2
@@ -77,20 +75,20 @@ class Pace:
 
     @property
     def most(self) -> float:
-        """The load beyond which sequences wait."""
+        """The load above which sequences wait."""
         return float(self._loads[-1])
 
     def scale(self, load: float) -> float:
-        """Ratio of measured to predicted time: learned at the nearest load, 1 if nothing was learned."""
+        """Return the ratio of measured to predicted time at the nearest learned load; 1 if nothing was learned."""
         if not self._scales:
             return 1.0
         octave = _octave(load)
         return self._scales[min(self._scales, key=lambda learned: (abs(learned - octave), learned))]
 
-    # ---- learning ----
+    # ---- measurements ----
 
     def shared_by(self, load: int, now_s: float) -> None:
-        """From now on, `load` sequences share the engine."""
+        """Note that `load` sequences share the engine from now on."""
         if self._load:
             work = (now_s - self._s[-1]) / self._predicted_s(self._load)
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
@@ -124,7 +122,7 @@ class Pace:
                 del values[:_MARKS]
 
     def _at(self, s: float, values: list[float]) -> float:
-        """The value of a mark, interpolated at a time between two marks or extrapolated after the last."""
+        """Return the value of a mark at a time, interpolated between two marks or extrapolated after the last."""
         place = min(max(1, bisect_left(self._s, s)), len(self._s) - 1)
         if place == 0:
             return values[0]
@@ -138,13 +136,15 @@ def _octave(load: float) -> int:
 
 
 def _filled(schedule: Schedule, batch: int) -> Schedule:
-    """The schedule with at most `batch` running sequences, or `batch` prompts at a time if that is its variable."""
+    """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable."""
     return replace(schedule, control=schedule.control.with_batch(batch))
 
 
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:
-    """The mean number of sequences in an engine that a schedule fills (Little's law), its seconds from a sequence's
-    start to the first token, and per further token.
+    """Return the residents and the pace of an engine that a schedule fills.
+
+    These are the mean number of sequences (Little's law), the seconds from a sequence's start to the first token, and
+    the seconds per further token.
     """
     mean = schedule.workload.output.mean
     if xsimulator.has_steady_state(schedule):

@@ -1,4 +1,4 @@
-"""Predicted: the simulated performance of the schedule in use."""
+"""Predicted: the simulated performance of the current schedule."""
 
 import asyncio
 from collections.abc import Mapping
@@ -12,28 +12,28 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span
 
 _SPANS = 120
-"""Spans kept of the first device; for the others, those of the same time."""
+"""Number of spans kept of the first device; the other devices keep the spans of the same time."""
 _REQUESTS = 200
-"""Requests of the simulated run: enough for several turnovers of the engine."""
+"""Number of requests of the simulated run: enough to replace the engine's sequences several times."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """The steady state."""
+    """The predicted steady state of a schedule, and a section of a simulated run."""
 
     estimate: Estimate | None
-    """None if the policy has no closed form under this admission."""
+    """The estimate; None if the policy has no closed form under this admission."""
     spans: tuple[Span, ...]
-    """A section of a simulated run under load."""
+    """The spans of a section of a simulated run under load."""
 
     @staticmethod
     async def of(opened: Opened) -> "Predicted":
-        """Compute it in a thread: a simulated run takes a while."""
+        """Compute the prediction in a thread: a simulated run takes a while."""
         return await asyncio.to_thread(Predicted.now, opened)
 
     @staticmethod
     def now(opened: Opened) -> "Predicted":
-        """Compute it at once."""
+        """Compute the prediction in this thread."""
         schedule, profile = opened.schedule, opened.profile
         estimate = xsimulator.estimate(schedule, profile) if xsimulator.has_steady_state(schedule) else None
         run = xsimulator.timeline(schedule, profile, requests=_REQUESTS)
@@ -46,7 +46,7 @@ class Predicted:
 
 
 def targets(schedule: Schedule) -> Mapping[str, float]:
-    """The schedule's target of sequences per micro-batch, by phase, as far as its policy sets one."""
+    """Return the schedule's target of sequences per micro-batch, by phase, where its policy sets one."""
     control = schedule.control
     prompts, decoding = control.of_kind("prompts"), control.of_kind("target") or control.of_kind("residents")
     decoders = [stage for stage in schedule.stages if stage.phase != "encode"]

@@ -1,1 +1,1 @@
-"""The processes of engines: what they are started with, their sockets, and what a plan needs of them."""
+"""The processes of engines: their options, their sockets, and the KV blocks that they need after a restart."""

@@ -1,4 +1,4 @@
-"""The frontend's end of the engine's socket: sequences go to the engine, their tokens come back."""
+"""The frontend's end of the engine's socket: it sends sequences to the engine and receives their tokens."""
 
 import asyncio
 import contextlib
@@ -34,54 +34,54 @@ _CHUNK = 2**18
 
 @dataclass(eq=False)
 class Output:
-    """What has come of one sequence: the engine appends, a handler reads."""
+    """The results of one sequence so far: the engine link appends, a handler reads."""
 
     request: Request
-    """Its id is the engine's number of it."""
+    """The request; its id is the engine's number for it."""
     listeners: list[Callable[[], object]] = field(default_factory=list)
-    """Called when something has come."""
+    """Called when there is a new result."""
     tokens: list[int] = field(default_factory=list)
     made_s: list[float] = field(default_factory=list)
     """When each token was made, by the engine's clock."""
     logprobs: list[TokenLogProb] = field(default_factory=list)
-    """Of each token, where the request asks for them."""
+    """The log-probability of each token, if the request wants them."""
     prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
-    """Of each token of the prompt, likewise; they come with the first token."""
+    """The log-probability of each prompt token, if the request wants them; they come with the first token."""
     start_s: float | None = None
     """When its prefill began, by this process's monotonic clock; known from its first token on."""
     first_s: float | None = None
     """When its first token came, by this process's monotonic clock."""
     last_s: float = 0.0
-    """And its last one so far."""
+    """When its latest token came, by this process's monotonic clock."""
     ended: Ended | None = None
     added_s: float = 0.0
     """When it was given to the engine, by this process's monotonic clock."""
     due_s: float = math.inf
-    """When it should have ended, by the same clock; infinite: whenever it may."""
+    """When it should have ended, by this process's monotonic clock; infinite: no limit."""
 
     def announce(self) -> None:
-        """Tell those who read it that something has come."""
+        """Call the listeners: there is a new result."""
         for listener in self.listeners:
             listener()
 
 
 class EngineLink:
-    """One engine at a time, and the sequences that it runs. Used from one event loop alone.
+    """The link to one engine at a time, and the sequences that the engine runs; used from one event loop only.
 
     `on_stepped` is called with every message of the engine, `on_lost` when its connection ends.
     """
 
     def __init__(self) -> None:
         self.opened: Opened | None = None
-        """What the engine is; None while there is none."""
+        """The connected engine's description; None without an engine."""
         self.speed: Speed | None = None
-        """What an engine that was to report it has ended with."""
+        """The speed that an engine has reported at its end, if it was to report one."""
         self.outputs: dict[str, Output] = {}
         """Sequences that haven't ended, in order of arrival."""
         self.last: Stepped | None = None
         """The latest message."""
         self.heard_s = 0.0
-        """When it came, by the monotonic clock."""
+        """When the latest message came, by the monotonic clock."""
         self.on_opened: Callable[[Opened], object] = lambda opened: None
         self.on_changed: Callable[[Opened], object] = lambda opened: None
         self.on_stepped: Callable[[Stepped], object] = lambda stepped: None
@@ -90,18 +90,18 @@ class EngineLink:
         self._moving = False
         """Whether the engine is about to connect from another rank: it is still `opened`."""
         self._loading = False
-        """Whether the engine is about to open anew: it is still `opened`."""
+        """Whether the engine is about to open again: it is still `opened`."""
         self._asked: list[Schedule] = []
-        """Schedules to follow that the engine hasn't taken up."""
+        """Requested schedules that the engine doesn't follow yet."""
         self._server: asyncio.Server | None = None
         self._next = 0
         self._failed = False
         self._draining = False
         self._busy_s = 0.0
-        """Since when there are sequences."""
+        """The time since which there are sequences, by the monotonic clock."""
 
     async def listen(self, path: Path) -> None:
-        """Let engines connect to this socket, which is in a directory of this user's alone."""
+        """Let engines connect to this socket, which is in a directory that only this user can access."""
         self._server = await asyncio.start_unix_server(self._serve, path)
 
     @property
@@ -111,19 +111,20 @@ class EngineLink:
 
     @property
     def failed(self) -> bool:
-        """Whether there will be no engine any more."""
+        """Whether there will be no further engine."""
         return self._failed
 
     @property
     def silent_s(self) -> float:
-        """For how long the engine has sent nothing though it has sequences; 0 without any, and while it loads."""
+        """Seconds for which the engine has sent nothing although it has sequences; 0 without any, or while it loads."""
         if not self.outputs or self.opened is None or self._loading:
             return 0.0
         return time.monotonic() - max(self.heard_s, self._busy_s)
 
     def add(self, request: Request, due_s: float = math.inf) -> Output:
-        """Give a sequence to the engine, under a number of its own; it should have ended at `due_s`. Where there will
-        be no engine any more, it ends at once, with an error.
+        """Give a sequence to the engine, under a new number; it should have ended at `due_s`.
+
+        If there will be no further engine, the sequence ends at once with an error.
         """
         number, self._next = str(self._next), self._next + 1
         self._busy_s = self._busy_s if self.outputs else time.monotonic()
@@ -136,41 +137,41 @@ class EngineLink:
         return output
 
     def abort(self, outputs: list[Output]) -> None:
-        """End sequences: nothing more comes of them."""
+        """End sequences without any further results."""
         running = [output.request.id for output in outputs if self.outputs.pop(output.request.id, None)]
         if running:
             self._send(Abort(tuple(running)))
 
     def stop(self, output: Output, output_tokens: int) -> None:
-        """End a sequence at a stop text, behind so many of its tokens: nothing more comes of it."""
+        """End a sequence at a stop text, after `output_tokens` of its tokens, without any further results."""
         if self.outputs.pop(output.request.id, None):
             self._send(Stop(output.request.id, output_tokens))
 
     def follow(self, schedule: Schedule) -> None:
-        """Let the engine follow another schedule; in the midst of a change, after that one."""
+        """Let the engine follow another schedule; during a change, after that change."""
         self._asked.append(schedule)
         self._send(Follow(schedule))
 
     def drain(self) -> bool:
-        """Tell the engine that no more sequences come; whether there is one."""
+        """Tell the engine that no more sequences come; return whether there is an engine."""
         self._draining = True
         self._send(DRAIN)
         return self._writer is not None or self._moving
 
     def disconnect(self) -> None:
-        """Give up the engine that is connected, or about to be."""
+        """Drop the connected engine, or the one that is about to connect."""
         if self._writer:
             self._writer.close()
         self.ended()
 
     def ended(self) -> None:
-        """The engine has ended: it connects from no other rank."""
+        """Note that the engine has ended: it will not connect from another rank."""
         if self._moving:
             self._moving = self._loading = False
             self.opened = None
 
     def fail(self) -> None:
-        """End all sequences with an error, and those that come: there will be no engine any more."""
+        """End all present and future sequences with an error: there will be no further engine."""
         self._failed = True
         failed, self.outputs = list(self.outputs.values()), {}
         for output in failed:
@@ -191,7 +192,7 @@ class EngineLink:
             self._writer.write(framed(message))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._writer:  # an engine that was given up
+        if self._writer:  # a dropped engine
             writer.close()
             return
         self._writer, frames = writer, Frames(FROM_ENGINE)
@@ -206,7 +207,7 @@ class EngineLink:
             writer.close()
             if not self._moving:
                 self.opened, self._loading = None, False
-                self._asked.clear()  # one of them may be what has ended it
+                self._asked.clear()  # one of them may have ended the engine
                 self.on_lost()
 
     def _take(self, message: object) -> None:
@@ -262,29 +263,32 @@ class EngineLink:
         self.on_stepped(message)
 
     def _begin(self, opened: Opened) -> None:
-        """Let an engine that has opened go on with what hasn't ended."""
+        """Let a newly opened engine continue all sequences that haven't ended."""
         before, self.opened, self._moving, self._loading = self.opened, opened, False, False
         self._taken_up(opened.schedule)
         if opened.refused:
             self._drop(opened.refused)
-            if before and before.schedule != opened.schedule:  # which had taken over in place
+            if before and before.schedule != opened.schedule:  # the earlier schedule had taken over in place
                 self._asked.insert(0, before.schedule)
         self.on_opened(opened)
         self._send(BEGIN)
-        for output in self.outputs.values():  # which another engine has begun
+        for output in self.outputs.values():  # sequences that another engine has begun
             self._send(replace(output.request, output_ids=tuple(output.tokens)))
-        for schedule in self._asked[-1:]:  # it came while no engine looked
+        for schedule in self._asked[-1:]:  # the request came while there was no engine
             self._send(Follow(schedule))
         if self._draining:
             self._send(DRAIN)
 
     def _taken_up(self, schedule: Schedule) -> None:
-        """Forget that it was asked for, and what was asked for before it."""
+        """Remove a followed schedule and all earlier ones from the requested schedules."""
         if schedule in self._asked:
             del self._asked[: self._asked.index(schedule) + 1]
 
     def _drop(self, refused: Schedule) -> None:
-        """Forget likewise what the engine can't follow. It had room for what was accepted."""
+        """Remove a schedule that the engine can't follow and all earlier ones from the requested schedules.
+
+        The KV blocks may differ: the refused schedule had enough for the accepted sequences.
+        """
         alike = (asked for asked in self._asked if replace(asked, kv_blocks=refused.kv_blocks) == refused)
         if asked := next(alike, None):
             self._taken_up(asked)

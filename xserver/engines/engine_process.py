@@ -1,4 +1,4 @@
-"""The engine as a child of the frontend: started in a session of its own, watched, ended with it."""
+"""The engine as a child process of the frontend: started in its own session, watched, and ended with the frontend."""
 
 import asyncio
 import contextlib
@@ -14,35 +14,37 @@ from xcore.child import child_command
 from xcore.errors import InputError
 
 DRAIN_LIMIT_S = 3.0
-"""How long an engine that was told to drain may take, if nobody waits for its requests."""
+"""Time limit for a draining engine if no client waits for its requests."""
 _KILL_AFTER_S = 3.0
 _SESSION_FILES = "PRTE_MCA_prte_tmpdir_base"
-"""Where Open MPI's launcher puts its session's files."""
+"""The variable for the directory of the session files of Open MPI's launcher."""
 _KILLS = 100
-"""Looks for a process that is still there: one that waits for a disk or a device doesn't end before that."""
+"""Number of checks whether a process still exists; one that waits for a disk or a device doesn't end before that."""
 
 
 @dataclass(eq=False)
 class EngineProcess:
-    """`exegpt engine`, as `ranks` ranks under mpirun where they are several."""
+    """The process of `exegpt engine`, with `ranks` ranks under mpirun if there are several."""
 
     arguments: Sequence[str]
     ranks: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that it gets beside this process's."""
+    """Additional environment variables."""
     restarts = True
     """Whether it can be started again."""
     told: bool = False
-    """Whether it was told to drain."""
+    """Whether it has received the message to drain."""
     _process: asyncio.subprocess.Process | None = None
     _session_files: tempfile.TemporaryDirectory[str] | None = None
-    """Of mpirun, which names them after its process ID, leaves them if it is killed, and doesn't start where a process
-    with that ID has left some.
+    """The session files of mpirun.
+
+    mpirun names them after its process ID and leaves them if it is killed. It doesn't start if a process with the same
+    ID has left such files.
     """
 
     @property
     def command(self) -> list[str]:
-        """What is run."""
+        """The command line to run."""
         engine = child_command(["engine", *self.arguments])
         if self.ranks == 1:
             return engine
@@ -50,7 +52,7 @@ class EngineProcess:
         return [str(mpirun) if mpirun.is_file() else "mpirun", "-n", str(self.ranks), "--bind-to", "none", *engine]
 
     async def start(self) -> None:
-        """Start it; InputError where there is no mpirun for several ranks."""
+        """Start the process; InputError if several ranks need an mpirun that isn't there."""
         environment = {**os.environ, **self.environment}
         if self.ranks > 1:
             environment |= self._launcher_environment()
@@ -65,12 +67,12 @@ class EngineProcess:
             ) from None
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended."""
+        """Return the exit code when the process has ended."""
         assert self._process, "a process that was started"
         return await self._process.wait()
 
     async def stop(self, limit_s: float) -> None:
-        """End it and its ranks; one that was told to drain ends by itself, within `limit_s`."""
+        """End the process and its ranks; a draining engine gets `limit_s` to end on its own."""
         process = self._process
         if process is None:
             return
@@ -82,30 +84,30 @@ class EngineProcess:
                 break
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(process.wait(), _KILL_AFTER_S)
-        await self.kill()  # ranks that their launcher has left
+        await self.kill()  # kill the ranks that the launcher has left behind
 
     async def kill(self) -> None:
-        """End it and its ranks at once, stopped ones too."""
+        """Kill the process and its ranks, including stopped ones."""
         if self._process:
             for _ in range(_KILLS):
                 if not signal_session(self._process.pid, signal.SIGKILL):
                     break
-                await asyncio.sleep(0.01)  # other engines' requests go on
+                await asyncio.sleep(0.01)  # let other engines' requests continue
         if self._session_files:
             self._session_files.cleanup()
 
     def _launcher_environment(self) -> dict[str, str]:
-        """Open MPI's variables."""
+        """Return Open MPI's environment variables."""
         base = os.environ.get(_SESSION_FILES)
         self._session_files = tempfile.TemporaryDirectory(prefix="exegpt-mpi-", dir=base, ignore_cleanup_errors=True)
         variables = {_SESSION_FILES: self._session_files.name}
-        if os.geteuid() == 0:  # who has started the server as root has decided so
+        if os.geteuid() == 0:  # starting the server as root is the decision to allow it
             variables |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         return variables
 
 
 def signal_session(session: int, number: int) -> bool:
-    """Send a signal to all living processes of a session; whether there was one."""
+    """Send a signal to all living processes of a session; return whether there was one."""
     sent = False
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Engine units: the models of one engine process, which is started, and started again where it ends too early."""
+"""Engine units: the models of one engine process, with starts and restarts of that process."""
 
 import asyncio
 import time
@@ -15,20 +15,22 @@ from xserver.engines.room import with_room_for
 from xserver.engines.unit_options import UnitOptions
 
 _MOST_RESTARTS = 5
-"""Ends of an engine in a row, without a request's end between them, after which it is given up."""
+"""Number of engine ends in a row, without a completed request between them, after which the unit stops."""
 _REFUSED = 2
-"""Exit code of an engine that can't run what it was given, and has said why: of one that never opened, the next one
-would say the same.
+"""Exit code of an engine that can't run its input and has printed the reason.
+
+If the engine never opened, the next one would fail in the same way.
 """
 _LOOK_S = 0.02
 _LEAVES_S = 10.0
-"""How long the connections of a process that was killed may take to end."""
+"""Time limit for the connections of a killed process to close."""
 
 
 class EngineUnit:
-    """The engine of the models of `links`, by name, in the order of `options`. Its sockets and documents are in
-    `directory`. It is started in one of `turns`, which it has until its models are there. Where it ends before it was
-    told to, another one goes on with what it had.
+    """The engine of the models of `links`, by name, in the order of `options`; its files are in `directory`.
+
+    The engine starts in one of `turns`, which it holds until its models have opened. If it ends unexpectedly, another
+    engine continues its sequences.
     """
 
     def __init__(
@@ -36,15 +38,15 @@ class EngineUnit:
     ):
         self.options, self.links = options, links
         self.name = ", ".join(links)
-        """Its models'."""
+        """The names of its models."""
         self.has_opened = False
-        """Whether an engine has had all its models there."""
+        """Whether an engine has opened all its models."""
         self._directory, self._turns = directory, turns
         self._sockets = [options.engine_socket or directory / f"engine-{model.place}" for model in options.models]
         alone = len(options.models) == 1
         self._arguments = [*options.arguments, "--socket", str(self._sockets[0] if alone else directory)]
         self._documents = dict(options.documents)
-        """What the next engine reads, by option."""
+        """The documents for the next engine, by option."""
         self._engine: EngineProcess | JoinedEngine
         if options.engine_socket:
             self._engine = JoinedEngine(next(iter(links.values())))
@@ -58,7 +60,7 @@ class EngineUnit:
 
     @property
     def opened(self) -> bool:
-        """Whether every model can be asked."""
+        """Whether every model has an engine."""
         return all(link.opened for link in self.links.values())
 
     async def listen(self) -> None:
@@ -67,8 +69,9 @@ class EngineUnit:
             await link.listen(path)
 
     async def run(self) -> int:
-        """Run engines, one after the other: until one can't be replaced, whose exit code this is, or 0 once no more is
-        asked of them.
+        """Run engines, one after the other, until one can't be replaced or there is no more work.
+
+        Returns the exit code of the engine that can't be replaced, or 0.
         """
         while True:
             async with self._turns:
@@ -88,23 +91,23 @@ class EngineUnit:
             self._failures += 1
             refused = code == _REFUSED and not self.has_opened
             if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
-                return code or 1  # it has said why
+                return code or 1  # the engine has printed the reason
             self._follows()
             text = f"the engine of {self.name} has ended (exit code {code}): it is started again"
             output.note(text, event="engine_restart", code=code)
 
     def fail(self) -> None:
-        """End its models' requests with an error, and those that come: there will be no engine any more."""
+        """End all present and future requests to its models with an error: there will be no further engine."""
         for link in self.links.values():
             link.fail()
 
     async def give_up(self) -> None:
-        """End the engine at once, after `run` was cancelled; another unit's goes on with its models' requests."""
+        """Kill the engine after `run` was cancelled; the engine of another unit continues its models' requests."""
         await self._engine.kill()
         await self._disconnected()
 
     async def stop(self, limit_s: float = DRAIN_LIMIT_S) -> None:
-        """End the engine; one that can still be told ends by itself, within `limit_s`."""
+        """End the engine; if it is connected, it drains and ends on its own within `limit_s`."""
         told = [link.drain() for link in self.links.values()]
         self._engine.told = all(told)
         await self._engine.stop(limit_s)
@@ -116,22 +119,22 @@ class EngineUnit:
 
     @property
     def _over(self) -> bool:
-        """Whether an engine that has ended had nothing left to do."""
+        """Whether an engine that has ended had no work left."""
         return False
 
     def _may_follow(self, opened: bool) -> bool:
-        """Whether another engine may follow one that has ended, which had `opened` or not."""
+        """Return whether another engine may replace one that has ended, which had `opened` or not."""
         return opened
 
     def _follows(self) -> None:
-        """Another engine is about to follow one that has ended."""
+        """Prepare for another engine after one has ended."""
 
     async def _until(self, ending: "asyncio.Future[int]") -> int:
         """Wait for the engine's end."""
         return await ending
 
     def _lost(self) -> None:
-        """Its models have no engine now."""
+        """Note that its models have no engine now."""
         for link in self.links.values():
             link.ended()
 
@@ -140,8 +143,10 @@ class EngineUnit:
             self._failures = 0
 
     async def _disconnected(self) -> None:
-        """Take what a process that has ended had sent: it counts, and the next one can't connect before. One that waits
-        for a disk or a device isn't waited for.
+        """Wait for the messages and the end of the connections of a process that has ended.
+
+        They count, and the next engine can't connect before. A process that waits for a disk or a device is not waited
+        for.
         """
         self._lost()
         until_s = time.monotonic() + _LEAVES_S
@@ -152,7 +157,10 @@ class EngineUnit:
             await asyncio.sleep(_LOOK_S)
 
     def _pass_documents(self) -> None:
-        """Write what the next engine reads. Its schedules may be for shorter requests than were accepted."""
+        """Write the documents for the next engine, with KV blocks for the accepted requests.
+
+        Its schedules may be for shorter requests than these.
+        """
         for option, noun in self._documents.items():
             path = self._directory / f"{option.strip('-')}-{self.options.models[0].place}.json"
             document.write(path, with_room_for(self.links, noun))

@@ -1,4 +1,4 @@
-"""Room for what an engine goes on with, in the schedules that it is started with."""
+"""Enlarge the KV pools in schedules so that a restarted engine can continue all accepted requests."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,8 +12,10 @@ from xserver.engines.engine_link import EngineLink
 
 
 def with_room_for(links: Mapping[str, EngineLink], noun: Noun) -> Noun:
-    """A schedule of the only one of `links`, or a plan of those of these models, with the KV blocks that each
-    unanswered request needs: they have been accepted, and it may be for shorter ones.
+    """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
+
+    The schedule is that of the only one of `links`; the plan contains the models of `links`. Requests have been
+    accepted, but the schedule may be for shorter ones.
     """
     if isinstance(noun, Schedule):
         (link,) = links.values()
@@ -24,7 +26,7 @@ def with_room_for(links: Mapping[str, EngineLink], noun: Noun) -> Noun:
 def _plan_with_room(plan: Plan, links: Mapping[str, EngineLink]) -> Plan:
     ours = [model for model in plan.models if model.name in links]
     have = [model.schedule.kv_blocks for model in ours]
-    if ours[0].share and ours[0].share.pool == "merged":  # a request may have the blocks of all
+    if ours[0].share and ours[0].share.pool == "merged":  # one request may use the blocks of all models
         have = [pool.total for pool in merged_pools([model.schedule for model in ours])[1]]
     models = dict(zip((model.name for model in plan.models), plan.models, strict=True))
     for model, blocks in zip(ours, have, strict=True):

@@ -1,4 +1,4 @@
-"""Supervisor: the frontend's process, which serves HTTP and manages the engines, and how it ends."""
+"""Supervisor: the frontend's process, which serves HTTP, manages the engines, and controls how the server ends."""
 
 import asyncio
 import contextlib
@@ -72,7 +72,7 @@ class ServerOptions:
     port: int
     api_keys: tuple[str, ...]
     hosts: tuple[str, ...]
-    """Names, besides loopback's, by which the server may be called without keys."""
+    """Names other than loopback's by which the server may be called without keys."""
     origins: tuple[str, ...]
     admin_token: str | None
     """Token for changing schedules and draining over HTTP; None: not possible."""
@@ -99,8 +99,9 @@ class Server(uvicorn.Server):
 
 
 class Supervisor:
-    """Starts the engines and serves until everything is answered, or until an engine can't be restarted and there is no
-    earlier plan to go back to; ends the engines.
+    """Starts the engines and serves until everything is answered or an engine fails for good; then ends the engines.
+
+    An engine fails for good if it can't be restarted and there is no earlier plan to go back to.
     """
 
     def __init__(self, frontends: Frontends, options: ServerOptions, directory: Path):
@@ -154,8 +155,8 @@ class Supervisor:
             server.should_exit = True
             if replanning:
                 replanning.cancel()
-                await asyncio.wait({replanning})  # with the search
-            await self._replacing.acquire()  # a change of the plan under way starts engines: those end here, too
+                await asyncio.wait({replanning})  # including its search
+            await self._replacing.acquire()  # a running change of the plan starts engines, which must end here too
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*(unit.stop() for unit in self._units))
@@ -170,12 +171,12 @@ class Supervisor:
 
     def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
         error = None if task.cancelled() else task.exception()
-        if unit.options.follows not in self._wanted:  # another one has its models, or is about to get them
+        if unit.options.follows not in self._wanted:  # another unit has its models or will get them
             if error:
                 output.note(f"the engine of {unit.name}, which is replaced, has failed: {error}", event="engine_failed")
             return
         if isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
-            return  # a plan of several ranks where there is no mpirun, say
+            return  # for example, a plan of several ranks without mpirun
         if self._failed(task) or task.cancelled():
             return
         code = task.result()
@@ -185,8 +186,9 @@ class Supervisor:
             self._drain()
 
     def _failed(self, task: "asyncio.Task[Any]") -> bool:
-        """Whether a task has raised an error. That ends the server: models without engines would keep their clients
-        waiting.
+        """Return whether a task has raised an error, and end the server if so.
+
+        Models without engines would keep their clients waiting.
         """
         error = None if task.cancelled() else task.exception()
         if error:
@@ -205,8 +207,9 @@ class Supervisor:
             self._replanning.follows(plan)
 
     def follow_as_sent(self, plan: Plan) -> None:
-        """The same for a plan that an administrator has sent: models that keep their engines follow its schedules, too,
-        whatever they have changed to.
+        """Switch to a plan that an administrator has sent, including the schedules of engines that stay.
+
+        Models that keep their engines follow the plan's schedules, whatever schedules they have changed to.
         """
         kept = self._units
         self.follow(plan)
@@ -225,8 +228,9 @@ class Supervisor:
         return all(follows in opened for follows in self._wanted)
 
     def _go_back(self, unit: Unit, why: str = "") -> bool:
-        """Go back to the earlier plan, as a unit of this one can't be started; returns whether that is possible. `why`
-        is appended to the message if the engine hasn't reported the reason.
+        """Go back to the earlier plan, because a unit of this one can't be started; return whether that is possible.
+
+        `why` is appended to the message if the engine hasn't reported the reason.
         """
         plan, self._before = self._before, None
         if plan is None or self._signals:
@@ -249,8 +253,9 @@ class Supervisor:
         self._following.add_done_callback(self._failed)
 
     async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
-        """Keep units that follow the same as before; end the others' engines, and start new ones that continue with
-        their requests.
+        """Replace the engines of units that don't follow the same as before; the other units stay.
+
+        New engines continue the requests of the ended ones.
         """
         async with self._replacing:
             wanted = [options.follows for options in units]
@@ -302,14 +307,14 @@ class Supervisor:
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """The listening socket; InputError if the address isn't available."""
+    """Return the listening socket; InputError if the address isn't available."""
     try:
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listening = socket.create_server((options.host, options.port), family=family, backlog=2048)
-        # asyncio sets it for sockets of a named protocol alone; without it a token waits up to 40 ms for the client's
-        # acknowledgement of the one before
+        # asyncio sets it only for sockets with a named protocol. Without it a token waits up to 40 ms for the client's
+        # acknowledgement of the previous token.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; else what a client doesn't read keeps its closed connection
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux only: without it, unread data keeps a closed connection
             stall_ms = min(max(1, round(1000 * options.stall_timeout_s)), 2**31 - 1)
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     except OSError as error:
@@ -320,7 +325,7 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def run(options: ServerOptions) -> int:
-    """Serve until a signal ends the server; returns the exit code."""
+    """Serve until a signal ends the server; return the exit code."""
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not options.api_keys:
         raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
@@ -332,16 +337,16 @@ async def _run(options: ServerOptions) -> int:
     spans = tracing(options.otlp_traces_endpoint)
     try:
         frontends = _frontends(options, Reports(options.log_requests, spans))
-        # 0700: its sockets are this user's alone
+        # mode 0700: only this user can access its sockets
         with tempfile.TemporaryDirectory(prefix="exegpt-serve-", ignore_cleanup_errors=True) as directory:
             return await _serve(Supervisor(frontends, options, Path(directory)), frontends, options)
     finally:
         if spans:
-            spans.close()  # nothing is served any more
+            spans.close()  # after the last request
 
 
 def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
-    """The frontends of all models, in order."""
+    """Return the frontends of all models, in order."""
     journal = Journal(options.journal, options.answer_ttl_s) if options.journal else None
     models = sorted((model for unit in options.units for model in unit.models), key=lambda model: model.place)
     read = [ServedModel.read(model.directory, model.name, model.chat_template) for model in models]

@@ -19,8 +19,9 @@ _LOOK_S = 0.05
 
 
 class Unit(EngineUnit):
-    """`where` is the server's address; `resume` runs a model's journalled requests. If the server gives the unit up,
-    its models' requests wait for another plan's unit.
+    """A server's unit; `where` is the server's address, and `resume` runs a model's journalled requests.
+
+    If the server gives the unit up, its models' requests wait for another plan's unit.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class Unit(EngineUnit):
         super().__init__(options, {f.model.name: f.link for f in frontends}, directory, turns)
         self.frontends, self._where, self._resume = tuple(frontends), where, resume
         self._tasks: set[asyncio.Task[None]] = set()
-        """Background tasks; the event loop alone keeps no reference to them."""
+        """Background tasks: the event loop itself keeps no strong reference to them."""
         for frontend in frontends:
             frontend.link.on_opened = partial(self._opened, frontend)
             frontend.link.on_changed = partial(self._changed, frontend)
             frontend.link.on_stepped = partial(self._heard, frontend)
-            # one process has all models: none takes requests that would wait for its restart
+            # One process has all models: none accepts requests that would wait for its restart.
             frontend.link.on_lost = self._refuse
 
     async def give_up(self) -> None:
@@ -53,8 +54,9 @@ class Unit(EngineUnit):
         return all(frontend.draining and not frontend.active for frontend in self.frontends)
 
     def _may_follow(self, opened: bool) -> bool:
-        """Whether the unit can be restarted: it has a known schedule. Without one, the next engine wouldn't find any
-        either.
+        """Return whether the unit can be restarted.
+
+        It needs a known schedule: the next engine couldn't find one either.
         """
         known = not {"--schedule", "--plan"}.isdisjoint([*self._arguments, *self._documents])
         return self._engine.restarts and known
@@ -67,7 +69,7 @@ class Unit(EngineUnit):
         watching = asyncio.ensure_future(self._watch())
         try:
             return await ending
-        finally:  # when this is cancelled, too: another unit watches these models then
+        finally:  # also after cancellation: then another unit watches these models
             watching.cancel()
 
     def _lost(self) -> None:
@@ -75,7 +77,7 @@ class Unit(EngineUnit):
         self._refuse()
 
     def _refuse(self) -> None:
-        """Let no model accept requests until there is another engine."""
+        """Stop accepting requests to all models until there is another engine."""
         for frontend in self.frontends:
             frontend.lost()
 
@@ -101,8 +103,9 @@ class Unit(EngineUnit):
             output.note(text, event="schedule_changed", model=frontend.model.name)
 
     def _take(self, frontend: Frontend, opened: Opened) -> None:
-        """Accept requests under this schedule, which a new engine would follow too; models that share devices follow
-        the plan.
+        """Accept requests under this schedule, which a new engine would follow too.
+
+        Models that share devices follow the plan instead.
         """
         if not frontend.shares:
             self._documents["--schedule"] = opened.schedule
@@ -120,8 +123,9 @@ class Unit(EngineUnit):
         task.add_done_callback(self._tasks.discard)
 
     async def _watch(self) -> None:
-        """Kill an engine that has stalled; `run` starts another one. Models may wait for each other, so all must have
-        stalled.
+        """Kill an engine that has stalled; `run` then starts another one.
+
+        Models may wait for each other, so all of them must have stalled.
         """
         while not (waiting := [frontend for frontend in self.frontends if frontend.link.silent_s]) or not all(
             frontend.link.silent_s >= frontend.stall_limit_s for frontend in waiting

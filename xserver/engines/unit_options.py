@@ -1,4 +1,4 @@
-"""What an engine process is: its models, and with what it is started."""
+"""The options of an engine process: its models, its arguments and its documents."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,11 +13,11 @@ class UnitModel:
 
     directory: Path
     name: str | None = None
-    """By which requests ask for it; None: its directory's."""
+    """The name by which requests select the model; None: its directory's name."""
     chat_template: Path | None = None
-    """A file to use in place of the model's own."""
+    """A file that replaces the model's own chat template."""
     place: int = 0
-    """Among all models; its engine connects to the socket `engine-PLACE`."""
+    """Index among all models; the model's engine connects to the socket `engine-PLACE`."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class UnitOptions:
 
     models: tuple[UnitModel, ...]
     arguments: tuple[str, ...]
-    """Of `exegpt engine`, without its socket and what is in `documents`."""
+    """Arguments of `exegpt engine`, without its socket and without those in `documents`."""
     documents: Mapping[str, Noun] = field(default_factory=dict)
-    """What the engine reads from a file, by the option that names the file."""
+    """The documents that the engine reads from files, by the option that names the file."""
     ranks: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the engine beside this process's."""
+    """Additional environment variables of the engine."""
     follows: tuple[object, ...] = ()
-    """What its models follow: a unit of another plan that follows the same needs no other engine."""
+    """Identifies what its models follow: a unit of another plan with the same value needs no other engine."""
     engine_socket: Path | None = None
-    """Where ranks connect that a launcher has started; None: they are started here."""
+    """The socket for ranks that a launcher has started; None: this server starts the ranks."""

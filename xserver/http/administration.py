@@ -21,9 +21,9 @@ from xserver.http.responses import Accepted, Draining
 from xserver.http.schemas import PlanToFollow, ScheduleToFollow
 
 MAX_BODY = 2**22
-"""Bytes; a schedule contains the distributions of the lengths."""
+"""Maximum bytes of a schedule, which contains the distributions of the lengths."""
 MAX_PLAN = 2**24
-"""A plan has a schedule of each model."""
+"""Maximum bytes of a plan, which contains a schedule of each model."""
 
 
 def add_administration(api: FastAPI, described: Description, frontends: Frontends) -> None:
@@ -81,8 +81,9 @@ def _add_plan(api: FastAPI, described: Description, frontends: Frontends) -> Non
 
 
 def check_token(request: Request, admin: bytes | None) -> None:
-    """ApiError without the administrator's token, whose hash is `admin`. It has a header of its own, since it may come
-    with an API key.
+    """Raise ApiError without the administrator's token, whose hash is `admin`.
+
+    The token has its own header, because it may come with an API key.
     """
     given = hashed(request.headers.get("x-admin-token", ""))
     if admin is None or not hmac.compare_digest(given, admin):
@@ -100,7 +101,7 @@ def _schedule(data: Any) -> Schedule:
 
 
 def _check_follows(schedule: Schedule, frontend: Frontend) -> None:
-    """ApiError for a schedule that the model's engine can't follow."""
+    """Raise ApiError for a schedule that the model's engine can't follow."""
     if frontend.shares:
         raise invalid(f"The model shares its devices with {', '.join(frontend.shares)}: its schedule is the plan's.")
     assert frontend.link.opened, "an engine that has opened"

@@ -1,4 +1,4 @@
-"""Answered: a finished API request as metrics, the log and the status page count it. No text, no token ids."""
+"""Answered: a finished API request, as metrics, the log and the status page count it, without text and token ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,18 +8,23 @@ from xserver.admission.admission import Promise
 from xserver.http.generation import Choice
 
 Outcome = Literal["answered", "failed", "cancelled", "rejected", "invalid"]
-"""Rejected: 429 and 503. Invalid: a request that can't be answered. Cancelled: the client has disconnected or reads
+"""The result of a request.
+
+Rejected: 429 and 503. Invalid: a request that can't be answered. Cancelled: the client has disconnected or reads
 nothing.
 """
 Kind = Literal["usual", "long", "joined", "none"]
-"""Long: outside the bound. Joined: the answer of a request with the same Idempotency-Key. None: never admitted."""
+"""The class of a request.
+
+Long: outside the bound. Joined: the answer of a request with the same Idempotency-Key. None: never admitted.
+"""
 MissReason = Literal["restart", "reschedule", "preempted", "mispredicted"]
 """Why a request missed the bound."""
 
 
 @dataclass(frozen=True)
 class Answered:
-    """Times in seconds; None where a time doesn't exist or isn't known."""
+    """A finished request; times are in seconds, and None if a time doesn't exist or isn't known."""
 
     request_id: str
     model: str | None
@@ -29,17 +34,17 @@ class Answered:
     outcome: Outcome
     kind: Kind
     code: str | None
-    """Of the error."""
+    """The code of the error."""
     ended_s: float
-    """By the monotonic clock."""
+    """The end, by the monotonic clock."""
     latency_s: float
-    """From the last byte of the body read to the last byte of the answer handed to the transport."""
+    """From the last byte of the body read to the last byte of the answer given to the transport."""
     ttft_s: float | None = None
-    """To the first token of any of its sequences."""
+    """Seconds until the first token of any of its sequences."""
     tpot_s: tuple[float, ...] = ()
-    """Per further token, of each sequence."""
+    """Seconds per further token, of each sequence."""
     queue_wait_s: float | None = None
-    """Until the last of its sequences has started."""
+    """Seconds until the last of its sequences has started."""
     wait_error_s: float | None = None
     """Measured minus predicted start."""
     end_error_s: float | None = None
@@ -47,7 +52,7 @@ class Answered:
     prompt_tokens: int = 0
     output_tokens: int = 0
     bound_s: float | None = None
-    """None: not under the bound."""
+    """The bound in seconds; None: not under the bound."""
     miss: MissReason | None = None
 
     @property
@@ -61,24 +66,24 @@ class Answered:
 
 
 def first_token_s(choices: Sequence[Choice]) -> float | None:
-    """When the first token of any sequence came, by the monotonic clock."""
+    """Return when the first token of any sequence came, by the monotonic clock."""
     return min((choice.output.first_s for choice in choices if choice.output.first_s is not None), default=None)
 
 
 def per_token_s(choices: Sequence[Choice]) -> tuple[float, ...]:
-    """Seconds per token after the first, for each sequence with several tokens."""
+    """Return the seconds per token after the first, for each sequence with several tokens."""
     outputs = [choice.output for choice in choices if len(choice.output.tokens) > 1]
     return tuple((o.last_s - o.first_s) / (len(o.tokens) - 1) for o in outputs if o.first_s is not None)
 
 
 def started_s(choices: Sequence[Choice]) -> float | None:
-    """When the last sequence started, by the monotonic clock; None if one never had a token."""
+    """Return when the last sequence started, by the monotonic clock; None if one never had a token."""
     starts = [choice.output.start_s for choice in choices if choice.output.start_s is not None]
     return max(starts) if starts and len(starts) == len(choices) else None
 
 
 def outcome_of(status: int | None, choices: Sequence[Choice]) -> Outcome:
-    """The outcome of a request; `status` None: the client disconnected before the last byte was sent."""
+    """Return the outcome of a request; `status` None: the client disconnected before the last byte was sent."""
     if status in (429, 503):
         return "rejected"
     if status is None or status == 499:
@@ -89,7 +94,7 @@ def outcome_of(status: int | None, choices: Sequence[Choice]) -> Outcome:
 
 
 def kind_of(promise: Promise | None, answered: bool) -> Kind:
-    """The class of a request."""
+    """Return the class of a request."""
     if promise is None:
         return "joined" if answered else "none"
     return "long" if promise.long else "usual"

@@ -1,4 +1,4 @@
-"""Answering: from a body to a response, shared by completions and chat completions."""
+"""Answering: the way from a body to a response, shared by completions and chat completions."""
 
 import asyncio
 import math
@@ -29,9 +29,9 @@ class Answer(ABC):
     """One API request: `prepare` creates its choices; `deltas` and `choice` are their parts of the documents."""
 
     prefix: ClassVar[str]
-    """Of its id."""
+    """The prefix of its id."""
     kind: ClassVar[str]
-    """Its `object`."""
+    """The value of `object` in its document."""
 
     def __init__(self, body: Any, frontend: Frontend, answer_id: str, created: int | None = None):
         self.body = body
@@ -45,18 +45,18 @@ class Answer(ABC):
 
     @abstractmethod
     def prepare(self, frontend: Frontend) -> None:
-        """Tokenize and check: the slow work that needs no engine."""
+        """Tokenize and check the body: the slow work that needs no engine."""
 
     @abstractmethod
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
-        """A whole choice."""
+        """Return the document of a complete choice."""
 
     @abstractmethod
     def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
-        """A stream's choices for a new piece of a choice; `first`: the first piece."""
+        """Return a stream's choices for a new piece of a choice; `first`: the first piece."""
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """The stream's documents."""
+        """Yield the stream's documents."""
         begun: set[int] = set()
         async for piece in self.generation.pieces():
             for delta in self.deltas(piece, piece.choice.index not in begun):
@@ -66,14 +66,17 @@ class Answer(ABC):
             yield self.document([], stream=True, usage=self.usage)
 
     def check_stream(self) -> None:
-        """ApiError for options of a stream without one."""
+        """Raise ApiError for stream options without a stream."""
         if self.body.stream_options is not None and not self.body.stream:
             raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
 
     def add_choices(
         self, frontend: Frontend, ids: Sequence[int], max_tokens: int, place: int = 0, **options: Any
     ) -> None:
-        """Add the `n` choices of the prompt with index `place`, with `options` of their requests; 0 tokens: none."""
+        """Add the `n` choices of the prompt with index `place`; `options` are other fields of their requests.
+
+        With `max_tokens` 0 their outputs are omitted.
+        """
         body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
         for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, place, **options):
@@ -86,12 +89,12 @@ class Answer(ABC):
 
     @property
     def due_s(self) -> float:
-        """When the answer is promised, by the monotonic clock; infinite without a promise, as after a restart."""
+        """The promised time of the answer, by the monotonic clock; infinite without a promise, as after a restart."""
         return self.promise.due_s if self.promise else math.inf
 
     @property
     def usage(self) -> dict[str, Any]:
-        """Tokens so far."""
+        """The numbers of tokens so far."""
         made = sum(choice.taken for choice in self.choices)
         return {
             "prompt_tokens": self.prompt_tokens,
@@ -108,7 +111,7 @@ class Answer(ABC):
     def document(
         self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """A response, or a chunk of a stream."""
+        """Return a response, or a chunk of a stream."""
         document = {
             "id": self.id,
             "object": self.kind + (".chunk" if stream and self.kind.startswith("chat") else ""),
@@ -127,8 +130,9 @@ class Answer(ABC):
 async def answer(
     http: HttpRequest, make: Callable[[], Answer], frontend: Frontend, entry: Entry | None = None
 ) -> Response:
-    """The response to one API request: a stream, or a document when it is complete. A journal `entry` that is already
-    running is joined.
+    """Return the response to one API request: a stream, or a document when it is complete.
+
+    A request whose journal `entry` already runs joins it.
     """
     arrival, work = http.state.arrival, make()
     if entry is None:
@@ -148,7 +152,7 @@ async def answer(
     finally:
         _close(work, frontend, entry)
     if texts is None:
-        return Response(status_code=499)  # nobody reads it
+        return Response(status_code=499)  # the client has disconnected
     whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
     return JSONResponse(work.document(whole, usage=work.usage))
 
@@ -157,7 +161,7 @@ def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:
     """Accept a request, or raise ApiError."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
-    if not arrival.again:  # else it was counted, unless there was no engine: then popularity isn't watched
+    if not arrival.again:  # a retry was counted before, unless there was no engine: then popularity isn't watched
         frontend.arrived += len(work.choices)
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
     work.promise = frontend.admission.admit(lengths, arrival.at_s)
@@ -172,7 +176,7 @@ async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend
             if entry.outputs is None:
                 frontend.check_ready()
                 await frontend.journal.keep(entry)
-                _admit(work, frontend, arrival)  # behind it: others that come meanwhile must count this one
+                _admit(work, frontend, arrival)  # after the write, so that no other request is admitted in between
                 entry.accepted = True
                 run_entry(entry, make, work, frontend)
 
@@ -191,21 +195,22 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         await asyncio.to_thread(work.prepare, frontend)
         generation = Generation(frontend.link, work.choices, entry.outputs)
         await generation.finished()
-        generation.abort()  # what a stop text has ended
+        generation.abort()  # sequences ended by a stop text
         generation.close()
         _learn(work, frontend)
         await frontend.journal.finish(entry)
     except ApiError:
-        if not frontend.link.failed:  # else the server gives up, and the next one runs it
+        if not frontend.link.failed:  # otherwise the server ends, and the next server runs it
             frontend.journal.forget(entry)
-            frontend.link.abort(entry.outputs or [])  # its other sequences
+            frontend.link.abort(entry.outputs or [])  # the other sequences of the request
     finally:
         frontend.active -= 1
 
 
 def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
-    """Count a request that has been answered, or whose client has disconnected; an `entry` counts once, however many
-    join it.
+    """Count a request that has been answered, or whose client has disconnected.
+
+    A journal `entry` counts only once for all requests that join it.
     """
     work.generation.close()
     frontend.active -= 1
@@ -218,13 +223,13 @@ def _learn(work: Answer, frontend: Frontend) -> None:
     """Report the lengths of the answers to admission, including answers that a stop text has ended."""
     for choice in work.choices:
         ended = choice.output.ended
-        whole = choice.finish_reason or (ended and ended.reason in ("stop", "length"))  # though its client has gone
+        whole = choice.finish_reason or (ended and ended.reason in ("stop", "length"))  # also without its client
         if frontend.admission and whole:
             frontend.admission.ended(choice.output)
 
 
 async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, str] | None:
-    """The texts; None if the client disconnects before they are complete."""
+    """Return the texts; None if the client disconnects before they are complete."""
     working = asyncio.ensure_future(generation.finished())
     leaving = asyncio.ensure_future(disconnected(http.receive))
     try:
@@ -236,6 +241,6 @@ async def _unless_gone(http: HttpRequest, generation: Generation) -> dict[int, s
 
 
 def _silent(body: Sampled, model: ServedModel) -> frozenset[int]:
-    """Tokens that end an output without text: EOS and stop tokens."""
+    """Return the tokens that end an output without text: EOS and stop tokens."""
     eos = () if body.ignore_eos else model.eos
     return frozenset() if body.include_stop_str_in_output else frozenset((*eos, *(body.stop_token_ids or ())))

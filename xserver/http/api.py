@@ -45,12 +45,12 @@ from xserver.http.schemas import (
 from xserver.http.tokenizing import detokenize, tokenize
 
 MAX_BODY = 16 * 2**20
-"""Bytes of a request's body."""
+"""Maximum size of a request's body, in bytes."""
 _NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
 
 
 def make_api(frontends: Frontends) -> FastAPI:
-    """The application."""
+    """Return the application with all routes."""
     described = Description()
     api = FastAPI(
         title="exegpt",
@@ -128,12 +128,12 @@ KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
     "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
     "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
 }
-"""The model of the answer at each path."""
+"""The body, the answer and the summary of each path."""
 RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
     "/v1/completions": (TextCompletion, TextCompletion),
     "/v1/chat/completions": (ChatCompletion, ChatChunk),
 }
-"""The documents of its answers, and of streams' events."""
+"""The documents of its answers, and of its streams' events."""
 
 
 def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> None:
@@ -159,7 +159,10 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 def make_answer(
     path: str, data: dict[str, Any], frontend: Frontend, answer_id: str, created: int | None = None
 ) -> Answer:
-    """The answer to a valid body; ApiError for an invalid one, or for a path of another version's journal."""
+    """Return the answer to a valid body.
+
+    Raises ApiError for an invalid body, or for a path in the journal of another version.
+    """
     if path not in KINDS:
         raise ApiError(404, _NOT_SERVED, "not_found")
     kind, answer_kind, _ = KINDS[path]
@@ -167,12 +170,12 @@ def make_answer(
 
 
 def journalled(entry: Entry, frontend: Frontend) -> Answer:
-    """The answer to a journalled request: with the same id and time, whoever asks for it."""
+    """Return the answer to a journalled request: the same id and time for every caller."""
     return make_answer(entry.path, entry.body, frontend, entry.answer_id, entry.created)
 
 
 def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend) -> Entry | None:
-    """The journal's entry of a request with an Idempotency-Key."""
+    """Return the journal's entry of a request with an Idempotency-Key; None without a key or a journal."""
     key = request.headers.get("idempotency-key")
     if key is None or frontend.journal is None:
         return None
@@ -181,8 +184,9 @@ def _entry(request: Request, path: str, data: dict[str, Any], frontend: Frontend
 
 
 async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
-    """Run journalled requests to a model that another process has left unanswered; delete those that this server would
-    refuse, since its model may be another one.
+    """Run journalled requests to a model that another process has left unanswered.
+
+    Requests that this server would refuse are deleted: its model may differ.
     """
     for entry in entries:
         async with entry.admitting:

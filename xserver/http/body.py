@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, as JSON only; invalid ones are refused before any computation."""
+"""Request bodies: read only JSON within limits, and refuse invalid bodies before any computation."""
 
 import asyncio
 import json
@@ -9,17 +9,17 @@ from starlette.requests import ClientDisconnect, Request
 from xserver.http.errors import ApiError, invalid
 
 MAX_DEPTH = 64
-"""Levels of nesting of JSON."""
+"""Maximum nesting of JSON, in levels."""
 MAX_DIGITS = 400
-"""Characters of a number: Python's time to read a longer one grows with the square."""
+"""Maximum characters of a number: Python's time to read a longer one grows with the square."""
 _DISCARDED = 4
-"""Multiple of the limit that is read and discarded of a body that is too large."""
+"""A body that is too large is read and discarded up to this multiple of the limit."""
 READ_S = 30.0
-"""Seconds in which a body must arrive."""
+"""Seconds within which a body must arrive."""
 
 
 async def read_json(request: Request, max_bytes: int) -> Any:
-    """The JSON document of a request; ApiError if there is none, or if it exceeds the limits."""
+    """Return the JSON document of a request; ApiError if there is none, or if it exceeds the limits."""
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if kind != "application/json":
         raise ApiError(415, "The body must be JSON: send the header Content-Type: application/json.", "invalid_value")
@@ -43,7 +43,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
                 break
     except ClientDisconnect:
         raise ApiError(400, "The client closed the connection.", "invalid_value") from None
-    if size > max_bytes:  # read to its end first: a client that still sends would see a reset, and no answer
+    if size > max_bytes:  # read it first: a client that is still sending would get a reset and no answer
         raise ApiError(413, f"The body is larger than {max_bytes:,} bytes.", "request_too_large")
     return bytes(data)
 
@@ -69,7 +69,10 @@ def parse(data: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    """The maximum number of open brackets; brackets in texts count too, since that makes no valid document too deep."""
+    """Return the maximum number of open brackets; those in strings don't count.
+
+    Returns 0 without this count if the text has at most `MAX_DEPTH` opening brackets in all.
+    """
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return 0
     depth = most = 0

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: conversations answered, whole or as a stream."""
+"""`POST /v1/chat/completions`: answer conversations, as one document or as a stream."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -34,13 +34,13 @@ class Chat(Answer):
         self.add_choices(frontend, ids, frontend.limited(len(ids), most, param, "messages"), logprobs=logprobs)
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
-        """A whole choice."""
+        """Return the document of a complete choice."""
         message = {"role": "assistant", "content": text, "refusal": None}
         document = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
         return document | {"finish_reason": choice.finish_reason} | self._ids(choice.output.tokens[: choice.taken])
 
     def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
-        """The text, with the role before the first; then the end, on its own."""
+        """Yield the text, with the role before the first one; then the end as a separate document."""
         if first or piece.text or piece.logprobs or self.body.return_token_ids:
             role = {"role": "assistant"} if first else {}
             delta = {"index": piece.choice.index, "delta": {**role, "content": piece.text}, "finish_reason": None}
@@ -51,7 +51,7 @@ class Chat(Answer):
     def document(
         self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """A response, or a chunk of a stream; the first has the prompt's ids, where they are wanted."""
+        """Return a response, or a chunk of a stream; the first has the prompt's ids if the request wants them."""
         document = super().document(choices, stream, usage)
         if self.body.return_token_ids and not self._ids_sent:
             document["prompt_token_ids"] = list(self.choices[0].request.prompt_ids)

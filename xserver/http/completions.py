@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: prompts continued, whole or as a stream."""
+"""`POST /v1/completions`: continue prompts, as one document or as a stream."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ class Completion(Answer):
         self.check_stream()
         self._token_bytes = model.token_bytes
         self._echoes: list[PromptText] = []
-        """By choice; none where no echo is asked for."""
+        """The echoed prompt of each choice; empty if the request wants no echo."""
         most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         if most == 0 and not body.echo:
             raise invalid("'max_tokens' is 0: it must be at least 1, unless 'echo' is set.", "max_tokens")
@@ -42,7 +42,7 @@ class Completion(Answer):
                 self._echoes += [self._echo(text, ids, model)] * (body.n or 1)
 
     def _echo(self, text: str | None, ids: Sequence[int], model: ServedModel) -> PromptText:
-        """The echo of a prompt that came as a text, or as tokens."""
+        """Return the echo of a prompt that came as a text, or as tokens."""
         if text is None:
             return PromptText.of(model.token_bytes, ids)
         return PromptText(text, model.spans(text) if self.body.logprobs is not None else None)
@@ -64,12 +64,12 @@ class Completion(Answer):
         return tokenized
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
-        """A whole choice."""
+        """Return the document of a complete choice."""
         tokens = choice.output.tokens[: choice.taken]
         return self._choice(choice, text, choice.finish_reason, tokens, choice.logprobs, first=True)
 
     def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
-        """One with the text, if there is any."""
+        """Yield one document with the text, if there is any."""
         echoed = first and self.body.echo
         if echoed or piece.text or piece.finish_reason or piece.logprobs or self.body.return_token_ids:
             yield self._choice(piece.choice, piece.text, piece.finish_reason, piece.tokens, piece.logprobs, first)
@@ -83,7 +83,7 @@ class Completion(Answer):
         logprobs: Sequence[TextLogProb],
         first: bool,
     ) -> dict[str, Any]:
-        """What has come of a choice; before the `first` of it is the prompt, where it is wanted."""
+        """Return the document of new results of a choice; with an echo, the prompt comes before the `first` of them."""
         echo = self._echoes[choice.index].text if self.body.echo else ""
         document: dict[str, Any] = {"index": choice.index, "text": echo + text if first else text, "logprobs": None}
         if self.body.logprobs is not None:

@@ -1,4 +1,4 @@
-"""Errors in the shape of OpenAI's: `{"error": {"message", "type", "param", "code"}}`. None repeats its input."""
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`; no error repeats its input."""
 
 from typing import Any
 
@@ -30,15 +30,15 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The HTTP response."""
+        """The error's HTTP response."""
         return JSONResponse(self.body, self.status, self.headers)
 
 
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
-    """400 for an invalid value."""
+    """Return the error 400 for an invalid value."""
     return ApiError(400, message, code, param)
 
 
 def unavailable(message: str, code: str, retry_after_s: int) -> ApiError:
-    """503 while the engine can't take requests."""
+    """Return the error 503 while the engine can't take requests."""
     return ApiError(503, message, code, None, SERVER, {"Retry-After": str(retry_after_s)})

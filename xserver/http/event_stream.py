@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from xserver.http.errors import SERVER, ApiError
 
 _SILENCE_S = 15.0
-"""After this silence a comment is sent, which keeps proxies from closing the connection."""
+"""After this silence in seconds a comment is sent, so that proxies don't close the connection."""
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -20,8 +20,9 @@ _HEADERS = [
 
 
 class EventStream(Response):
-    """An ASGI response of JSON documents. `close` is called once, at the end or when the client has disconnected; a
-    client that reads nothing for `stall_s` counts as disconnected.
+    """An ASGI response of JSON documents; `close` is called once, at the end or after a disconnection.
+
+    A client that reads nothing for `stall_s` counts as disconnected.
     """
 
     def __init__(self, documents: AsyncIterator[dict[str, Any]], close: Callable[[], object], stall_s: float):
@@ -37,7 +38,7 @@ class EventStream(Response):
             if writing.done() and not writing.cancelled():
                 writing.result()
         except (OSError, asyncio.TimeoutError, TimeoutError):
-            pass  # the client has gone, or reads nothing
+            pass  # the client has disconnected, or reads nothing
         finally:
             writing.cancel()
             leaving.cancel()
@@ -80,7 +81,7 @@ class EventStream(Response):
 
 
 def event(document: dict[str, Any]) -> bytes:
-    """One event."""
+    """Return one server-sent event."""
     return b"data: " + json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 

@@ -28,13 +28,13 @@ class Frontend:
     fingerprint: str
     """Hash of version, model, dtype and schedule: `system_fingerprint`."""
     max_output: int | None
-    """None: limited by the context."""
+    """Maximum output tokens of a request; None: limited by the context."""
     stall_s: float
     """A client that reads nothing for this time counts as disconnected."""
     max_waiting: int
     """Maximum number of waiting sequences."""
     admission: Admission | None = None
-    """None while there is no engine."""
+    """Admission control; None while there is no engine."""
     journal: Journal | None = None
     """The server's journal."""
     restarting: bool = False
@@ -52,7 +52,7 @@ class Frontend:
         self.monitor = Monitor(self.link, self.model.name, self.reports)
 
     def check_ready(self) -> None:
-        """ApiError while no request can be accepted."""
+        """Raise ApiError while no request can be accepted."""
         if self.draining:
             raise unavailable("The server is being shut down.", "draining", _RETRY_S)
         if self.admission is None:
@@ -69,18 +69,20 @@ class Frontend:
         self.monitor.opened(opened)
 
     def lost(self) -> None:
-        """Accept no requests until there is another engine, which continues the accepted ones."""
+        """Stop accepting requests until there is another engine, which continues the accepted ones."""
         self.admission, self.restarting = None, True
         self.monitor.lost()
 
     @property
     def stall_limit_s(self) -> float:
-        """Maximum silence of a running engine."""
+        """The maximum silence of a running engine, in seconds."""
         return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
 
     def limited(self, prompt_tokens: int, max_tokens: int | None, param: str, prompt: str = "prompt") -> int:
-        """The maximum output tokens of a prompt; ApiError if they don't fit, naming the parameter of the limit or of
-        the prompt.
+        """Return the maximum output tokens of a prompt.
+
+        Raises ApiError if they don't fit. It names the parameter of the limit, or of the prompt if the prompt itself is
+        too long.
         """
         context = self._longest_request
         left = context - prompt_tokens
@@ -96,15 +98,16 @@ class Frontend:
 
     @property
     def _longest_request(self) -> int:
-        """Most tokens of a request: the model's own limit, else as many as the engine's cache holds."""
+        """The maximum tokens of a request: the model's own limit, otherwise the capacity of the engine's cache."""
         opened = self.link.opened
         if opened and self.model.spec.longest_request is None:
             return opened.schedule.kv_blocks * opened.schedule.block_size
         return self.model.longest_request
 
     def _usual(self, prompt_tokens: int) -> int:
-        """The default for the maximum output tokens: as many as there are KV blocks for. If blocks are reserved, the
-        longest output of the schedule's workload.
+        """Return the default for the maximum output tokens: as many as there are KV blocks for.
+
+        If blocks are reserved, it is the longest output of the schedule's workload.
         """
         if self.link.opened is None:
             return self._longest_request
@@ -115,7 +118,7 @@ class Frontend:
 
 
 def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
-    """An engine without a promised bound, since models share its devices."""
+    """Return the engine's description without a promised bound, because other models share its devices."""
     why = f"shares its devices with {', '.join(shares)}: no latency bound is promised"
     schedule = replace(opened.schedule, latency_bound_s=None)
     others = (assumption for assumption in opened.assumptions if assumption != why)
@@ -123,7 +126,7 @@ def without_bound(opened: Opened, shares: tuple[str, ...]) -> Opened:
 
 
 def fingerprint(model: ServedModel, opened: Opened) -> str:
-    """`system_fingerprint`: everything that answers depend on besides the request."""
+    """Return the `system_fingerprint`: a hash of everything that answers depend on except the request."""
     schedule = document.fingerprint(document.to_dict(opened.schedule))
     facts = [__version__, model.spec.fingerprint, opened.schedule.dtype, schedule]
     return "fp_" + hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]

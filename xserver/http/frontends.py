@@ -19,7 +19,7 @@ from xserver.telemetry.reports import Reports
 
 
 class Frontends:
-    """The frontend of each model, in order. `admin` is the hash of the administrator's token; None: none."""
+    """The frontends of all models, in order; `admin` is the hash of the administrator's token (None: no token)."""
 
     def __init__(self, frontends: Sequence[Frontend], admin: bytes | None = None, reports: Reports | None = None):
         self.each = tuple(frontends)
@@ -63,8 +63,9 @@ class Frontends:
         return self.each[0] if len(self.each) == 1 else None
 
     def of(self, name: str | None) -> Frontend:
-        """The model that a request names; without a name, the only one. ApiError if there is no such model, or several
-        and no name.
+        """Return the model that a request names; without a name, the only one.
+
+        Raises ApiError if there is no such model, or if there are several and the request names none.
         """
         names = ", ".join(f"'{name}'" for name in self.names)
         has = f"this server has {names}."
@@ -77,25 +78,25 @@ class Frontends:
         return self._by_name[name]
 
     def unfinished(self, frontend: Frontend) -> list[Entry]:
-        """Journalled requests to this model that another process has left unanswered."""
+        """Return the journalled requests to this model that another process has left unanswered."""
         entries = frontend.journal.unfinished if frontend.journal else []
         return entries if self.only else [e for e in entries if e.body.get("model") == frontend.model.name]
 
     def unserved(self, entries: Iterable[Entry]) -> list[Entry]:
-        """Journal entries for models that this server doesn't have."""
+        """Return the journal entries for models that this server doesn't have."""
         return [] if self.only else [entry for entry in entries if entry.body.get("model") not in self._by_name]
 
     def check_ready(self) -> None:
-        """ApiError while a model accepts no requests."""
+        """Raise ApiError while a model accepts no requests."""
         for frontend in self.each:
             frontend.check_ready()
 
     @property
     def active(self) -> int:
-        """Requests that are being answered."""
+        """The number of requests that are being answered."""
         return sum(frontend.active for frontend in self.each)
 
     def refuse_more(self) -> None:
-        """Accept no more requests."""
+        """Stop accepting requests."""
         for frontend in self.each:
             frontend.draining = True

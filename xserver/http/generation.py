@@ -14,7 +14,7 @@ from xserver.text.output_text import OutputText
 from xserver.text.stop_texts import StopTexts
 
 _SHOWN = 300
-"""Characters of an engine's refusal that are shown to a client."""
+"""Maximum characters of an engine's refusal in an answer to a client."""
 
 
 @dataclass(eq=False)
@@ -32,25 +32,27 @@ class Choice:
     output: Output = field(init=False)
     finish_reason: str | None = None
     taken: int = 0
-    """Tokens whose text has been returned or is held back; only these count as sampled."""
+    """Number of tokens whose text has been returned or is held back; only these count as sampled."""
     logprobs: list[TextLogProb] = field(default_factory=list)
-    """Of the taken tokens, if requested."""
+    """The log-probabilities of the taken tokens, if requested."""
     _length: int = 0
     """Code points of the taken tokens so far."""
     _passed: int = 0
-    """Those that were returned: a stop text may hold others back, or cut them off."""
+    """Code points that were returned: a stop text may hold others back, or cut them off."""
     _given: int = 0
-    """Tokens that were returned with their text."""
+    """Number of tokens that were returned with their text."""
 
     def take(self, tokens: Sequence[int], ended: bool) -> tuple[str, bool]:
-        """The text that more tokens complete, and whether a stop text ended it; tokens after it aren't taken."""
+        """Return the text that more tokens complete, and whether a stop text ended it; tokens after it aren't taken."""
         text, stopped = self._take(tokens, ended)
         self._passed += len(text)
         return text, stopped
 
     def give(self, ended: bool) -> slice:
-        """The tokens whose text was returned, or at the end all others: with log-probabilities, those whose text is
-        held back come with it, since a stop text may cut it off. Then they are placed at the end of the text.
+        """Return the slice of tokens whose text was returned; at the end, all remaining tokens.
+
+        With log-probabilities, tokens whose text is held back are held back too, because a stop text may cut that text
+        off. Tokens without returned text are then placed at the end of the text.
         """
         begun, self._given = self._given, self.taken
         if ended:
@@ -112,7 +114,7 @@ class Generation:
         self._news.set()
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yield every choice's pieces until all have ended. ApiError if the engine refuses or fails."""
+        """Yield every choice's pieces until all have ended; ApiError if the engine refuses or fails."""
         live = list(self.choices)
         while live:
             await self._news.wait()
@@ -125,7 +127,7 @@ class Generation:
                     live.remove(choice)
 
     async def finished(self) -> dict[int, str]:
-        """The complete texts by the choices' indices."""
+        """Return the complete texts by the choices' indices."""
         texts = dict.fromkeys((choice.index for choice in self.choices), "")
         async for piece in self.pieces():
             texts[piece.choice.index] += piece.text
@@ -144,7 +146,7 @@ class Generation:
         self._link.abort([choice.output for choice in self.choices if choice.output.ended is None])
 
     def _take(self, choice: Choice) -> Piece | None:
-        """The new piece of a choice."""
+        """Return the new piece of a choice; None if there is nothing new."""
         output = choice.output
         tokens, ended = output.tokens[choice.taken :], output.ended
         if ended and ended.refused:
@@ -165,7 +167,10 @@ class Generation:
 
 
 def _refusal(why: str, too_long: bool) -> ApiError:
-    """400 for a request that the engine refuses; `why` is a sentence about Request 'NUMBER', unknown to clients."""
+    """Return the error 400 for a request that the engine refuses.
+
+    `why` is a sentence about Request 'NUMBER', which clients don't know.
+    """
     if too_long:
         return invalid("The engine can't run this request: it is too long.", code="context_length_exceeded")
     fault = why.partition("' ")[2]

@@ -1,8 +1,7 @@
-"""Journal: requests with an `Idempotency-Key`, which are answered even if their client disconnects or this process
-ends.
+"""Journal: requests with an `Idempotency-Key`, which are answered even if their client or this process ends.
 
-Each is a file in a private directory: the body, with its sampling seed, from before admission on, and the tokens after
-its end, until the retention time is over.
+Each request is a file in a private directory. Before admission, the file holds the body with its sampling seed. After
+its end, the file also holds the tokens, until the retention time is over.
 """
 
 import asyncio
@@ -23,14 +22,14 @@ from xserver.engines.engine_link import Output
 from xserver.http.errors import SERVER, ApiError
 
 MAX_KEY = 256
-"""Characters of a key."""
+"""Maximum characters of a key."""
 MAX_ENTRIES = 10_000
 _RETRY_S = 10
 
 
 @dataclass(eq=False)
 class Entry:
-    """One journalled request. Its sequences run on whether or not a client reads them."""
+    """One journalled request, whose sequences continue whether or not a client reads them."""
 
     name: str
     """Hash of caller and key: the file's name."""
@@ -42,13 +41,13 @@ class Entry:
     answer_id: str
     """The id of its answer, without the prefix of its path."""
     created: int
-    """The time that the answer has, in seconds of the wall clock."""
+    """The creation time of the answer, in seconds of the wall clock."""
     accepted: bool = False
     """Whether it runs to completion: it was admitted, by this process or another, and its file exists."""
     outputs: list[Output] | None = None
     """Set when the request is submitted to the engine."""
     ended_s: float | None = None
-    """Wall-clock time."""
+    """The end, by the wall clock."""
     asking: int = 0
     """Number of requests that wait for its acceptance."""
     admitting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -73,13 +72,13 @@ class Entry:
 
 
 class Journal:
-    """The entries of one server. `ttl_s`: retention time of an answer after its end, in seconds."""
+    """The entries of one server; `ttl_s` is the retention time of an answer after its end, in seconds."""
 
     def __init__(self, directory: Path, ttl_s: float):
         self._directory, self._ttl_s = directory, ttl_s
         self.entries: dict[str, Entry] = {}
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for path in directory.glob("*.partial"):  # of a process that was killed as it wrote
+        for path in directory.glob("*.partial"):  # left by a process that was killed while writing
             path.unlink(missing_ok=True)
         for path in directory.glob("*.json"):
             self._read(path)
@@ -92,8 +91,9 @@ class Journal:
     def entry(
         self, caller: str, key: str, path: str, body: dict[str, Any], seed: Callable[[], int], answer_id: str
     ) -> Entry:
-        """The entry of a request: an existing one to join, or a new one, whose answer gets this id. ApiError for a key
-        that had another body.
+        """Return the entry of a request: an existing one to join, or a new one, whose answer gets `answer_id`.
+
+        Raises ApiError for a key that had another body.
         """
         if not 1 <= len(key) <= MAX_KEY:
             raise ApiError(400, f"An Idempotency-Key has 1 to {MAX_KEY} characters.", "invalid_value")
@@ -111,20 +111,22 @@ class Journal:
         return entry
 
     async def keep(self, entry: Entry) -> None:
-        """Write an entry before it is accepted. ApiError if it can't be written."""
+        """Write an entry before it is accepted; ApiError if it can't be written."""
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, entry))
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait({writing})  # else its thread would leave a file behind `forget`
+            await asyncio.wait({writing})  # otherwise its thread could write the file after `forget`
             raise
         except OSError as error:
             raise self._unavailable((error.strerror or str(error)).lower()) from None
 
     @contextlib.contextmanager
     def asking(self, entry: Entry) -> Iterator[None]:
-        """Context in which a request asks for an entry. If none of the requests that ask is accepted, the entry is
-        forgotten after the last one: the key may then come with another body.
+        """Return a context in which a request waits for an entry's acceptance.
+
+        If none of the waiting requests is accepted, the entry is deleted after the last one. The key may then come with
+        another body.
         """
         entry.asking += 1
         try:
@@ -145,13 +147,14 @@ class Journal:
         entry.ended_s = time.time()
         try:
             await asyncio.to_thread(self._write, entry)
-        except OSError as error:  # it is answered all the same, by this process
+        except OSError as error:  # this process still answers it
             output.note(f"an answer can't be journalled ({(error.strerror or str(error)).lower()})")
         self._delete_later(entry, entry.ended_s)
 
     def begin(self, unserved: Sequence[Entry] = ()) -> None:
-        """Schedule the deletion of answers that another process has left, and of its requests that are `unserved`:
-        until then, a server with their models may be started instead of this one. Call it in the event loop.
+        """Schedule the deletion of answers from another process, and of its requests that are `unserved`.
+
+        Until then, a server with their models may be started instead of this one. Call it in the event loop.
         """
         if unserved:
             output.note(f"journalled requests to models that this server doesn't have: {len(unserved)}, deleted later")
@@ -184,10 +187,10 @@ class Journal:
         temporary.rename(path)
 
     def _read(self, path: Path) -> None:
-        """Read an entry that another process has left; a torn or expired one is deleted."""
+        """Read an entry that another process has left; delete a torn or expired one."""
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-            answer_id = document.get("answer_id", path.stem[:24])  # earlier versions wrote neither
+            answer_id = document.get("answer_id", path.stem[:24])  # earlier versions wrote neither of them
             created = document.get("created", int(path.stat().st_mtime))
             asked = document["path"], document["asked"], document["body"]
             entry = Entry(path.stem, *asked, answer_id, created, accepted=True)
@@ -205,7 +208,7 @@ class Journal:
 
 
 def _ended(tokens: list[int], reason: Any, logprobs: Any) -> Output:
-    """An output that ended before this process began."""
+    """Return an output that ended before this process began."""
     own, prompts = logprobs
     request = Request("", (0,), max(1, len(tokens)))
     return Output(request, tokens=tokens, logprobs=own, prompt_logprobs=prompts, ended=Ended("", reason))

@@ -1,5 +1,6 @@
-"""/openapi.json: descriptions of the routes' bodies and answers. FastAPI can't derive them, since `xserver.http.body`
-reads the bodies.
+"""/openapi.json: descriptions of the routes' bodies and answers.
+
+FastAPI can't derive them, because `xserver.http.body` reads the bodies.
 """
 
 from typing import Any
@@ -33,7 +34,7 @@ class Description:
     def route(
         self, answer: Models, body: Models | None = None, events: type[BaseModel] | None = None
     ) -> dict[str, Any]:
-        """Arguments of a route that returns an `answer` for a `body`, or a stream of `events`."""
+        """Return the arguments of a route that returns an `answer` for a `body`, or a stream of `events`."""
         content = self._json(answer)
         if events is not None:
             content["text/event-stream"] = {"schema": {"description": "Events of JSON, then [DONE]."}}
@@ -44,7 +45,7 @@ class Description:
         return route
 
     def administration(self, answer: Models, body: Models | None = None) -> dict[str, Any]:
-        """Arguments of a route for administrators that accepts a change which is applied later."""
+        """Return the arguments of a route for administrators that accepts a change and applies it later."""
         self._administered = True
         route = self.route(answer, body)
         route["responses"] = {202: route["responses"][200]}

@@ -1,4 +1,4 @@
-"""Pages about a running server, for people and for monitoring."""
+"""Pages and documents about a running server, for people and for monitoring."""
 
 import base64
 import hashlib
@@ -25,13 +25,13 @@ from xserver.telemetry.metrics_page import render
 
 _PAGE = Path(__file__).parent / "status.html"
 _SHOWN = 120
-"""Spans that the page draws for each device."""
+"""Number of spans that the page draws for each device."""
 _MOST_DEVICES = 8
-"""Maximum devices that the page draws."""
+"""Maximum number of devices that the page draws."""
 
 
 def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> None:
-    """`/metrics`, `/schedule`, `/status` and the status page."""
+    """Add `/metrics`, `/schedule`, `/plan`, `/status` and the status page."""
     counted = frontends.counted
 
     @api.get("/metrics", include_in_schema=False, summary="Metrics for Prometheus.")
@@ -62,7 +62,7 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
 
 
 def schedule_document(frontend: Frontend) -> dict[str, Any]:
-    """The enforced, predicted and observed state; ApiError while there is no engine."""
+    """Return the enforced, predicted and observed state; ApiError while there is no engine."""
     opened, monitor = frontend.link.opened, frontend.monitor
     if opened is None:
         raise unavailable("The engine is starting.", "loading", 5)
@@ -85,7 +85,7 @@ def _observed(frontend: Frontend) -> dict[str, Any]:
 
 
 def status_document(frontend: Frontend, frontends: Frontends) -> dict[str, Any]:
-    """The status page's data for one of the server's models."""
+    """Return the status page's data for one of the server's models."""
     monitor, opened, now_s = frontend.monitor, frontend.link.opened, time.monotonic()
     predicted = monitor.predicted
     waiting, running = monitor.queued()
@@ -126,7 +126,10 @@ def _state(frontend: Frontend) -> str:
 
 
 def _rows(spans: "Sequence[Span]") -> list[dict[str, Any]]:
-    """The first devices, each with its spans: (phase, start, duration, sequences), in seconds from the first of all."""
+    """Return the first devices, each with its spans.
+
+    A span is (phase, start, duration, sequences), in seconds from the first start of all.
+    """
     zero_s = min((span.start_s for span in spans), default=0.0)
     rows: dict[int, list[list[Any]]] = {}
     for s in spans:
@@ -137,7 +140,7 @@ def _rows(spans: "Sequence[Span]") -> list[dict[str, Any]]:
 
 @cache
 def status_page() -> tuple[str, str]:
-    """The page, and a content security policy that allows only its own script and style."""
+    """Return the page, and a content security policy that allows only its own script and style."""
     text = _PAGE.read_text(encoding="utf-8")
     allowed = {kind: _hash(re.search(rf"<{kind}>(.*?)</{kind}>", text, re.DOTALL)) for kind in ("script", "style")}
     policy = [f"{kind}-src {hashed}" for kind, hashed in allowed.items()]

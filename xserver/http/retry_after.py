@@ -1,42 +1,47 @@
-"""RetryAfter: when those that were refused should come back."""
+"""RetryAfter: the time after which clients with refused requests should retry."""
 
 from collections import deque
 
 from xserver.admission.arrival_rate import ArrivalRate
 
 _LIKELY = 0.9
-"""Share of requests that are accepted lately above which the next try is likely to be."""
+"""If more than this share of recent requests is accepted, the next try is likely to be accepted."""
 _LONGER = 2.0
-"""How long an overload is taken to last yet, over how long it has lasted."""
+"""Assumed remaining duration of an overload, as a multiple of its duration so far."""
 _MOST_S = 42.0
-"""OpenAI's client obeys up to a minute, and waits are spread by up to 40 %."""
+"""OpenAI's client obeys waits of up to a minute, and waits are spread by up to 40 %."""
 _REMEMBERED = 10_000
 
 
 class RetryAfter:
-    """Where most requests are accepted, a client may come back as soon as there is room. Else there is an overload, in
-    which whoever comes back soon is likely to be refused again: it is taken to last twice as long as it has, and those
-    that wait take turns as answers end.
+    """Computes how long clients should wait after a refusal.
+
+    If most requests are accepted, a client may retry when there is capacity. Otherwise there is an overload, in which
+    an early retry would probably be refused again. An overload is assumed to last for another two times its duration so
+    far. After that, waiting clients take turns as answers end.
     """
 
     def __init__(self, memory_s: float):
         self._memory_s = memory_s
         self._accepted, self._refused, self._ended = (ArrivalRate(memory_s / 2) for _ in range(3))
         self._since_s = self._last_s = 0.0
-        """Of this overload: its first refusal, and its last one."""
+        """Times of this overload's first and last refusal."""
         self._returns: deque[float] = deque(maxlen=_REMEMBERED)
-        """When those that were told will come back, in order."""
+        """The times at which clients were told to retry, in order."""
 
     def accepted(self, now_s: float) -> None:
-        """A request was accepted."""
+        """Count an accepted request."""
         self._accepted.come(1, now_s)
 
     def ended(self, now_s: float) -> None:
-        """An answer has ended."""
+        """Count an answer that has ended."""
         self._ended.come(1, now_s)
 
     def refused(self, room_s: float, now_s: float) -> float:
-        """Seconds after which one that is refused now should come back; there may be room after `room_s`."""
+        """Count a refusal and return the seconds after which the client should retry.
+
+        There may be capacity after `room_s`.
+        """
         if now_s - self._last_s > self._memory_s:
             self._since_s = now_s
         self._last_s = now_s

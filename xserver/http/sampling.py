@@ -1,4 +1,4 @@
-"""Converts a client's sampling parameters to requests of the engine."""
+"""Convert a client's sampling parameters to requests of the engine."""
 
 import json
 import secrets
@@ -11,22 +11,24 @@ from xserver.http.errors import invalid
 from xserver.http.schemas import Sampled
 
 GREEDY_BELOW = 1e-4
-"""Lower temperatures are greedy: dividing logits by less overflows."""
+"""Lower temperatures are greedy: dividing logits by them overflows."""
 LEAST_TOP_P = 1e-6
 """`top_p` 0 keeps one token."""
 _SEEDS = 2**63
 
 
 def random_seed() -> int:
-    """A seed where a client gives none."""
+    """Return a seed for a client that gives none."""
     return secrets.randbelow(_SEEDS)
 
 
 def requests_of(
     body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, place: int = 0, **options: Any
 ) -> list[Request]:
-    """A request for each of a prompt's `n` choices, with different seeds. `place` is the prompt's index among several,
-    `options` are the requests' other fields. The engine link assigns the ids.
+    """Return a request for each of a prompt's `n` choices, with different seeds.
+
+    `place` is the prompt's index among several; `options` are the requests' other fields. The engine link assigns the
+    ids.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(f"'min_tokens' is above the {max_tokens} tokens that the output may have.", "min_tokens")
@@ -56,7 +58,7 @@ def requests_of(
 
 
 def _mixed(seed: int, index: int) -> int:
-    """A seed of 63 bits for a choice: (seed, index) mixed as in SplitMix64, and the seed itself for the first."""
+    """Return a seed of 63 bits for a choice: (seed, index) mixed as in SplitMix64, or the seed itself for index 0."""
     if index == 0:
         return seed
     mask = 2**64 - 1
@@ -76,12 +78,12 @@ def _logit_bias(body: Sampled, vocab: int) -> tuple[tuple[int, float], ...]:
 
 
 def stop_texts(body: Sampled) -> tuple[str, ...]:
-    """The texts that end an output."""
+    """Return the texts that end an output."""
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
 
 
 def grammar(body: Sampled) -> str | None:
-    """The grammar of a response format for the engine; None for free text."""
+    """Return the grammar of a response format for the engine; None for free text."""
     wanted = body.response_format
     if wanted is None or wanted.type == "text":
         return None

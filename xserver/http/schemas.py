@@ -1,4 +1,4 @@
-"""Request bodies of completions, chat completions and tokenization. `null` is the same as absent."""
+"""Request bodies of completions, chat completions and tokenization; `null` is the same as absent."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ UNSUPPORTED = (
     "tools tool_choice functions function_call audio modalities prediction suffix best_of use_beam_search"
     " length_penalty parallel_tool_calls web_search_options reasoning_effort verbosity chat_template"
 ).split()
-"""Keys of OpenAI's or vLLM's API without support in this server."""
+"""Keys of OpenAI's or vLLM's API that this server doesn't support."""
 _INT64 = 2**63
 _NAMED = {
     "extra_forbidden": "is not known to this server",
@@ -22,7 +22,7 @@ _NAMED = {
 
 
 def _whole(value: Any) -> Any:
-    """JSON's 1.0 as the integer 1."""
+    """Convert JSON's 1.0 to the integer 1."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -170,15 +170,15 @@ class DetokenizeRequest(Document):
 
 
 class ScheduleToFollow(RootModel[Schedule]):
-    """The body of `POST /schedule`: a file written by `exegpt tune`. For /openapi.json alone; read as files are."""
+    """The body of `POST /schedule`: a file written by `exegpt tune`. Only for /openapi.json; read like a file."""
 
 
 class PlanToFollow(RootModel[Plan]):
-    """The body of `POST /plan`: a file written by `exegpt plan`. Likewise."""
+    """The body of `POST /plan`: a file written by `exegpt plan`. Only for /openapi.json; read like a file."""
 
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
-    """A body as a `kind`; ApiError names the first wrong key, and never repeats its value."""
+    """Return a body as a `kind`; ApiError names the first wrong key, and never repeats its value."""
     unsupported = next((key for key in UNSUPPORTED if data.get(key) is not None), None)
     if unsupported and not (unsupported == "tool_choice" and data[unsupported] == "none"):
         raise invalid(f"'{unsupported}' is not supported by this server.", unsupported, "unsupported_parameter")

@@ -1,4 +1,4 @@
-"""The served model as the frontend knows it: limits, tokenizer, chat template; no weights."""
+"""The served model in the frontend: limits, tokenizer and chat template, without weights."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from xserver.text.chat_template import ChatTemplate
 from xserver.text.token_bytes import TokenBytes
 
 _SHOWN = 300
-"""Characters of another library's error that a client sees."""
+"""Maximum characters of another library's error in an answer to a client."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ServedModel:
 
     @staticmethod
     def read(directory: Path, name: str | None, chat_template: Path | None = None) -> "ServedModel":
-        """Read the model of a directory, optionally with another chat template. InputError if they can't be read."""
+        """Read the model of a directory, optionally with another chat template; InputError if they can't be read."""
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:
@@ -69,7 +69,7 @@ class ServedModel:
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """Its tokens' bytes."""
+        """The bytes of its tokens."""
         return TokenBytes(self.tokenizer)
 
     @cached_property
@@ -79,17 +79,18 @@ class ServedModel:
 
     @property
     def longest_request(self) -> int:
-        """Most tokens of a request, where the engine's cache doesn't hold fewer."""
+        """The maximum tokens of a request, if the engine's cache doesn't hold fewer."""
         return self.spec.longest_request or MAX_TOKENS
 
     @property
     def longest_text(self) -> int:
-        """Maximum characters of a text that can fit the context."""
+        """The maximum characters of a text that can fit the context."""
         return self.longest_request * self.longest_token
 
     def encode(self, text: str, special: bool = True, param: str = "prompt") -> list[int]:
-        """The token ids of a text; ApiError where it can't fit the context, before it is tokenized, or
-        can't be encoded.
+        """Return the token ids of a text.
+
+        Raises ApiError if the text can't be encoded, or can't fit the context (checked before it is tokenized).
         """
         if len(text) > self.longest_text:
             raise invalid(
@@ -103,7 +104,7 @@ class ServedModel:
             raise invalid(f"This is refused: {str(error)[:_SHOWN]}", param) from None
 
     def spans(self, text: str) -> tuple[tuple[int, int], ...]:
-        """Where each of a text's tokens is in it, in code points; (0, 0) for one that the tokenizer adds."""
+        """Return the position of each of a text's tokens, in code points; (0, 0) for tokens that the tokenizer adds."""
         return tuple(self.tokenizer.encode(text).offsets)
 
     @cached_property
@@ -115,7 +116,7 @@ class ServedModel:
         _ = self._grammar_check
 
     def check_grammar(self, request: Request) -> None:
-        """ApiError if outputs can't follow a request's grammar."""
+        """Raise ApiError if outputs can't follow a request's grammar."""
         if request.grammar is None:
             return
         try:
@@ -125,7 +126,7 @@ class ServedModel:
             raise invalid(f"'response_format' can't be followed: {why[:_SHOWN]}", "response_format") from None
 
     def config(self, file: str) -> dict[str, Any]:
-        """A JSON file of the directory; empty where it has none."""
+        """Read a JSON file of the directory; empty if it doesn't exist."""
         path = self.directory / file
         document = read_json(path) if path.is_file() else {}
         if not isinstance(document, dict):

@@ -1,4 +1,4 @@
-"""`POST /tokenize` and `/detokenize`, as vLLM has them."""
+"""`POST /tokenize` and `/detokenize`, as in vLLM."""
 
 from typing import Any
 
@@ -8,7 +8,10 @@ from xserver.text.conversation import prompt_of
 
 
 def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[str, Any]:
-    """The tokens of a text or of a conversation; a text has special tokens unless they are switched off."""
+    """Return the tokens of a text or of a conversation.
+
+    A text gets special tokens unless the client switches them off.
+    """
     if isinstance(body, TokenizePrompt):
         ids = model.encode(body.prompt, body.add_special_tokens is not False)
     else:
@@ -18,5 +21,5 @@ def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[st
 
 
 def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """The text of tokens, special ones included."""
+    """Return the text of tokens, including special tokens."""
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}

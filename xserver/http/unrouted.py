@@ -1,5 +1,6 @@
-"""Unrouted: requests to a server of several models that reach none of them: unreadable ones, and those with an unknown
-model.
+"""Unrouted: requests to a server of several models that reach none of them.
+
+They are unreadable or name an unknown model.
 """
 
 import time
@@ -14,7 +15,7 @@ from xserver.telemetry.reports import Reports
 
 
 class Unrouted:
-    """Takes the place of a model's monitor."""
+    """Replaces a model's monitor for these requests."""
 
     def __init__(self, reports: Reports):
         self._reports = reports
@@ -23,7 +24,7 @@ class Unrouted:
         self._requests = Counter(f"exegpt_{name}", about, labels, registry=self.registry)
 
     def ended(self, exchange: Exchange) -> None:
-        """A request and its answer are over."""
+        """Count and log a request that has ended with its answer."""
         now_s, outcome = time.monotonic(), outcome_of(exchange.status, ())
         answered = Answered(
             exchange.request_id,

@@ -1,5 +1,6 @@
-"""The libraries' log messages, passed on to the server's log: warnings, and the locations of bugs. Messages of
-exceptions are left out, since they may repeat a client's data.
+"""Pass the libraries' log messages on to the server's log: warnings, and the locations of bugs.
+
+Messages of exceptions are left out, because they may repeat a client's data.
 """
 
 import logging

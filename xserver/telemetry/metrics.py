@@ -1,4 +1,4 @@
-"""Metrics: a model's Prometheus metrics for `/metrics`, in a registry of the model's own."""
+"""Metrics: a model's Prometheus metrics for `/metrics`, in the model's own registry."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -33,13 +33,15 @@ _OF_BOUND = 0.5, 0.75, 0.9, 1.0, 1.1, 1.5, 2.0
 
 
 def edges(bound_s: float | None) -> list[float]:
-    """Buckets of latencies; the bound is an edge, so that the share within it is exact."""
+    """Return the bucket edges of latencies; the bound is an edge, so the share within it is exact."""
     return sorted({*_SECONDS, *(share * bound_s for share in _OF_BOUND if bound_s is not None)})
 
 
 class Metrics:
-    """`model` is its name. `sizes` returns the recent mean number of sequences per micro-batch, by phase; `queued` the
-    numbers of waiting and running sequences; `kv_usage` the share of KV blocks in use.
+    """The metrics of the model with the name `model`.
+
+    `sizes` returns the recent mean number of sequences per micro-batch, by phase. `queued` returns the numbers of
+    waiting and running sequences, and `kv_usage` the share of KV blocks in use.
     """
 
     def __init__(
@@ -78,13 +80,13 @@ class Metrics:
         """None until the bound is known."""
 
     def render(self, accept: str) -> tuple[bytes, str]:
-        """The text of all metrics, and its media type."""
+        """Return the text of all metrics, and its media type."""
         return render(self.registry, accept)
 
-    # ---- what happens ----
+    # ---- events ----
 
     def opened(self, schedule: Schedule, targets: Mapping[str, float]) -> None:
-        """There is an engine; `targets` are the schedule's batch sizes by phase."""
+        """Set the metrics of a new engine; `targets` are the schedule's batch sizes by phase."""
         for phase in PHASES:
             self._batch.labels(phase, "target").set(targets.get(phase, 0))
         if self._latency is None:
@@ -100,7 +102,7 @@ class Metrics:
                 self._latency.labels(kind)
 
     def stepped(self, stepped: Stepped, preempted: int) -> None:
-        """The engine has done a step in which `preempted` sequences were preempted."""
+        """Count a step of the engine, in which `preempted` sequences were preempted."""
         self._tokens.labels("output").inc(len(stepped.tokens))
         for span in stepped.spans:
             if span.phase in PHASES:
@@ -109,7 +111,7 @@ class Metrics:
         self._drift.set(stepped.occupancy.drift)
 
     def answered(self, answered: Answered) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         self._requests.labels(answered.outcome, answered.kind).inc()
         if answered.outcome == "rejected":
             self._rejections.labels(answered.code if answered.code in REJECTIONS else "other").inc()
@@ -133,7 +135,7 @@ class Metrics:
             self._ttft.observe(answered.ttft_s)
             self._vllm_ttft.labels(self._model).observe(answered.ttft_s)
 
-    # ---- making ----
+    # ---- construction ----
 
     def _add_queue(self, queued: Callable[[], tuple[int, int]], kv_usage: Callable[[], float]) -> None:
         gauges: dict[str, tuple[str, str, Callable[[], float]]] = {

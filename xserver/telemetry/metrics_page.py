@@ -8,7 +8,7 @@ from prometheus_client.registry import Collector
 
 
 def render(collector: Collector, accept: str) -> tuple[bytes, str]:
-    """The text of all metrics in the format that a client accepts, with its media type."""
+    """Return the text of all metrics in the format that a client accepts, with its media type."""
     encode, kind = choose_encoder(accept)
     return encode(collector), kind
 
@@ -20,7 +20,7 @@ class ByModel(Collector):
         self._registries = registries
 
     def collect(self) -> Iterable[Metric]:
-        """Each metric."""
+        """Return each metric with the series of all registries."""
         merged: dict[str, Metric] = {}
         for model, registry in self._registries.items():
             for metric in registry.collect():

@@ -24,7 +24,7 @@ class Arrival:
     """A request whose body has been read."""
 
     at_s: float
-    """By the monotonic clock."""
+    """The time, by the monotonic clock."""
     parent: Mapping[str, str]
     """The trace headers of the caller, if any."""
     again: bool = False
@@ -33,7 +33,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Answering:
-    """Facts about a request that can be answered."""
+    """Data about a request that can be answered."""
 
     choices: tuple[Choice, ...]
     prompt_tokens: int
@@ -73,11 +73,11 @@ class Monitor:
         self._lost_s = self._rescheduled_s = float("-inf")
         self._schedule: Schedule | None = None
 
-    # ---- what happens ----
+    # ---- events ----
 
     @reporting("monitor")
     def opened(self, opened: Opened) -> None:
-        """There is an engine, or a new schedule."""
+        """Note a new engine or a new schedule."""
         if self._schedule not in (None, opened.schedule):
             self._rescheduled_s = time.monotonic()
             self.metrics.reschedules.inc()
@@ -92,18 +92,18 @@ class Monitor:
             self.predicted = await Predicted.of(opened)
 
     def lost(self) -> None:
-        """There is no engine now."""
+        """Note that there is no engine now."""
         self._lost_s = time.monotonic()
 
     @reporting("monitor")
     def restarting(self) -> None:
-        """A lost engine is being replaced."""
+        """Count a restart of a lost engine."""
         self.restarts += 1
         self.metrics.restarts.inc()
 
     @reporting("monitor")
     def stepped(self, stepped: Stepped) -> None:
-        """The engine has done a step."""
+        """Count a step of the engine."""
         count = stepped.occupancy.preemptions
         preempted = count - self._engine_preemptions if count >= self._engine_preemptions else count  # of a new ledger
         self._engine_preemptions = count
@@ -114,7 +114,7 @@ class Monitor:
             self.observed.stepped(stepped, preempted, self._link.opened.zero_s, time.monotonic())
 
     def ended(self, exchange: Exchange) -> None:
-        """A request has ended."""
+        """Count and report a request that has ended."""
         arrival, answering = exchange.arrival, exchange.answering
         now_s = time.monotonic()
         choices = answering.choices if answering else ()
@@ -155,17 +155,20 @@ class Monitor:
         self._reports.answered(answered, arrival.parent, choices if promise else ())
 
     def _miss(self, arrival: Arrival, answering: Answering) -> MissReason:
-        """Why the bound was missed. The engine doesn't report which sequence it preempts, so any preemption counts."""
+        """Return why the bound was missed.
+
+        The engine doesn't report which sequence it preempts, so any preemption counts.
+        """
         if self._lost_s >= arrival.at_s:
             return "restart"
         if self._rescheduled_s >= arrival.at_s:
             return "reschedule"
         return "preempted" if self.preemptions > answering.preemptions else "mispredicted"
 
-    # ---- the present ----
+    # ---- the current state ----
 
     def queued(self) -> tuple[int, int]:
-        """Numbers of waiting and running sequences."""
+        """Return the numbers of waiting and running sequences."""
         count, last = len(self._link.outputs), self._link.last
         if self._link.opened is None or last is None:
             return count, 0
@@ -173,12 +176,12 @@ class Monitor:
         return count - running, running
 
     def kv_usage(self) -> float:
-        """The share of KV blocks in use."""
+        """Return the share of KV blocks in use."""
         last = self._link.last
         if self._link.opened is None or last is None or not self._link.outputs:
             return 0.0
         return last.occupancy.used_blocks / max(1, last.occupancy.total_blocks)
 
     def batch_sizes(self) -> dict[str, float]:
-        """Recent mean number of sequences per micro-batch, by phase."""
+        """Return the recent mean number of sequences per micro-batch, by phase."""
         return self.observed.sizes(time.monotonic())

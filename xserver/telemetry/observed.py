@@ -25,11 +25,11 @@ class Second:
     tokens: int = 0
     preempted: int = 0
     sizes: dict[str, list[int]] = field(default_factory=dict)
-    """By phase: number of micro-batches, and their sequences in total."""
+    """By phase: the number of micro-batches, and the total of their sequences."""
 
 
 class Observed:
-    """Answers and steps of the last five minutes. Times are of the monotonic clock, in seconds."""
+    """Answers and steps of the last five minutes; times are of the monotonic clock, in seconds."""
 
     def __init__(self, since_s: float) -> None:
         self.since_s = since_s
@@ -39,12 +39,12 @@ class Observed:
         self._answers: deque[Answered] = deque(maxlen=_ANSWERS)
 
     def opened(self, now_s: float) -> None:
-        """There is an engine."""
+        """Note that there is an engine."""
         if not self._seconds and not self._answers:
             self.since_s = now_s  # loading doesn't count as serving
 
     def stepped(self, stepped: Stepped, preempted: int, zero_s: float, now_s: float) -> None:
-        """The engine, whose clock began at `zero_s`, has done a step and preempted `preempted` sequences."""
+        """Record a step of the engine, whose clock began at `zero_s`; the step preempted `preempted` sequences."""
         second = self._second(now_s)
         second.tokens += len(stepped.tokens)
         second.preempted += preempted
@@ -57,13 +57,13 @@ class Observed:
             self.spans.setdefault(span.device, deque(maxlen=_SPANS)).append(shifted)
 
     def answered(self, answered: Answered) -> None:
-        """A request has ended."""
+        """Record a request that has ended."""
         self._answers.append(answered)
         while self._answers[0].ended_s < answered.ended_s - KEPT_S:
             self._answers.popleft()
 
     def sizes(self, now_s: float, within_s: int = LATELY_S) -> dict[str, float]:
-        """Mean number of sequences per micro-batch, by phase."""
+        """Return the mean number of sequences per micro-batch, by phase."""
         total: dict[str, list[int]] = {}
         for second in self._since(now_s, within_s):
             for phase, (count, sequences) in second.sizes.items():
@@ -72,7 +72,10 @@ class Observed:
         return {phase: sequences / count for phase, (count, sequences) in total.items() if phase != "overhead"}
 
     def minute(self, now_s: float) -> dict[str, Any]:
-        """Results of the last minute: of accepted and answered requests, except for the counts of other outcomes."""
+        """Return the results of the last minute.
+
+        They cover accepted and answered requests, except for the counts of other outcomes.
+        """
         recent = [answer for answer in self._answers if answer.ended_s > now_s - MINUTE_S]
         whole = [a for a in recent if a.outcome == "answered" and a.kind in ("usual", "long")]
         seconds_s = max(1.0, min(MINUTE_S, now_s - self.since_s))
@@ -92,13 +95,15 @@ class Observed:
         }
 
     def latencies_s(self, since_s: float) -> tuple[float, ...]:
-        """Latencies of requests that arrived since then and were answered, within the recent history."""
+        """Return the latencies of answered requests that arrived since `since_s`, within the recent history."""
         whole = (a for a in self._answers if a.outcome == "answered" and a.kind in ("usual", "long"))
         return tuple(a.latency_s for a in whole if a.ended_s - a.latency_s >= since_s)
 
     def series(self, now_s: float) -> dict[str, list[list[Any]]]:
-        """For charts: (seconds ago, output tokens) by second, and (seconds ago, latency, class, whether the bound was
-        missed, whether it was rejected) of the latest requests.
+        """Return the series for charts.
+
+        `tokens`: (seconds ago, output tokens) by second. `requests`: (seconds ago, latency, class, whether the bound
+        was missed, whether it was rejected) of the latest requests.
         """
         answers = [a for a in self._answers if a.ended_s > now_s - KEPT_S and a.outcome in ("answered", "rejected")]
         return {
@@ -116,13 +121,13 @@ class Observed:
         }
 
     def latest_spans(self, most: int) -> list[Span]:
-        """Up to `most` spans of each device that has worked within a minute of the latest span."""
+        """Return up to `most` spans of each device that has worked within a minute of the latest span."""
         until_s = max((spans[-1].end_s for spans in self.spans.values()), default=0.0)
         live = [spans for spans in self.spans.values() if spans[-1].end_s > until_s - MINUTE_S]
         return [span for spans in live for span in list(spans)[-most:]]
 
     def preempted(self, now_s: float) -> int:
-        """Sequences preempted in the last minute."""
+        """Return the number of sequences preempted in the last minute."""
         return sum(second.preempted for second in self._since(now_s, MINUTE_S))
 
     def _second(self, now_s: float) -> Second:
@@ -135,6 +140,6 @@ class Observed:
 
 
 def share_within(answers: Sequence[Answered]) -> float | None:
-    """Of answers under the bound, the share within it; None without any."""
+    """Return the share of answers under the bound that are within it; None without any."""
     bound = [answer for answer in answers if answer.bound_s is not None]
     return sum(1 for answer in bound if answer.miss is None) / len(bound) if bound else None

@@ -1,4 +1,4 @@
-"""The barrier around reporting code: its failures are counted and logged, and change no answer."""
+"""A barrier around reporting code: its failures are counted and logged, and change no answer."""
 
 import contextlib
 import traceback
@@ -10,22 +10,22 @@ from prometheus_client import Counter
 from xcore.console import output
 
 Kind = Literal["history", "lengths", "log", "metrics", "monitor", "prediction", "tracing"]
-"""What has failed: lengths are those that admission learns from."""
+"""The kinds of reports that can fail; `lengths` are those that admission learns from."""
 
 FAILURES = Counter(
     "exegpt_reporting_failures", "Failures of reports, which no client has seen.", ["kind"], registry=None
 )
-"""Of this process; a server registers it with its other metrics."""
+"""The counter of this process; a server registers it with its other metrics."""
 for _kind in get_args(Kind):
     FAILURES.labels(_kind)
 
 _logged: set[tuple[Kind, str]] = set()
-"""Failures that have been logged: what has failed, and where."""
+"""Logged failures: the kind and the place."""
 
 
 @contextlib.contextmanager
 def reporting(kind: Kind) -> Iterator[None]:
-    """Return a context, or a decorator, behind which no failure gets: an answer, or an engine, doesn't end by one.
+    """Return a context, or a decorator, that contains failures: no answer and no engine ends because of them.
 
     A failure is logged once for each place, without its message, which may repeat a client's data.
     """
@@ -41,7 +41,7 @@ def reporting(kind: Kind) -> Iterator[None]:
 
 
 def place(error: BaseException) -> str:
-    """Return an exception's kind, and where it was raised; its message is left out."""
+    """Return an exception's class, and the place where it was raised, without its message."""
     frames = reversed(traceback.extract_tb(error.__traceback__))
     places = " < ".join(f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames)
     return f"{type(error).__name__} at {places}"

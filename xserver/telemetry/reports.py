@@ -20,7 +20,10 @@ class Reports:
     """Exports spans to a collector, if there is one."""
 
     def answered(self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice] = ()) -> None:
-        """A request has ended. `parent` has the headers of its caller's trace; `choices` are its own sequences."""
+        """Report a request that has ended.
+
+        `parent` has the headers of its caller's trace; `choices` are its own sequences.
+        """
         if self.tracing:
             with reporting("tracing"):
                 self.tracing.answered(answered, parent, choices)
@@ -30,7 +33,7 @@ class Reports:
 
 
 def _log(answered: Answered) -> None:
-    # a prediction is a number of numpy's, which compares with a tuple element by element
+    # A prediction is a numpy number, which would be compared with a tuple element by element.
     facts = {n: v for n, v in asdict(answered).items() if v is not None and not (isinstance(v, tuple) and not v)}
     if not output.log(answered.text, event="request", **facts):
         raise OSError("the log can't be written")

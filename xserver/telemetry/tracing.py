@@ -1,8 +1,8 @@
-"""Tracing: an OpenTelemetry span for every API request, if an endpoint is configured. No text, no token ids.
+"""Tracing: an OpenTelemetry span for every API request, if an endpoint is configured, without text and token ids.
 
 A request's span is created when the request has ended, with the times of its events, and put in a bounded queue. A
-thread of OpenTelemetry exports batches from it over HTTP: neither an answer nor the event loop waits for a collector.
-Attributes are named by OpenTelemetry's conventions (gen_ai, http), latencies by vLLM's, others begin with `exegpt.`.
+thread of OpenTelemetry exports batches from the queue over HTTP, so no answer and no event loop waits for a collector.
+Attributes are named by OpenTelemetry's conventions (gen_ai, http), latencies by vLLM's; others begin with `exegpt.`.
 """
 
 import os
@@ -27,17 +27,18 @@ PARENT = "traceparent", "tracestate"
 """Headers of W3C Trace Context, which link a request to its caller's trace."""
 _ENDPOINTS = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOLS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
-"""Of each pair the first is for traces alone, and goes before the other."""
+"""In each pair, the first variable is for traces only and takes precedence over the second."""
 _PROTOCOL = "http/protobuf"
 _OPERATIONS = {"/v1/chat/completions": "chat"}
-"""By path; others are `text_completion`."""
+"""The operation by path; other paths are `text_completion`."""
 _CLOSE_S = 3.0
 """Time limit for exporting the last spans when the server ends."""
 
 
 class Tracing:
-    """Spans of one server's requests. They go to `endpoint`, a collector's URL for traces; None: to the one given by
-    OpenTelemetry's environment variables.
+    """Exports the spans of one server's requests to `endpoint`, a collector's URL for traces.
+
+    None: to the endpoint in OpenTelemetry's environment variables.
     """
 
     def __init__(self, endpoint: str | None = None):
@@ -45,8 +46,9 @@ class Tracing:
         self._tracer = self._provider.get_tracer("exegpt", __version__)
 
     def answered(self, answered: Answered, parent: Mapping[str, str], choices: Sequence[Choice]) -> None:
-        """Export the span of an ended request. `parent` has the headers of its caller's trace; `choices` are its
-        sequences, if it ran any.
+        """Export the span of an ended request.
+
+        `parent` has the headers of its caller's trace; `choices` are its sequences, if it ran any.
         """
         from opentelemetry.trace import SpanKind, set_span_in_context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -75,15 +77,15 @@ class Tracing:
 
     def close(self) -> None:
         """Export the remaining spans, as far as a collector accepts them in time."""
-        closing = threading.Thread(target=self._provider.shutdown, daemon=True)  # it waits for half a minute
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)  # shutdown may wait for half a minute
         closing.start()
         closing.join(_CLOSE_S)
 
 
 def tracing(endpoint: str | None) -> Tracing | None:
-    """The tracing of a server; None if neither `endpoint` nor the environment gives an endpoint.
+    """Return the tracing of a server; None if neither `endpoint` nor the environment names an endpoint.
 
-    InputError if spans can't be exported at all.
+    Raises InputError if spans can't be exported at all.
     """
     given = endpoint or next(filter(None, map(os.environ.get, _ENDPOINTS)), None)
     if given is None:
@@ -124,7 +126,7 @@ def _provider(endpoint: str | None) -> "TracerProvider":
 
 
 def _facts(answered: Answered) -> dict[str, Value]:
-    """Attributes for the result of a request."""
+    """Return the attributes for the result of a request."""
     facts: dict[str, Value | None] = {
         "http.request.method": "POST",
         "http.route": answered.path,
@@ -145,7 +147,10 @@ def _facts(answered: Answered) -> dict[str, Value]:
 
 
 def _asked(choices: Sequence[Choice]) -> dict[str, Value]:
-    """Attributes for a request's parameters and the finish reasons of its sequences; empty without sequences."""
+    """Return the attributes for a request's parameters and the finish reasons of its sequences.
+
+    Empty without sequences.
+    """
     if not choices:
         return {}
     request = choices[0].request
@@ -159,8 +164,10 @@ def _asked(choices: Sequence[Choice]) -> dict[str, Value]:
 
 
 def _phases(choices: Sequence[Choice], begin_s: float) -> list[tuple[str, float, float]]:
-    """The known phases of a request, by the monotonic clock: in the queue, until any of its sequences starts; prefill,
-    until any has its first token; decode, until all have their last ones.
+    """Return the known phases of a request, by the monotonic clock.
+
+    The queue lasts until any of its sequences starts, prefill until any has its first token, and decode until all have
+    their last tokens.
     """
     outputs = [choice.output for choice in choices]
     firsts = [output.first_s for output in outputs if output.first_s is not None]

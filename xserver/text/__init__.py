@@ -1,1 +1,1 @@
-"""Text: from messages to prompts, and from tokens to text."""
+"""Text: convert messages to prompts, and tokens to text."""

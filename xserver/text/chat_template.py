@@ -1,4 +1,4 @@
-"""Chat templates: from messages to a prompt, as by transformers' `apply_chat_template`."""
+"""Chat templates: convert messages to a prompt, as transformers' `apply_chat_template` does."""
 
 import json
 import time
@@ -23,13 +23,13 @@ _OPTIONS = {"chat_template", "conversation", "tokenize", "padding", "truncation"
 """Parameters of `apply_chat_template`, which clients can't use as variables of a template."""
 _MARK = "END_OF_THE_MESSAGE_THAT_IS_CONTINUED "
 _MOST_S = 5.0
-"""Seconds that rendering may take."""
+"""Maximum time for rendering, in seconds."""
 _SHOWN = 300
-"""Characters of a template's own error that are shown to a client."""
+"""Maximum characters of a template's own error in an answer to a client."""
 _MOST_SIZE = 2**24
-"""Characters, elements or bits of a product or power."""
+"""Maximum characters, elements or bits of a product or power."""
 _TURN, _UNTIL = "_turn", "_until"
-"""Names in a template: what each turn of a loop calls, and the moment when time is over."""
+"""Names in a template: the function that each iteration of a loop calls, and the time at which rendering must end."""
 
 
 class _Generation(Extension):
@@ -38,7 +38,7 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012 - as in jinja2
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """Parse the body in a scope of its own."""
+        """Parse the body in a separate scope."""
         line = next(parser.stream).lineno
         return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
 
@@ -58,8 +58,9 @@ def _to_json(
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox for templates that may not end: each turn of a loop looks at the clock, and `*` and `**` have
-    results of a size that a prompt can have.
+    """Jinja's sandbox, for templates that may not end.
+
+    Each iteration of a loop checks the clock. Results of `*` and `**` have limited sizes, large enough for prompts.
     """
 
     intercepted_binops = frozenset({"*", "**"})
@@ -72,7 +73,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Multiply or raise, unless that could fill the memory."""
+        """Multiply or raise to a power, unless the result could fill the memory."""
         sizes = [len(value) if isinstance(value, str | list | tuple) else value for value in (left, right)]
         if all(isinstance(size, int) for size in sizes):
             bits = max(1, abs(sizes[0]).bit_length()) * abs(sizes[1]) if operator == "**" else 0
@@ -84,7 +85,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 @pass_context
 def _turn(context: Context) -> None:
-    """Take one turn of a loop; ApiError once the time is over."""
+    """Check the time in one iteration of a loop; ApiError after the end of the time."""
     if time.monotonic() > context[_UNTIL]:
         raise _too_long()
 
@@ -108,21 +109,23 @@ class ChatTemplate:
     """A model's chat template with its special tokens' names."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template"):
-        """InputError where `source` is no template; `name` is where it is from."""
+        """Raise InputError if `source` is no template; `name` says where it comes from."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise InputError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}).") from None
-        except Exception as error:  # nested too deeply; code that Python itself refuses
+        except Exception as error:  # for example too deep nesting, or code that Python rejects
             raise InputError(f"{name} is not a Jinja template ({str(error) or type(error).__name__}).") from None
         self._special_tokens = dict(special_tokens)
         self._reserved = {*environment.globals, *SPECIAL_TOKENS, *_SET_BY_SERVER, *_OPTIONS}
 
     @staticmethod
     def read(directory: Path, given: Path | None = None) -> "ChatTemplate | None":
-        """The `given` file, or a model directory's `chat_template.jinja`, or the template in its tokenizer_config.json,
-        the one named `default` where it has several; None where there is none. InputError for what can't be read.
+        """Read the `given` file, or the template of a model directory; None if there is none.
+
+        A directory's template is its `chat_template.jinja`, otherwise the one in its tokenizer_config.json. If that has
+        several, it is the one with the name `default`. Raises InputError for a template that can't be read.
         """
         config = _document(directory / "tokenizer_config.json")
         special = _special_tokens(_document(directory / "special_tokens_map.json") | config)
@@ -148,8 +151,10 @@ class ChatTemplate:
         options: Mapping[str, Any],
         longest: int,
     ) -> str:
-        """The prompt of a conversation, at most `longest` characters. With `continue_final_message` it ends where the
-        last message's text does. ApiError where the template refuses the conversation, or an option's name is reserved.
+        """Return the prompt of a conversation, with at most `longest` characters.
+
+        With `continue_final_message` it ends at the end of the last message's text. Raises ApiError if the template
+        refuses the conversation, or if an option's name is reserved.
         """
         reserved = next((name for name in options if name in self._reserved or name.startswith("_")), None)
         if reserved is not None:
@@ -181,13 +186,13 @@ class ChatTemplate:
         except _Raised as error:
             why = f"The chat template refuses the conversation: {str(error)[:_SHOWN]}"
             raise invalid(why, "messages") from None
-        except Exception:  # a template may do to values what they don't have
+        except Exception:  # a template may use operations that values lack
             raise invalid("The chat template can't render this conversation.", "messages") from None
         return "".join(pieces)
 
 
 def _until_mark(text: str, last: str) -> str:
-    """The text before the mark, without the space that the template may have put in place of the message's own."""
+    """Return the text before the mark, without a space that the template has put in place of the message's own."""
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text:
         raise invalid("The chat template doesn't render the message that is to be continued.", "messages")
@@ -196,7 +201,7 @@ def _until_mark(text: str, last: str) -> str:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """The names' tokens, which are texts or documents with a `content`."""
+    """Return the tokens by name; the config holds them as texts or as documents with a `content`."""
     tokens = {}
     for name in SPECIAL_TOKENS:
         token = config.get(name)

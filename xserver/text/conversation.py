@@ -1,4 +1,4 @@
-"""From a conversation's messages to the tokens of a prompt."""
+"""Convert a conversation's messages to the prompt's text."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from xserver.http.served_model import ServedModel
 
 
 def prompt_of(body: Conversation, model: ServedModel) -> str:
-    """The prompt's text. ApiError where the model has no chat template, or it refuses the messages."""
+    """Return the prompt's text; ApiError if the model has no chat template, or the template refuses the messages."""
     if model.chat_template is None:
         raise invalid(
             "The model has no chat template: start the server with --chat-template FILE, or use /v1/completions.",
@@ -29,7 +29,7 @@ def prompt_of(body: Conversation, model: ServedModel) -> str:
 
 
 def _rendered(message: Message) -> dict[str, Any]:
-    """A message as templates see it: `developer` is a name of `system`, and parts are one text."""
+    """Return a message for templates: `developer` becomes `system`, and parts become one text."""
     text = message.content if isinstance(message.content, str) else "\n".join(part.text for part in message.content)
     role = "system" if message.role == "developer" else message.role
     named = {"name": message.name, "tool_call_id": message.tool_call_id}

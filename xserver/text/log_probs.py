@@ -22,13 +22,15 @@ class TextLogProb:
 
     @staticmethod
     def of(text: OutputText, token: int, logprob: TokenLogProb) -> "TextLogProb":
-        """The log-probability of the next token of a text."""
+        """Return the log-probability of the next token of a text."""
         own, likeliest = logprob
         return TextLogProb(text.shown(token), own, tuple((text.shown(i), value) for i, value in likeliest))
 
     def placed(self, begin: int, made: str) -> "TextLogProb":
-        """With its place, where the token has completed the text `made`, which begins at `begin`: at its end, or there
-        where the token is a part of a character.
+        """Return the entry with its place, if the token has completed the text `made`, which begins at `begin`.
+
+        The place is the start of the token's own text at the end of `made`; for a token that is a part of a character,
+        `begin`.
         """
         own = _text(self.data)
         return replace(self, offset=begin + (len(made) - len(own) if made.endswith(own) else 0))
@@ -36,22 +38,22 @@ class TextLogProb:
 
 @dataclass(frozen=True)
 class PromptText:
-    """The text of a prompt as it is echoed."""
+    """The text of a prompt for its echo."""
 
     text: str
     spans: tuple[tuple[int, int], ...] | None
-    """Where its tokenizer found each token in the text; None: the text is that of the tokens."""
+    """The position of each token in the text by the tokenizer; None: the text was made from the tokens."""
 
     @staticmethod
     def of(token_bytes: TokenBytes, tokens: Sequence[int]) -> "PromptText":
-        """The text of a prompt of tokens, with the names of special ones."""
+        """Return the text of a prompt that came as tokens, with the names of special tokens."""
         text = OutputText(token_bytes, (), named=True)
         return PromptText(text.push(tokens) + text.finish(), None)
 
     def logprobs(
         self, token_bytes: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]
     ) -> list[TextLogProb]:
-        """Log-probabilities of its tokens, with their places in the text."""
+        """Return the log-probabilities of its tokens, with their places in the text."""
         text = OutputText(token_bytes, (), named=True)
         entries, offset = [], 0
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
@@ -69,7 +71,7 @@ class PromptText:
 
 
 def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:
-    """`logprobs` of a chat completion's choice."""
+    """Return the `logprobs` of a chat completion's choice."""
 
     def document(data: bytes, logprob: float | None) -> dict[str, Any]:
         return {"token": _text(data), "logprob": logprob, "bytes": list(data)}
@@ -82,8 +84,9 @@ def chat_logprobs(entries: Iterable[TextLogProb]) -> dict[str, Any]:
 
 
 def completion_logprobs(entries: Sequence[TextLogProb]) -> dict[str, Any]:
-    """`logprobs` of a completion's choice. Of tokens with the same text a map has the likelier; it has the sampled one,
-    too.
+    """Return the `logprobs` of a completion's choice.
+
+    If tokens have the same text, the map keeps the likeliest of them. It also has the sampled token.
     """
     return {
         "tokens": [_text(entry.data) for entry in entries],

@@ -7,8 +7,9 @@ from itertools import groupby
 from xserver.text.token_bytes import TokenBytes
 
 _CONTEXT = 4
-"""Tokens that others are decoded behind: a first token may lose its space when decoded alone. Each has a byte or more,
-and a character four at most.
+"""Number of preceding tokens with which others are decoded: a first token may lose its space when decoded alone.
+
+Each token has at least one byte, and a character at most four.
 """
 
 
@@ -21,15 +22,16 @@ codecs.register_error("replace-bytes", _replace_bytes)
 
 
 class OutputText:
-    """The text of one sequence's output: the text of prompt and output less the prompt's. `push` returns what is
-    certain, `finish` the rest: at most three bytes of a character whose end hasn't come.
+    """The text of one sequence's output: the text of prompt and output without the prompt's.
 
-    A prompt that ends inside a character is followed by that character where the output completes it. Bytes that aren't
+    `push` returns the text that is certain, `finish` the rest: at most three bytes of an incomplete character.
+
+    If the output completes a character in which the prompt ends, that character follows the prompt. Bytes that aren't
     UTF-8 become U+FFFD as in tokenizers: once for a cut character of byte-level ones, once per byte with byte fallback.
-    There the tokenizers library replaces valid characters beside such bytes, too; here they stay, since they may have
-    been sent.
+    With byte fallback, the tokenizers library also replaces valid characters next to such bytes. Here they stay,
+    because they may have been sent already.
 
-    Special tokens have no text, or, with `named`, their names.
+    Special tokens have no text, or with `named` their names.
     """
 
     def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int], named: bool = False):
@@ -39,11 +41,11 @@ class OutputText:
         self._utf8.decode(ending)
         cut = self._utf8.getstate()[0]
         self._shown = cut.decode("utf-8", self._utf8.errors)
-        """What the prompt's text has in place of a character that it ends in."""
+        """The replacement in the prompt's text for the incomplete character at its end."""
         self._strips = token_bytes.strips_space and not self._before
 
     def push(self, tokens: Sequence[int]) -> str:
-        """The text that these tokens complete."""
+        """Return the text that these tokens complete."""
         text = ""
         for kind, group in groupby(tokens, self._kind):
             run = list(group)
@@ -56,11 +58,11 @@ class OutputText:
         return text
 
     def finish(self) -> str:
-        """The text that was held back; an incomplete character is replaced."""
+        """Return the text that was held back; an incomplete character is replaced."""
         return self._less_shown(self._utf8.decode(b"", final=True))
 
     def shown(self, token: int) -> bytes:
-        """The text that a token would have next, in UTF-8 or a part of it; a special one's is its name."""
+        """Return the text that a token would have next, in UTF-8 or a part of it; for a special token, its name."""
         data = self._bytes.get(token)
         if data is None:
             return self._behind([token]).encode()
@@ -73,7 +75,7 @@ class OutputText:
         return "text" if data is None else "bytes" if data else "special"
 
     def _end_of(self, prompt_ids: Sequence[int]) -> tuple[list[int], bytes]:
-        """The prompt's last tokens with text, and the bytes of those at its end that are bytes."""
+        """Return the prompt's last tokens with text, and the bytes of the byte tokens at its end."""
         before: list[int] = []
         ending, are_bytes = b"", True
         for token in reversed(prompt_ids):

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """Passes text on, except for a suffix that may be the beginning of a stop text. The stop text that ends first ends
-    the output, and is left out unless `included`.
+    """Passes text on, except for a suffix that may be the beginning of a stop text.
+
+    The stop text that ends first ends the output, and is left out unless `included`.
     """
 
     def __init__(self, stops: Sequence[str], included: bool = False):
@@ -18,7 +19,7 @@ class StopTexts:
         return bool(self._held)
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that can be passed on, and whether a stop text ended it."""
+        """Return the text that can be passed on, and whether a stop text ended it."""
         if not self._stops:
             return text, False
         held = self._held + text
@@ -32,11 +33,11 @@ class StopTexts:
         return held[: len(held) - keep], False
 
     def finish(self) -> str:
-        """The text that was held back."""
+        """Return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
     def _may_begin(self, text: str) -> int:
-        """The length of the longest suffix that begins a stop text."""
+        """Return the length of the longest suffix that begins a stop text."""
         longest = min(len(text), max(map(len, self._stops)) - 1)
         return next((n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in self._stops)), 0)

@@ -9,12 +9,13 @@ _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 _BYTES = {chr(byte): byte for byte in _PRINTABLE}
 _OTHERS = (byte for byte in range(256) if byte not in _PRINTABLE)
 _BYTES |= {chr(256 + i): byte for i, byte in enumerate(_OTHERS)}
-"""Letters of byte-level vocabularies and their bytes: printable Latin-1 stands for itself, then the others."""
+"""Letters of byte-level vocabularies and their bytes: printable Latin-1 stands for itself, the others follow."""
 
 
 class TokenBytes:
-    """Which bytes a token stands for, by its tokenizer's decoder: all tokens of a byte-level one do, and `<0xE4>` where
-    there is a byte fallback.
+    """The bytes that tokens stand for, by their tokenizer's decoder.
+
+    All tokens of a byte-level tokenizer stand for bytes. With byte fallback, tokens such as `<0xE4>` do.
     """
 
     def __init__(self, tokenizer: Any):
@@ -32,20 +33,21 @@ class TokenBytes:
         """Whether a space that begins the whole text is removed."""
 
     def get(self, token: int) -> bytes | None:
-        """The token's bytes: none for special tokens and ids beyond the tokenizer; None where its text depends on the
-        tokens before it.
+        """Return the token's bytes; empty for special tokens and ids beyond the tokenizer.
+
+        None if the token's text depends on the preceding tokens.
         """
         if token not in self._known:
             self._known[token] = self._bytes_of(self.tokenizer.id_to_token(token))
         return self._known[token]
 
     def special(self, token: int) -> str:
-        """The name of a special token; empty for any other."""
+        """Return the name of a special token; empty for any other."""
         name = self.tokenizer.id_to_token(token)
         return name if name in self._special else ""
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The tokenizer's own text of tokens."""
+        """Return the tokenizer's own text of tokens."""
         text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 

@@ -1,4 +1,4 @@
-"""How well rankers order prompts by the lengths of their outputs, beside what needs no training."""
+"""Evaluate how well rankers order prompts by the lengths of their outputs, compared with methods without training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,28 +16,32 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Row:
-    """A way to rank, and its Kendall's tau-b with the lengths; None where it can't be told."""
+    """A ranking method, and its Kendall's tau-b with the lengths; None if it can't be computed."""
 
     name: str
     tau: float
     within: dict[str, float]
-    """Of each kind's prompts alone."""
+    """Kendall's tau-b within each kind of prompts."""
     across: float | None
-    """Of pairs of different kinds, those that the way leaves tied counted as half right."""
+    """The result for pairs of different kinds; pairs that the method leaves tied count as half right."""
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """All ways on the same prompts."""
+    """The results of all methods on the same prompts."""
 
     prompts: int
     kinds: dict[str, int]
-    """Prompts of each kind."""
+    """The number of prompts of each kind."""
     rows: tuple[Row, ...]
 
 
 def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Sequence[Example]) -> Evaluation:
-    """The rankers on `examples`, beside prompts' lengths, the median length of each kind in `train`, and the truth."""
+    """Evaluate the rankers on `examples`, and compare them with baselines.
+
+    The baselines are the lengths of the prompts, the median output length of each kind in `train`, and the true
+    lengths.
+    """
     if len(examples) < 2:
         raise InputError(f"A ranker is evaluated on at least 2 prompts, and there are {len(examples)}: give more.")
     lengths = np.array([example.output_tokens for example in examples])
@@ -64,7 +68,7 @@ def _row(name: str, scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np
 
 
 def _across(scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_]) -> float:
-    """(right - wrong) / all, over pairs of different kinds and lengths."""
+    """Return (right - wrong) / all, over pairs of different kinds and lengths."""
     apart = (kinds[:, None] != kinds[None, :]) & (lengths[:, None] < lengths[None, :])
     sign = np.sign(scores[:, None] - scores[None, :])
     return float(sign[apart].sum() / max(1, apart.sum()))

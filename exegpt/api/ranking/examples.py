@@ -15,27 +15,33 @@ from xcore.orders.features import Features
 
 Part = Literal["train", "validation", "test"]
 _LEAST = 20
-"""Examples of a file; fewer are no basis for a split."""
+"""Minimum number of examples in a file; fewer don't allow a split."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt and its output's length."""
+    """A prompt and the length of its output."""
 
     prompt: str
     output_tokens: int
     kind: str = ""
-    """What sort of prompt, where the file says so."""
+    """The kind of prompt, if the file names it."""
 
     @property
     def part(self) -> Part:
-        """Where it belongs, by a hash of the prompt: the same prompt is never in two parts. 70, 15 and 15 %."""
+        """The part to which it belongs, by a hash of the prompt: the parts have 70, 15 and 15 %.
+
+        The same prompt is never in two parts.
+        """
         place = zlib.crc32(self.prompt.strip().encode("utf-8", "replace")) % 100
         return "train" if place < 70 else "validation" if place < 85 else "test"
 
 
 def read_examples(path: Path) -> list[Example]:
-    """The examples of a JSONL file with `prompt` and `output_tokens`, and perhaps `kind`. InputError names the line."""
+    """Read the examples of a JSONL file with `prompt`, `output_tokens` and optionally `kind`.
+
+    Raises InputError with the number of an invalid line.
+    """
     examples = []
     for number, line in enumerate(read_lines(path, "file of prompts"), 1):
         if not line.strip():
@@ -54,7 +60,7 @@ def read_examples(path: Path) -> list[Example]:
 
 
 def arrays(examples: Sequence[Example]) -> tuple[Features, NDArray[np.int64]]:
-    """Features and lengths [n]; InputError where all outputs are as long."""
+    """Return features and lengths [n]; InputError if all outputs are equally long."""
     lengths = np.array([example.output_tokens for example in examples], dtype=np.int64)
     if len(set(lengths.tolist())) < 2:
         raise InputError("The prompts to train on have outputs of one length: there is nothing to rank.")
@@ -62,5 +68,5 @@ def arrays(examples: Sequence[Example]) -> tuple[Features, NDArray[np.int64]]:
 
 
 def of_part(examples: Sequence[Example], *parts: Part) -> list[Example]:
-    """Those of some parts."""
+    """Return the examples of some parts."""
     return [example for example in examples if example.part in parts]

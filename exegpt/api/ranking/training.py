@@ -1,4 +1,4 @@
-"""Training of rankers: ListMLE over batches of prompts, and a classifier of length buckets to compare with."""
+"""Train rankers: by ListMLE over batches of prompts, and as a classifier of length buckets for comparison."""
 
 import math
 from collections.abc import Callable
@@ -13,38 +13,41 @@ from xcore.orders.features import BUCKETS, DENSE, Features
 from xcore.orders.ranker import Ranker
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""From outputs [batch, outputs] and targets [batch]."""
+"""A loss of outputs [batch, outputs] and targets [batch]."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What training is told. The defaults were chosen on the validation part of `docs/multimodel.md`'s data."""
+    """The hyperparameters of training.
+
+    The defaults were chosen on the validation part of `docs/multimodel.md`'s data.
+    """
 
     width: int = 32
-    """Of the embeddings."""
+    """Width of the embeddings."""
     hidden: int = 64
     batch: int = 64
     epochs: int = 16
     learning_rate: float = 2e-3
     dropout: float = 0.6
-    """Share of a prompt's words that a batch leaves out."""
+    """Share of a prompt's words that are left out in a batch."""
     seed: int = 0
 
 
 def train_ranker(features: Features, lengths: NDArray[np.int64], recipe: Recipe) -> Ranker:
-    """A ranker by ListMLE: the likelihood of the true order of a batch's lengths, shortest first."""
+    """Train a ranker by ListMLE: the likelihood of the true order of a batch's lengths, shortest first."""
     return _train(features, torch.as_tensor(lengths, dtype=torch.float32), recipe, 1, list_mle)
 
 
 def train_classifier(features: Features, lengths: NDArray[np.int64], recipe: Recipe, buckets: int = 10) -> Ranker:
-    """A classifier of length buckets, each with as many of the lengths as the others, by cross entropy."""
+    """Train a classifier by cross entropy, with length buckets that hold equally many of the lengths."""
     edges = np.quantile(lengths, np.arange(1, buckets) / buckets)
     target = torch.as_tensor(np.searchsorted(edges, lengths, side="left"), dtype=torch.long)
     return _train(features, target, recipe, buckets, functional.cross_entropy)
 
 
 def list_mle(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Minus the log-likelihood of the order by length under Plackett-Luce, per prompt; scores [batch, 1]."""
+    """Return minus the log-likelihood of the order by length under Plackett-Luce, per prompt; scores [batch, 1]."""
     ordered = scores[torch.argsort(lengths, stable=True), 0]
     rest = torch.logcumsumexp(ordered.flip(0), 0).flip(0)
     return (rest - ordered).mean()
@@ -69,7 +72,7 @@ def _train(features: Features, targets: torch.Tensor, recipe: Recipe, outputs: i
 
 
 def _parameters(recipe: Recipe, outputs: int, generator: torch.Generator) -> list[torch.Tensor]:
-    """Those of `Ranker`, at random."""
+    """Return random parameters for a `Ranker`."""
     inputs = recipe.width + DENSE
 
     def normal(scale: float, *shape: int) -> torch.Tensor:
@@ -87,7 +90,7 @@ def _parameters(recipe: Recipe, outputs: int, generator: torch.Generator) -> lis
 def _forward(
     parameters: list[torch.Tensor], features: Features, dropout: float, generator: torch.Generator
 ) -> torch.Tensor:
-    """As `Ranker.outputs`, with words left out at random."""
+    """Compute the outputs as `Ranker.outputs` does, with words left out at random."""
     embedding, first, first_bias, last, last_bias = parameters
     keep = (torch.rand(len(features.buckets), generator=generator) >= dropout).float() / (1 - dropout)
     counts = torch.as_tensor(np.maximum(np.diff(features.starts), 1), dtype=torch.float32)
