@@ -17,7 +17,9 @@ def store_profile(directory: Path, ranks: int = 1) -> None:
     from xrunner.models.device import CPU
 
     spec = ModelSpec.from_directory(directory)
-    made = replace(profile(spec), provenance=store.facts(CPU, FEW))
+    one = profile(spec)
+    degrees = tuple(replace(degree, tp=tp) for degree in one.degrees for tp in range(1, ranks + 1) if ranks % tp == 0)
+    made = replace(one, degrees=degrees, provenance=store.facts(CPU, FEW))
     cluster = replace(local_cluster(), devices_per_node=ranks)
     job = SimpleNamespace(size=ranks, nodes=(tuple(range(ranks)),), per_node=ranks)
     keep(Job(cluster, made), spec, job, CPU, FEW)
