@@ -35,7 +35,7 @@ _ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link
 
 
 def systems_folder() -> Path | None:
-    """The installed package's folder of tables; None where it isn't installed."""
+    """Return the installed package's folder of tables; None where it isn't installed."""
     package = importlib.util.find_spec(_PACKAGE)
     places = package.submodule_search_locations if package else None
     return Path(next(iter(places))) / "systems" if places else None
@@ -51,9 +51,11 @@ def aiconfigurator_profile(
     overhead_s: float = 0.0,
     serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """A model's Profile on `system` from the tables measured with `engine`'s kernels. `folder` is the package's systems
-    folder, by default the installed one's; `overhead_s` the engine's own time per iteration, which it doesn't hold, or
-    `serving` all that an engine adds but its clock: measured kernels were at theirs.
+    """Return a model's Profile on `system` from the tables measured with `engine`'s kernels.
+
+    `folder` is the package's systems folder, by default the installed one's; `overhead_s` the engine's own time per
+    iteration, which it doesn't hold, or `serving` all that an engine adds but its clock: measured kernels were at
+    theirs.
 
     Raises InputError for a system, engine, dtype or shape that the tables don't hold, each with what they do.
     """
@@ -214,7 +216,10 @@ def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[
 
 
 def _collective(rows: dict[str, Array]) -> dict[int, Table]:
-    """Seconds by message bytes, by the number of devices. Kernels launched from a graph, where both were measured."""
+    """Return seconds by message bytes, by the number of devices.
+
+    Kernels launched from a graph, where both were measured.
+    """
     kept = np.ones(len(rows["latency"]), dtype=bool)
     sources = {str(s) for s in rows["kernel_source"]}
     graphs = {s for s in sources if s.endswith("_graph")}
@@ -235,7 +240,7 @@ def _collective(rows: dict[str, Array]) -> dict[int, Table]:
 
 
 def _seconds(tables: dict[int, Table], size: Array, tp: int) -> Array:
-    """A collective over `tp` devices; a smaller message than any measured takes as long as the smallest."""
+    """Return a collective over `tp` devices; a smaller message than any measured takes as long as the smallest."""
     if tp == 1:
         return np.zeros_like(size)
     return np.asarray(tables[tp](np.maximum(size, tables[tp].points[0][0])))

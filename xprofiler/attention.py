@@ -69,7 +69,7 @@ class AttentionProbe:
             firsts = itertools.cycle(range(0, self._blocks // blocks * blocks, blocks))
 
             def attend_planned() -> torch.Tensor:
-                """By the plan for the first blocks, over another part of the pool each time."""
+                """Return by the plan for the first blocks, over another part of the pool each time."""
                 begin, (q, out) = next(firsts), next(layers)
                 keys, values = (cache[begin : begin + blocks] for cache in (self._keys, self._values))
                 return attention(q, keys, values, table, offsets, contexts, out, work=plan, **options)

@@ -47,7 +47,7 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
 
 
 def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Schedule:
-    """One batch, decoded to its end on this machine's only device."""
+    """Return one batch, decoded to its end on this machine's only device."""
     spec: ModelSpec = model.spec
     return Schedule(
         version=Schedule.VERSION,

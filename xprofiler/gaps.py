@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 
 def gridded(points: tuple[tuple[float, ...], ...], measured: Mapping[tuple[float, ...], float]) -> Array:
-    """The measured seconds on the grid, NaN where there are none; points off the grid are left out."""
+    """Return the measured seconds on the grid, NaN where there are none; points off the grid are left out."""
     values = np.array([measured.get(at, np.nan) for at in itertools.product(*points)], dtype=np.float64)
     return values.reshape([len(p) for p in points])
 
@@ -53,7 +53,7 @@ def _along(at: Array, values: Array) -> tuple[Array, Array]:
 
 
 def table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], values: Array, beyond: Array) -> Table:
-    """The Table of `values`, whose NaNs become those of `beyond` and are named as filled."""
+    """Return the Table of `values`, whose NaNs become those of `beyond` and are named as filled."""
     gaps = np.isnan(values)
     filled = np.where(gaps, beyond, values).ravel()
     return Table(axes, points, tuple(filled.tolist()), filled=tuple(np.flatnonzero(gaps).tolist()) or None)

@@ -15,7 +15,7 @@ from xcore.specs.profile import Table
 
 
 def table_for(measured: Mapping[tuple[int, int], Table], heads: int, kv_heads: int) -> Table:
-    """The table [batch, length] for so many heads and KV heads, from tables over one common grid.
+    """Return the table [batch, length] for so many heads and KV heads, from tables over one common grid.
 
     Raises InputError where no measured table leads there.
     """

@@ -41,8 +41,10 @@ def measured_job(
     progress: Progress | None = None,
     attention: str = "triton",
 ) -> Job:
-    """What such a job measured before, at all points rather than at few; else now, at few. What was measured while the
-    machine was busy is measured again, and the calmest kept. All ranks call it alike, and all get it.
+    """Return what such a job measured before, at all points rather than at few; else now, at few.
+
+    What was measured while the machine was busy is measured again, and the calmest kept. All ranks call it alike, and
+    all get it.
     """
     spec = ModelSpec.from_directory(directory)
     kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), Job)
@@ -82,7 +84,10 @@ def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, point
 
 
 def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[Job, ...]:
-    """The stored one, or nothing. One of an older version counts as none."""
+    """Return the stored one, or nothing.
+
+    One of an older version counts as none.
+    """
     if ranks.size == 1:
         profile = store.find_here(spec, dtype, device, attention)
         return (Job(machine.local(device), profile),) if profile else ()

@@ -66,7 +66,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    """The contents of `meta.yaml` in the folder or the one above it; empty without one."""
+    """Return the contents of `meta.yaml` in the folder or the one above it; empty without one."""
     for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if path.is_file():
             meta = read_yaml(path, "meta") or {}
@@ -97,7 +97,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[CsvRow]:
 
 
 def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[float, float]]:
-    """Seconds by layer and number of tokens or sequences."""
+    """Return seconds by layer and number of tokens or sequences."""
     seconds: dict[str, dict[float, float]] = defaultdict(dict)
     for row in _read(path, ("layer", axis)):
         seconds[row["layer"]][row.number(axis)] = row.number("time_us") * _US
@@ -108,14 +108,14 @@ def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[
 
 
 def _sum(axis: str, parts: list[dict[float, float]]) -> Table:
-    """The sum of several layers' times where the first was measured; the others linear between their points."""
+    """Return the sum of several layers' times where the first was measured; the others linear between their points."""
     at = tuple(sorted(parts[0]))
     total = sum(np.interp(at, sorted(p), [p[x] for x in sorted(p)]) for p in parts)
     return Table((axis,), (at,), tuple(np.asarray(total).tolist()))
 
 
 def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
-    """One layer; attention of prompts alone and of decoding alone are slices of the shared table."""
+    """Return one layer; attention of prompts alone and of decoding alone are slices of the shared table."""
     chunks, pasts, decodes, contexts = mixed.points
     seconds = np.array(mixed.values).reshape([len(p) for p in mixed.points])
     alone = seconds[:, :, 0, 0]  # no decoding: the context doesn't matter
@@ -136,7 +136,7 @@ def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
 
 
 def _attention(path: Path) -> Table:
-    """The shared kernel's table over [chunk, past, decodes, context].
+    """Return the shared kernel's table over [chunk, past, decodes, context].
 
     Without a prompt the past doesn't matter, without decoding the context doesn't: those planes repeat the one value
     that was measured. Two grids that were measured over each other leave gaps, which are bridged linearly. What no

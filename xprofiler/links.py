@@ -40,18 +40,21 @@ class HostLinks:
         return functools.partial(summed, group=group) if group is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
-        """A function that sends a tensor from the pair's first rank to its second, and back."""
+        """Return a function that sends a tensor from the pair's first rank to its second, and back."""
         first = self._ranks.rank == pair[0]
         go = self._ranks.between(pair[1] if first else pair[0], first)
         return lambda x: go(x.numpy())
 
     def time(self, call: Callable[[], object]) -> Timing:
-        """Seconds of a call that other ranks make too."""
+        """Return seconds of a call that other ranks make too."""
         return timed(call, least=REPEATS, most=REPEATS)
 
 
 class DirectLinks:
-    """Tensors go from device to device by torch.distributed. All ranks construct it at once."""
+    """Tensors go from device to device by torch.distributed.
+
+    All ranks construct it at once.
+    """
 
     def __init__(self, ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device, backend: str = "nccl"):
         import torch.distributed as dist
@@ -90,7 +93,7 @@ class DirectLinks:
         return reduce if mine is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
-        """A function that sends a tensor from the pair's first rank to its second, and back."""
+        """Return a function that sends a tensor from the pair's first rank to its second, and back."""
         import torch.distributed as dist
 
         first, group = self._ranks.rank == pair[0], self._pairs[pair]
@@ -103,8 +106,9 @@ class DirectLinks:
         return go
 
     def time(self, call: Callable[[], object]) -> Timing:
-        """Device seconds of a call that other ranks make too. All calls are queued at once, so that after the first no
-        rank waits for another's host.
+        """Device seconds of a call that other ranks make too.
+
+        All calls are queued at once, so that after the first no rank waits for another's host.
         """
         call()
         moments = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 2)]
@@ -119,7 +123,7 @@ Links = HostLinks | DirectLinks
 
 
 def make_links(ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device) -> Links:
-    """The links between the ranks; Agreed where several ranks share a GPU or have no NCCL."""
+    """Return the links between the ranks; Agreed where several ranks share a GPU or have no NCCL."""
     if ranks.size == 1 or device.type == "cpu":
         return HostLinks(ranks)
     ranks.agree(_has_nccl)

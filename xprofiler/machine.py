@@ -38,7 +38,7 @@ class Rates(Noun):
 
 
 def cpu_name() -> str:
-    """The CPU's name and generation, from the operating system."""
+    """Return the CPU's name and generation, from the operating system."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -50,8 +50,9 @@ def cpu_name() -> str:
 
 
 def local(device: "torch.device") -> ClusterSpec:
-    """This machine's CPU or GPU as a cluster of one device. A GPU's rates are measured (a second); the
-    CPU's are zero, and measured on first use.
+    """Return this machine's CPU or GPU as a cluster of one device.
+
+    A GPU's rates are measured (a second); the CPU's are zero, and measured on first use.
     """
     cluster = local_cluster()
     if device.type == "cpu":
@@ -69,8 +70,9 @@ def local(device: "torch.device") -> ClusterSpec:
 
 
 def local_named(device: str | None) -> ClusterSpec:
-    """Return `local` of a device by its name; None: a GPU if there is one, else the CPU. InputError for one that isn't
-    there.
+    """Return `local` of a device by its name; None: a GPU if there is one, else the CPU.
+
+    InputError for one that isn't there.
     """
     from xrunner.models.device import find_device
 
@@ -78,7 +80,7 @@ def local_named(device: str | None) -> ClusterSpec:
 
 
 def which(cluster: ClusterSpec) -> "torch.device | None":
-    """The device of this machine from which `local` made a cluster; None for another machine's."""
+    """Return the device of this machine from which `local` made a cluster; None for another machine's."""
     import torch
 
     if cluster.is_cpu:
@@ -108,9 +110,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
 
 
 def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype: "torch.dtype | None" = None) -> float:
-    """FLOP/s of a large matrix product, in float32 by default, through the linear kernel that the runner
-    uses.
-    """
+    """FLOP/s of a large matrix product, in float32 by default, through the linear kernel that the runner uses."""
     import torch
 
     from exegpt.kernels.linear import PackedLinear
@@ -129,7 +129,7 @@ def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = No
 
 
 def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
-    """The local cluster with its CPU's rate in a dtype and bandwidth measured (about a second)."""
+    """Return the local cluster with its CPU's rate in a dtype and bandwidth measured (about a second)."""
     from xrunner.models.weights import torch_dtype
 
     rate = matrix_flops_s(dtype=torch_dtype(dtype))

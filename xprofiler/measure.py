@@ -165,7 +165,10 @@ def _measure(
     facts: dict[str, str],
     points: Points,
 ) -> Measured:
-    """Time every point and compile the Profile. `reduces`: the all-reduce of each tensor-parallel degree above 1."""
+    """Time every point and compile the Profile.
+
+    `reduces`: the all-reduce of each tensor-parallel degree above 1.
+    """
     for turn in range(points.passes):
         measure_links(recorder, ranks, links, turn)
     send, send_between_nodes = sends(recorder, ranks)
@@ -196,12 +199,12 @@ def _measure(
 
 
 def _no_all_reduce(partial: torch.Tensor) -> torch.Tensor:
-    """The partial sums unreduced: the all-reduce is timed separately, by tokens."""
+    """Return the partial sums unreduced: the all-reduce is timed separately, by tokens."""
     return partial
 
 
 def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTables, Table]:
-    """The tables of degree 1, and the engine's overhead."""
+    """Return the tables of degree 1, and the engine's overhead."""
     tables = _parts(model, recorder, points)
     decoder, encoder = _decoder_tables(tables), _encoder_tables(tables)
     degree = DegreeTables(1, decoder, tables["embedding"], tables["head"], encoder)
@@ -212,7 +215,7 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
 
 
 def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
-    """What one of the model's iterations takes longer after other models'; nothing after none."""
+    """Return what one of the model's iterations takes longer after other models'; nothing after none."""
     layers, head, reuse = layer_pass(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS), Reuse(model)
     grid = grids(points, model.spec)["switch"]
     for turn, size in itertools.product(range(points.passes), grid.points[0]):
@@ -246,7 +249,7 @@ def _shard(
 
 
 def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
-    """The sum of one and `blocks` times the other; its spread is the mean of theirs, each by its share."""
+    """Return the sum of one and `blocks` times the other; its spread is the mean of theirs, each by its share."""
     assert rest.spread and reduce.spread, "measured tables have spreads"
     values = tuple(a + blocks * b for a, b in zip(rest.values, reduce.values, strict=True))
     weighed = zip(rest.values, rest.spread, reduce.values, reduce.spread, values, strict=True)
@@ -259,7 +262,7 @@ def _decoder_tables(tables: dict[str, Table]) -> LayerTables:
 
 
 def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
-    """The encoder layer's tables; None for a decoder-only model."""
+    """Return the encoder layer's tables; None for a decoder-only model."""
     if "encoder_rest" not in tables:
         return None
     return LayerTables(rest=tables["encoder_rest"], **{name: tables[name] for name in _ATTENTION})
@@ -268,8 +271,9 @@ def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
 def _parts(
     model: Model, recorder: Recorder, points: Points, sums: Callable[[int], Timing | None] = lambda rows: None
 ) -> dict[str, Table]:
-    """All tables but the engine's overhead; `sums(rows)` times an all-reduce of so many rows. The attention probe's
-    pool is freed at the end.
+    """Return all tables but the engine's overhead; `sums(rows)` times an all-reduce of so many rows.
+
+    The attention probe's pool is freed at the end.
     """
     planned = grids(points, model.spec, model.shard.of)
     most = max(points.prompts[-1], points.batches[-1])
@@ -326,7 +330,7 @@ def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | Non
 
 
 def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
-    """All decoder layers' keys and values of `tokens` encoded tokens."""
+    """Return all decoder layers' keys and values of `tokens` encoded tokens."""
     assert isinstance(model, EncoderDecoder), "a decoder-only model has none"
     encoded = _states(model, tokens)
     cache, slots = _scattered(model, tokens)
@@ -351,7 +355,7 @@ def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> 
 
 
 def _scattered(model: Model, tokens: int) -> tuple[KVCache, torch.Tensor]:
-    """A cache that holds `tokens` tokens, and their slots in blocks at random."""
+    """Return a cache that holds `tokens` tokens, and their slots in blocks at random."""
     blocks = -(-tokens // BLOCK_SIZE)
     slots = torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
     return model.new_cache(blocks, BLOCK_SIZE), slots.flatten()[:tokens].contiguous().to(model.device)

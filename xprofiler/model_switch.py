@@ -18,7 +18,7 @@ _KEPT = 6
 
 
 def switch_seconds(call: Callable[[], object], other: Callable[[], object]) -> Timing:
-    """Seconds that `call` takes longer where `other` is called before each call; never negative."""
+    """Return seconds that `call` takes longer where `other` is called before each call; never negative."""
     alone = float(np.median(_row(cpu_clock(call), _RECOVERS)))
     switched = _row(cpu_clock(call, other), _COOLS)
     low, median, high = np.percentile(switched, [25, 50, 75])
@@ -26,5 +26,5 @@ def switch_seconds(call: Callable[[], object], other: Callable[[], object]) -> T
 
 
 def _row(clock: Callable[[], float], left_out: int) -> list[float]:
-    """Seconds of the calls that count, in a row."""
+    """Return seconds of the calls that count, in a row."""
     return [clock() for _ in range(left_out + _KEPT)][left_out:]

@@ -24,7 +24,7 @@ MOST_BYTES = 64 * 2**20
 
 
 def muxserve_profiles(path: Path) -> dict[str, IterationProfile]:
-    """Every model's iteration profile by MuxServe's name; InputError for a file that isn't one of its tables."""
+    """Return every model's iteration profile by MuxServe's name; InputError for a file that isn't one of its tables."""
     models = parse_json(read_text(path, "cost table", MOST_BYTES), f"'{path}'")
     try:
         return {name: _profile(name, degrees) for name, degrees in models.items()}
@@ -61,7 +61,7 @@ def _enveloped(cells: list[dict[str, Any]], batches: list[int], lengths: list[in
 
 
 def _table(seconds: Array, batches: list[int], lengths: list[int]) -> Table:
-    """The largest rectangle of measured cells that begins with the smallest batch and length."""
+    """Return the largest rectangle of measured cells that begins with the smallest batch and length."""
     known = np.isfinite(seconds)
     if not known[0, 0]:
         raise ValueError(f"nothing was measured with batch {batches[0]} and length {lengths[0]}")

@@ -57,8 +57,10 @@ def compose(
     provenance: dict[str, str],
     serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree. `serving`
-    is the engine that waits and has time of its own; its clock isn't asked for: measured operators were at theirs.
+    """Return the Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree.
+
+    `serving` is the engine that waits and has time of its own; its clock isn't asked for: measured operators were at
+    theirs.
 
     Raises InputError for an encoder-decoder.
     """
@@ -117,7 +119,7 @@ def with_engine(profile: Profile, model: ModelSpec, cluster: ClusterSpec, servin
 
 
 def _later(table: Table, seconds: "Array | float") -> Table:
-    """A table whose times are longer."""
+    """Return a table whose times are longer."""
     return replace(table, values=tuple((np.array(table.values) + seconds).tolist()))
 
 

@@ -51,7 +51,7 @@ FEW = Points(
 
 
 def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
-    """What is measured of a model at a tensor-parallel degree; what isn't cut, at degree 1."""
+    """Return what is measured of a model at a tensor-parallel degree; what isn't cut, at degree 1."""
     longest = model.longest_request or points.lengths[-1]
     lengths = tuple(n for n in points.lengths if n < longest) + ((longest,) if longest <= points.lengths[-1] else ())
     chunks = tuple(n for n in lengths if n <= 512) or lengths[:1]

@@ -38,7 +38,7 @@ class Products:
     def of(
         m: Array, n: Array, k: Array, seconds: Array, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
     ) -> "Products":
-        """From the columns of a table, [measurements] each; where a shape has several times, the least."""
+        """Return from the columns of a table, [measurements] each; where a shape has several times, the least."""
         rows, outputs, inputs = (np.unique(v) for v in (m, n, k))
         best = np.full((len(rows), len(outputs), len(inputs)), np.inf)
         place = (np.searchsorted(rows, m), np.searchsorted(outputs, n), np.searchsorted(inputs, k))
@@ -70,13 +70,16 @@ class Products:
 def _full_speed(
     m: Array, n: Array | float, k: Array | float, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
 ) -> Array:
-    """Seconds at the peak rates. The outputs are written in 16 bits whatever the inputs are."""
+    """Return seconds at the peak rates.
+
+    The outputs are written in 16 bits whatever the inputs are.
+    """
     moved = (n * k + m * k) * value_bytes + 2 * m * n
     return np.maximum(2.0 * m * n * k / flops_s, moved / bandwidth_bytes_s)
 
 
 def _between(points: Array, x: float) -> tuple[int, float]:
-    """The point below `x` and how far, in logarithms, it lies towards the next; never outside."""
+    """Return the point below `x` and how far, in logarithms, it lies towards the next; never outside."""
     i = int(np.clip(np.searchsorted(points, x, side="right") - 1, 0, len(points) - 2))
     share = np.log(x / points[i]) / np.log(points[i + 1] / points[i])
     return i, float(np.clip(share, 0.0, 1.0))

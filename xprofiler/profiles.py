@@ -56,10 +56,11 @@ def _find_profile(
     attention: str,
     front_end_s: float | None,
 ) -> tuple[Profile, str]:
-    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
-    dtype it is a file's, in its own. An `engine` is named for a roofline or imported kernels, and refused beside what
-    was measured with another. A stored one was measured with the same `attention`; the text names a file's where it is
-    another.
+    """Return the profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is.
+
+    Without a dtype it is a file's, in its own. An `engine` is named for a roofline or imported kernels, and refused
+    beside what was measured with another. A stored one was measured with the same `attention`; the text names a file's
+    where it is another.
     """
     rooflines.check_engine(engine)
     if text is not None and text != "roofline":
@@ -121,7 +122,7 @@ def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
 
 
 def _attention_note(profile: Profile, attention: str) -> str:
-    """A profile's attention where it isn't the run's; empty where the profile names none."""
+    """Return a profile's attention where it isn't the run's; empty where the profile names none."""
     measured = profile.provenance.get("attention")
     if measured is None or measured.split()[0] == attention:
         return ""
@@ -129,7 +130,7 @@ def _attention_note(profile: Profile, attention: str) -> str:
 
 
 def _spread_note(profile: Profile) -> str:
-    """A warning for a profile whose times varied much while they were measured; else nothing."""
+    """Return a warning for a profile whose times varied much while they were measured; else nothing."""
     from xprofiler.store import is_calm
 
     if is_calm(profile):
@@ -152,8 +153,9 @@ def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profil
 
 
 def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str) -> "Job":
-    """The ranks' cluster and its profile: stored, else measured now at few points, with a progress bar. All ranks call
-    it alike, and all get it.
+    """Return the ranks' cluster and its profile: stored, else measured now at few points, with a progress bar.
+
+    All ranks call it alike, and all get it.
     """
     from xcore.console import output
     from xprofiler.job import measured_job
@@ -164,7 +166,7 @@ def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch
 
 
 def profile_text(profile: Profile) -> str:
-    """Which measured profile this is, and what could be better about it."""
+    """Return which measured profile this is, and what could be better about it."""
     from xprofiler.store import is_coarse
 
     coarse = is_coarse(profile)

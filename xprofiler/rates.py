@@ -1,5 +1,7 @@
-"""The machine's speed relative to its profile. A run times the model's layers again at two numbers of tokens, one bound
-by reading memory and one by computing, and its head; its prediction is scaled by the change.
+"""The machine's speed relative to its profile.
+
+A run times the model's layers again at two numbers of tokens, one bound by reading memory and one by computing, and its
+head; its prediction is scaled by the change.
 
 The layers themselves are timed, since no other read has their cache behaviour: on one machine, a pass over memory
 varied by a third while the layers' times stayed the same.
@@ -43,7 +45,7 @@ class Slowdown:
 
 @torch.inference_mode()
 def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
-    """The median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
+    """Return the median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
     ratios, reuse = {}, Reuse(model)
 
     def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
@@ -74,7 +76,7 @@ def _measured(table: Table, tokens: int) -> float:
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
-    """The profile at the machine's speed of now.
+    """Return the profile at the machine's speed of now.
 
     Each point takes longer by the slowdown of computing and of reading, weighed by the seconds that its FLOPs and its
     bytes take at the rates of the profile's own two passes; the engine's own time, of one thread, by the least of all.
@@ -112,7 +114,7 @@ class _Scale:
     """Bytes of a value."""
 
     def degree(self, tables: DegreeTables) -> DegreeTables:
-        """All tables of a tensor-parallel degree."""
+        """Return all tables of a tensor-parallel degree."""
         return replace(
             tables,
             decoder=self._layer(tables.decoder, tables.tp, encoder=False),
@@ -142,7 +144,7 @@ class _Scale:
         )
 
     def _products(self, table: Table, shapes: Sequence[tuple[int, int]], read: float | None = None) -> Table:
-        """A table by rows of matrix products of (outputs, inputs)."""
+        """Return a table by rows of matrix products of (outputs, inputs)."""
         weights = float(sum(n * k for n, k in shapes))
         states = float(sum(n + k for n, k in shapes))
         return self._points(table, lambda rows: (2.0 * rows * weights, (weights + rows * states) * self.width), read)

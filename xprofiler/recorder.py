@@ -24,7 +24,7 @@ class Grid:
         return len(list(itertools.product(*self.points)))
 
     def of_degree(self, tp: int) -> "Grid":
-        """The same points for a tensor-parallel degree, recorded under a name of their own."""
+        """Return the same points for a tensor-parallel degree, recorded under a name of their own."""
         return self if tp == 1 else replace(self, table=f"{self.table} tp={tp}")
 
 

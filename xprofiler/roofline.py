@@ -75,11 +75,11 @@ class _Device:
     """The memory's peak bandwidth."""
 
     def product(self, n: int, k: int, rows: float) -> float:
-        """Seconds of a [rows, k] by [k, n] matrix product of a layer."""
+        """Return seconds of a [rows, k] by [k, n] matrix product of a layer."""
         return self._product(n, k, rows, self.flops_s, self.weight_bytes)
 
     def outer_product(self, n: int, k: int, rows: float) -> float:
-        """The same for the output head."""
+        """Return the same for the output head."""
         return self._product(n, k, rows, self.outer_flops_s, self.activation_bytes)
 
     def _product(self, n: int, k: int, rows: float, flops_s: float, value_bytes: int) -> float:
@@ -97,7 +97,7 @@ class _Device:
         return _DECODE_HEAD_S[min(self.kv_bytes, 2)] if group > 1 else _DECODE_SINGLE_HEAD_S
 
     def all_reduce(self, values: float, tp: int) -> float:
-        """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
+        """Return seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
         if tp == 1:
             return 0.0
         size, link = values * self.activation_bytes, self.link
@@ -107,7 +107,7 @@ class _Device:
         return 2.0 * (tp - 1) / tp * size / link.bandwidth_bytes_s + link.latency_s + wait
 
     def all_gather(self, values: float, tp: int) -> float:
-        """Seconds until each of `tp` devices has all of so many activations."""
+        """Return seconds until each of `tp` devices has all of so many activations."""
         if tp == 1:
             return 0.0
         size, link = values * self.activation_bytes, self.link
@@ -132,8 +132,10 @@ def _layer(model: ModelSpec, device: _Device, tp: int, encoder: bool) -> LayerTa
         return products + between + blocks * device.all_reduce(tokens * model.hidden, tp)
 
     def seconds(batch: float, new: float, past: float) -> tuple[float, float]:
-        """Of FLOPs, and of reading what is cached. Each of `new` tokens attends to `past` and to the new ones before it
-        (all of them without a causal mask), as far as the model's window reaches.
+        """Return of FLOPs, and of reading what is cached.
+
+        Each of `new` tokens attends to `past` and to the new ones before it (all of them without a causal mask), as far
+        as the model's window reaches.
         """
         seen = new * new if encoder else model.seen(new, past)
         read = min(past, (model.window or math.inf) - 1)

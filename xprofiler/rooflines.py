@@ -21,7 +21,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def default_engine(cluster: ClusterSpec) -> str:
-    """The engine that is taken where none is named."""
+    """Return the engine that is taken where none is named."""
     return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
 
 
@@ -48,13 +48,13 @@ def stock_profile(
 
 
 def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile":
-    """The roofline of another cluster in the dtypes and under the engine of a roofline."""
+    """Return the roofline of another cluster in the dtypes and under the engine of a roofline."""
     facts = profile.provenance
     return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"], profile.front_end_s)
 
 
 def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
-    """The profile of this project's engine in place of that of another server; None where there is no other."""
+    """Return the profile of this project's engine in place of that of another server; None where there is no other."""
     from xcore.specs.engine import ENGINES, find_engine
     from xprofiler.operators import with_engine
 
@@ -91,7 +91,7 @@ def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
 
 
 def found_on(schedule: "Schedule") -> "Profile | None":
-    """The roofline that a schedule was found on; None where it is none of a known engine's."""
+    """Return the roofline that a schedule was found on; None where it is none of a known engine's."""
     return next((p for p in _candidates(schedule) if p.fingerprint == schedule.profile.fingerprint), None)
 
 

@@ -40,7 +40,7 @@ class TimedIteration:
 
 
 def samullm_costs(folder: Path) -> CostTable:
-    """The cost table of all models in SamuLLM's files; InputError where one is missing or can't be read."""
+    """Return the cost table of all models in SamuLLM's files; InputError where one is missing or can't be read."""
     points, outputs = _points(folder / POINTS), _outputs(folder / OUTPUTS)
     loading = _loading(folder / LOADING)
     models = []
@@ -57,7 +57,7 @@ def read_points(folder: Path) -> Mapping[str, Mapping[int, Mapping[str, Sequence
 
 
 def output_lengths(folder: Path) -> dict[str, LengthDistribution]:
-    """The output lengths of all models, those without timings too."""
+    """Return the output lengths of all models, those without timings too."""
     return _outputs(folder / OUTPUTS)
 
 
@@ -80,7 +80,7 @@ def _points(path: Path) -> dict[str, dict[int, dict[str, list[TimedIteration]]]]
 
 
 def _degree(tp: int, phases: dict[str, list[TimedIteration]], load_s: float | None) -> DegreeCosts:
-    """The lines of one degree; work per token and position from the FLOPs of the two extreme single prompts."""
+    """Return the lines of one degree; work per token and position from the FLOPs of the two extreme single prompts."""
     if set(phases) != {"prefill", "decode"}:
         raise InputError(f"'{POINTS}' has the phases {sorted(phases)} at degree {tp}: both are needed.")
     single = [point for point in phases["prefill"] if point.batch == 1]
@@ -128,7 +128,7 @@ def _line(points: Iterable[tuple[float, int, float]]) -> tuple[float, float]:
 
 
 def _loading(path: Path) -> dict[tuple[str, int], float]:
-    """Seconds by model, as the points name it, and degree."""
+    """Return seconds by model, as the points name it, and degree."""
     data = document.read_json(path)
     try:
         return {(row["model"].rsplit("/", 1)[-1], int(row["tp"])): float(row["value"]) for row in data[HOST]}

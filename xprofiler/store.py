@@ -55,12 +55,12 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
 
 
 def is_coarse(profile: Profile) -> bool:
-    """Whether a profile was measured at few points."""
+    """Return whether a profile was measured at few points."""
     return profile.provenance.get("points") == "few"
 
 
 def is_calm(profile: Profile) -> bool:
-    """Whether a profile's times are those of a quiet machine."""
+    """Return whether a profile's times are those of a quiet machine."""
     return profile.spread < _BUSY
 
 
@@ -76,15 +76,17 @@ def path_for(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Path:
 
 
 def _path_for(model: ModelSpec, dtype: str, machine: dict[str, str], without: tuple[str, ...]) -> Path:
-    """The file by all facts of a model but its name and some others."""
+    """Return the file by all facts of a model but its name and some others."""
     facts = {name: value for name, value in document.to_dict(replace(model, name="")).items() if name not in without}
     key = document.fingerprint([facts, dtype, sorted(machine.items())])
     return folder() / f"{model.architecture}-{key}.json"
 
 
 def find(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Profile | None:
-    """The stored profile, or None. One that can't be read counts as none; one from before profiles were matched without
-    the context is for a model with this one.
+    """Return the stored profile, or None.
+
+    One that can't be read counts as none; one from before profiles were matched without the context is for a model with
+    this one.
     """
     for path in (path_for(model, dtype, machine), _path_for(model, dtype, machine, ("sorts_logits",))):
         try:

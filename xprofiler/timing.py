@@ -34,8 +34,9 @@ def timed(
     before: Callable[[], object] = lambda: None,
     warm_ups: int = 1,
 ) -> Timing:
-    """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds. Of what it queues
-    on a GPU, the time there, from a cold cache; on a CPU `before` is called before each, untimed.
+    """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds.
+
+    Of what it queues on a GPU, the time there, from a cold cache; on a CPU `before` is called before each, untimed.
     """
     for _ in range(warm_ups):
         before()
@@ -49,13 +50,13 @@ def timed(
 
 
 def of_times(times: list[float]) -> Timing:
-    """What some calls' seconds come to."""
+    """Return what some calls' seconds come to."""
     low, median, high = np.percentile(times, [25, 50, 75])
     return Timing(float(median), float((high - low) / median) if median else 0.0)
 
 
 def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
-    """What times one call on this thread, after `before`, untimed: seconds."""
+    """Return what times one call on this thread, after `before`, untimed: seconds."""
 
     def seconds() -> float:
         before()
@@ -67,8 +68,10 @@ def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda:
 
 
 def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[], float]:
-    """Seconds of one call on the device. Several in turn are a graph, so that Python's share is none, as it is where
-    the engine decodes by graphs; it queues prompts while the device is busy.
+    """Return seconds of one call on the device.
+
+    Several in turn are a graph, so that Python's share is none, as it is where the engine decodes by graphs; it queues
+    prompts while the device is busy.
     """
     import torch
 

@@ -47,7 +47,7 @@ class _Files:
                 self.rows[kinds[0]].extend(csv_rows(path))
 
     def of(self, kind: str, shape: dict[str, int], model: str) -> list[CsvRow]:
-        """The rows of this kind and shape; InputError, with the shapes that there are, where there are none."""
+        """Return the rows of this kind and shape; InputError, with the shapes that there are, where there are none."""
         rows = self.rows[kind]
         if not rows:
             raise InputError(f"'{self.folder}' has no {kind} file of Vidur's.")
@@ -59,8 +59,9 @@ class _Files:
 
 
 def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_s: float = 0.0) -> Profile:
-    """The Profile that Vidur's CSV files describe, at the tensor-parallel degrees that all of them hold. `overhead_s`
-    is the engine's own time per iteration, which they don't.
+    """Return the Profile that Vidur's CSV files describe, at the tensor-parallel degrees that all of them hold.
+
+    `overhead_s` is the engine's own time per iteration, which they don't.
 
     Raises InputError where the files don't hold this model's shapes.
     """
@@ -130,7 +131,10 @@ def _workers(rows: list[CsvRow], workers: int, on_node: int) -> list[CsvRow]:
 def _times(
     rows: list[CsvRow], key: Callable[[CsvRow], tuple[float, ...]], *operators: str
 ) -> dict[tuple[float, ...], float]:
-    """The operators' seconds together, by key: the median of the rows that share one. An empty cell takes no time."""
+    """Return the operators' seconds together, by key: the median of the rows that share one.
+
+    An empty cell takes no time.
+    """
     seconds: dict[tuple[float, ...], list[float]] = defaultdict(list)
     for row in rows:
         seconds[key(row)].append(sum(row.number(_column(op), empty=0.0) for op in operators) * _MS)
@@ -179,7 +183,10 @@ def _over(axis: str, at: np.ndarray, seconds: np.ndarray) -> Table:
 
 
 def _chunks(rows: list[CsvRow]) -> Table:
-    """[chunk, past]. Beyond what was measured together, time grows with the pairs of tokens."""
+    """[chunk, past].
+
+    Beyond what was measured together, time grows with the pairs of tokens.
+    """
     ops = ("attn_prefill", "attn_input_reshape", "attn_output_reshape")
     times = _times(rows, lambda row: (row.number("prefill_chunk_size"), row.number("kv_cache_size")), *ops)
     points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))

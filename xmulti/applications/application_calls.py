@@ -32,7 +32,7 @@ class ApplicationCalls:
         return [to_dict(application.graph), own, instructions, application.seed]
 
     def check(self) -> None:
-        """InputError for a call that can't be run, as far as its prompt is known."""
+        """Raise InputError for a call that can't be run, as far as its prompt is known."""
         calls = self.application.calls(self.in_turn)
         for chain in calls.begin():
             check_request(
@@ -42,7 +42,7 @@ class ApplicationCalls:
             )
 
     def ended(self, results: Mapping[str, Result]) -> list[str]:
-        """The nodes that have no calls beside those of these results."""
+        """Return the nodes that have no calls beside those of these results."""
         calls = self.application.calls(self.in_turn)
         waiting = calls.begin()
         while waiting:

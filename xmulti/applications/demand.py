@@ -30,11 +30,11 @@ class ServiceRates:
     decode_s: float = 0.06
 
     def prefill_seconds(self, tokens: Sequence[int], share: float) -> float:
-        """Seconds to prefill prompts one after the other; as in `IterationCost`."""
+        """Return seconds to prefill prompts one after the other; as in `IterationCost`."""
         return sum(tokens) * self.prefill_s
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """Seconds of a decoding iteration, the same for every batch; as in `IterationCost`."""
+        """Return seconds of a decoding iteration, the same for every batch; as in `IterationCost`."""
         return np.full(contexts.shape, self.decode_s)
 
 
@@ -81,7 +81,7 @@ class ApplicationDemand:
         return self._walk(self._random.choice(start, self.walks))
 
     def after(self, unit: str) -> DemandSamples:
-        """The demand after a call of `unit`."""
+        """Return the demand after a call of `unit`."""
         if unit not in self._after:
             self._after[unit] = self._walk(self._random.choice(self._units[unit].nexts, self.walks))
         return self._after[unit]
@@ -102,11 +102,11 @@ class ApplicationDemand:
         return nexts.count(following) / len(nexts)
 
     def seconds(self, unit: str) -> Array:
-        """A call's own seconds, each sample once; for parallel requests the longest."""
+        """Return a call's own seconds, each sample once; for parallel requests the longest."""
         return self._units[unit].longest_s
 
     def _buckets(self, unit: str, seen: Seen | None) -> tuple[object, ...]:
-        """The part of `seen` that changes the demand."""
+        """Return the part of `seen` that changes the demand."""
         if seen is None:
             return ()
         nexts = [unit] if self._units[unit].unit.backend == LLM else sorted(set(self._units[unit].unit.next_units))
@@ -114,7 +114,7 @@ class ApplicationDemand:
         return (seen.unit, *(pair.buckets(seen) for pair in pairs))
 
     def _call(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """The demand of a call of `unit` alone."""
+        """Return the demand of a call of `unit` alone."""
         samples = self._units[unit]
         pair = self._pairs.get((seen.unit, unit)) if seen else None
         if seen is None or pair is None or samples.unit.backend != LLM:
@@ -124,7 +124,7 @@ class ApplicationDemand:
         return DemandSamples(longest * parallel, longest)
 
     def _follow(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """The demand after a call of `unit`; an LLM call right behind another backend's is drawn by `seen`."""
+        """Return the demand after a call of `unit`; an LLM call right behind another backend's is drawn by `seen`."""
         if seen is None or self._units[unit].unit.backend == LLM:
             after = self.after(unit)
             order = self._random.permutation(self.walks)
@@ -220,8 +220,10 @@ class Correlations:
         return inputs, outputs, parallel
 
     def _matching(self, variable: str, at: dict[str, int], prior: Sequence[int]) -> Array:
-        """Values of the variable in the records that match all of its predictors. If these are fewer than
-        LEAST_RECORDS: in all records that match the best predictor, else the next one; else the unit's samples.
+        """Values of the variable in the records that match all of its predictors.
+
+        If these are fewer than LEAST_RECORDS: in all records that match the best predictor, else the next one; else the
+        unit's samples.
         """
         telling = sorted((edge for edge in self.mask if edge[0] == variable), key=lambda edge: -self.rho[edge])
         matches = [self._bucket[:, _UP.get(up, 3)] == at[up] for _, up in telling if up in at]

@@ -45,11 +45,11 @@ class ExpectedCalls:
     """By node: its outputs' lengths."""
 
     def calls(self) -> DependentCalls[int]:
-        """Its calls, before any has begun."""
+        """Return its calls, before any has begun."""
         return DependentCalls(self.graph, self.own, {node.name: node.prompt for node in self.graph.nodes})
 
     def output_of(self, chain: Chain[Any], prompt: int) -> int:
-        """Tokens of the output of a chain's next call; InputError where its prompt leaves no room."""
+        """Return tokens of the output of a chain's next call; InputError where its prompt leaves no room."""
         name = chain.node.name
         spec = self.specs[name]
         return min(
@@ -57,7 +57,7 @@ class ExpectedCalls:
         )
 
     def lengths(self) -> dict[str, list[RequestLengths]]:
-        """The calls of each model; InputError for one without room."""
+        """Return the calls of each model; InputError for one without room."""
         calls = self.calls()
         found: dict[str, list[RequestLengths]] = {}
         waiting = calls.begin()[::-1]
@@ -70,13 +70,14 @@ class ExpectedCalls:
         return found
 
     def replayed(self, plan: Plan, profiles: Mapping[str, Profile]) -> CallReplay:
-        """The calls on a plan of all models, with nothing else to do."""
+        """Return the calls on a plan of all models, with nothing else to do."""
         return replay_calls(plan, profiles, self.calls(), self.models, self.output_of)
 
 
 def expected_calls(path: Path, file: ModelsFile) -> ExpectedCalls | None:
-    """Of the application that a models file names; None where it names none. InputError for what can't be read, has
-    nodes on other models, or goes round.
+    """Return of the application that a models file names; None where it names none.
+
+    InputError for what can't be read, has nodes on other models, or goes round.
     """
     if file.applications is None:
         return None

@@ -42,7 +42,7 @@ class CallLimits(OnePhasePolicy):
     """Calls with requests that wait."""
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The prompts of the first calls, or one more token for all running sequences."""
+        """Return the prompts of the first calls, or one more token for all running sequences."""
         if phase != "encode":
             return super().next_step(ledger, now, phase)
         admitted = ledger.admit_these(self._first(ledger, now), now)
@@ -50,7 +50,7 @@ class CallLimits(OnePhasePolicy):
         return Step(tuple((sequence, sequence.to_prefill) for sequence in admitted)) if admitted else None
 
     def _first(self, ledger: Ledger, now: float) -> list[Sequence]:
-        """Requests to start: in order, until one doesn't fit.
+        """Return requests to start: in order, until one doesn't fit.
 
         A call whose adapter or context is being loaded keeps places for its requests; a call without a free adapter
         slot doesn't block later calls.
@@ -129,7 +129,10 @@ class LLMBackend(Unit):
         return self.ledger.iterations + (len(job.ends) if job and job.phase == "decode" else 0)
 
     def enqueue(self, call: WaitingCall) -> None:
-        """Add a call's requests to the queue. Each generates one more token than the call asks for, with its prompt."""
+        """Add a call's requests to the queue.
+
+        Each generates one more token than the call asks for, with its prompt.
+        """
         each = call.progress.call
         for index in islice(self._indices, each.parallel):
             self._calls[index] = call

@@ -14,7 +14,7 @@ from xmulti.files.dependent_calls import Chain
 
 
 def node_stream(seed: int, place: int) -> np.random.Generator:
-    """Of an application's node, by its place in the file."""
+    """Return of an application's node, by its place in the file."""
     return np.random.default_rng((seed, place))
 
 
@@ -36,7 +36,7 @@ def instruction_tokens(entry: ApplicationNode, workload: Workload) -> int:
 
 
 def graph_node(entry: ApplicationNode, model: str, own: Sequence[Sequence[int]], instructions: int) -> GraphNode:
-    """A node with these own tokens of its calls, by call and round, and so many of instructions."""
+    """Return a node with these own tokens of its calls, by call and round, and so many of instructions."""
     rounds = tuple(map(len, own))
     firsts = tuple(of_call[0] for of_call in own)
     node = GraphNode(entry.name, model, firsts, instructions, (), entry.longest_output, entry.times)
@@ -44,7 +44,7 @@ def graph_node(entry: ApplicationNode, model: str, own: Sequence[Sequence[int]],
 
 
 def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int) -> int:
-    """Tokens that a chain's next call can generate at most; InputError where its prompt leaves no room."""
+    """Return tokens that a chain's next call can generate at most; InputError where its prompt leaves no room."""
     room = context - prompt_tokens
     if room < 1:
         raise InputError(
@@ -55,6 +55,6 @@ def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int)
 
 
 def output_length(chain: Chain[Any], workload: Workload, seed: int) -> int:
-    """Tokens that a chain's next call generates if nothing bounds them."""
+    """Return tokens that a chain's next call generates if nothing bounds them."""
     rng = np.random.default_rng((seed, *chain.node.name.encode(), chain.index, len(chain.outputs)))
     return int(workload.output.sample(1, rng)[0])

@@ -36,7 +36,10 @@ class WaitingCall:
         return begun
 
     def end(self) -> bool:
-        """Count one finished request; returns whether it was the call's last one."""
+        """Count one finished request.
+
+        Return whether it was the call's last one.
+        """
         self.running -= 1
         self.progress.end(1)
         return not self.running and not self.requests
@@ -53,7 +56,7 @@ class ByRequest:
     """vLLM: first come, first served, by request."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """The call's arrival."""
+        """Return the call's arrival."""
         return job.arrival_s, job.index
 
 
@@ -61,15 +64,18 @@ class ByApplication:
     """Parrot: first come, first served, by application."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """The application's arrival."""
+        """Return the application's arrival."""
         return job.progress.arrival_s, job.index
 
 
 class VirtualTokens:
-    """VTC: the least served client first. A new or returning client starts at the least counter of the active ones."""
+    """VTC: the least served client first.
+
+    A new or returning client starts at the least counter of the active ones.
+    """
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """The client's counter."""
+        """Return the client's counter."""
         return job.progress.client.virtual_tokens, job.index
 
 
@@ -77,7 +83,7 @@ class EarliestDeadline:
     """EDF; applications without deadlines come last, by arrival."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[bool, float, int]:
-        """The deadline."""
+        """Return the deadline."""
         deadline_s = job.progress.application.deadline_s
         return deadline_s is None, job.arrival_s if deadline_s is None else deadline_s, job.index
 
@@ -98,7 +104,7 @@ class Oracle:
         self._total_s: dict[int, float] = {}
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """Seconds of service that remain."""
+        """Return seconds of service that remain."""
         application = job.progress.application
         if application.index not in self._total_s:
             self._total_s[application.index] = sum(call.service_s(self._rates) for call in application.calls)
@@ -130,7 +136,7 @@ class ApplicationSlack:
         self._gittins = application_gittins()
 
     def key(self, job: WaitingCall, now: float) -> tuple[Any, ...]:
-        """The slack in seconds."""
+        """Return the slack in seconds."""
         progress, deadline_s, longest = job.progress, job.progress.application.deadline_s, job.progress.longest
         if deadline_s is None:
             return 2, *self._gittins.key(job, now)

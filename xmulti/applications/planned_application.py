@@ -60,18 +60,21 @@ class PlannedApplication:
         return DependentCalls(self.graph, self.own, self.instructions, read, in_turn)
 
     def lengths(self, in_turn: bool = False) -> DependentCalls[int]:
-        """The same calls in numbers of tokens."""
+        """Return the same calls in numbers of tokens."""
         own = {name: [[len(ids) for ids in rounds] for rounds in calls] for name, calls in self.own.items()}
         instructions = {name: len(ids) for name, ids in self.instructions.items()}
         return DependentCalls(self.graph, own, instructions, in_turn=in_turn)
 
     def request(self, chain: Chain[Ids], prompt: Ids) -> Request:
-        """Of a chain's next call; InputError where its prompt leaves no room."""
+        """Return of a chain's next call; InputError where its prompt leaves no room."""
         made_up = chain.node.name in self.drawn
         return Request(chain.name, prompt, self.output_tokens(chain, len(prompt)), ignore_eos=made_up)
 
     def output_tokens(self, chain: Chain[Any], prompt_tokens: int) -> int:
-        """Of a chain's next call: the most, and where texts are made up exactly so many. InputError without room."""
+        """Return of a chain's next call: the most, and where texts are made up exactly so many.
+
+        InputError without room.
+        """
         node, spec = chain.node, self.models[chain.node.name].schedule.model.spec
         most = most_output(chain, prompt_tokens, spec.name, spec.context)
         if node.name not in self.drawn:
@@ -95,13 +98,14 @@ def _tokenizer(model: PlannedModel) -> Any:
 
 
 def plan_application(path: Path, plan: Plan, seed: int) -> PlannedApplication:
-    """An application file's calls on the models of a plan, as `application_on` has them."""
+    """Return an application file's calls on the models of a plan, as `application_on` has them."""
     return application_on(path, {model.name: model for model in plan.models}, seed)
 
 
 def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -> PlannedApplication:
-    """An application file's calls on planned models, by which its nodes are called, or which they name. Prompts that no
-    file has are made up: token ids at random. InputError for what can't be read or run.
+    """Return an application file's calls on planned models, by which its nodes are called, or which they name.
+
+    Prompts that no file has are made up: token ids at random. InputError for what can't be read or run.
     """
     file = read_application_file(path)
     nodes: list[GraphNode] = []
@@ -143,7 +147,7 @@ class _Texts:
         return parse_workload(workload_beside(self.entry.workload, self.directory))
 
     def own(self) -> list[list[Ids]]:
-        """Tokens of each call's rounds; none of a node without calls of its own."""
+        """Return tokens of each call's rounds; none of a node without calls of its own."""
         entry = self.entry
         if entry.prompts is not None:
             lines = read_call_lines(self.directory / entry.prompts)
@@ -162,7 +166,7 @@ class _Texts:
         return tuple(self.rng.integers(0, self.model.schedule.model.spec.vocab, size=count).tolist())
 
     def _ids(self, part: str | Ids, begins: bool) -> Ids:
-        """Of a text that begins a prompt, with the tokens that the tokenizer puts in front."""
+        """Return of a text that begins a prompt, with the tokens that the tokenizer puts in front."""
         if not isinstance(part, str):
             return part
         tokenizer = load_tokenizer(Path(str(self.model.directory)))

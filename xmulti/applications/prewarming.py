@@ -15,7 +15,7 @@ def prewarm_at(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> float | None:
-    """Seconds since the running call's start at which to start warming up, at least `elapsed_s`; None: don't.
+    """Return seconds since the running call's start at which to start warming up, at least `elapsed_s`; None: don't.
 
     `seconds` are samples of the running call's duration; those above `elapsed_s` count (if there are none: start now).
     `probability` p_s is the probability that the unit follows. `knob` K is the minimum probability that a warm-up is
@@ -63,7 +63,7 @@ def expected_effect(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> Effect:
-    """The mean effect over all sampled durations, decided when the call begins."""
+    """Return the mean effect over all sampled durations, decided when the call begins."""
     begun_s = prewarm_at(seconds, 0.0, probability, knob, warm_up_s, literal_eq3)
     if begun_s is None:
         return Effect(0.0, 0.0)

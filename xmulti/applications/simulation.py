@@ -119,7 +119,7 @@ class _Simulation:
         return not self._active
 
     def next_event(self) -> float:
-        """The time of the next event outside the LLM."""
+        """Return the time of the next event outside the LLM."""
         ready_s = self.cache.next_ready(self.llm.now) if self.cache else None
         return min(self._events[0][0] if self._events else math.inf, math.inf if ready_s is None else ready_s)
 
@@ -146,7 +146,7 @@ class _Simulation:
         )
 
     def _client(self, application: Submission) -> Account:
-        """The account of the application's client."""
+        """Return the account of the application's client."""
         client = ("client", application.client) if application.client is not None else application.index
         return self._clients.setdefault(client, Account(self.llm))
 
@@ -180,8 +180,9 @@ class _Simulation:
         self._at(begin + call.seconds, partial(self._ended, run))
 
     def _settle(self, run: _Running, unit: str | None, now: float) -> float | None:
-        """Account for the containers that were warmed up for this moment, and drop all but that of `unit`; returns when
-        its warm-up began.
+        """Account for the containers that were warmed up for this moment, and drop all but that of `unit`.
+
+        Return when its warm-up began.
         """
         backends = {name: self._backend(run.progress, name) for name in run.containers}
         for name, began in run.containers.items():
@@ -215,7 +216,7 @@ class _Simulation:
         del self._active[progress.index]
 
     def _begun(self, run: _Running, now: float) -> None:
-        """The current call has begun: plan the warm-ups during it."""
+        """Return the current call has begun: plan the warm-ups during it."""
         if self.prewarming is None or self.estimates is None:
             return
         progress = run.progress

@@ -26,7 +26,7 @@ class Call:
         return self.backend == LLM
 
     def service_s(self, rates: ServiceRates) -> float:
-        """Seconds of service, parallel requests summed."""
+        """Return seconds of service, parallel requests summed."""
         if not self.on_llm:
             return self.seconds
         return self.parallel * (self.input_tokens * rates.prefill_s + self.output_tokens * rates.decode_s)

@@ -39,10 +39,11 @@ class WarmCache:
         contexts: bool = False,
         active: int | None = None,
     ):
-        """`capacity` in slots or bytes; `load_s` of a size. With `contexts`, entries are the contexts that
-        applications' LLM calls leave for their next call, instead of adapters of size 1. `active`: the maximum number
-        of adapters that running calls use at once (vLLM's max-loras; the capacity is its max-cpu-loras); None: as many
-        as there are slots.
+        """`capacity` in slots or bytes; `load_s` of a size.
+
+        With `contexts`, entries are the contexts that applications' LLM calls leave for their next call, instead of
+        adapters of size 1. `active`: the maximum number of adapters that running calls use at once (vLLM's max-loras;
+        the capacity is its max-cpu-loras); None: as many as there are slots.
         """
         if policy not in POLICIES:
             raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
@@ -82,7 +83,7 @@ class WarmCache:
         return sum(entry.pins for entry in self._entries.values())
 
     def next_ready(self, now: float) -> float | None:
-        """When the next entry is loaded."""
+        """Return when the next entry is loaded."""
         self._ready = [ready_s for ready_s in self._ready if ready_s > now]
         return min(self._ready, default=None)
 
@@ -97,7 +98,7 @@ class WarmCache:
                 return
 
     def announce(self, application: Submission, now: float) -> None:
-        """A call of the application is expected soon: load its entry, or keep it."""
+        """Return a call of the application is expected soon: load its entry, or keep it."""
         need = self.needs(application)
         if need is None:
             return
@@ -107,11 +108,11 @@ class WarmCache:
             self._load(key, size, now, _ANNOUNCED)
 
     def retract(self, application: Submission) -> None:
-        """The announced call has arrived, or won't."""
+        """Return the announced call has arrived, or won't."""
         self._announced.pop(application.index, None)
 
     def take(self, call: WaitingCall, now: float) -> bool:
-        """Whether a call may begin on its turn; otherwise its entry is loaded, an adapter only if there is room.
+        """Return whether a call may begin on its turn; otherwise its entry is loaded, an adapter only if there is room.
 
         A context that isn't cached is loaded directly to the LLM; an adapter keeps its slot until the call ends.
         """
@@ -140,7 +141,7 @@ class WarmCache:
         return call.loaded_s <= now
 
     def release(self, call: WaitingCall, now: float, size: float) -> None:
-        """A call has ended; its context of `size` bytes replaces the application's previous one."""
+        """Return a call has ended; its context of `size` bytes replaces the application's previous one."""
         application = call.progress.application
         if not self.contexts:
             if application.adapter is not None:
@@ -153,12 +154,12 @@ class WarmCache:
             self._entries[application.index] = _Entry(size, now, now)
 
     def forget(self, application: Submission) -> None:
-        """The application has ended: its context isn't needed any more, and ages like others."""
+        """Return the application has ended: its context isn't needed any more, and ages like others."""
         self._stored.pop(application.index, None)
         self.retract(application)
 
     def _may_run(self, entry: _Entry | None) -> bool:
-        """Whether one more call with this adapter keeps within the active limit."""
+        """Return whether one more call with this adapter keeps within the active limit."""
         if self.active is None or (entry and entry.pins):
             return True
         return sum(other.pins > 0 for other in self._entries.values()) < self.active
@@ -190,7 +191,7 @@ class WarmCache:
         return True
 
     def _need(self, key: Hashable) -> int:
-        """How urgently an entry is known to be needed; LRU knows nothing."""
+        """Return how urgently an entry is known to be needed; LRU knows nothing."""
         if self.policy == "lru":
             return _UNKNOWN
         if key in self._waiting:

@@ -82,7 +82,7 @@ class CallLine(Noun):
 
 
 def read_call_lines(path: Path) -> list[CallLine]:
-    """A node's calls from JSONL; InputError names the line that is wrong."""
+    """Return a node's calls from JSONL; InputError names the line that is wrong."""
     calls = []
     for number, line in enumerate(document.read_lines(path, "file of prompts"), 1):
         if line.strip():
@@ -108,7 +108,7 @@ class ApplicationFile(Noun):
 
 
 def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> CallGraph:
-    """The calls of an application's file; InputError, which names it, for edges that no run can follow."""
+    """Return the calls of an application's file; InputError, which names it, for edges that no run can follow."""
     try:
         return CallGraph(tuple(nodes), tuple(edges))
     except InputError as error:
@@ -147,7 +147,7 @@ class Asked:
 
 
 def read_application_file(path: Path) -> ApplicationFile:
-    """What was typed; a models file all of whose models have requests is an application without edges."""
+    """Return what was typed; a models file all of whose models have requests is an application without edges."""
     data = document.read_yaml(path, "application")
     check_units(data, "nodes", {"load": "s"}, path)
     if isinstance(data, dict) and "models" in data:
@@ -231,13 +231,13 @@ def loading_s(setting: Setting, share: float = 1.0) -> float:
 
 
 def loading_text(cpu: bool) -> str:
-    """What loading times are assumed."""
+    """Return what loading times are assumed."""
     start = f"{CPU_START_S:g} s to start an engine, " if cpu else ""
     return f"{start}a {'device' if cpu else 'GPU'}'s weights at {LOAD_BYTES_S / 1e9:g} GB/s"
 
 
 def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
-    """The model's lines from its profile, under the node's name, and what is assumed of its loading."""
+    """Return the model's lines from its profile, under the node's name, and what is assumed of its loading."""
     from xmulti.stages.profiled_costs import profiled_model
 
     if setting.model.encoder_layers:

@@ -92,11 +92,11 @@ class CallGraph(Noun):
         return tuple(edge for edge in self.edges if edge.target == name != edge.source)
 
     def loops(self, name: str) -> bool:
-        """Whether a node has an edge to itself."""
+        """Return whether a node has an edge to itself."""
         return any(edge.source == edge.target == name for edge in self.edges)
 
     def in_order(self) -> tuple[GraphNode, ...]:
-        """The nodes, each behind those that it takes outputs of; InputError where edges go round."""
+        """Return the nodes, each behind those that it takes outputs of; InputError where edges go round."""
         ordered: list[GraphNode] = []
         left = list(self.nodes)
         while left:
@@ -113,7 +113,7 @@ class CallGraph(Noun):
         return tuple(ordered)
 
     def _read_by_others(self, names: set[str]) -> list[str]:
-        """Those of the nodes that go round: what only reads from them is left out, step by step."""
+        """Return those of the nodes that go round: what only reads from them is left out, step by step."""
         while True:
             read = {edge.source for name in names for edge in self.into(name)} & names
             if read == names:
@@ -121,5 +121,5 @@ class CallGraph(Noun):
             names = read
 
     def joined(self, other: "CallGraph") -> "CallGraph":
-        """Both applications as one, whose nodes have different names."""
+        """Return both applications as one, whose nodes have different names."""
         return CallGraph(self.nodes + other.nodes, self.edges + other.edges)

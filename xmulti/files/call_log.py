@@ -48,7 +48,7 @@ class LoggedCall(Noun):
 
 
 def read_calls(path: Path) -> Iterator[LoggedCall]:
-    """The calls of a JSONL log, a run's in their order; InputError names the line that is wrong."""
+    """Yield the calls of a JSONL log, a run's in their order; InputError names the line that is wrong."""
     expected: dict[tuple[str, str | int], str] = {}
     """Of each run: what its last call said would follow."""
     for number, line in enumerate(document.read_lines(path, "log of calls"), 1):
@@ -94,7 +94,7 @@ class _Learner:
         """Each run's last call on an LLM."""
 
     def add(self, call: LoggedCall) -> None:
-        """One more call of a run."""
+        """Return one more call of a run."""
         if call.run not in self.upstream:
             self.start.append(call.unit)
             self.upstream[call.run] = None
@@ -112,7 +112,7 @@ class _Learner:
             self.upstream[call.run] = call
 
     def graph(self, application: str) -> DemandGraph:
-        """What was learned."""
+        """Return what was learned."""
         units = tuple(self._unit(name, calls) for name, calls in self.calls.items())
         joint = tuple(JointRecords(*pair, tuple(records)) for pair, records in self.joint.items())  # type: ignore[arg-type]
         return DemandGraph(DemandGraph.VERSION, application, tuple(self.start), units, joint)

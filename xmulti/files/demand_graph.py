@@ -74,7 +74,10 @@ class JointRecords(Noun):
 
 @dataclass(frozen=True)
 class DemandGraph(Noun):
-    """An application's units. Walks may return to a unit; each unit must have a way to the end."""
+    """An application's units.
+
+    Walks may return to a unit; each unit must have a way to the end.
+    """
 
     version: int
     application: str
@@ -117,7 +120,7 @@ class DemandGraph(Noun):
                 )
 
     def _check_end(self) -> None:
-        """InputError where some unit never leads to the end."""
+        """Raise InputError where some unit never leads to the end."""
         ending: set[str] = {END}
         while more := {u.name for u in self.units if u.name not in ending and not ending.isdisjoint(u.next_units)}:
             ending |= more
@@ -138,7 +141,7 @@ class DemandGraph(Noun):
             )
 
     def unit(self, name: str) -> Unit:
-        """A unit by its name; KeyError for another."""
+        """Return a unit by its name; KeyError for another."""
         return {unit.name: unit for unit in self.units}[name]
 
 
@@ -157,7 +160,7 @@ def read_demand_graphs(path: Path) -> tuple[DemandGraph, ...]:
 
 
 def _published(name: str, units: Any, what: str) -> DemandGraph:
-    """A graph from units by name with `type`, `next` and samples, of which `start` and `end` have none."""
+    """Return a graph from units by name with `type`, `next` and samples, of which `start` and `end` have none."""
     if not isinstance(units, dict) or not all(isinstance(unit, dict) for unit in units.values()):
         raise InputError(f"{what}: the application '{name}' must be a group of units.")
     if not isinstance(units.get("start"), dict) or END not in units:

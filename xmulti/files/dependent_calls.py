@@ -36,7 +36,7 @@ class Chain(Generic[Tokens]):
         return self.call(len(self.outputs))
 
     def call(self, number: int) -> str:
-        """The name of the call of a round: node/index/round."""
+        """Return the name of the call of a round: node/index/round."""
         return f"{self.node.name}/{self.index}/{number}"
 
     @property
@@ -110,7 +110,10 @@ class DependentCalls(Generic[Tokens]):
     def _read(
         self, node: GraphNode, edges: tuple[GraphEdge, ...]
     ) -> list[list[list[tuple[Chain[Tokens], int | None]]]]:
-        """By edge, then by call of the node: what it reads. Separate outputs are calls, of one edge after the other."""
+        """Return by edge, then by call of the node: what it reads.
+
+        Separate outputs are calls, of one edge after the other.
+        """
         if edges and edges[0].kind == "separate":
             chains = [chain for edge in edges for chain in self._of_node[edge.source]]
             return [[[(chain, at)] for chain in chains for at in range(len(chain.own))]]
@@ -120,7 +123,7 @@ class DependentCalls(Generic[Tokens]):
         ]
 
     def prompt(self, chain: Chain[Tokens]) -> Tokens:
-        """Of its next call: what is its own, what it reads of others, and the output of the round before."""
+        """Return of its next call: what is its own, what it reads of others, and the output of the round before."""
         prompt = chain.own[len(chain.outputs)]
         for source, at in chain.reads:
             for output in source.outputs if at is None else source.outputs[at : at + 1]:
@@ -128,11 +131,14 @@ class DependentCalls(Generic[Tokens]):
         return prompt + chain.outputs[-1] if chain.outputs else prompt
 
     def begin(self) -> list[Chain[Tokens]]:
-        """The calls that wait for none."""
+        """Return the calls that wait for none."""
         return self._begun([chain for chains in self._of_node.values() for chain in chains])
 
     def end(self, chain: Chain[Tokens], output: Tokens) -> list[Chain[Tokens]]:
-        """A chain's call has ended; returns the chains whose next call can begin."""
+        """Return a chain's call has ended.
+
+        Return the chains whose next call can begin.
+        """
         chain.outputs.append(output)
         self.left -= 1
         self.left_of[chain.node.name] -= 1

@@ -47,7 +47,7 @@ class ModelEntry(Noun):
 
 
 def check_requests(what: str, requests: int | None) -> None:
-    """InputError for too few or too many; `what` has them."""
+    """Raise InputError for too few or too many; `what` has them."""
     if requests is not None and not 1 <= requests <= MOST_REQUESTS:
         raise InputError(f"{what} has {requests:,} requests: at least 1, at most {MOST_REQUESTS:,}.")
 
@@ -73,7 +73,7 @@ class ModelsFile(Noun):
             raise InputError(f"A models file has {len(names)} models: name 1 to {MOST_MODELS}.")
 
     def check(self, called: Mapping[str, object]) -> None:
-        """InputError for a model without requests, or with such beside those that an application makes of it."""
+        """Raise InputError for a model without requests, or with such beside those that an application makes of it."""
         for entry in self.models:
             asked = entry.rate is not None or entry.requests is not None
             if entry.name in called and (asked or entry.workload is not None):
@@ -88,12 +88,12 @@ class ModelsFile(Noun):
 
 
 def is_application(data: Any) -> bool:
-    """Whether a file's content is an application's rather than models'."""
+    """Return whether a file's content is an application's rather than models'."""
     return isinstance(data, dict) and "nodes" in data and "models" not in data
 
 
 def read_models(path: Path) -> ModelsFile:
-    """A models file as it was typed; InputError for what can't be read."""
+    """Return a models file as it was typed; InputError for what can't be read."""
     data = document.read_yaml(path, "models")
     if is_application(data):
         raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
@@ -102,7 +102,7 @@ def read_models(path: Path) -> ModelsFile:
 
 
 def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) -> None:
-    """InputError for a bare number where an entry of the list `listed` needs one with a unit, by key."""
+    """Raise InputError for a bare number where an entry of the list `listed` needs one with a unit, by key."""
     entries = data.get(listed) if isinstance(data, dict) else None
     for place, entry in enumerate(entries if isinstance(entries, list) else ()):
         for key, unit in units.items() if isinstance(entry, dict) else ():
@@ -147,6 +147,6 @@ def _parts(texts: str) -> list[str]:
 
 
 def workload_beside(text: str, directory: Path) -> str:
-    """A trace is looked for beside the models file first."""
+    """Return a trace is looked for beside the models file first."""
     beside = directory / text
     return str(beside) if beside.is_file() else text

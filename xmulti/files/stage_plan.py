@@ -54,7 +54,7 @@ class StagedModel(Noun):
     """By which it was planned, at the same degrees."""
 
     def schedule(self, tp: int) -> Schedule:
-        """The schedule of a replica on so many GPUs; InputError where there is none."""
+        """Return the schedule of a replica on so many GPUs; InputError where there is none."""
         for schedule in self.schedules:
             if schedule.stages[0].tp == tp:
                 return schedule

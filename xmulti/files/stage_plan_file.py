@@ -29,7 +29,7 @@ def read_stage_plan(path: Path, directories: Mapping[str, str]) -> StagePlan:
 
 
 def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
-    """A node as a stage has it, as a model of a plan; InputError where its weights are missing."""
+    """Return a node as a stage has it, as a model of a plan; InputError where its weights are missing."""
     model = next(model for model in plan.models if model.name == node.name)
     schedule = model.schedule(node.tp)
     name = f"{len(node.devices)}x{schedule.cluster.device.kind}"
@@ -40,7 +40,7 @@ def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
 
 
 def check_application(plan: StagePlan, graph: CallGraph, what: str) -> None:
-    """InputError for an application that the stages weren't made for; `what` it is called."""
+    """Raise InputError for an application that the stages weren't made for; `what` it is called."""
     names = [node.name for node in graph.nodes]
     if sorted(names) != sorted(plan.nodes):
         raise InputError(

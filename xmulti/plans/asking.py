@@ -37,7 +37,7 @@ class Asking:
         self.resumed = len(self.results)
 
     async def ask(self, model: str, request: Request) -> Result:
-        """The result of a request, which arrives now; of one that was done before at once."""
+        """Return the result of a request, which arrives now; of one that was done before at once."""
         if request.id in self.results:
             return self.results[request.id]
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()

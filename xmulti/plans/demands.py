@@ -28,7 +28,7 @@ class Demand:
     """Of the model's weights, where it was named by that."""
 
     def within(self, bound_s: float | None) -> "Demand":
-        """The same under another bound in seconds."""
+        """Return the same under another bound in seconds."""
         return replace(self, bound_s=bound_s)
 
     @property

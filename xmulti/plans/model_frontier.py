@@ -38,13 +38,13 @@ class Served:
     seconds: float | None
 
     def planned(self, demand: Demand, devices: tuple[int, ...] | None = None) -> PlannedModel:
-        """The model on the first of these devices; None: on the cluster's first."""
+        """Return the model on the first of these devices; None: on the cluster's first."""
         where = (tuple(range(self.devices)) if devices is None else devices)[: self.devices]
         rates, done = (demand.rate_seq_s, self.goodput_seq_s), (demand.requests, self.seconds)
         return PlannedModel(demand.name, where, self.schedule, self.estimate, *rates, *done)
 
     def budget(self, demand: Demand) -> "Budget":
-        """What the search of budgets compares."""
+        """Return what the search of budgets compares."""
         from xmulti.sharing.budgets import Budget
 
         if demand.rate_seq_s is not None and self.goodput_seq_s is not None:
@@ -72,8 +72,9 @@ class ModelFrontier:
     def __init__(
         self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = (), known: Known | None = None
     ):
-        """With `quick` policies, a number of devices is searched for all policies only if none of these does. What is
-        `known` of earlier plans is extended.
+        """With `quick` policies, a number of devices is searched for all policies only if none of these does.
+
+        What is `known` of earlier plans is extended.
         """
         self.demand, self.policies, self._quick = demand, policies, quick
         self._known = known or Known()
@@ -134,7 +135,7 @@ class ModelFrontier:
 
 
 def _longest_first(wanted: Iterable[tuple[ModelFrontier, int]]) -> list[tuple[ModelFrontier, int]]:
-    """Each once; searches on many devices take longest, and shall not be the last that all wait for."""
+    """Return each once; searches on many devices take longest, and shall not be the last that all wait for."""
     return sorted(dict.fromkeys(wanted), key=lambda each: -each[1])
 
 
@@ -149,7 +150,7 @@ class Frontiers:
     def of(
         self, demands: Sequence[Demand], policies: tuple[str, ...], quick: tuple[str, ...] = ()
     ) -> list[ModelFrontier]:
-        """One for each model, the same one for models that are alike."""
+        """Return one for each model, the same one for models that are alike."""
         alike = {
             demand.alike: ModelFrontier(
                 demand, policies, quick, self._known.setdefault((demand.alike, policies, quick), Known())
@@ -160,7 +161,7 @@ class Frontiers:
 
 
 def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
-    """What a model does on so many devices under the best of the quick policies, if one does, else of all."""
+    """Return what a model does on so many devices under the best of the quick policies, if one does, else of all."""
     return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
 
 
@@ -208,7 +209,7 @@ def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) ->
 
 
 def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a search for goodput is asked: within the bound less a margin."""
+    """Return what a search for goodput is asked: within the bound less a margin."""
     from xscheduler.arrivals import Arrivals
     from xscheduler.goodput import Bounds
 
@@ -220,7 +221,7 @@ def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple
 
 
 def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: float) -> Served | None:
-    """The schedule with the highest goodput within the bound less a margin."""
+    """Return the schedule with the highest goodput within the bound less a margin."""
     from xscheduler.open_tune import sustained_by
 
     asked, options = _asked(demand, setting, policies)

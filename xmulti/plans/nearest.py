@@ -77,6 +77,6 @@ def rates_missed(plan: Plan) -> str:
 
 
 def _shared_with(model: PlannedModel, plan: Plan) -> str:
-    """The models that have the same devices, whose rates count as much as the model's own."""
+    """Return the models that have the same devices, whose rates count as much as the model's own."""
     others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
     return f", shared with {', '.join(map(repr, others))}" if others else ""

@@ -40,7 +40,7 @@ class Gain:
     """Why there is no plan; empty where there is one."""
 
     def text(self, now: Plan | None) -> str:
-        """A sentence without its full stop, beside what is reached now."""
+        """Return a sentence without its full stop, beside what is reached now."""
         if self.reason:
             return f"{self.change}: no plan: {self.reason.rstrip('.')}"
         parts = []
@@ -90,14 +90,14 @@ def gains(
 
 
 def advice_about(demands: tuple[Demand, ...], cluster: ClusterSpec) -> str:
-    """What `gains` would change; empty where that is nothing."""
+    """Return what `gains` would change; empty where that is nothing."""
     more = "" if cluster.is_cpu else "one more node" if cluster.nodes > 1 else "one more device"
     looser = "a looser bound" if any(demand.bound_s is not None for demand in demands) else ""
     return " or ".join(filter(None, (more, looser)))
 
 
 def one_more(cluster: ClusterSpec) -> ClusterSpec:
-    """A cluster with one more device, or where it has several nodes with one more node."""
+    """Return a cluster with one more device, or where it has several nodes with one more node."""
     if cluster.nodes > 1:
         nodes = cluster.nodes + 1
         return replace(cluster, name=f"{nodes}x{cluster.devices_per_node}x{cluster.device.kind}", nodes=nodes)

@@ -49,8 +49,9 @@ class PlanAnswer:
 
 
 def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices | None, **options: Any) -> PlanAnswer:
-    """Plan the models of a file by one method of budgets, or by the best of all. InputError for what can't be read or
-    planned.
+    """Plan the models of a file by one method of budgets, or by the best of all.
+
+    InputError for what can't be read or planned.
     """
     demands = read_demands(file, cluster, **options)
     expected = expected_calls(file, read_models(file))

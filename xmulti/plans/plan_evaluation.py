@@ -52,7 +52,7 @@ class Drawn:
     """Its place in the models file: models that are alike have requests of their own."""
 
     def count(self, factor: float) -> int:
-        """How many at least, at the rate times a factor: the first of an endless list."""
+        """Return how many at least, at the rate times a factor: the first of an endless list."""
         return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
 
 
@@ -109,7 +109,7 @@ class Trial:
     _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
 
     def requests(self, name: str, factor: float) -> list[RequestLengths]:
-        """Of a model, at its rate times a factor; the same for every factor, but for their number."""
+        """Return of a model, at its rate times a factor; the same for every factor, but for their number."""
         count, known = self._counts(factor)[name], self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))
@@ -121,7 +121,7 @@ class Trial:
         return in_one_time({name: own.count(factor) for name, own in asked.items()}, rates, MOST_BESIDE)
 
     def _block(self, name: str, number: int) -> list[RequestLengths]:
-        """The next requests behind so many, at the model's rate."""
+        """Return the next requests behind so many, at the model's rate."""
         demand, asked = self.demands[name], self.drawn[name]
         seed = asked.seed + MOST_MODELS * (number // BLOCK)
         lengths = demand.setting.workload.without_requests.draw(BLOCK, seed, demand.setting.model.longest_request)
@@ -169,7 +169,7 @@ class Trial:
         return {model.name: self.demands[model.name].bound_s for model in self.unit}
 
     def replayed(self, factor: float) -> dict[str, ServedColumns]:
-        """What every model's requests experience at its rate times a factor."""
+        """Return what every model's requests experience at its rate times a factor."""
         return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
 
     def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
@@ -207,7 +207,7 @@ def evaluated(
 
 
 def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
-    """The models with what they do at their rates, and with a goodput of so many times these."""
+    """Return the models with what they do at their rates, and with a goodput of so many times these."""
     served, found = trial.replayed(1.0), []
     for model in trial.unit:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"

@@ -93,8 +93,9 @@ def _end_s(of_models: Sequence[Sequence[Served]]) -> float:
 
 
 def run_plan(options: PlanRunOptions) -> PlanRun:
-    """Start the plan's engines, run everything, and predict it with the outputs that came. InputError for what can't be
-    read or run.
+    """Start the plan's engines, run everything, and predict it with the outputs that came.
+
+    InputError for what can't be read or run.
     """
     check_distinct((options.out,), (options.plan, options.requests, options.application))
     check_output(options.out)
@@ -171,7 +172,7 @@ class Requests:
         await together([one(name, request) for name, own in self.by_model.items() for request in own])
 
     def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
-        """By model: the replay of these requests with the outputs that they had."""
+        """Return by model: the replay of these requests with the outputs that they had."""
         lengths = {
             name: [
                 RequestLengths(len(request.prompt_ids), len(results[request.id].output_ids), request.arrival_s)
@@ -189,7 +190,7 @@ class Calls(ApplicationCalls):
     plan: Plan
 
     def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
-        """By model: the replay of these calls with the outputs that they had."""
+        """Return by model: the replay of these calls with the outputs that they had."""
         models = {node: model.name for node, model in self.application.models.items()}
         calls = self.application.lengths(self.in_turn)
         replayed = replay_calls(

@@ -83,7 +83,7 @@ class Proposal:
         return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.found.free
 
     def why_before(self, other: "Proposal") -> str:
-        """What puts this plan before another one."""
+        """Return what puts this plan before another one."""
         if self.found is None or other.found is None:
             return f"{other.method} has no plan"
         if self.seconds != other.seconds:
@@ -113,8 +113,9 @@ class Unsustained(Infeasible):
 def propose(
     demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
 ) -> list[Proposal]:
-    """What each method comes to, the best one first. InputError where one alone can't do with these models. `kept`:
-    frontiers of earlier plans.
+    """Return what each method comes to, the best one first.
+
+    InputError where one alone can't do with these models. `kept`: frontiers of earlier plans.
     """
     known: dict[str, Proposal] = {}
     with Processes(_worth(demands)) as processes:
@@ -130,8 +131,9 @@ def propose(
 
 
 def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
-    """Return the plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says
-    how near it comes.
+    """Return the plan of a method.
+
+    Infeasible where it meets not all rates, or the models don't fit; the sentence says how near it comes.
     """
     with Processes(_worth(demands)) as processes:
         return _made(demands, cluster, method, {}, None, processes)
@@ -166,7 +168,7 @@ def _joint(
     frontiers: list[ModelFrontier],
     processes: Processes,
 ) -> Plan:
-    """The best of devices of their own, of the other methods' plans, and of mixtures of both."""
+    """Return the best of devices of their own, of the other methods' plans, and of mixtures of both."""
     try:
         alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
     except Infeasible as error:
@@ -204,7 +206,7 @@ def _shared_above(
 
 
 def _highest(proposals: list[Proposal]) -> float:
-    """The most headroom of plans, or of those that come nearest."""
+    """Return the most headroom of plans, or of those that come nearest."""
     plans = [proposal.plan or proposal.near for proposal in proposals]
     return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
@@ -216,7 +218,7 @@ def _mixed(
     plans: list[Plan | None],
     processes: Processes,
 ) -> list[Proposal]:
-    """The best mixture of models that share devices and of models alone, if it is better than these plans."""
+    """Return the best mixture of models that share devices and of models alone, if it is better than these plans."""
     from xmulti.sharing.mixtures import MOST_MODELS, Mixture
     from xmulti.sharing.shared_devices import can_share
 
@@ -236,13 +238,13 @@ def _no_plan(method: str, error: Exception) -> Proposal:
 
 
 def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
-    """The plan, with what it takes to run it."""
+    """Return the plan, with what it takes to run it."""
     models = zip(plan.models, demands, strict=True)
     return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
 
 
 def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
-    """Whether all models can, and the ways to cut the cluster are few enough to try them in passing."""
+    """Return whether all models can, and the ways to cut the cluster are few enough to try them in passing."""
     from xmulti.sharing.placement import cuts
 
     ways = math.comb(len(cuts(cluster.devices_per_node)) + cluster.nodes - 1, cluster.nodes)
@@ -256,7 +258,10 @@ def _plan_of(
     frontiers: list[ModelFrontier],
     processes: Processes,
 ) -> Plan:
-    """Return the plan of one method. Infeasible if it misses a rate."""
+    """Return the plan of one method.
+
+    Infeasible if it misses a rate.
+    """
     if method in _SHARING:
         (plan,) = _measured([_placed(demands, cluster, method, 0.0)], demands, 0.0, processes)
     else:
@@ -267,8 +272,9 @@ def _plan_of(
 
 
 def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
-    """What each model does by its number of devices, searched where it's asked; one for models that are alike. Their
-    numbers are chosen by what a quick policy does on them, if there is one.
+    """Return what each model does by its number of devices, searched where it's asked; one for models that are alike.
+
+    Their numbers are chosen by what a quick policy does on them, if there is one.
     """
     policies = _POLICIES[method]
     return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
@@ -288,7 +294,10 @@ def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, leve
 
 
 def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float, processes: Processes) -> list[Plan]:
-    """Replay the units of all plans. A unit below `level` gets goodput 0."""
+    """Replay the units of all plans.
+
+    A unit below `level` gets goodput 0.
+    """
     from xmulti.plans.plan_evaluation import evaluated
 
     by_name = {demand.name: demand for demand in demands}
@@ -326,7 +335,7 @@ def _dedicated(
 
 
 def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
-    """A model with devices of its own, replayed at its rate if it has one."""
+    """Return a model with devices of its own, replayed at its rate if it has one."""
     from xmulti.plans.plan_evaluation import evaluated
 
     return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model
@@ -345,7 +354,7 @@ def _searched(
     progress: Callable[[int, int], None],
     processes: Processes,
 ) -> tuple[tuple[int, ...], ...]:
-    """The devices of the best budgets."""
+    """Return the devices of the best budgets."""
     from xmulti.sharing.budgets import Budget, Unsearched
 
     def search(wanted: list[tuple[int, int]]) -> list[Budget | None]:

@@ -80,7 +80,7 @@ def simulate_plan(
 
 
 def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
-    """All models' spans by device, on threads that have their models' names."""
+    """Return all models' spans by device, on threads that have their models' names."""
     spans = sorted((span for of_model in replays.values() for span in of_model.spans), key=lambda s: s.start_s)
     models = {(span.device, span.stage): name for name, of_model in replays.items() for span in of_model.spans}
     trace = chrome_trace([Timeline("predicted", tuple(spans))], models)
@@ -100,7 +100,7 @@ def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: 
 
 
 def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
-    """Requests of all models; those of models that are alike differ, or they would come at the same moments."""
+    """Return requests of all models; those of models that are alike differ, or they would come at the same moments."""
     counts: dict[str, int] = {}
     for unit in plan.units:
         rates = {model.name: model.rate_seq_s for model in unit if model.rate_seq_s}
@@ -109,7 +109,7 @@ def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
 
 
 def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[RequestLengths]:
-    """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
+    """Return requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
     count, spec = model.requests or count or REQUESTS, model.schedule.model.spec
     check_requests(f"Model '{model.name}' of the plan", count)
     drawn = model.schedule.workload.draw(count, seed, spec.longest_request)

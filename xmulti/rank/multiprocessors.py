@@ -43,8 +43,9 @@ def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[tor
 
 
 def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
-    """Each share's places among so many groups, at least one. A share begins where the one before it ends, and at the
-    last group goes on with the first.
+    """Return each share's places among so many groups, at least one.
+
+    A share begins where the one before it ends, and at the last group goes on with the first.
     """
     places, before = [], 0.0
     for share in shares:
@@ -55,7 +56,7 @@ def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
 
 
 def _asked(driver: Any, name: str, *arguments: Any) -> Any:
-    """What a function of the driver returns; Unavailable where it hasn't got it, or fails."""
+    """Return what a function of the driver returns; Unavailable where it hasn't got it, or fails."""
     try:
         error, *returned = getattr(driver, name)(*arguments)
     except (AttributeError, RuntimeError) as failed:  # an old package, or an old driver

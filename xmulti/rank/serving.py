@@ -19,8 +19,9 @@ class _Session(Session):
 
 
 def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]) -> None:
-    """Run the frontend's requests on an open unit until it has drained every model; by the models' names. Raises Gone
-    where the frontend ends without a word.
+    """Run the frontend's requests on an open unit until it has drained every model; by the models' names.
+
+    Raises Gone where the frontend ends without a word.
     """
     engines: dict[str, Engine] = {tenant.name: tenant.engine for tenant in unit.tenants}
     sessions = [_Session(engine, inboxes[name], opened[name]) for name, engine in engines.items()]

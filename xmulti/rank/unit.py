@@ -1,4 +1,5 @@
 """Unit: devices that several models share, each with an engine of its own and a part of all its layers on each of them.
+
 What runs next is the rule of sharing (`xcore/policies/sharing.py`), which the event simulator follows too
 (`xmulti/sharing/unit.py`).
 """
@@ -45,7 +46,7 @@ class Job:
     start_s: float
 
     def cut(self, now: float) -> None:
-        """A row of one ends by itself."""
+        """Return a row of one ends by itself."""
 
 
 @dataclass(eq=False)
@@ -81,15 +82,15 @@ class Tenant:
         return 0
 
     def first(self, now: float) -> LedgerSequence | None:
-        """The waiting prompt that is admitted next, if its blocks are free."""
+        """Return the waiting prompt that is admitted next, if its blocks are free."""
         return self.limits.first(self.ledger, now)
 
     def can_prefill(self, now: float) -> bool:
-        """Whether it would be admitted now."""
+        """Return whether it would be admitted now."""
         return self.limits.can_prefill(self.ledger, now)
 
     def can_decode(self, now: float) -> bool:
-        """Whether it has sequences to decode."""
+        """Return whether it has sequences to decode."""
         return bool(self.ledger.decoding)
 
 
@@ -144,8 +145,9 @@ class Unit:
         return Unit(tenants, _rule(share, beside=bool(streams)))
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
-        """Be ready for requests of each model within an extent; without one, for all that its schedule allows. All
-        ranks call it alike. `options` are each model's: under a rule by priority with its order.
+        """Be ready for requests of each model within an extent; without one, for all that its schedule allows.
+
+        All ranks call it alike. `options` are each model's: under a rule by priority with its order.
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
@@ -195,7 +197,10 @@ class Unit:
         self._by_name[name].engine.add(replace(request, arrival_s=arrival_s))
 
     def step(self) -> bool:
-        """Run the jobs that the rule chooses, if there are any; whether there were."""
+        """Run the jobs that the rule chooses, if there are any.
+
+        Return whether there were.
+        """
         self._update()
         before = len(self.running)
         self._sharing.start(self, self.now)
@@ -215,7 +220,7 @@ class Unit:
             time.sleep(_NAP_S)
 
     def take(self, name: str) -> list[Event]:
-        """What has come of a model's requests since the last call."""
+        """Return what has come of a model's requests since the last call."""
         return self._by_name[name].engine.take()
 
     def prefill(self, tenant: Tenant) -> None:
@@ -266,7 +271,7 @@ class Unit:
 
 
 def _rule(share: Share, beside: bool) -> Sharing:
-    """How models that share devices take them: beside each other, or one job at a time."""
+    """Return how models that share devices take them: beside each other, or one job at a time."""
     if beside:
         return SpatialSharing()
     if share.by == "priority":

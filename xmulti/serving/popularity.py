@@ -24,8 +24,9 @@ PARTS = 5
 
 
 class Popularity:
-    """`planned` are the models' planned rates in sequences per second. Times are of the monotonic clock, in seconds;
-    nothing is counted before `begin_s`.
+    """`planned` are the models' planned rates in sequences per second.
+
+    Times are of the monotonic clock, in seconds; nothing is counted before `begin_s`.
     """
 
     def __init__(self, planned: Mapping[str, float], lasts_s: float, begin_s: float):
@@ -48,7 +49,7 @@ class Popularity:
         """Since then, for the alarm's model: requests, and seconds in which they arrived."""
 
     def pause(self, now_s: float) -> None:
-        """Requests were impossible until now: restart the test."""
+        """Return requests were impossible until now: restart the test."""
         self.restart(self.planned, max(now_s, self._begin_s))
 
     @property
@@ -57,8 +58,9 @@ class Popularity:
         return len(self._tests) * DAY_S / FALSE_ALARMS
 
     def come(self, counts: Mapping[str, int], now_s: float) -> dict[str, float] | None:
-        """Add each model's arrivals since the last call. Returns the arrival rates if they have drifted; the test then
-        restarts.
+        """Add each model's arrivals since the last call.
+
+        Returns the arrival rates if they have drifted; the test then restarts.
         """
         if now_s < self._begin_s:
             return None
@@ -88,7 +90,7 @@ class Popularity:
                 self._alarm, self._since_s = (name, test.side), now_s
 
     def _lasts(self) -> bool:
-        """Whether the rate of the alarm's model is still that much higher or lower in most parts of the time."""
+        """Return whether the rate of the alarm's model is still that much higher or lower in most parts of the time."""
         assert self._alarm, "an alarm"
         name, side = self._alarm
         number = len(self._looks)

@@ -70,7 +70,7 @@ class Replanned(NamedTuple):
 
 
 def why_not_watched(plan: Plan) -> str:
-    """Why no plan can be searched in the place of this one; empty if it can."""
+    """Return why no plan can be searched in the place of this one; empty if it can."""
     from xmulti.plans.planning import METHODS
 
     if plan.method not in METHODS:
@@ -91,7 +91,7 @@ def next_interval_s(stayed_s: float | None, error: float | None) -> float:
 
 
 async def in_a_process(replan_input: ReplanInput) -> Replanned:
-    """What `replan` finds in a process of its own, which ends with this one, or when the task is cancelled."""
+    """Return what `replan` finds in a process of its own, which ends with this one, or when the task is cancelled."""
     question = await asyncio.to_thread(lambda: document.dumps(document.to_dict(replan_input), indent=None) + "\n")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROCESS, *sys.path),
@@ -115,7 +115,7 @@ async def in_a_process(replan_input: ReplanInput) -> Replanned:
 
 
 def main() -> None:
-    """The process that searches."""
+    """Return the process that searches."""
     replan_input = read_question(ReplanInput)
     try:
         answer = replan(replan_input)
@@ -160,7 +160,7 @@ def _demand(model: PlannedModel, plan: Plan, seen: Watched) -> Demand:
 
 
 def at_rates_of(plan: Plan, demands: Sequence[Demand]) -> Plan:
-    """The plan as it is, replayed at the rates that are asked for now."""
+    """Return the plan as it is, replayed at the rates that are asked for now."""
     from xmulti.plans.plan_evaluation import evaluated
 
     asked = {demand.name: demand for demand in demands}
@@ -196,7 +196,7 @@ def _together(unit: Sequence[PlannedModel]) -> tuple[int, frozenset[str]]:
 
 
 def promise_error(plan: Plan, demands: Sequence[Demand], watched: Sequence[Watched]) -> float | None:
-    """How far the plan's replay was off what came, as SeaLLM reckons it; None where either isn't known."""
+    """Return how far the plan's replay was off what came, as SeaLLM reckons it; None where either isn't known."""
     from xmulti.plans.solo import solo_seconds
     from xmulti.sharing.replacement import Performance
 

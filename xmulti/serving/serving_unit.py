@@ -73,7 +73,7 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
 
 
 def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
-    """The plan and the unit of it that is asked for; InputError where it has none."""
+    """Return the plan and the unit of it that is asked for; InputError where it has none."""
     plan = document.read(Plan, options.plan)
     if not 0 <= options.unit < len(plan.units):
         raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
@@ -81,7 +81,7 @@ def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
 
 
 def directory_of(model: PlannedModel) -> Path:
-    """Of a planned model's weights; InputError where the plan names none, or another model's."""
+    """Return of a planned model's weights; InputError where the plan names none, or another model's."""
     if model.directory is None:
         raise InputError(f"Model '{model.name}' was planned without weights: pass --model {model.name}=DIR.")
     directory = model_directory(model.directory)
@@ -104,7 +104,7 @@ def measured_profiles(
     device: "torch.device",
     attention: str,
 ) -> dict[str, Profile]:
-    """What this machine was measured to be for each model, or is measured to be now."""
+    """Return what this machine was measured to be for each model, or is measured to be now."""
     profiles = {}
     for model in unit:
         job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
@@ -128,7 +128,7 @@ def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device
 
 
 def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Options:
-    """How a model that shares decides: in the order in which it is simulated."""
+    """Return how a model that shares decides: in the order in which it is simulated."""
     order, known = order_of(model, profile)
     return Options(spans=spans, order=order, hints=(lambda _: known) if known else None)
 

@@ -13,8 +13,10 @@ from xserver.engines.unit_options import UnitOptions
 
 
 class StageEngines:
-    """One engine for each node that runs. What is asked of a node waits in its link until an engine is there, and what
-    a stopped engine had begun goes on in the next one: its prompts are prefilled with what was generated.
+    """One engine for each node that runs.
+
+    What is asked of a node waits in its link until an engine is there, and what a stopped engine had begun goes on in
+    the next one: its prompts are prefilled with what was generated.
 
     `starts` may start at once. `on_opened` is called with a node whenever an engine of it is there.
     """
@@ -37,7 +39,7 @@ class StageEngines:
         return {task for _, task in self._units.values()}
 
     def check(self) -> None:
-        """InputError for an engine that can't be started, or started again."""
+        """Raise InputError for an engine that can't be started, or started again."""
         for name, (_, task) in self._units.items():
             if task.done():
                 raise InputError(f"The engine of {name} can't be started (exit code {task.result()}): see above.")

@@ -19,7 +19,10 @@ _SPEED_LIMIT_S = 60.0
 
 
 class StartedUnit(EngineUnit):
-    """An engine of a run, whose requests fail where it can't be replaced. `links` are those of all models."""
+    """An engine of a run, whose requests fail where it can't be replaced.
+
+    `links` are those of all models.
+    """
 
     def __init__(
         self, options: UnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
@@ -48,8 +51,10 @@ class StartedUnit(EngineUnit):
 async def started(
     units: Sequence[UnitOptions], starts: int, end_in_turn: bool = False
 ) -> AsyncIterator[dict[str, EngineLink]]:
-    """Links to the engines by model, once all have opened; `starts` may start at once. They end with the block, all at
-    once or one after the other, which matters to the speed that they report. InputError where one doesn't start.
+    """Links to the engines by model, once all have opened; `starts` may start at once.
+
+    They end with the block, all at once or one after the other, which matters to the speed that they report. InputError
+    where one doesn't start.
     """
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
         of_all = {str(model.name): EngineLink() for unit in units for model in unit.models}

@@ -28,15 +28,16 @@ Frontier = Sequence[Budget]
 
 @dataclass(frozen=True)
 class Level:
-    """A level that all models should reach. Criteria in this order: rates sustained, last model done early, high
-    headroom.
+    """A level that all models should reach.
+
+    Criteria in this order: rates sustained, last model done early, high headroom.
     """
 
     headroom: float
     seconds: float
 
     def least(self, frontier: Frontier) -> Budget | None:
-        """The fewest devices on which a model reaches it."""
+        """Return the fewest devices on which a model reaches it."""
         reached = (b for b in frontier if b.headroom >= self.headroom and b.seconds <= self.seconds)
         return next(reached, None)
 
@@ -115,7 +116,7 @@ class Unsearched:
         """Numbers of devices searched so far."""
 
     def best(self, progress: Callable[[int, int], None]) -> Budgets | None:
-        """The best budgets; None if the models don't fit all at once, whatever the performance."""
+        """Return the best budgets; None if the models don't fit all at once, whatever the performance."""
         while True:
             hoped = best_budgets([self._hoped(i) for i in range(len(self._known))], self._nodes, self._each)
             if hoped is None:
@@ -130,7 +131,10 @@ class Unsearched:
             self._find(unknown)
 
     def least(self, i: int) -> int | None:
-        """The fewest devices on which a model can run; None if there are none. Searches if necessary."""
+        """Return the fewest devices on which a model can run; None if there are none.
+
+        Searches if necessary.
+        """
         for devices in self._sizes:
             if devices not in self._known[i]:
                 self._find([(i, devices)])
@@ -168,19 +172,19 @@ class Unsearched:
 
 
 def _near(level: Level, other: Level, tolerance: float) -> bool:
-    """Whether a level is as good as another one, within a tolerance."""
+    """Return whether a level is as good as another one, within a tolerance."""
     short = min(1.0, other.headroom) - min(1.0, level.headroom)
     slower = level.seconds - other.seconds * (1 + tolerance)
     return short <= 0 and slower <= 0 and level.headroom >= other.headroom * (1 - tolerance)
 
 
 def _finite(budgets: Sequence[Budget]) -> float:
-    """The longest finite time."""
+    """Return the longest finite time."""
     return max((b.seconds for b in budgets if b.seconds < math.inf), default=0.0)
 
 
 def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float | None:
-    """The last value that holds, if holding is monotone; None if none does."""
+    """Return the last value that holds, if holding is monotone; None if none does."""
     low, high = -1, len(values) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -189,7 +193,7 @@ def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float |
 
 
 def counts(nodes: int, devices_per_node: int) -> list[int]:
-    """The possible sizes of a budget."""
+    """Return the possible sizes of a budget."""
     return [*range(1, devices_per_node + 1), *(k * devices_per_node for k in range(2, nodes + 1))]
 
 
@@ -228,7 +232,7 @@ def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tupl
 def _numbered(
     sizes: Sequence[int], chosen: dict[int, list[int]], nodes: int, devices_per_node: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The devices of budgets whose nodes are chosen, numbered through the cluster."""
+    """Return the devices of budgets whose nodes are chosen, numbered through the cluster."""
     rest = [itertools.count(node * devices_per_node) for node in range(nodes)]
     devices = []
     for budget, size in enumerate(sizes):

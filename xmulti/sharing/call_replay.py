@@ -49,8 +49,10 @@ def replay_calls(
     model_of: Mapping[str, str],
     output_of: Callable[[Chain[int], int], int],
 ) -> CallReplay:
-    """Run all calls through a plan. `model_of` each node the plan's model, `output_of` a call and its prompt's tokens
-    those of its output. InputError for a call that its model's cache could not hold.
+    """Run all calls through a plan.
+
+    `model_of` each node the plan's model, `output_of` a call and its prompt's tokens those of its output. InputError
+    for a call that its model's cache could not hold.
     """
     count = {model.name: 0 for model in plan.models}
     records = {model.name: _record(model, profiles[model.name], calls.left) for model in plan.models}
@@ -89,7 +91,7 @@ def _record(model: PlannedModel, profile: Profile, most: int) -> Record:
 def _engines(
     plan: Plan, profiles: Mapping[str, Profile], records: Mapping[str, Record]
 ) -> tuple[list[Actor], dict[str, Submit]]:
-    """The plan's engines, and who takes each model's requests."""
+    """Return the plan's engines, and who takes each model's requests."""
     engines: list[Actor] = []
     submit: dict[str, Submit] = {}
     for unit in plan.units:
@@ -107,7 +109,7 @@ def _engines(
 
 
 def _replicas(schedule: Schedule, profile: Profile, record: Record) -> list[Replica]:
-    """Of a model with devices of its own; iterations one by one: a call may arrive in the midst of a row."""
+    """Return of a model with devices of its own; iterations one by one: a call may arrive in the midst of a row."""
     cost, micro_batching = ReplicaCost.of(schedule, profile), micro_batching_of(schedule)
     return [
         Replica(schedule, cost, record, micro_batching, number, step_by_step=True)

@@ -21,7 +21,10 @@ from xsimulator.replay.record import Record
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """Services on one group of devices. Their loads have no requests: those are dispatched."""
+    """Services on one group of devices.
+
+    Their loads have no requests: those are dispatched.
+    """
 
     devices: tuple[int, ...]
     loads: tuple[Load, ...]
@@ -69,7 +72,7 @@ class Running:
         self.tenants = {tenant.name: tenant for tenant in self.unit.tenants}
 
     def requests(self, now: float) -> int:
-        """How many requests have arrived and aren't done."""
+        """Return how many requests have arrived and aren't done."""
         return sum([t.ledger.residents + t.ledger.waiting.arrived(now) for t in self.unit.tenants])
 
 
@@ -77,7 +80,7 @@ class Cluster:
     """Engines that run side by side; the dispatcher alone looks at several of them."""
 
     def __init__(self, engines: Items[Engine], requests: Mapping[str, ServiceRequests]):
-        """Requests of services that no engine has are left out."""
+        """Return requests of services that no engine has are left out."""
         self._records = {name: Record(len(r.lengths), lambda _: 0, False) for name, r in requests.items()}
         self.running = [self._start(engine, 0.0, 0.0) for engine in engines]
         self._retired: list[Running] = []
@@ -156,7 +159,7 @@ class Cluster:
         return resumes_s
 
     def result(self) -> ClusterReplay:
-        """What has been served so far."""
+        """Return what has been served so far."""
         every = [tenant for running in (*self._retired, *self.running) for tenant in running.unit.tenants]
         for tenant in every:
             tenant.ledger.check()
@@ -176,7 +179,7 @@ def _end(running: Running, now: float) -> float:
 
 
 def _taken(tenant: Tenant, now: float, everything: bool) -> list[Sequence]:
-    """A tenant's sequences, without their caches; of one that stays those that have yet to arrive."""
+    """Return a tenant's sequences, without their caches; of one that stays those that have yet to arrive."""
     ledger = tenant.ledger
     if not everything:
         ahead = [sequence for sequence in ledger.waiting if sequence.arrival_s > now]
@@ -190,7 +193,10 @@ def _taken(tenant: Tenant, now: float, everything: bool) -> list[Sequence]:
 
 
 def replay_cluster(engines: Items[Engine], requests: Mapping[str, ServiceRequests]) -> ClusterReplay:
-    """Run every service's requests on the engines that have it. InputError for a request that a pool could not hold."""
+    """Run every service's requests on the engines that have it.
+
+    InputError for a request that a pool could not hold.
+    """
     cluster = Cluster(engines, requests)
     cluster.run()
     return cluster.result()

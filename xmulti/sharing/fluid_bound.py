@@ -42,7 +42,7 @@ def highest_factor(
 def _seconds(
     model: Popular, bound_s: float | None, devices: int, room: float, prompts: int
 ) -> tuple[float, float] | None:
-    """Seconds of a request's prefill and of its decoding, on whole devices in the best batches."""
+    """Return seconds of a request's prefill and of its decoding, on whole devices in the best batches."""
     cost = model.cost(devices)
     if cost is None or room < model.least_bytes:
         return None

@@ -13,8 +13,10 @@ Devices = Mapping[str, tuple[int, ...]]
 def choose_gpus(
     stage: Placed, running: Devices, reload_s: Mapping[str, float], host: Host
 ) -> dict[str, tuple[int, ...]]:
-    """Devices of all nodes of a stage, which fits the host. Nodes of `running` keep theirs, except for the cheapest set
-    of nodes whose reloading makes room for tensor-parallel groups on linked GPUs.
+    """Devices of all nodes of a stage, which fits the host.
+
+    Nodes of `running` keep theirs, except for the cheapest set of nodes whose reloading makes room for tensor-parallel
+    groups on linked GPUs.
     """
     keep = [name for name in running if name in stage]
     for moved in _by_cost(keep, reload_s):
@@ -27,7 +29,7 @@ def choose_gpus(
 
 
 def _by_cost(names: list[str], reload_s: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
-    """All sets of nodes by their total reloading time; of equal ones the smaller first."""
+    """Return all sets of nodes by their total reloading time; of equal ones the smaller first."""
     sets = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
     return iter(sorted(sets, key=lambda moved: (sum(reload_s[name] for name in moved), len(moved))))
 
@@ -53,6 +55,6 @@ def _fill(nodes: Mapping[str, Parallel], fixed: Devices, host: Host) -> dict[str
 
 
 def _free_beside(device: int, free: set[int], host: Host) -> int:
-    """Number of free GPUs that are linked with a GPU."""
+    """Return number of free GPUs that are linked with a GPU."""
     first = device // host.linked * host.linked
     return len(free & set(range(first, first + host.linked)))

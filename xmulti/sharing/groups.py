@@ -31,10 +31,10 @@ class Measure(Protocol):
     """The performance of groups of models on numbers of devices."""
 
     def at_most(self, group: Group, devices: int) -> float:
-        """An upper bound on the group's common headroom; 0 if it can't run."""
+        """Return an upper bound on the group's common headroom; 0 if it can't run."""
 
     def reached(self, parts: Sequence[Part], level: float) -> "list[float | None]":
-        """The common headroom of each group; None if it is only known to be below `level`."""
+        """Return the common headroom of each group; None if it is only known to be below `level`."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class GroupSearch:
         return best
 
     def at_most(self, group: Group, devices: int) -> float:
-        """The upper bound of a group."""
+        """Return the upper bound of a group."""
         part = group, devices
         limit = self._limits[part] if part in self._limits else self._measure.at_most(group, devices)
         parts_of = (

@@ -18,10 +18,10 @@ class IterationCost(Protocol):
     """Seconds of a model's iterations by the share of the multiprocessors that they have."""
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
-        """Seconds in which whole prompts of these lengths are computed."""
+        """Return seconds in which whole prompts of these lengths are computed."""
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """Seconds of decoding iterations of so many sequences at these mean contexts; the contexts' shape."""
+        """Return seconds of decoding iterations of so many sequences at these mean contexts; the contexts' shape."""
 
 
 class TableCost:
@@ -50,7 +50,7 @@ class TableCost:
         return self._decode[share](sequences, contexts)
 
     def _around(self, share: float) -> list[tuple[IterationTables, float]]:
-        """The tables on both sides of a share, and what each counts; beyond the smallest as 1 / share."""
+        """Return the tables on both sides of a share, and what each counts; beyond the smallest as 1 / share."""
         shares = [tables.share for tables in self._tables]
         if share <= shares[0]:
             return [(self._tables[0], shares[0] / share)]
@@ -99,7 +99,7 @@ LLMs, below 8 % for all. The larger one where their blocks differ.
 
 
 def sharing_overhead(block_bytes: Items[int]) -> float:
-    """How much longer iterations take of models with KV blocks of so many bytes; nothing for one alone."""
+    """Return how much longer iterations take of models with KV blocks of so many bytes; nothing for one alone."""
     if len(block_bytes) < 2:
         return 1.0
     return ALIKE if len(set(block_bytes)) == 1 else UNLIKE

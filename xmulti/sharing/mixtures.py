@@ -58,7 +58,7 @@ class Mixture:
         return drawn({demand.name: demand for demand in self._demands})
 
     def improve(self, plans: Sequence[Plan], progress: Callable[[int, int], None]) -> Plan | None:
-        """The best mixture, where it is better than all these plans."""
+        """Return the best mixture, where it is better than all these plans."""
         from xmulti.sharing.groups import Cluster, GroupSearch
 
         known = self._seeds(plans)
@@ -69,7 +69,7 @@ class Mixture:
         return self._plan(grouping) if grouping else None
 
     def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, float]":
-        """What the units of other plans reach."""
+        """Return what the units of other plans reach."""
         places = {demand.name: place for place, demand in enumerate(self._demands)}
         known: dict[Part, float] = {}
         for plan in plans:
@@ -128,7 +128,7 @@ class Mixture:
         return demands, asked, self._cluster, devices, served.planned(demands[0]) if served else None, level
 
     def _plan(self, found: "Grouping") -> Plan:
-        """The plan of a grouping."""
+        """Return the plan of a grouping."""
         better = self._with_all_policies([part for part in found.parts if len(part[0]) == 1])
         models: dict[str, PlannedModel] = {}
         for part, devices in zip(found.parts, found.devices, strict=True):
@@ -184,7 +184,7 @@ def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[Pla
 
 
 def better_alone(planned: PlannedModel, other: PlannedModel, demand: Demand, asked: Drawn | None) -> PlannedModel:
-    """A model as it was planned, or in another way where a replay shows that to be better."""
+    """Return a model as it was planned, or in another way where a replay shows that to be better."""
     (again,) = _alone(other, demand, asked)
     return max(planned, again, key=lambda model: (model.headroom or 0.0, -(model.seconds or 0.0)))
 

@@ -72,7 +72,7 @@ class Occupant:
         return np.array(prefill), popular.output * np.array(decode)
 
     def prefill_s(self, batch: float) -> float:
-        """Seconds of a batch's prefill."""
+        """Return seconds of a batch's prefill."""
         return float(np.interp(batch, _BATCHES, self.seconds[0]))
 
     def throughput(self, batch: float, prefills_s: float | None = None) -> float:
@@ -81,7 +81,7 @@ class Occupant:
         return batch / (float(np.interp(batch, _BATCHES, self.seconds[1])) + prefills_s)
 
     def lacks(self, throughput: float) -> bool:
-        """Whether a throughput misses its rate (MuxServe allows a tenth, of at most half a request/s)."""
+        """Return whether a throughput misses its rate (MuxServe allows a tenth, of at most half a request/s)."""
         return throughput + min(0.5, 0.1 * throughput) < self.popular.rate_seq_s
 
 
@@ -118,7 +118,7 @@ class Placer:
     def place(
         self, models: Sequence[Popular], nodes: int, devices_per_node: int, progress: Callable[[int, int], None]
     ) -> Placement | None:
-        """The best placement; None if no way of cutting the nodes has room for all models."""
+        """Return the best placement; None if no way of cutting the nodes has room for all models."""
         ordered = sorted(models, key=lambda model: -model.work)
         groups = list(mesh_groups(nodes, devices_per_node))
         most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, are never one mesh
@@ -167,7 +167,7 @@ class Placer:
         return Placement(tuple(meshes), total)
 
     def _join(self, mesh: Mesh, model: Popular, most_shares: float = MOST_SHARES) -> Mesh | None:
-        """A mesh with one more model; None if it doesn't fit."""
+        """Return a mesh with one more model; None if it doesn't fit."""
         candidate = self._candidate(model, len(mesh.devices))
         if candidate is None:
             return None
@@ -243,7 +243,7 @@ def _batches(most: int) -> Iterator[int]:
 
 
 def cuts(devices: int) -> list[tuple[int, ...]]:
-    """Every way to cut a node into meshes of 2^k devices, the largest first; remaining devices stay idle."""
+    """Yield every way to cut a node into meshes of 2^k devices, the largest first; remaining devices stay idle."""
     largest = 1 << (devices.bit_length() - 1)
 
     def fill(rest: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -259,7 +259,7 @@ def cuts(devices: int) -> list[tuple[int, ...]]:
 
 
 def mesh_groups(nodes: int, devices_per_node: int) -> Iterator[tuple[int, ...]]:
-    """Every way to cut all nodes, which are identical."""
+    """Yield every way to cut all nodes, which are identical."""
     for chosen in itertools.combinations_with_replacement(cuts(devices_per_node), nodes):
         yield tuple(itertools.chain.from_iterable(chosen))
 

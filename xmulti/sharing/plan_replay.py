@@ -102,7 +102,7 @@ def replay_models(
 
 
 def rule_of(share: Share) -> Sharing:
-    """Which of a unit's models runs next."""
+    """Return which of a unit's models runs next."""
     if share.by == "priority":
         return PrioritySharing(prompts_first=True)
     return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
@@ -141,7 +141,7 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
 def loads_of(
     unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
 ) -> list[Load]:
-    """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
+    """Return what models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
     _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
     read = [_read_bytes(model.schedule) for model in unit]
     return [
@@ -151,7 +151,7 @@ def loads_of(
 
 
 def _read_bytes(schedule: Schedule) -> float:
-    """Bytes of weights that an iteration reads on each device: the head is whole there."""
+    """Return bytes of weights that an iteration reads on each device: the head is whole there."""
     spec, tp = schedule.model.spec, schedule.stages[0].tp
     head = spec.vocab * spec.hidden * BYTES[schedule.dtype]
     return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
@@ -195,7 +195,7 @@ def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | N
 
 
 def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
-    """Seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
+    """Return seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
     drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.longest_request)
     return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 

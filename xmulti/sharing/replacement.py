@@ -19,7 +19,7 @@ class Performance:
     """Mean of latency over L̂."""
 
     def error(self, real: "Performance") -> float:
-        """The larger relative error of the two, this being the estimate."""
+        """Return the larger relative error of the two, this being the estimate."""
         pairs = ((self.in_time, real.in_time), (self.normalised, real.normalised))
         return max(abs(came - estimated) / max(LEAST, estimated) for estimated, came in pairs)
 

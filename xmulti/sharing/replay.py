@@ -79,9 +79,10 @@ def replay_unit(
     overhead: float = 1.0,
     stop: Stop | None = None,
 ) -> UnitReplay:
-    """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs; `overhead`: how much longer all take; `stop`: when to leave the rest. InputError
-    for a request that its pool could not hold.
+    """Run every model's requests on devices that they share.
+
+    `contention`: how much longer an iteration takes that begins while another model's runs; `overhead`: how much longer
+    all take; `stop`: when to leave the rest. InputError for a request that its pool could not hold.
     """
     records = {load.name: Record(len(load.requests), lambda _: 0, False, load.front_end_s) for load in loads}
     tenants = [_tenant(load, records[load.name]) for load in loads]
@@ -106,13 +107,13 @@ def _tenant(load: Load, record: Record) -> Tenant:
 
 
 def empty_tenant(load: Load, record: Record) -> Tenant:
-    """A model before any request of its load has come."""
+    """Return a model before any request of its load has come."""
     ledger = Ledger(load.pool, load.order, admission="grow")
     return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
 
 
 def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:
-    """Requests with what is known of them; no hints: nothing."""
+    """Return requests with what is known of them; no hints: nothing."""
     known = hints or (UNKNOWN,) * len(requests)
     return [
         Sequence(i, r.input, r.output, r.arrival_s, hints=own)

@@ -30,8 +30,9 @@ def place_together(
     by: Literal["space", "time"],
     progress: Callable[[int, int], None],
 ) -> list[PlannedModel]:
-    """MuxServe's placement of models with rates; nothing is replayed yet. InputError for a model without a rate, or one
-    that can't share; Infeasible where no placement has room for all.
+    """MuxServe's placement of models with rates; nothing is replayed yet.
+
+    InputError for a model without a rate, or one that can't share; Infeasible where no placement has room for all.
     """
     from xmulti.sharing.placement import Placer
 
@@ -50,7 +51,7 @@ def place_together(
 
 
 def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasible:
-    """That no placement has room for all models."""
+    """Return that no placement has room for all models."""
     weights = figure_text(sum(popular_of(demand, cluster).weight_bytes for demand in demands) / 1e9)
     usable, other = (
         figure_text(size / 1e9) for size in (usable_bytes(demands, cluster), other_bytes(demands, cluster))
@@ -82,7 +83,7 @@ def share_unit(
 
 
 def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
-    """The factor of all rates that models can't exceed on one mesh; 0 where they have no room on it."""
+    """Return the factor of all rates that models can't exceed on one mesh; 0 where they have no room on it."""
     from xmulti.sharing.fluid_bound import highest_factor
     from xmulti.sharing.placement import Mesh, Occupant, Placer
 
@@ -97,22 +98,25 @@ def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) 
 
 
 def can_share(demand: Demand) -> bool:
-    """Whether a model can share devices."""
+    """Return whether a model can share devices."""
     return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
 
 
 def usable_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
-    """What models' engines may fill of one device."""
+    """Return what models' engines may fill of one device."""
     return min(engine_of(demand.setting.profile).memory.usable_bytes(cluster) for demand in demands)
 
 
 def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
-    """What a model needs of a device beside weights and cache; the most of all."""
+    """Return what a model needs of a device beside weights and cache; the most of all."""
     return max(_replica(demand, cluster, 1)[1] for demand in demands)
 
 
 def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
-    """What placements know of a model. InputError for one that can't share devices."""
+    """Return what placements know of a model.
+
+    InputError for one that can't share devices.
+    """
     from xmulti.sharing.iteration_cost import IterationCost, ProfileCost
     from xmulti.sharing.placement import Popular
 
@@ -142,7 +146,7 @@ def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
 
 
 def _replica(demand: Demand, cluster: ClusterSpec, tp: int) -> tuple[float, float]:
-    """Bytes of a model's weights, and what it needs of a device beside them and its cache."""
+    """Return bytes of a model's weights, and what it needs of a device beside them and its cache."""
     (memory,) = _replica_cost(demand, cluster, tp).memory((PREFILL_TOKENS, MAX_NUM_SEQS))
     return memory.weights, memory.workspace + memory.held
 

@@ -38,9 +38,10 @@ def place_in_groups(
     progress: Callable[[int, int], None],
     level: float = 0.0,
 ) -> list[PlannedModel]:
-    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. In groups that don't
-    sustain their rates times a level, all requests count as late. InputError for a model without a rate, or one that
-    can't share; Infeasible where no placement has room for all.
+    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing.
+
+    In groups that don't sustain their rates times a level, all requests count as late. InputError for a model without a
+    rate, or one that can't share; Infeasible where no placement has room for all.
     """
     from xmulti.stages.two_stage import MOST, Service, place_in_stages
 
@@ -95,7 +96,7 @@ class Groups:
         )
 
     def outcomes(self, groups: "tuple[Group, ...]") -> "dict[str, Outcome]":
-        """What the models of some groups experience."""
+        """Return what the models of some groups experience."""
         served = [self._replayed(len(group.devices), group.services) for group in groups if group.services]
         return {name: outcome for of_group in served for name, outcome in of_group.items()}
 
@@ -122,7 +123,7 @@ class Groups:
         return found
 
     def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":
-        """The models on these devices; None where one can't run on so many."""
+        """Return the models on these devices; None where one can't run on so many."""
         from xmulti.sharing.placement import Mesh, Occupant
 
         occupants = []

@@ -21,7 +21,10 @@ _COUNT = np.arange(float(MOST_AT_ONCE))
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A model's step, or a row of decoding iterations alike, on a share of the devices. Seconds."""
+    """A model's step, or a row of decoding iterations alike, on a share of the devices.
+
+    Seconds.
+    """
 
     tenant: "Tenant"
     step: Step
@@ -45,7 +48,7 @@ class Recorder(Protocol):
     """Who is told of a model's steps: a `Record`, mostly."""
 
     def start(self, step: Step, now: float) -> None:
-        """A step begins."""
+        """Return a step begins."""
 
     def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
         """It has ended, and these requests in it."""
@@ -77,11 +80,11 @@ class Tenant:
     """Seconds of its jobs so far."""
 
     def first(self, now: float) -> Sequence | None:
-        """The waiting prompt that is admitted next, if its blocks are free."""
+        """Return the waiting prompt that is admitted next, if its blocks are free."""
         return self.limits.first(self.ledger, now) if now >= self.resumes_s else None
 
     def can_prefill(self, now: float) -> bool:
-        """Whether it would be admitted now."""
+        """Return whether it would be admitted now."""
         return now >= self.resumes_s and self.limits.can_prefill(self.ledger, now, lambda: self._taken(now))
 
     def _taken(self, now: float) -> int:
@@ -100,11 +103,14 @@ class Tenant:
         return sum([max(0, pool.blocks_for(s.cached + rows) - len(s.blocks)) for s in self.job.step.decode])
 
     def can_decode(self, now: float) -> bool:
-        """Whether it has sequences to decode."""
+        """Return whether it has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s
 
     def prefill(self, now: float, slowdown: float, switched: bool) -> Job | None:
-        """Start prompts that wait, as many as fit; None where none does. `switched`: after another model's job."""
+        """Start prompts that wait, as many as fit; None where none does.
+
+        `switched`: after another model's job.
+        """
         step = self.limits.next_step(self.ledger, now, "encode")
         if step is None:
             return None
@@ -116,6 +122,7 @@ class Tenant:
 
     def decode(self, now: float, slowdown: float, switched: bool, most: int = ENDLESS) -> Job | None:
         """Start decoding iterations of all residents, up to `most` in a row; None where all have been preempted.
+
         `switched`: after another model's job.
         """
         step = self.limits.next_step(self.ledger, now, "decode")

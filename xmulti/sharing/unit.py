@@ -17,7 +17,10 @@ from xmulti.sharing.tenant import Job, Tenant
 
 @dataclass(eq=False)
 class Unit:
-    """Models on shared devices in simulated time. An `Actor`."""
+    """Models on shared devices in simulated time.
+
+    An `Actor`.
+    """
 
     tenants: Items[Tenant]
     sharing: Sharing
@@ -52,7 +55,7 @@ class Unit:
         return all(tenant.ledger.idle for tenant in self.tenants)
 
     def next_event(self) -> float:
-        """When jobs start or end, or a request arrives."""
+        """Return when jobs start or end, or a request arrives."""
         if not self._settled:
             return self.now
         ends = min([job.end_s for job in self.running], default=inf)
@@ -68,7 +71,7 @@ class Unit:
         self._end_jobs()
 
     def submit(self, tenant: Tenant, sequence: Sequence) -> None:
-        """A request of one of the models, which arrives no sooner than what has happened last."""
+        """Return a request of one of the models, which arrives no sooner than what has happened last."""
         tenant.ledger.submit([sequence])
         if sequence.arrival_s <= self.now:
             self._settled = False
@@ -102,7 +105,7 @@ class Unit:
         return self.overhead * (self.contention if self.running else 1.0)
 
     def _switches(self, tenant: Tenant) -> bool:
-        """Whether another model's job began last."""
+        """Return whether another model's job began last."""
         return self._last is not None and self._last is not tenant
 
     def _begin(self, job: Job) -> None:

@@ -16,7 +16,7 @@ from xmulti.stages.stage_planning import propose_stages
 
 
 def assumed(cluster: ClusterSpec) -> str:
-    """How loading counts where stages are compared with budgets."""
+    """Return how loading counts where stages are compared with budgets."""
     return (
         f"methods are compared with loading, {loading_text(cluster.is_cpu)}: of budgets once, before a model's "
         "requests, of stages each time that one starts a model"
@@ -50,6 +50,6 @@ def loading_of(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
 
 
 def _most(schedule: Schedule) -> float:
-    """The largest share of a decoder's layers that a device has."""
+    """Return the largest share of a decoder's layers that a device has."""
     ranges = [(stage.decoder_layers or (0, 0), stage.tp) for stage in schedule.stages]
     return max((end - first) / tp for (first, end), tp in ranges) / schedule.model.spec.layers

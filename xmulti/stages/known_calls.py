@@ -15,8 +15,9 @@ Place = tuple[str, int]
 
 
 def of_known_calls(calls: DependentCalls[Any], lengths: Mapping[str, tuple[int, int]], table: CostTable) -> Application:
-    """The application of these calls, with each call's prompt and output tokens by its name. The table's models have
-    the names of the nodes; costs are without padding.
+    """Return the application of these calls, with each call's prompt and output tokens by its name.
+
+    The table's models have the names of the nodes; costs are without padding.
     """
     first: dict[Place, int] = {}
     for name, chains in calls.chains.items():

@@ -38,7 +38,7 @@ class LineCosts:
     """Whether all prompts of a batch are computed as if they were as long as the longest."""
 
     def prefill_s(self, lengths: Sequence[int]) -> float:
-        """Seconds to prefill prompts of these lengths in one iteration."""
+        """Return seconds to prefill prompts of these lengths in one iteration."""
         each = np.asarray(lengths, dtype=np.float64)
         batch = len(each)
         used = np.full(batch, each.max()) if self.padded else each
@@ -47,14 +47,14 @@ class LineCosts:
         return float(constant + per_token * used.sum() + per_square * (used**2).sum() + sampled)
 
     def decode_s(self, lengths: Sequence[int]) -> float:
-        """Seconds of one decoding iteration of sequences that attend to these numbers of positions."""
+        """Return seconds of one decoding iteration of sequences that attend to these numbers of positions."""
         each = np.asarray(lengths, dtype=np.float64)
         constant, per_sum, per_longest = self.decode[len(each)]
         return float(constant + per_sum * each.sum() + per_longest * each.max())
 
 
 def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
-    """The costs of a cost table's degree, interpolated between the measured batches.
+    """Return the costs of a cost table's degree, interpolated between the measured batches.
 
     Whole coefficients are interpolated: slopes and intercepts of computing are large and nearly cancel where attention
     is bound by memory, and their product with the batch isn't linear between two batches. Without padding, inputs are
@@ -76,7 +76,7 @@ def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
 
 
 def _lines(lines: PhaseLines) -> tuple[Array, Array, Array, Array]:
-    """The measured batches, and slopes and intercepts [batch, 2] of computing, preparing and sampling."""
+    """Return the measured batches, and slopes and intercepts [batch, 2] of computing, preparing and sampling."""
     return (
         np.asarray(lines.batches, dtype=np.float64),
         np.asarray(lines.compute, dtype=np.float64),

@@ -146,7 +146,7 @@ def run_model(
 
 
 def _dealt(calls: Calls, replicas: int) -> Integers:
-    """Each call's replica: that of its chain."""
+    """Return each call's replica: that of its chain."""
     replica_of = np.zeros(len(calls.prompts), dtype=np.int64)
     if replicas == 1:
         return replica_of
@@ -160,7 +160,7 @@ def _dealt(calls: Calls, replicas: int) -> Integers:
 
 
 def _summed(curves: list[Array]) -> Array:
-    """The work of all replicas over time, thinned."""
+    """Return the work of all replicas over time, thinned."""
     if not curves:
         return np.zeros((1, 2))
     times = np.unique(np.concatenate([curve[:: max(1, len(curve) // _CURVE_POINTS), 0] for curve in curves]))
@@ -170,7 +170,7 @@ def _summed(curves: list[Array]) -> Array:
 
 
 def _check_fit(model: ModelReplica, calls: Calls) -> None:
-    """InputError for a call that is longer than the context, or than the cache with the watermark."""
+    """Raise InputError for a call that is longer than the context, or than the cache with the watermark."""
     if not len(calls.prompts):
         return
     longest = int((calls.prompts + calls.outputs).max())

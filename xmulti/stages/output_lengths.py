@@ -23,7 +23,7 @@ def quantiles(count: int, seed: int, name: str, shared: bool = False) -> Array:
 
 
 def lengths_at(outputs: LengthDistribution, at: Array) -> Integers:
-    """The lengths at these quantiles, before any cap."""
+    """Return the lengths at these quantiles, before any cap."""
     cumulative = np.cumsum(outputs.p)
     index = np.minimum(np.searchsorted(cumulative / cumulative[-1], at, side="right"), len(outputs.lengths) - 1)
     return np.asarray(outputs.lengths, dtype=np.int64)[index]
@@ -38,7 +38,7 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
 
 
 def uncensored(prompts: Integers, outputs: Integers, context: int) -> LengthDistribution:
-    """The distribution of output lengths from observations some of which the context has cut short.
+    """Return the distribution of output lengths from observations some of which the context has cut short.
 
     P(n) = outputs that end at n / prompts that leave room for more than n; the remaining probability is on the context
     (SamuLLM). A histogram would count an output that was cut at 100 as one that ends there.

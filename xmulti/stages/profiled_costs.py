@@ -43,7 +43,7 @@ def profiled_model(
 
 
 def _degree(cost_model: CostModel, tp: int, load_s: float, context: int) -> DegreeCosts | None:
-    """The lines of one degree; None where not even one sequence fits."""
+    """Return the lines of one degree; None where not even one sequence fits."""
     model = cost_model.model
     replica = cost_model.replica((Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),))
     kv_tokens = BLOCK_SIZE * replica.room((max(context, 2048), 1))
@@ -59,7 +59,7 @@ def _degree(cost_model: CostModel, tp: int, load_s: float, context: int) -> Degr
 
 
 def _prefill_line(stage: StageCost, batch: int, context: int, token: float, position: float) -> tuple[float, float]:
-    """The line through prompts of a short length, and of the longest that one prefill of this batch may have."""
+    """Return the line through prompts of a short length, and of the longest that one prefill of this batch may have."""
     lengths = (1, max(2, max(context, 2048) // batch))
     seconds = [float(stage.encode_fixed(batch, length)) for length in lengths]
     return _line([batch * (token * length + position * length**2) for length in lengths], seconds)

@@ -114,7 +114,7 @@ class Progress:
 
     @staticmethod
     def beginning(application: Application) -> "Progress":
-        """The state before anything has run."""
+        """Return the state before anything has run."""
         done = {name: np.full(len(node.calls.prompts), np.inf) for name, node in application.nodes.items()}
         left = {
             name: Left(node.calls, np.arange(len(node.calls.prompts)), done[name])
@@ -128,13 +128,13 @@ class Progress:
         return tuple(name for name in self.application.nodes if name in self.left)
 
     def can_run(self, name: str, beside: Collection[str] = ()) -> bool:
-        """Whether all sources of an unfinished node are finished, or run beside it."""
+        """Return whether all sources of an unfinished node are finished, or run beside it."""
         return name in self.left and all(
             source not in self.left or source in beside for source in self.application.nodes[name].sources
         )
 
     def remaining(self, name: str) -> Calls:
-        """The remaining calls of an unfinished node."""
+        """Return the remaining calls of an unfinished node."""
         return (self._cut(name, self.runs[name]) if name in self.runs else self.left[name]).calls
 
     def outlook(self, stage: Placed) -> StageOutlook:
@@ -151,8 +151,9 @@ class Progress:
         return StageOutlook(self.now, nodes, leading)
 
     def advance(self, outlook: StageOutlook, until: float) -> "Progress":
-        """The state at a later time of a stage. Its nodes keep running; `stopped` stops those that the next stage
-        lacks.
+        """Return the state at a later time of a stage.
+
+        Its nodes keep running; `stopped` stops those that the next stage lacks.
         """
         done, left, runs = dict(self.done), dict(self.left), {}
         for name, node in outlook.nodes.items():
@@ -191,7 +192,7 @@ class Progress:
         return NodeOutlook(run, result, ends)
 
     def _ready(self, name: str, run: NodeRun, done: Mapping[str, Array]) -> Array:
-        """Seconds from the run's start until each of its calls can begin."""
+        """Return seconds from the run's start until each of its calls can begin."""
         ready = np.zeros(len(run.left.places))
         for source, places in self.application.nodes[name].needs:
             waits = places[run.left.places]
@@ -206,12 +207,12 @@ class Progress:
         return self.memo[key]
 
     def until_now(self, name: str, run: NodeRun) -> ModelRun:
-        """The result of a run so far."""
+        """Return the result of a run so far."""
         elapsed = max(run.load_s, self.now - run.start_s)
         return self._simulated(name, run, self._ready(name, run, self.done), elapsed + _ROUNDING_S)
 
     def _cut(self, name: str, run: NodeRun) -> Left:
-        """The remaining calls of a run that stops now."""
+        """Return the remaining calls of a run that stops now."""
         elapsed = self.now - run.start_s
         if elapsed <= run.load_s:
             return run.left

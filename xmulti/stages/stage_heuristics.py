@@ -8,8 +8,9 @@ from xmulti.stages.stages import Host, gpus, parallels
 
 
 def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """Max-heuristic: one node on all GPUs, in its fastest configuration. It never stops a node, so `preempt` changes
-    nothing.
+    """Max-heuristic: one node on all GPUs, in its fastest configuration.
+
+    It never stops a node, so `preempt` changes nothing.
     """
     del preempt
     name = next(name for name in progress.unfinished if progress.can_run(name))
@@ -60,7 +61,7 @@ def _even_shares(
 
 
 def _shares(sizes: Sequence[tuple[str, Sequence[int]]], room: int) -> Iterator[dict[str, int]]:
-    """All ways to give nodes GPUs."""
+    """Yield all ways to give nodes GPUs."""
     if not sizes:
         yield {}
         return

@@ -67,7 +67,7 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
 
 
 def _models(asked: Asked, stages: Sequence[ExecutionStage], application: "Application") -> tuple[StagedModel, ...]:
-    """What the engines of all nodes need, at the degrees that the stages have."""
+    """Return what the engines of all nodes need, at the degrees that the stages have."""
     degrees: dict[str, set[int]] = {}
     for stage in stages:
         for node in stage.nodes:

@@ -22,9 +22,11 @@ def predict_stages(
     results: Mapping[str, Result],
     profiles: Mapping[tuple[str, int], Profile],
 ) -> Executed:
-    """The plan's stages on these results. An iteration costs what it does by the `profiles` that engines have opened
-    with, by node and degree, else what it was planned to; loading takes as long as it was planned to. InputError for a
-    call that the simulated cache, which leaves some room, can't hold.
+    """Return the plan's stages on these results.
+
+    An iteration costs what it does by the `profiles` that engines have opened with, by node and degree, else what it
+    was planned to; loading takes as long as it was planned to. InputError for a call that the simulated cache, which
+    leaves some room, can't hold.
     """
     table = CostTable(
         CostTable.VERSION,
@@ -38,12 +40,12 @@ def predict_stages(
 
 
 def host_of(plan: StagePlan) -> Host:
-    """The machine that a plan is for."""
+    """Return the machine that a plan is for."""
     return Host(plan.devices, plan.linked)
 
 
 def placed_of(plan: StagePlan) -> list[Placed]:
-    """Each stage's nodes, with how they run."""
+    """Return each stage's nodes, with how they run."""
     return [{node.name: Parallel(node.dp, node.tp) for node in stage.nodes} for stage in plan.stages]
 
 

@@ -61,15 +61,16 @@ class StageRun:
         return max((served.finish_s for model in self.models for served in model.measured), default=0.0)
 
     def stops(self, name: str) -> int:
-        """How often a node was stopped before its end."""
+        """Return how often a node was stopped before its end."""
         runs = [{node.name: (node.dp, node.devices) for node in stage.nodes}.get(name) for stage in self.stages]
         ran = [way for at, way in enumerate(runs) if way and (at == 0 or runs[at - 1] != way)]
         return max(0, len(ran) - 1)
 
 
 def run_stages(options: PlanRunOptions) -> StageRun:
-    """Run an application in a plan's stages, and predict that with the outputs that came. InputError for what can't be
-    read or run.
+    """Run an application in a plan's stages, and predict that with the outputs that came.
+
+    InputError for what can't be read or run.
     """
     if options.requests is not None or options.application is None:
         raise InputError(
@@ -140,7 +141,7 @@ async def _run(
 
 
 def _flags(options: PlanRunOptions, plan: StagePlan) -> list[str]:
-    """Of all engines: a CPU device has an equal share of the cores, whatever else runs."""
+    """Return of all engines: a CPU device has an equal share of the cores, whatever else runs."""
     threads = options.threads or max(1, usable_cpus() // plan.devices)
     return [*options.flags, "--threads", str(threads)]
 
@@ -169,7 +170,7 @@ class Following:
         """By node and degree: what engines have opened with."""
 
     def opened(self, name: str, opened: Opened) -> None:
-        """An engine of a node can be asked."""
+        """Return an engine of a node can be asked."""
         tp = opened.schedule.stages[0].tp
         self.profiles.setdefault((name, tp), opened.profile)
         if name in self._starts:  # else it replaces one that was lost

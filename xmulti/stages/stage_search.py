@@ -67,7 +67,7 @@ def _least(progress: Progress, name: str, tp: int, runs: bool) -> _Least:
 
 
 def _longest_chain(outputs: np.ndarray, following: np.ndarray) -> int:
-    """The most tokens in a chain of calls."""
+    """Return the most tokens in a chain of calls."""
     total = outputs.copy()
     later = np.flatnonzero(following >= 0)
     for call in later[::-1]:  # a round's call stands after that of the round before

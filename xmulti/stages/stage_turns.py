@@ -52,7 +52,7 @@ class StageTurns:
         """Devices of the running nodes."""
 
     def next(self) -> Turn:
-        """The nodes to run from now on, while there are unfinished nodes."""
+        """Return the nodes to run from now on, while there are unfinished nodes."""
         placed = self._placed()
         goes_on = {name: self.devices[name] for name, way in placed.items() if self.running.get(name) == way}
         reload_s = {name: self._load_s(name, placed[name]) for name in goes_on}
@@ -62,7 +62,7 @@ class StageTurns:
         return Turn(dict(placed), dict(self.devices), stays, len(goes_on) - len(stays))
 
     def end(self, names: Collection[str]) -> None:
-        """These nodes have no calls left."""
+        """Return these nodes have no calls left."""
         leading = [name for name in self.running if not any(source in self.running for source in self._sources[name])]
         self.unfinished = [name for name in self.unfinished if name not in names]
         self.running = {name: way for name, way in self.running.items() if name not in names}
@@ -71,12 +71,12 @@ class StageTurns:
             self._at += 1
 
     def _stage(self, at: int) -> dict[str, Parallel]:
-        """The unfinished nodes of a planned stage."""
+        """Return the unfinished nodes of a planned stage."""
         stage = self._stages[at] if at < len(self._stages) else {}
         return {name: way for name, way in stage.items() if name in self.unfinished}
 
     def _pending(self, running: Mapping[str, Parallel]) -> bool:
-        """Whether the current stage has nodes that don't run as planned."""
+        """Return whether the current stage has nodes that don't run as planned."""
         return any(running.get(name) != way for name, way in self._stage(self._at).items())
 
     def _placed(self) -> dict[str, Parallel]:
@@ -87,7 +87,7 @@ class StageTurns:
         return placed
 
     def _is_over(self, placed: Mapping[str, Parallel]) -> bool:
-        """Whether the current stage would be over already, had its nodes run as `placed`."""
+        """Return whether the current stage would be over already, had its nodes run as `placed`."""
         if self._at + 1 >= len(self._stages) or self._pending(placed):
             return False
         stage = self._stages[self._at]
@@ -95,7 +95,7 @@ class StageTurns:
         return any(name not in self.unfinished for name in leading)
 
     def _placed_beside(self, running: Mapping[str, Parallel]) -> dict[str, Parallel]:
-        """The nodes to run: those of the next stage with unfinished nodes, and running ones."""
+        """Return the nodes to run: those of the next stage with unfinished nodes, and running ones."""
         while self._at < len(self._stages) and not self._stage(self._at):
             self._at += 1
         stage = self._stage(self._at)
@@ -115,7 +115,7 @@ class StageTurns:
         return placed
 
     def _with_sources(self, placed: dict[str, Parallel]) -> dict[str, Parallel]:
-        """The nodes whose sources are all finished or run beside them."""
+        """Return the nodes whose sources are all finished or run beside them."""
         kept: dict[str, Parallel] = {}
         for name in self.unfinished:
             if name in placed and self._can_run(name, kept):
@@ -128,5 +128,5 @@ class StageTurns:
             placed[name] = way
 
     def _can_run(self, name: str, beside: Collection[str]) -> bool:
-        """Whether all sources of a node are finished, or run beside it."""
+        """Return whether all sources of a node are finished, or run beside it."""
         return all(source not in self.unfinished or source in beside for source in self._sources[name])

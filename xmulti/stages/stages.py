@@ -39,7 +39,7 @@ class PlannedStage:
 
 
 def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
-    """The ways to run a node on a host, by rising number of GPUs."""
+    """Return the ways to run a node on a host, by rising number of GPUs."""
     degrees = progress.application.replicas[progress.application.nodes[name].model]
     groups = [tp for tp in degrees if tp <= host.linked and host.linked % tp == 0]
     ways = [Parallel(dp, tp) for tp in groups for dp in range(1, host.devices // tp + 1)]
@@ -86,12 +86,12 @@ def greedy_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed
 def plan_stages(
     application: Application, host: Host, choose: Choose = greedy_stage, preempt: bool = True
 ) -> tuple[PlannedStage, ...]:
-    """All stages until every node is finished, each chosen from the state after those before it."""
+    """Return all stages until every node is finished, each chosen from the state after those before it."""
     return go_on(Progress.beginning(application), host, choose, preempt)
 
 
 def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tuple[PlannedStage, ...]:
-    """All stages from a state on."""
+    """Return all stages from a state on."""
     stages = []
     while progress.unfinished:
         planned, progress = follow(progress, choose(progress, host, preempt))
@@ -100,12 +100,12 @@ def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tupl
 
 
 def follow(progress: Progress, stage: Placed) -> tuple[PlannedStage, Progress]:
-    """A stage with its time, and the state after it."""
+    """Return a stage with its time, and the state after it."""
     outlook = progress.outlook(stage)
     after = progress.stopped(stage).advance(outlook, outlook.end_s)
     return PlannedStage(progress.now, outlook.end_s, stage), after
 
 
 def makespan(stages: tuple[PlannedStage, ...]) -> float:
-    """Seconds until the last stage ends."""
+    """Return seconds until the last stage ends."""
     return stages[-1].end_s if stages else 0.0

@@ -32,7 +32,7 @@ class Group:
     """In order of their names."""
 
     def with_service(self, name: str) -> "Group":
-        """The same group with one more service."""
+        """Return the same group with one more service."""
         return replace(self, services=tuple(sorted((*self.services, name))))
 
 
@@ -95,8 +95,9 @@ def place_in_stages(
     replicas: bool = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Placed | None:
-    """The best placement over all degrees; None if none has every service. `replicas`: whether a service may be in
-    several groups.
+    """Return the best placement over all degrees; None if none has every service.
+
+    `replicas`: whether a service may be in several groups.
     """
     degrees = [1 << k for k in range(devices_per_node.bit_length())]
     placed = []
@@ -146,7 +147,7 @@ def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> b
 
 
 def _least(name: str, fits: Fits, most: int) -> int:
-    """The fewest devices, of powers of two, on which a service fits alone; twice `most` if it fits on none."""
+    """Return the fewest devices, of powers of two, on which a service fits alone; twice `most` if it fits on none."""
     size = 1
     while size <= most and not fits(size, (name,)):
         size *= 2
@@ -177,7 +178,7 @@ def _has_room(
 def _allocated(
     services: Sequence[Service], groups: tuple[Group, ...], fits: Fits, score: Scorer, replicas: bool
 ) -> tuple[Group, ...] | None:
-    """The second stage; None if a service stays without a group."""
+    """Return the second stage; None if a service stays without a group."""
     rates = {service.name: service.rate_seq_s for service in services}
     while True:
         places = _places(groups)
@@ -192,7 +193,7 @@ def _allocated(
 
 
 def _places(groups: Sequence[Group]) -> dict[str, int]:
-    """Number of groups of each service."""
+    """Return number of groups of each service."""
     counts: dict[str, int] = {}
     for group in groups:
         for name in group.services:
@@ -214,6 +215,7 @@ def _choices(
     fits: Fits,
 ) -> Iterator[tuple[Group, ...]]:
     """Allocations of one more service, in the order of Algorithm 1: groups by their rates, then services by urgency.
+
     While some services have no group, only those are tried, first in allocations that leave room for the others.
     """
     missing = [service for service in order if not places.get(service.name)]
@@ -240,7 +242,7 @@ def _choices(
 
 
 def summary(tp: int, groups: tuple[Group, ...], outcomes: Mapping[str, Outcome]) -> Placed:
-    """A placement with every service, with its results summed over all requests."""
+    """Return a placement with every service, with its results summed over all requests."""
     requests = sum(outcome.requests for outcome in outcomes.values())
     late = sum(outcome.late for outcome in outcomes.values())
     normalised = sum(outcome.normalised * outcome.requests for outcome in outcomes.values()) / requests
