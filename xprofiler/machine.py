@@ -28,7 +28,7 @@ class Rates(Noun):
     """The two rates that bound all work on a device."""
 
     flops_s: float
-    """Of a matrix product in some dtype."""
+    """Of a matrix product in one dtype."""
     bandwidth_bytes_s: float
     """Of reading memory."""
 
@@ -72,7 +72,8 @@ def local(device: "torch.device") -> ClusterSpec:
 def local_named(device: str | None) -> ClusterSpec:
     """Return `local` of a device by its name; None: a GPU if there is one, else the CPU.
 
-    InputError for one that isn't there.
+    Raises:
+        InputError: There is no such device.
     """
     from xrunner.models.device import find_device
 
@@ -80,7 +81,7 @@ def local_named(device: str | None) -> ClusterSpec:
 
 
 def which(cluster: ClusterSpec) -> "torch.device | None":
-    """Return the device of this machine from which `local` made a cluster; None for another machine's."""
+    """Return the device of this machine from which `local` made a cluster; None for another machine's cluster."""
     import torch
 
     if cluster.is_cpu:
@@ -90,7 +91,10 @@ def which(cluster: ClusterSpec) -> "torch.device | None":
 
 
 def provenance(device: "torch.device | None" = None, attention: str = "triton") -> dict[str, str]:
-    """Hardware and software that a measurement on this machine's CPU, or on its GPU with such attention, depends on."""
+    """Return the hardware and software on which a measurement on this machine depends.
+
+    On a GPU, that includes the library that computes attention.
+    """
     import torch
 
     from xcore import __version__
@@ -110,7 +114,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
 
 
 def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype: "torch.dtype | None" = None) -> float:
-    """FLOP/s of a large matrix product, in float32 by default, through the linear kernel that the runner uses."""
+    """Measure FLOP/s of a large matrix product, in float32 by default, through the runner's linear kernel."""
     import torch
 
     from exegpt.kernels.linear import PackedLinear
@@ -121,7 +125,7 @@ def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype
 
 
 def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = None) -> float:
-    """Bytes/s of streaming `size` bytes, far more than the caches hold, once through the device."""
+    """Measure bytes/s of streaming `size` bytes, far more than the caches hold, once through the device."""
     import torch
 
     values = torch.ones(size // 4, device=device)
@@ -129,7 +133,7 @@ def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = No
 
 
 def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
-    """Return the local cluster with its CPU's rate in a dtype and bandwidth measured (about a second)."""
+    """Return the local cluster with its CPU's rate in a dtype and its bandwidth measured (about a second)."""
     from xrunner.models.weights import torch_dtype
 
     rate = matrix_flops_s(dtype=torch_dtype(dtype))
