@@ -1,6 +1,4 @@
-"""Profiles for models on clusters: a file's, this machine's stored one, one measured now at a few points, or the
-roofline.
-"""
+"""Profiles for models on clusters: from a file, from this machine's store, measured at a few points, or a roofline."""
 
 from contextlib import nullcontext
 from dataclasses import replace

@@ -49,7 +49,7 @@ class ApplicationOrder(Protocol):
     """The order in which calls start."""
 
     def key(self, job: WaitingCall, now: float) -> Any:
-        """Lower is earlier."""
+        """Return the call's sort key; lower is earlier."""
 
 
 class ByRequest:
@@ -69,7 +69,7 @@ class ByApplication:
 
 
 class VirtualTokens:
-    """VTC: the least served client first.
+    """VTC: the client with the least service first.
 
     A new or returning client starts at the least counter of the active ones.
     """
@@ -92,7 +92,7 @@ class LowestMean:
     """Shortest expected remaining service: mean demand minus attained service, which may become negative."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """E[X] - a."""
+        """Return the expected remaining service, E[X] - a."""
         return _demand(job).mean - job.progress.since_estimate_s, job.index
 
 
@@ -104,7 +104,7 @@ class Oracle:
         self._total_s: dict[int, float] = {}
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """Return seconds of service that remain."""
+        """Return the seconds of remaining service."""
         application = job.progress.application
         if application.index not in self._total_s:
             self._total_s[application.index] = sum(call.service_s(self._rates) for call in application.calls)
@@ -123,12 +123,12 @@ def application_gittins() -> Gittins[WaitingCall]:
 
 
 class ApplicationSlack:
-    """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending; of parallel requests the longest
-    counts.
+    """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending.
 
-    The remaining time is at least 0: an application that has outlasted all of its samples is about to end. Applications
-    without deadlines come last, by their Gittins rank. With `demote`, so do applications that are late even for the
-    least sample that is still possible.
+    For parallel requests the longest counts. The remaining time is at least 0: an application that has outlasted all of
+    its
+    samples is about to end. Applications without deadlines come last, by their Gittins rank. With `demote`, so do
+    applications that are late even for the least sample that is still possible.
     """
 
     def __init__(self, demote: bool = False) -> None:

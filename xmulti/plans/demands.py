@@ -1,4 +1,4 @@
-"""Demands: what each model of a models file is asked for on a cluster."""
+"""Demands: the requirements of each model of a models file on a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from xscheduler.settings import Setting, find_setting
 
 @dataclass(frozen=True)
 class Demand:
-    """What one model is asked for, on the whole cluster."""
+    """One model's requirements, on the whole cluster."""
 
     name: str
     setting: Setting
@@ -25,7 +25,7 @@ class Demand:
     requests: int | None
     bound_s: float | None
     directory: str | None = None
-    """Of the model's weights, where it was named by that."""
+    """Directory of the model's weights, if the model was named by it."""
 
     def within(self, bound_s: float | None) -> "Demand":
         """Return the same under another bound in seconds."""
@@ -33,7 +33,7 @@ class Demand:
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """Equal for models of which each does what the others do on as many devices."""
+        """Equal for models that perform the same on equal numbers of devices."""
         setting = self.setting
         profile = setting.profile
         times = profile.source if profile.source == "roofline" else profile.fingerprint
@@ -41,7 +41,7 @@ class Demand:
 
     @property
     def work(self) -> float:
-        """Tokens times parameters, per second or in all: what a share in proportion counts."""
+        """Tokens times parameters, per second or in all: the basis of a proportional share."""
         lengths = self.setting.workload
         tokens = lengths.input.mean + lengths.output.mean
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters
