@@ -106,7 +106,10 @@ Happened = Callable[[WaitingCall, float], None]
 
 
 class LLMBackend(Unit):
-    """Requests keep their place in the batch until they end; free places are assigned after every event."""
+    """The LLM's simulation: requests keep their place in the batch until they end.
+
+    Free places are assigned after every event.
+    """
 
     def __init__(
         self, limits: LLMLimits, order: ApplicationOrder, cache: WarmCache | None, begun: Happened, ended: Happened

@@ -39,7 +39,10 @@ def instruction_tokens(entry: ApplicationNode, workload: Workload) -> int:
 
 
 def graph_node(entry: ApplicationNode, model: str, own: Sequence[Sequence[int]], instructions: int) -> GraphNode:
-    """Return a node with these own tokens of its calls, by call and round, and so many of instructions."""
+    """Return a node with these own tokens of its calls, by call and round.
+
+    `instructions` is the number of tokens of its instructions.
+    """
     rounds = tuple(map(len, own))
     firsts = tuple(of_call[0] for of_call in own)
     node = GraphNode(entry.name, model, firsts, instructions, (), entry.longest_output, entry.times)

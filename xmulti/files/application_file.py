@@ -23,7 +23,10 @@ Model = TypeVar("Model")
 LOAD_BYTES_S = 0.87e9
 """Loading rate of a GPU, including the engine's start: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
 CPU_START_S = 7.0
-"""Of an engine on CPUs, beside reading its weights: the machine of docs/measurements.md (`benchmarks.stages`)."""
+"""Start of an engine on CPUs, without reading its weights.
+
+Measured on the machine of docs/measurements.md (`benchmarks.stages`).
+"""
 
 
 @dataclass(frozen=True)

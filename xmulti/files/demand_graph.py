@@ -57,7 +57,10 @@ class Unit(Noun):
 
 @dataclass(frozen=True)
 class JointRecords(Noun):
-    """Two LLM units of which one follows the other, on other backends between them or none: both calls of each run."""
+    """Records of two LLM units of which one follows the other: both calls of a run.
+
+    There may be calls on other backends in between.
+    """
 
     upstream: str
     downstream: str

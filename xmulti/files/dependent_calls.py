@@ -127,7 +127,10 @@ class DependentCalls(Generic[Tokens]):
         ]
 
     def prompt(self, chain: Chain[Tokens]) -> Tokens:
-        """Return of its next call: what is its own, what it reads of others, and the output of the round before."""
+        """Return the prompt of a chain's next call.
+
+        It has the chain's own tokens, the outputs that it reads, and the output of the round before.
+        """
         prompt = chain.own[len(chain.outputs)]
         for source, at in chain.reads:
             for output in source.outputs if at is None else source.outputs[at : at + 1]:

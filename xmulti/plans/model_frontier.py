@@ -116,7 +116,10 @@ class ModelFrontier:
 
     @staticmethod
     def with_all_policies(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> list[Served]:
-        """What frontiers do on these numbers of devices, on which they do something, under the best of all policies."""
+        """Return the performance of frontiers under the best of all policies, on numbers of devices.
+
+        The models must run on these numbers.
+        """
         new = _longest_first((f, n) for f, n in wanted if f._best_on(n) is None)
         asked = [(f.demand, n, f.policies, f.on(n)) for f, n in new]
         for (frontier, devices), served in zip(new, processes.each(improved, asked), strict=True):

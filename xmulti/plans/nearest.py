@@ -9,7 +9,10 @@ from xmulti.plans.model_frontier import lowest_latency_s, served_on
 from xmulti.sharing.shared_devices import can_share
 
 LOOSER, TRIES = 1.1, 20
-"""A bound that the steady state meets is loosened by this until requests that arrive at random meet it too."""
+"""The factor by which a bound is loosened, and the most tries.
+
+A bound that the steady state meets is loosened until requests that arrive at random meet it too.
+"""
 
 
 def nothing_fits(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...]) -> str:

@@ -51,7 +51,10 @@ class Drawn:
     seconds: float
     """Seconds in which they arrive at the rate."""
     least_s: float
-    """And at any rate: what arrives in less is a burst, which may be served in time at no rate that lasts."""
+    """Least seconds of arrivals at any rate.
+
+    A shorter burst may be served in time at a rate that can't be sustained.
+    """
     seed: int
     """The model's place in the models file, so that equal models have different requests."""
 
@@ -142,7 +145,7 @@ class Trial:
         return [RequestLengths(own.input, own.output, time) for own, time in zip(lengths, arrivals, strict=True)]
 
     def sustained(self, factor: float) -> bool:
-        """Whether all requests of the models are served as they come at their rates times a factor, and in time."""
+        """Return whether all requests are served in time at the models' rates times a factor."""
         if factor not in self._sustained:
             self._sustained[factor] = self._all_in_time(factor)
         return self._sustained[factor]
@@ -159,7 +162,10 @@ class Trial:
         return True
 
     def highest(self, start: float) -> float:
-        """The highest factor that is sustained, to `PRECISION`; 0 where not even `LEAST_FACTOR` times the start is."""
+        """Return the highest factor that is sustained, to `PRECISION`.
+
+        Return 0 if not even `LEAST_FACTOR` times the start is sustained.
+        """
         low, high, step = 0.0, math.inf, STEP
         factor, least = start, LEAST_FACTOR * start
         while not (low and high < math.inf):
@@ -184,8 +190,9 @@ class Trial:
         return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
 
     def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
-        """Return the served requests of every model; where a replay of shared devices stops early, those served until
-        then.
+        """Return the served requests of every model.
+
+        If a replay of shared devices stops early, those are the requests served until then.
         """
         from xmulti.sharing.plan_replay import replay_alone, replay_models
 

@@ -35,8 +35,9 @@ class ReplanOptions:
 class Replanning:
     """Replans the models of a plan, by name.
 
-    `options` None: the plan stays. `follow` switches the models to another plan; InputError for one that this machine
-    can't run.
+    `options` None: the plan stays. `follow` switches the models to another plan; it raises InputError for a plan that
+    this
+    machine can't run.
     """
 
     def __init__(
@@ -65,15 +66,15 @@ class Replanning:
             self._counter.labels(outcome)
 
     def follows(self, plan: Plan) -> None:
-        """Return the models follow another plan from now on."""
+        """Record that the models follow another plan from now on."""
         self.plan, self._since_s = plan, time.monotonic()
         self._watch({model.name: model.rate_seq_s for model in plan.models}, self._since_s)
 
     def goes_back(self, plan: Plan, why: str) -> None:
-        """Return the models go back to an earlier plan.
+        """Record that the models return to an earlier plan.
 
-        Popularity isn't watched any more, since the search would find the failed plan again: an administrator has to
-        send another one.
+        Popularity isn't watched any more, since the search would find the failed plan again. An administrator has to
+        send another plan.
         """
         self.plan, self._since_s, self._popularity = plan, time.monotonic(), None
         self._count("failed", f"the plan before is followed again, and stays: {why}")
@@ -108,7 +109,7 @@ class Replanning:
                 await self._replan(rates)
 
     def _watch(self, rates: dict[str, float | None], begin_s: float) -> None:
-        """Watch for rates other than these, if another plan can be searched."""
+        """Watch for rates that differ from these, if another plan can be searched."""
         if self._options is None:
             return
         if why := why_not_watched(self.plan):
@@ -156,10 +157,7 @@ class Replanning:
         self._count("failed" if failed else "kept", f"the models keep their plan: {why}")
 
     def _refused(self, plan: Plan) -> str:
-        """Switch to a plan.
-
-        Return why it can't be followed, or an empty text.
-        """
+        """Switch to a plan. Return why it can't be followed, or an empty text."""
         try:
             self._follow(plan)
         except InputError as error:

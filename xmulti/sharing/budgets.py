@@ -1,6 +1,6 @@
-"""Budgets: how many devices each of several models gets for itself, so that each meets its own bound at its own rate.
+"""Budgets: how many devices each of several models gets alone, so that each meets its own bound at its own rate.
 
-A model's frontier is its performance on each number of devices. More devices are never worse, so for a level that all
+A model's frontier is its performance on each number of devices. More devices are never worse. So for a level that all
 models should reach, each model has a smallest budget, and a level can be reached exactly if these budgets fit on the
 nodes together. The best level is found by bisection over the values that occur in the frontiers.
 """
@@ -19,7 +19,10 @@ class Budget:
     headroom: float = math.inf
     """Goodput within its bound / rate, at least 1 if the rate is sustained; infinite for a model without a rate."""
     seconds: float = 0.0
-    """Until its requests are done; 0 for a model without a number of requests, infinite if the model doesn't fit."""
+    """Seconds until its requests are done.
+
+    0 for a model without a number of requests, infinite if the model doesn't fit.
+    """
 
 
 Frontier = Sequence[Budget]
@@ -37,7 +40,7 @@ class Level:
     seconds: float
 
     def least(self, frontier: Frontier) -> Budget | None:
-        """Return the fewest devices on which a model reaches it."""
+        """Return the budget with the fewest devices on which a model reaches the level; None if there is none."""
         reached = (b for b in frontier if b.headroom >= self.headroom and b.seconds <= self.seconds)
         return next(reached, None)
 
@@ -56,8 +59,9 @@ class Budgets:
 
 
 def rising(budgets: Sequence[Budget]) -> Frontier:
-    """A frontier of measured budgets: a budget that is worse than a smaller one is replaced by it; extra devices stay
-    idle.
+    """Return a frontier of measured budgets.
+
+    A budget that is worse than a smaller one is replaced by the smaller one; extra devices stay idle.
     """
     frontier: list[Budget] = []
     for budget in sorted(budgets, key=lambda b: b.devices):
@@ -70,7 +74,10 @@ def rising(budgets: Sequence[Budget]) -> Frontier:
 
 
 def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: int) -> Budgets | None:
-    """The budgets of the best level, with as few devices as possible; None if the models don't fit all at once."""
+    """Return the budgets of the best level, with as few devices as possible.
+
+    Return None if the models don't fit all at once.
+    """
 
     def reach(headroom: float, seconds: float) -> Budgets | None:
         least = [Level(headroom, seconds).least(frontier) for frontier in frontiers]
@@ -99,13 +106,16 @@ Search = Callable[[list[tuple[int, int]]], list["Budget | None"]]
 class Unsearched:
     """Frontiers that are searched only where it matters.
 
-    An unsearched number of devices counts as an upper estimate: as much as the next larger searched number, and at most
-    `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are then searched,
-    until all of them are known, or the level of the known ones is within `TOLERANCE` of what others could reach.
+    An unsearched number of devices counts with an upper estimate: the performance on the next larger searched number,
+    and at
+    most `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are then
+    searched.
+    This ends when all of them are known, or the level of the known ones is within `TOLERANCE` of what others could
+    reach.
     """
 
     OPTIMISM = 1.1
-    """Replicas scale by their number; more devices for each may do a little better."""
+    """Replicas scale with their number; more devices for each may scale slightly better."""
     TOLERANCE = 0.03
 
     def __init__(self, models: int, search: Search, nodes: int, devices_per_node: int):
@@ -131,10 +141,7 @@ class Unsearched:
             self._find(unknown)
 
     def least(self, i: int) -> int | None:
-        """Return the fewest devices on which a model can run; None if there are none.
-
-        Searches if necessary.
-        """
+        """Return the fewest devices on which a model can run; None if there are none. Searches if necessary."""
         for devices in self._sizes:
             if devices not in self._known[i]:
                 self._find([(i, devices)])
@@ -198,7 +205,7 @@ def counts(nodes: int, devices_per_node: int) -> list[int]:
 
 
 def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tuple[int, ...], ...] | None:
-    """Devices for budgets of these sizes, each within one node or in whole nodes; None if they don't fit."""
+    """Return devices for budgets of these sizes, each within one node or in whole nodes; None if they don't fit."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     free, chosen = [devices_per_node] * nodes, dict[int, list[int]]()
 

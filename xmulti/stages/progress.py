@@ -80,7 +80,9 @@ class StageOutlook:
     now: float
     nodes: Mapping[str, NodeOutlook]
     leading: tuple[str, ...]
-    """Nodes without a source in the stage. A node that runs out of calls while it waits for another one ends no stage.
+    """Nodes without a source in the stage.
+
+    A node that runs out of calls while it waits for another one ends no stage.
     """
 
     @property
@@ -110,7 +112,7 @@ class Progress:
     memo: dict[tuple[object, ...], ModelRun] = field(default_factory=dict)
     """Simulated runs, by their starting states."""
     cuts: dict[tuple[NodeRun, float], Left] = field(default_factory=dict)
-    """Remaining calls of runs that were stopped before."""
+    """Remaining calls of runs that have been stopped."""
 
     @staticmethod
     def beginning(application: Application) -> "Progress":
@@ -128,7 +130,7 @@ class Progress:
         return tuple(name for name in self.application.nodes if name in self.left)
 
     def can_run(self, name: str, beside: Collection[str] = ()) -> bool:
-        """Return whether all sources of an unfinished node are finished, or run beside it."""
+        """Return whether all sources of an unfinished node are finished, or are in `beside`."""
         return name in self.left and all(
             source not in self.left or source in beside for source in self.application.nodes[name].sources
         )
@@ -138,7 +140,10 @@ class Progress:
         return (self._cut(name, self.runs[name]) if name in self.runs else self.left[name]).calls
 
     def outlook(self, stage: Placed) -> StageOutlook:
-        """The prediction of a stage that begins now: nodes that already run this way continue, others are loaded."""
+        """Return the prediction of a stage that begins now.
+
+        Nodes that already run this way continue; others are loaded.
+        """
         nodes: dict[str, NodeOutlook] = {}
         done = dict(self.done)
         for name in self.application.nodes:
@@ -153,7 +158,7 @@ class Progress:
     def advance(self, outlook: StageOutlook, until: float) -> "Progress":
         """Return the state at a later time of a stage.
 
-        Its nodes keep running; `stopped` stops those that the next stage lacks.
+        Its nodes keep running; `stopped` stops those that are not in the next stage.
         """
         done, left, runs = dict(self.done), dict(self.left), {}
         for name, node in outlook.nodes.items():
@@ -166,8 +171,9 @@ class Progress:
         return replace(self, now=until, done=done, left=left, runs=runs)
 
     def stopped(self, keep: Placed) -> "Progress":
-        """The same without running nodes that don't run this way in the next stage: their KV caches are lost, and their
-        generated tokens become part of the prompts.
+        """Return the state without running nodes that don't run this way in the next stage.
+
+        Their KV caches are lost, and their generated tokens become part of the prompts.
         """
         done, left, runs = dict(self.done), dict(self.left), dict(self.runs)
         for name, run in self.runs.items():

@@ -1,7 +1,7 @@
 """Stages of an application on one host: SamuLLM's greedy search (Alg. 1).
 
-A stage is a set of nodes, each with a number of replicas and a tensor-parallel degree; it ends when a leading node
-does.
+A stage is a set of nodes, each with a number of replicas and a tensor-parallel degree. It ends when a leading node
+ends.
 """
 
 import math
@@ -13,7 +13,7 @@ from xmulti.stages.application import Application
 from xmulti.stages.progress import Parallel, Placed, Progress
 
 Choose = Callable[[Progress, "Host", bool], Placed]
-"""The next stage of a state; the flag says whether running nodes may be stopped."""
+"""Returns the next stage of a state; the flag says whether running nodes may be stopped."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
 
 
 def gpus(stage: Placed) -> int:
-    """GPUs of a stage."""
+    """Return the number of GPUs of a stage."""
     return sum(way.gpus for way in stage.values())
 
 
 def candidates(progress: Progress, host: Host, stage: Placed, locked: Placed) -> Iterator[Placed]:
-    """Stages with one node more, or with one of the same nodes on more GPUs; nodes of `locked` stay unchanged."""
+    """Yield stages with one more node, or with one of their nodes on more GPUs; nodes of `locked` stay unchanged."""
     used = gpus(stage)
     for name in progress.unfinished:
         if name in locked or not progress.can_run(name, stage):
@@ -66,7 +66,10 @@ def candidates(progress: Progress, host: Host, stage: Placed, locked: Placed) ->
 
 
 def greedy_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """The next stage: repeatedly takes the GPUs with the largest gain of throughput per GPU, while there is a gain."""
+    """Return the next stage by the greedy rule.
+
+    It repeatedly takes the GPUs with the largest gain of throughput per GPU, while there is a gain.
+    """
     locked = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     stage: Placed = dict(locked)
     throughput = progress.outlook(stage).throughput if stage else 0.0
@@ -91,7 +94,7 @@ def plan_stages(
 
 
 def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tuple[PlannedStage, ...]:
-    """Return all stages from a state on."""
+    """Return all stages from a state to the end."""
     stages = []
     while progress.unfinished:
         planned, progress = follow(progress, choose(progress, host, preempt))

@@ -1,15 +1,15 @@
 """SeaLLM's two-stage placement: groups of one tensor-parallel degree, then services to groups, the most unserved first.
 
-A scorer, given by the caller, simulates a placement. With it, for every degree that is a power of two:
+The caller gives a scorer, which simulates a placement. For every degree that is a power of two:
 
-1. The nodes are cut into groups of so many devices. Where a service fits none, or not all find room, two neighbours
+1. The nodes are cut into groups of that many devices. If a service fits none, or not all find room, two neighbours
    are merged.
 2. Services go to groups, the group with the lowest rate first, the service with the highest unserved index first,
 
        UI_s = #(requests later than their bounds) + α · mean(latency / L̂_s),
 
    until no group takes another. Requests of services that have no group yet all count as late, and those services come
-   first. A service may be in several groups, once in each; requests are dealt out over them.
+   first. A service may be in several groups, once in each; its requests are distributed over them.
 
 Of the placements that have every service, the one with the most requests in time wins, then the least mean latency.
 """
@@ -25,7 +25,7 @@ MOST = 2
 
 @dataclass(frozen=True)
 class Group:
-    """Devices of one node, and the services on them, each of which runs on all."""
+    """Devices of one node and the services on them; each service runs on all devices."""
 
     devices: tuple[int, ...]
     services: tuple[str, ...] = ()
@@ -38,7 +38,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Service:
-    """A service, as the placement needs it."""
+    """A service's data for the placement."""
 
     name: str
     rate_seq_s: float
@@ -113,7 +113,7 @@ def place_in_stages(
 def partition(
     services: Sequence[Service], nodes: int, devices_per_node: int, tp: int, fits: Fits
 ) -> tuple[Group, ...] | None:
-    """Groups of `tp` devices, with neighbours merged until all services fit; None if they never do."""
+    """Return groups of `tp` devices, with neighbours merged until all services fit; None if they never do."""
     sizes = [[tp] * (devices_per_node // tp) for _ in range(nodes)]
     while not _has_room(services, [size for node in sizes for size in node], fits):
         if not _merge(services, sizes, fits):
@@ -128,8 +128,11 @@ def partition(
 
 
 def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> bool:
-    """Merge two neighbouring groups of one size: the largest size that is still too small for the most demanding
-    service, in the first node that has such a pair; if none is too small, the smallest pair of all.
+    """Merge two neighbouring groups of one size. Return whether there were any.
+
+    The size is the largest that is still too small for the most demanding service, in the first node that has such a
+    pair.
+    If none is too small, it is the smallest pair of all.
     """
     most = max([size for node in sizes for size in node])
     needs = max([_least(service.name, fits, most) for service in services])
@@ -157,8 +160,9 @@ def _least(name: str, fits: Fits, most: int) -> int:
 def _has_room(
     services: Sequence[Service], sizes: Sequence[int], fits: Fits, inside: Sequence[tuple[str, ...]] | None = None
 ) -> bool:
-    """Whether each service fits into a group, in addition to those already `inside`: the most demanding first, into the
-    smallest group that has room, the emptiest first.
+    """Return whether each service fits into a group, in addition to those already `inside`.
+
+    The most demanding service comes first. It goes into the smallest group that has room; of these, the emptiest.
     """
     inside = [*inside] if inside else [()] * len(sizes)
     most = max(sizes)
@@ -193,7 +197,7 @@ def _allocated(
 
 
 def _places(groups: Sequence[Group]) -> dict[str, int]:
-    """Return number of groups of each service."""
+    """Return the number of groups of each service."""
     counts: dict[str, int] = {}
     for group in groups:
         for name in group.services:
@@ -202,7 +206,10 @@ def _places(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
-    """Lower is more urgent: by the unserved index, which counts all requests of a service without a group as late."""
+    """Return a sort key; lower is more urgent.
+
+    It is the unserved index, which counts all requests of a service without a group as late.
+    """
     index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
     return -index, service.name
 
@@ -214,9 +221,11 @@ def _choices(
     rates: Mapping[str, float],
     fits: Fits,
 ) -> Iterator[tuple[Group, ...]]:
-    """Allocations of one more service, in the order of Algorithm 1: groups by their rates, then services by urgency.
+    """Yield allocations of one more service, in the order of Algorithm 1.
 
-    While some services have no group, only those are tried, first in allocations that leave room for the others.
+    Groups are ordered by their rates, then services by urgency. While some services have no group, only those are
+    tried,
+    first in allocations that leave room for the others.
     """
     missing = [service for service in order if not places.get(service.name)]
     sizes = [len(group.devices) for group in groups]
