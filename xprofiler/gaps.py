@@ -21,8 +21,7 @@ def bridge(points: tuple[tuple[float, ...], ...], values: Array) -> Array:
     """Fill every NaN that lies between measured neighbours along an axis, linearly.
 
     The axis is the one whose two neighbours are nearest. This is repeated for points that the fills bracket. Points
-    without
-    neighbours on both sides stay NaN.
+    without neighbours on both sides stay NaN.
     """
     values = values.copy()
     while True:

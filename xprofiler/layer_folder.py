@@ -148,12 +148,9 @@ def _attention(path: Path) -> Table:
     """Return the shared kernel's table over [chunk, past, decodes, context].
 
     Without a prompt the past doesn't matter, and without decoding the context doesn't: those planes repeat the one
-    measured
-    value. Where two measured grids overlap, they leave gaps, which are filled linearly. Prompts with more decoding
-    sequences
-    than were measured together are outside all measurements. There the time grows with the decoding sequences as it
-    does
-    without a prompt, and the points are listed as filled.
+    measured value. Where two measured grids overlap, they leave gaps, which are filled linearly. Prompts with more
+    decoding sequences than were measured together are outside all measurements. There the time grows with the decoding
+    sequences as it does without a prompt, and the points are listed as filled.
     """
     measured = {tuple(r.number(c) for c in _ATTENTION): r.number("time_us") * _US for r in _read(path, _ATTENTION)}
     points = tuple(tuple(sorted({at[axis] for at in measured} | {0.0})) for axis in range(3))

@@ -60,8 +60,7 @@ def compose(
     """Return the Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree.
 
     `serving` is the engine whose waits and own time are added. Its clock is not applied: measured operators ran at
-    their own
-    clock.
+    their own clock.
 
     Raises:
         InputError: The model is an encoder-decoder.
@@ -154,8 +153,7 @@ def _between_products(model: ModelSpec, operators: Operators, tp: int) -> Array:
     """Return [M] seconds of the kernels between products.
 
     These are norms, each with its residual sum, rotary embedding with the write to the cache, and activation. They read
-    and
-    write activations and compute next to nothing.
+    and write activations and compute next to nothing.
     """
     qkv, hidden = model.attention_matrices(tp)[0]
     width = model.ffn_matrices(tp)[0][0]

@@ -57,10 +57,8 @@ def _find_profile(
     """Return the profile that `--profile` asks for (None: the stored one, else the roofline), and a text that names it.
 
     Without a dtype, it is a file's profile in the file's dtype. An `engine` is for a roofline or imported kernels; it
-    is
-    refused with a profile that was measured with another engine. A stored profile was measured with the same
-    `attention`;
-    the text names a file's attention where it differs.
+    is refused with a profile that was measured with another engine. A stored profile was measured with the same
+    `attention`; the text names a file's attention where it differs.
     """
     rooflines.check_engine(engine)
     if text is not None and text != "roofline":
@@ -96,8 +94,7 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
     """Return the profile with the time of the engine with which a schedule was found, and a sentence on it.
 
     Imported kernels get that engine's time, unless an `engine` was asked for. The sentence names the engine, or says
-    that
-    the schedule was found with another profile; it is empty for the schedule's own profile.
+    that the schedule was found with another profile; it is empty for the schedule's own profile.
     """
     from xcore.specs.engine import ENGINES
 

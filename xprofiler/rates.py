@@ -85,9 +85,8 @@ def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
     """Return the profile at the machine's present speed.
 
     Each point takes longer by the slowdowns of computing and of reading. They are weighted by the seconds that its
-    FLOPs and
-    bytes take at the rates of the profile's own two passes. The engine's own time, of one thread, changes by the least
-    slowdown.
+    FLOPs and bytes take at the rates of the profile's own two passes. The engine's own time, of one thread, changes by
+    the least slowdown.
     """
     table, width = profile.degrees[0].decoder.rest, BYTES[profile.dtype]
     weights = float(sum(n * k for n, k in model.token_matrices(profile.degrees[0].tp)))

@@ -34,8 +34,7 @@ class Recorder:
     A point is measured once in every pass, so that a slow moment of the machine affects one pass only. `progress` is
     called after every measurement with the name of its table. In a job of several `ranks` all record the same points in
     the same order. They measure each point at once, as they compute at once in a run. The median rank's time counts,
-    and
-    only rank 0 writes the file.
+    and only rank 0 writes the file.
     """
 
     def __init__(

@@ -34,8 +34,7 @@ class Reuse:
         """Return the call before a pass over all layers on `tokens` tokens.
 
         It reads as much as the head, the other stack of an encoder-decoder, and keys and values as though each token
-        were
-        another sequence's.
+        were another sequence's.
         """
         return self._reading(self._head + self._encoder + tokens * self._cached)
 

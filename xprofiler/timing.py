@@ -37,8 +37,7 @@ def timed(
     """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds.
 
     For work that it queues on a GPU, the time is measured there, from a cold cache. On a CPU `before` is called before
-    each,
-    untimed.
+    each, untimed.
     """
     for _ in range(warm_ups):
         before()
@@ -73,8 +72,7 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
     """Return a function that times one call on the device, in seconds.
 
     Short calls are repeated in a graph, so that Python takes no time between them. That is as in the engine, which
-    decodes
-    by graphs and queues prompts while the device is busy.
+    decodes by graphs and queues prompts while the device is busy.
     """
     import torch
 

@@ -93,8 +93,7 @@ class ApplicationDemand:
         """Return the demand of a call of `unit` and of everything after it.
 
         `seen` is the run's last LLM call before it. The next LLM call is drawn from the joint records that match
-        `seen`; later
-        calls are drawn from all samples.
+        `seen`; later calls are drawn from all samples.
         """
         key = (unit, self._buckets(unit, seen))
         if key not in self._refined:
@@ -231,8 +230,7 @@ class Correlations:
         """Return the variable's values in the records that match all of its predictors.
 
         If these are fewer than LEAST_RECORDS, take the records that match the best predictor, else the next one; else
-        the
-        unit's samples.
+        the unit's samples.
         """
         telling = sorted((edge for edge in self.mask if edge[0] == variable), key=lambda edge: -self.rho[edge])
         matches = [self._bucket[:, _UP.get(up, 3)] == at[up] for _, up in telling if up in at]

@@ -126,8 +126,7 @@ class ApplicationSlack:
     """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending.
 
     For parallel requests the longest counts. The remaining time is at least 0: an application that has outlasted all of
-    its
-    samples is about to end. Applications without deadlines come last, by their Gittins rank. With `demote`, so do
+    its samples is about to end. Applications without deadlines come last, by their Gittins rank. With `demote`, so do
     applications that are late even for the least sample that is still possible.
     """
 

@@ -59,8 +59,7 @@ def simulate(
     """Run applications to completion.
 
     `estimates` are needed by orders that use demand, and by prewarming. `start_up_s` is the start-up time of
-    containers, by
-    backend: each call has its own container.
+    containers, by backend: each call has its own container.
 
     Raises:
         InputError: An application has no calls, or a request doesn't fit into the LLM's cache.

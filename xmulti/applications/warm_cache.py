@@ -116,8 +116,7 @@ class WarmCache:
         """Return whether a call may begin on its turn; otherwise start loading its entry.
 
         An adapter is loaded only if there is room. A context that isn't cached is loaded directly to the LLM. An
-        adapter keeps
-        its slot until the call ends.
+        adapter keeps its slot until the call ends.
         """
         need = self.needs(call.progress.application)
         if need is None:

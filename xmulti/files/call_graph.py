@@ -14,9 +14,8 @@ class GraphEdge(Noun):
     """Outputs of one node that go into another node's prompts; from a node to itself, into the next round's prompt.
 
     `concatenate`: call j of the target reads all outputs of call j of the source, in addition to its own prompt and
-    those
-    of other sources. `final`: the same with the last round's output only. `separate`: each output becomes a separate
-    call.
+    those of other sources. `final`: the same with the last round's output only. `separate`: each output becomes a
+    separate call.
     """
 
     source: str

@@ -54,10 +54,8 @@ class DependentCalls(Generic[Tokens]):
     """All calls of a graph: `begin` returns calls without dependencies, `end` calls whose dependencies have ended.
 
     `own` has the tokens of each node with own calls, by call and round. `instructions` has the tokens that all prompts
-    of
-    a node contain. `read` converts a source's output into the part of a reader's prompt. `in_turn`: a node's calls
-    begin
-    only after all calls of earlier nodes have ended, for comparison.
+    of a node contain. `read` converts a source's output into the part of a reader's prompt. `in_turn`: a node's calls
+    begin only after all calls of earlier nodes have ended, for comparison.
 
     Raises:
         InputError: Joined nodes have different numbers of calls.

@@ -133,8 +133,7 @@ def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) ->
     """Return the `--profile` text for each model of the file `path`.
 
     Texts are NAME=FILE, one each or several separated by commas. `roofline` alone is for all models; a FILE alone is
-    for the
-    only model.
+    for the only model.
 
     Raises:
         InputError: A name is not in the file, a model has two profiles, or a FILE is of no model.

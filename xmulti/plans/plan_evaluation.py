@@ -36,8 +36,7 @@ LEAST_FACTOR, STEP, MOST_STEP, PRECISION = 1 / 64, 1.1, 2.0, 0.01
 """Limits of the search for a factor.
 
 No factor below the first (times the start) is tried. From the start, factors change by a step whose logarithm doubles
-up
-to the third, until a factor is too high, or is not. The last is the precision of the result.
+up to the third, until a factor is too high, or is not. The last is the precision of the result.
 """
 LIKELY = 0.5
 """The search for models that share devices starts at this share of their upper bound."""
@@ -78,10 +77,8 @@ def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int
     """Return numbers of requests of models that share devices, so that all arrive in the same time.
 
     The time is the longest that any of these counts takes at its rate. No model has more than `most` requests, or than
-    its
-    own count if that is higher. Otherwise a model with a low rate would run alone for most of its requests, which would
-    not
-    be late.
+    its own count if that is higher. Otherwise a model with a low rate would run alone for most of its requests, which
+    would not be late.
     """
     longest_s = max(count / rates[name] for name, count in counts.items())
     seconds = min(longest_s, max(most, *counts.values()) / max(rates.values()))
@@ -214,8 +211,7 @@ def evaluated(
 
     The goodput is their rates times the largest factor, the same for all, at which each meets its bound for 99 % of its
     requests. `demands` are all of the plan's models, unless the requests are given. If the factor is below `level`, its
-    value
-    doesn't matter and is 0.
+    value doesn't matter and is 0.
     """
     trial = Trial(unit, demands, asked or drawn(demands))
     if level and not trial.sustained(level):

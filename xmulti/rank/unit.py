@@ -99,8 +99,7 @@ class Unit:
     """Models on the same devices, with one rank per device, whose jobs run by a rule of sharing.
 
     Jobs run one at a time, or at the same time with `SpatialSharing`, over tenants with separate streams on one GPU.
-    The
-    first rank leads: after `open` it decides, and the others `serve`.
+    The first rank leads: after `open` it decides, and the others `serve`.
     """
 
     def __init__(self, tenants: Sequence[Tenant], sharing: Sharing):
@@ -123,8 +122,8 @@ class Unit:
         """Load this rank's part of the unit of models that share devices; all ranks call it alike.
 
         Each model has one stage. `directories` are the weights' by model name. `streams`: those on which each model
-        decodes, at
-        the same time as the others, on its share of one GPU's multiprocessors. Without streams, one job runs at a time.
+        decodes, at the same time as the others, on its share of one GPU's multiprocessors. Without streams, one job
+        runs at a time.
 
         Raises:
             InputError: A model can't be loaded.

@@ -27,8 +27,7 @@ class Popularity:
     """The test of all models' request rates.
 
     `planned` are the models' planned rates in sequences per second. Times are of the monotonic clock, in seconds;
-    nothing
-    is counted before `begin_s`.
+    nothing is counted before `begin_s`.
     """
 
     def __init__(self, planned: Mapping[str, float], lasts_s: float, begin_s: float):

@@ -79,8 +79,7 @@ def next_interval_s(stayed_s: float | None, error: float | None) -> float:
     """Return the minimum time that a plan stays after a search.
 
     It is SeaLLM's interval, which grows while predictions are accurate. `stayed_s` is the interval before; None: there
-    was
-    none.
+    was none.
     """
     from xmulti.sharing.replacement import FIRST_S, next_interval
 
@@ -130,8 +129,7 @@ def replan(replan_input: ReplanInput) -> Replanned:
     """Return the best plan of the same method for the current rates, if it is clearly better than the old plan.
 
     A search is made only if the old plan has less headroom for these rates than for its own. A plan that doesn't
-    sustain
-    the rates is returned too, if its headroom is that much higher.
+    sustain the rates is returned too, if its headroom is that much higher.
     """
     from xmulti.plans.planning import propose
 
@@ -178,8 +176,7 @@ def moving_least(found: Plan, held: Plan) -> Plan:
     """Return the new plan, for the node of the old plan, with as few moves as possible.
 
     Models that have as many devices, with the same other models, keep devices and schedules, if that leaves them as
-    much
-    headroom as the complete new plan has. The others get the remaining devices.
+    much headroom as the complete new plan has. The others get the remaining devices.
     """
     before = {_together(unit): unit for unit in held.units}
     staying: dict[str, PlannedModel] = {}

@@ -36,8 +36,7 @@ class Replanning:
     """Replans the models of a plan, by name.
 
     `options` None: the plan stays. `follow` switches the models to another plan; it raises InputError for a plan that
-    this
-    machine can't run.
+    this machine can't run.
     """
 
     def __init__(

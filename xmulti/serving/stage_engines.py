@@ -16,8 +16,7 @@ class StageEngines:
     """One engine for each running node.
 
     Requests to a node wait in its link until an engine has opened. Requests that a stopped engine had begun continue in
-    the
-    next one: their prompts are prefilled together with the generated tokens. `starts` engines may start at once.
+    the next one: their prompts are prefilled together with the generated tokens. `starts` engines may start at once.
     `on_opened` is called with a node whenever one of its engines has opened.
     """
 

@@ -107,11 +107,9 @@ class Unsearched:
     """Frontiers that are searched only where it matters.
 
     An unsearched number of devices counts with an upper estimate: the performance on the next larger searched number,
-    and at
-    most `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are then
-    searched.
-    This ends when all of them are known, or the level of the known ones is within `TOLERANCE` of what others could
-    reach.
+    and at most `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are
+    then searched. This ends when all of them are known, or the level of the known ones is within `TOLERANCE` of what
+    others could reach.
     """
 
     OPTIMISM = 1.1

@@ -134,8 +134,7 @@ class Cluster:
         """Continue with other engines, after the running iterations; return when the last engine continues.
 
         Requests of engines that change are prefilled again on the new engine. `stopped_s`: for how long engines that
-        change
-        don't run.
+        change don't run.
         """
         self.run(now)
         kept = {running.engine.key: running for running in self.running}

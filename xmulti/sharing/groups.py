@@ -129,8 +129,7 @@ class GroupSearch:
         """Return the most promising partition that could reach a level; None if there is none.
 
         Its groups have their least numbers of devices. Of all such partitions, it has the fewest unmeasured groups, and
-        of those
-        the highest bound.
+        of those the highest bound.
         """
         least: dict[Group, int | None] = {}
 

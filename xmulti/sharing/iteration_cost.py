@@ -78,8 +78,7 @@ class ProfileCost:
     """Costs from a profile of layers, which has complete devices only.
 
     On a share, prompts take 1 / share as long, since arithmetic bounds them. Decoding takes as long as on the complete
-    device
-    down to the share that no longer saturates the memory.
+    device down to the share that no longer saturates the memory.
     """
 
     def __init__(self, replica_cost: ReplicaCost):

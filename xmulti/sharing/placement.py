@@ -116,8 +116,7 @@ class Placer:
         """Set up the placer.
 
         `memory_bytes` is the usable memory of a device. `other_bytes` is the memory that each model needs on every
-        device in
-        addition to its weights.
+        device in addition to its weights.
         """
         self._memory, self._other = memory_bytes, other_bytes
         self._throughputs: dict[tuple[int, tuple[str, ...]], tuple[float, ...]] = {}

@@ -82,8 +82,7 @@ def replay_unit(
     """Run every model's requests on devices that they share.
 
     `contention`: factor by which an iteration takes longer if it begins during another model's. `overhead`: factor by
-    which
-    all take longer. `stop`: when to leave the remaining requests.
+    which all take longer. `stop`: when to leave the remaining requests.
 
     Raises:
         InputError: A pool could not hold a request.

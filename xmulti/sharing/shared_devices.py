@@ -172,9 +172,8 @@ def planned_on(
     """Return the models of a mesh, each with room for its longest sequence.
 
     The remaining cache is divided in proportion to rates and sizes (MuxServe's quotas; an estimate for merged blocks),
-    at
-    most what a model's sequences use. `share`: how several models share; by space, each decodes on its own share of the
-    multiprocessors.
+    at most what a model's sequences use. `share`: how several models share; by space, each decodes on its own share of
+    the multiprocessors.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)

@@ -24,8 +24,7 @@ class LineCosts:
     """A replica's iterations: linear in lengths, with coefficients for each batch from 1 to the largest.
 
     It doesn't depend on the source of costs: `line_costs` reads a cost table's lines, `profiled_costs` samples an
-    exegpt
-    profile.
+    exegpt profile.
     """
 
     prefill: Array
@@ -60,8 +59,7 @@ def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
 
     Complete coefficients are interpolated. Slopes and intercepts of computing are large and nearly cancel where memory
     bounds attention, and their product with the batch isn't linear between two batches. Without padding, the
-    preparation of
-    inputs is a line in the sum of lengths.
+    preparation of inputs is a line in the sum of lengths.
     """
     token, position = degree.macs_per_token, degree.macs_per_position
     known, compute, prepare, sample = _lines(degree.prefill)

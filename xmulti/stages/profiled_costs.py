@@ -31,8 +31,7 @@ def profiled_model(
     """Return a model's lines at the tensor-parallel degrees of `load_s` at which it fits.
 
     The lines of computing contain the complete iteration: a profile doesn't separate preparing and sampling. `memory`:
-    the
-    engine's use of memory, if it isn't the profile's.
+    the engine's use of memory, if it isn't the profile's.
 
     Raises:
         InputError: The model fits at no degree.

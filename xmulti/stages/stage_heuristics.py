@@ -23,8 +23,7 @@ def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
     """Return the Min-heuristic's stage: as many nodes at once as fit, on as many GPUs as possible, shared evenly.
 
     Among equal shares, it is the stage with the highest throughput. Without preemption running nodes stay unchanged,
-    and the
-    others share the free GPUs.
+    and the others share the free GPUs.
     """
     locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     ways = {

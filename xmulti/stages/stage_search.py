@@ -36,8 +36,7 @@ def lower_bound_s(progress: Progress, host: Host) -> float:
     """Return a lower bound on the remaining seconds of any plan.
 
     Each chain of calls takes an iteration per token. All tokens together take GPU seconds, of which the host has
-    `devices`
-    per second.
+    `devices` per second.
     """
     longest, gpu_s = 0.0, 0.0
     for name in progress.unfinished:

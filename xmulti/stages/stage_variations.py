@@ -2,8 +2,7 @@
 
 See Harvey and Ginsberg, 1995. The few complete plans of the depth-first branch and bound differ only in their last
 stages, where little can be gained. The greedy search errs in the first stages: it ignores the critical path, and how
-long
-loading blocks GPUs.
+long loading blocks GPUs.
 """
 
 from xmulti.stages.application import Application

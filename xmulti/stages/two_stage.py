@@ -224,8 +224,7 @@ def _choices(
     """Yield allocations of one more service, in the order of Algorithm 1.
 
     Groups are ordered by their rates, then services by urgency. While some services have no group, only those are
-    tried,
-    first in allocations that leave room for the others.
+    tried, first in allocations that leave room for the others.
     """
     missing = [service for service in order if not places.get(service.name)]
     sizes = [len(group.devices) for group in groups]

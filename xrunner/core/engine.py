@@ -49,8 +49,8 @@ class Engine:
 
     `model` is this rank's part of the model, and `transport` its connection to the other `ranks`. A single rank has the
     whole model. The engine works on the model's device, through `gpu` where that isn't the CPU. `tokenizer` is the
-    model's
-    tokenizer.json, which grammars need. `shared` has the engine's KV blocks where several models share one memory.
+    model's tokenizer.json, which grammars need. `shared` has the engine's KV blocks where several models share one
+    memory.
 
     Raises:
         InputError: The schedule is for another model or dtype, or KV caches exceed their device's memory.

@@ -49,8 +49,7 @@ class Leader:
         """End a request, whichever other replica has it.
 
         The output length of a request that a stop text ends doesn't matter there: only the leader's lengths are
-        observed
-        (`Adaptation`).
+        observed (`Adaptation`).
         """
         if self._transport:
             self._transport.post(request_id, *self._others, tag=REQUEST)

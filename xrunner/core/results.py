@@ -19,8 +19,7 @@ class ResultFile:
         open ──append──► FILE.partial (with FILE.partial.run, the run's fingerprint) ──complete──► FILE
 
     `fingerprint` stands for model, schedule and requests. With `resume`, an interrupted run's results are kept, if
-    there
-    are any.
+    there are any.
 
     Raises:
         InputError: Another run's partial file is in the way.

@@ -23,8 +23,7 @@ def keep_memory() -> None:
     """Keep memory that an iteration frees for the next one, on systems with glibc.
 
     By default, glibc returns every activation to the kernel, which clears and maps it again page by page. That takes 4
-    to
-    10 % of a prefill of some thousand tokens. Allocations beyond 32 MiB, such as weights and caches, are returned as
+    to 10 % of a prefill of some thousand tokens. Allocations beyond 32 MiB, such as weights and caches, are returned as
     before.
     """
     if (libc := _glibc()) is not None:

@@ -45,8 +45,7 @@ class EncoderDecoder(Model):
         """Run one iteration, and return the states [rows, hidden] after its last layer.
 
         Caches what the prompts' cross-attention and the decoding tokens need. For prompts, the states after the
-        encoder's
-        last layer are the encoder's output. `between` as in `Model.forward`.
+        encoder's last layer are the encoder's output. `between` as in `Model.forward`.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         prompts, decoding = batch.attention[0], batch.attention[-1]

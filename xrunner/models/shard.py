@@ -44,8 +44,7 @@ class Shard:
         """Return this shard's part, of shape `shape`, along the axis where the shapes differ.
 
         If no axis differs, return the tensor itself. If the tensor has `side_by_side` matrices (query, key and value),
-        the
-        result has the same part of each.
+        the result has the same part of each.
         """
         for axis, (full, part) in enumerate(zip(tensor.shape, shape, strict=True)):
             if full != part:

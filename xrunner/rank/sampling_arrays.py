@@ -59,8 +59,7 @@ def prompt_logprob_rows(encode: Sequence[tuple[Running, int]]) -> PromptRows | N
     """Return the prompt tokens whose log-probabilities a micro-batch computes; None where no request asks.
 
     `encode` are its prompts and the number of tokens that each computes. The tokens are marked as ordered: when a
-    preempted
-    prompt is computed again, they aren't ordered again.
+    preempted prompt is computed again, they aren't ordered again.
     """
     places: list[tuple[int, int, int, int]] = []
     offset, most = 0, 0
@@ -85,9 +84,8 @@ def edit_arrays(
     """Return the arrays of `LogitEdits`; None where no row is edited.
 
     They are in order, without `seen` and `counts`. Then come the slots of the counts to clear, int64 [n], and the slots
-    and
-    tokens to count there, int64 [2, n]. `made` is the number of output tokens of each row. The repetition penalties of
-    edited rows are moved out of `penalties`, float32 [rows].
+    and tokens to count there, int64 [2, n]. `made` is the number of output tokens of each row. The repetition penalties
+    of edited rows are moved out of `penalties`, float32 [rows].
     """
     masks: list[Array] = []
     mask_of: dict[int, int] = {}

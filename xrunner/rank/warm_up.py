@@ -105,9 +105,8 @@ def warm_up(
     On the CPU it compiles the attention kernels and maps the blocks that the run may use. It also runs oneDNN's matrix
     products with the numbers of rows of iterations: they are generated for every number. On a GPU it compiles every
     variant of the kernels that the run may need and captures the decoding graphs. If a run is `running` already,
-    products
-    are left out: a warm-up of one number of rows takes longer than it saves. `planning` is the rank's, where FlashInfer
-    computes attention.
+    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is the rank's, where
+    FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations

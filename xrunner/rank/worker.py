@@ -93,8 +93,7 @@ class Worker:
         """Wait until a batch is computed, and send its states on.
 
         On the sampling rank, return int64 [batch.result_size]: the time of the batch's end, as the bits of a float64,
-        then the
-        result of `Model.sample`.
+        then the result of `Model.sample`.
         """
         batch, place = running.batch, self.place
         self.compute.complete(running.launched, self.between)
@@ -210,8 +209,7 @@ class Worker:
         """Return the states of a batch's rows from the stage before: [rows, hidden].
 
         The tensor is new each time: layers work in place, and it may still be in transfer to the next stage when the
-        next
-        batch's states arrive.
+        next batch's states arrive.
         """
         assert self.transport
         kind = torch_dtype(self.model.dtype)
