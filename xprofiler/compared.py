@@ -51,7 +51,10 @@ LIMITS = (
     Limit(None, "L40S", "all-reduces depend on the board: one has 5.3 and 1.5 GB/s among 4 and 8 GPUs, not 18 and 17"),
     Limit(None, "RTXPRO6000", "all-reduces depend on the board: one has 37, 27 and 22 GB/s among 2, 4 and 8, not 14.6"),
 )
-"""From 34 published runs of vLLM 0.15 in an open loop, once. Boards: `python -m benchmarks.pcie_all_reduce`."""
+"""Known limits, from one comparison with 34 published runs of vLLM 0.15 in an open loop.
+
+Boards: `python -m benchmarks.pcie_all_reduce`.
+"""
 _LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
 _FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (

@@ -28,9 +28,9 @@ class Rates(Noun):
     """The two rates that bound all work on a device."""
 
     flops_s: float
-    """Of a matrix product in one dtype."""
+    """FLOP/s of a matrix product in one dtype."""
     bandwidth_bytes_s: float
-    """Of reading memory."""
+    """Bytes/s of reading memory."""
 
     def __post_init__(self) -> None:
         if not (0 < self.flops_s < math.inf and 0 < self.bandwidth_bytes_s < math.inf):

@@ -59,9 +59,9 @@ def _enveloped(cells: list[dict[str, Any]], batches: list[int], lengths: list[in
             for i, length in enumerate(lengths):
                 measured = of_share.get(str(batch), {}).get(str(length), {}).get(phase, -1)
                 seconds[s, b, i] = measured / 1e3 if measured > 0 else np.inf
-    for axis in (1, 2):  # more work takes no less
+    for axis in (1, 2):  # more work takes no less time
         seconds = np.flip(np.minimum.accumulate(np.flip(seconds, axis), axis), axis)
-    return np.minimum.accumulate(seconds, 0)  # nor a smaller share
+    return np.minimum.accumulate(seconds, 0)  # nor does a smaller share
 
 
 def _table(seconds: Array, batches: list[int], lengths: list[int]) -> Table:

@@ -47,7 +47,7 @@ class Recorder:
         text = self._path.read_text(encoding="utf-8", errors="replace") if self._path and self._path.is_file() else ""
         for line in self._ranks.all(text)[0].splitlines():
             self._load(line)
-        if self._path and text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
+        if self._path and text and not text.endswith("\n"):  # torn: the next entry starts on a new line
             self._path.write_text(text + "\n", encoding="utf-8")
 
     def _load(self, line: str) -> None:

@@ -63,7 +63,7 @@ def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) ->
     if cluster.is_cpu or name not in ENGINES or all(runs(name, policy) for policy in TRAITS):
         return None
     own = find_engine(OWN_ENGINE)
-    if profile.front_end_s != find_engine(name).front_end_s:  # one that was asked for
+    if profile.front_end_s != find_engine(name).front_end_s:  # the user gave another one
         own = replace(own, front_end_s=profile.front_end_s)
     if profile.source == "operators":
         return with_engine(profile, model, cluster, own)

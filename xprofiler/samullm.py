@@ -96,7 +96,7 @@ def _degree(tp: int, phases: dict[str, list[TimedIteration]], load_s: float | No
         raise InputError(f"'{POINTS}' times prompts of one length only at degree {tp}: no line goes through that.")
     per_position = (long.macs / long.total - short.macs / short.total) / (long.total - short.total)
     per_token = short.macs / short.total - per_position * short.total
-    # the longest batches were as long as the cache allowed, a context permitting
+    # the longest batches filled the cache, if a context allowed it
     kv_tokens = max(point.total for point in phases["decode"])
     lines = {phase: _lines(points) for phase, points in phases.items()}
     return DegreeCosts(tp, per_token, per_position, kv_tokens, load_s, lines["prefill"], lines["decode"])

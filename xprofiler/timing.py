@@ -90,7 +90,7 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
 
     def seconds() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()  # the cache is cold then, and what follows is queued before the device comes to it
+        flush.zero_()  # makes the cache cold; later work is queued before the device reaches it
         begin.record()
         graph.replay()
         end.record()

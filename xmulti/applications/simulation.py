@@ -34,7 +34,7 @@ class ApplicationRun:
     """The result of simulating a workload."""
 
     completion_s: tuple[float, ...]
-    """From arrival to end of each application, in the workload's order."""
+    """Seconds from arrival to end of each application, in the workload's order."""
     in_time: tuple[bool, ...]
     """Whether each application with a deadline was in time."""
     makespan_s: float

@@ -46,7 +46,7 @@ class Asking:
             if asked.ended and not ended.done():
                 ended.set_result(asked.ended)
 
-        # the link has numbers for ids
+        # the link uses numbers as ids
         asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0))
         asked.listeners.append(look)
         look()  # an engine that has failed ends it at once

@@ -54,7 +54,7 @@ def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **opt
     unknown name.
     """
     if cluster != "local":
-        parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault
+        parse_cluster(cluster, options.get("memory_fraction"))  # so that an error in it names no model
     file = read_models(path)
     expected = expected_calls(path, file)
     lengths = expected.lengths() if expected else {}

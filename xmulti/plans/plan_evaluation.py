@@ -28,7 +28,7 @@ BLOCK = 1000
 IN_TIME = 0.99
 """Share of each model's requests that must meet its bound."""
 KEEPS_UP = 1.25
-"""Factor of the arrivals' time within which the last request of a sustained rate is done, plus the first one's time.
+"""A rate is sustained if the last request is done within this factor of the arrivals' time, plus the first one's.
 
 A burst that a loose bound allows is not a sustained rate.
 """
@@ -120,7 +120,7 @@ class Trial:
     _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
 
     def requests(self, name: str, factor: float) -> list[RequestLengths]:
-        """Return a model's requests at its rate times a factor; only their number depends on the factor."""
+        """Return a model's requests at its rate times a factor; a factor changes only their number and arrivals."""
         count, known = self._counts(factor)[name], self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))

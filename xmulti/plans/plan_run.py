@@ -105,7 +105,7 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
     plan = read_plan(options.plan, options.directories)
     work = _work(options, plan)
     units = planned_units(plan, [*options.flags, "--report-speed"], options.threads)
-    starts = 1 if plan.cluster.is_cpu else len(units)  # those that measure a machine do it one by one
+    starts = 1 if plan.cluster.is_cpu else len(units)  # engines that measure a machine do so one after the other
     with ExitStack() as stack:
         file = None
         if options.out:

@@ -124,7 +124,9 @@ def propose(
     """
     known: dict[str, Proposal] = {}
     with Processes(_worth(demands)) as processes:
-        for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
+        for method in sorted(
+            methods, key=lambda method: method == "exegpt"
+        ):  # exegpt comes last: it takes over better plans of the others
             try:
                 plan = _made(demands, cluster, method, known, kept, processes)
                 known[method] = Proposal(method, _with_directories(plan, demands))

@@ -25,7 +25,7 @@ def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]
     """
     engines: dict[str, Engine] = {tenant.name: tenant.engine for tenant in unit.tenants}
     sessions = [_Session(engine, inboxes[name], opened[name]) for name, engine in engines.items()]
-    ran = True  # what has come with BEGIN waits for nothing
+    ran = True  # orders that came with BEGIN are processed at once
     while not all(session.over for session in sessions):
         if not ran:
             _rest(unit, sessions)

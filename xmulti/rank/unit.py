@@ -160,9 +160,11 @@ class Unit:
             schedule = tenant.engine.schedule
             within = extents or {tenant.name: Extent.unlimited(schedule)}
             how = replace(options[tenant.name] if options else Options(), policy=tenant.limits)
-            with tenant.on("decode"):  # whose graphs are captured
+            with tenant.on("decode"):  # graphs of decoding are captured
                 tenant.engine.open(within[tenant.name], how)
-        if any(tenant.streams for tenant in self.tenants):  # memory of a stream is no other's: prompts' buffers move
+        if any(
+            tenant.streams for tenant in self.tenants
+        ):  # torch keeps memory per stream: free prompts' buffers for others
             torch.cuda.empty_cache()
         for tenant in self.tenants:  # one clock, which begins when all are ready
             tenant.engine.count_from(self.tenants[-1].engine.began)
@@ -266,7 +268,7 @@ class Unit:
 
     def drain(self) -> None:
         """Run all requests to completion, and let the other ranks go; on the first rank."""
-        while self._beside and self.running:  # what is queued on one stream knows nothing of the other
+        while self._beside and self.running:  # streams don't wait for each other
             self.wait()
         for tenant in self.tenants:
             with tenant.on("decode"):

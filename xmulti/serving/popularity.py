@@ -79,7 +79,9 @@ class Popularity:
         enough = max(lasted_s * sum(self.planned.values()), sum(self._counts.values())) >= 2 * ENOUGH
         if lasted_s < self._lasts_s or not enough:
             return None
-        rates = {name: (count + 0.5) / lasted_s for name, count in self._counts.items()}  # of none, not quite 0
+        rates = {
+            name: (count + 0.5) / lasted_s for name, count in self._counts.items()
+        }  # without requests slightly above 0
         drifted = sum(self._counts.values()) >= ENOUGH and self._lasts()
         self.restart(self.planned, now_s)
         return rates if drifted else None

@@ -42,7 +42,7 @@ class Watched:
     workload: Workload
     """Lengths for which its current schedule is."""
     latencies_s: tuple[float, ...]
-    """From arrival, of requests that arrived and were answered under this plan."""
+    """Latencies from arrival, of requests that arrived and were answered under this plan."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,9 @@ def main() -> None:
 def replan(replan_input: ReplanInput) -> Replanned:
     """Return the best plan of the same method for the current rates, if it is clearly better than the old plan.
 
-    A search is made only if the old plan has less headroom for these rates than for its own. A plan that doesn't
-    sustain the rates is returned too, if its headroom is that much higher.
+    A search is made only if the old plan has less headroom for these rates than for its own, or less than `ROOM`. A
+    plan
+    that doesn't sustain the rates is returned too, if its headroom is that much higher.
     """
     from xmulti.plans.planning import propose
 
@@ -195,7 +196,7 @@ def moving_least(found: Plan, held: Plan) -> Plan:
 
 
 def _together(unit: Sequence[PlannedModel]) -> tuple[int, frozenset[str]]:
-    """Return a key that is equal for models that have equal numbers of devices, with the same others, in both plans."""
+    """Return the number of devices and the names of a unit's models: equal for the same models on as many devices."""
     return len(unit[0].devices), frozenset(model.name for model in unit)
 
 

@@ -31,7 +31,7 @@ class StartedUnit(EngineUnit):
         try:
             code = await super().run()
         except (InputError, OSError) as error:  # its requests would wait for ever
-            if self.has_opened:  # else who waits for that says so
+            if self.has_opened:  # else `started` reports it
                 output.note(f"the engine of {self.name} can't be started again: {error}", event="engine_failed")
             self.fail()
             raise

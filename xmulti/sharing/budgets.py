@@ -215,7 +215,7 @@ def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tupl
         if size > devices_per_node:
             whole = [node for node in range(nodes) if free[node] == devices_per_node][: -(-size // devices_per_node)]
             tries = [whole] if len(whole) * devices_per_node >= size else []
-        else:  # nodes with as much room are alike
+        else:  # nodes with equal room are equivalent
             alike = {free[node]: [node] for node in reversed(range(nodes)) if free[node] >= size}
             tries = [alike[room] for room in sorted(alike)]
         for taken in tries:

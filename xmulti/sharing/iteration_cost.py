@@ -107,7 +107,10 @@ Below 4 % for three of six LLMs, below 8 % for all. The larger one holds where t
 
 
 def sharing_overhead(block_bytes: Items[int]) -> float:
-    """Return how much longer iterations take of models with KV blocks of so many bytes; nothing for one alone."""
+    """Return the factor by which iterations of models that share memory take longer.
+
+    `block_bytes` are the bytes of their KV blocks. The factor is 1 for one model alone.
+    """
     if len(block_bytes) < 2:
         return 1.0
     return ALIKE if len(set(block_bytes)) == 1 else UNLIKE

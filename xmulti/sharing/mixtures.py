@@ -95,7 +95,9 @@ class Mixture:
             demands = [self._demands[i] for i in group]
             shared = all(map(can_share, demands))
             most = most_of_unit(demands, self._cluster, devices) if shared else 0.0
-            self._most[part] = KEEPS_UP * most  # so much more than it sustains for ever passes for sustained
+            self._most[part] = (
+                KEEPS_UP * most
+            )  # a rate above the sustainable one by this factor still counts as sustained
         return self._most[part]
 
     def _most_alone(self, model: int, devices: int) -> float:

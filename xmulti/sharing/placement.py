@@ -128,7 +128,7 @@ class Placer:
         """Return the best placement; None if no way of cutting the nodes has room for all models."""
         ordered = sorted(models, key=lambda model: -model.work)
         groups = list(mesh_groups(nodes, devices_per_node))
-        most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, are never one mesh
+        most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, never form one mesh
         best: Placement | None = None
         for number, sizes in enumerate(groups):
             progress(number, len(groups))

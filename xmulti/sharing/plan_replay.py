@@ -123,9 +123,9 @@ def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -
 
 
 def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
-    """Return the served requests under a schedule with separate devices, as `replay` does but many times as fast.
+    """Return the served requests under a schedule with separate devices, in no order.
 
-    They are in no order. InputError as there.
+    The result is as that of `replay`, many times faster. InputError as there.
     """
     if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
         return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)

@@ -110,7 +110,7 @@ def _tenant(load: Load, record: Record) -> Tenant:
 
 
 def empty_tenant(load: Load, record: Record) -> Tenant:
-    """Return a model before any request of its load has come."""
+    """Return a load's model before any of its requests has arrived."""
     ledger = Ledger(load.pool, load.order, admission="grow")
     return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
 

@@ -107,7 +107,7 @@ class Unit:
 
     def _begin(self, job: Job) -> None:
         self._last = job.tenant
-        if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration doesn't
+        if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration does not
             self.running[0].cut(self.now)
         self.running.append(job)
 

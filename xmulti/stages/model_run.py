@@ -128,7 +128,7 @@ def run_model(
         mine = np.flatnonzero(replica_of == replica)
         if not len(mine):
             continue
-        place = np.full(count + 1, -1)  # the last one is what -1 finds
+        place = np.full(count + 1, -1)  # index -1 finds the last entry
         place[mine] = np.arange(len(mine))
         following = place[calls.following[mine]]
         part = Calls(calls.prompts[mine], calls.outputs[mine], calls.computed[mine], following)

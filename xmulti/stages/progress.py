@@ -226,7 +226,7 @@ class Progress:
             return self.cuts[run, self.now]
         result = self.until_now(name, run)
         kept = ~np.isfinite(result.done)
-        place = np.full(len(kept) + 1, -1)  # the last one is what -1 finds
+        place = np.full(len(kept) + 1, -1)  # index -1 finds the last entry
         place[:-1][kept] = np.arange(int(kept.sum()))
         calls = run.left.calls
         rest = Calls(

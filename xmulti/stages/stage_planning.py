@@ -61,7 +61,7 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
         began = time.perf_counter()
         planned = search()
         search_s = time.perf_counter() - began
-        # as they run on these very outputs: with devices, and reloads where groups need linked GPUs
+        # simulated on the planned outputs: adds devices, and reloads where groups need linked GPUs
         stages = execute(application, host, planned).stages
         models = _models(asked, stages, application)
         facts = (StagePlan.VERSION, method, host.devices, host.linked, stages, search_s)

@@ -57,7 +57,7 @@ class StageRun:
 
     @property
     def seconds(self) -> float:
-        """From the first engine's start until the last call was done."""
+        """Seconds from the first engine's start until the last call was done."""
         return max((served.finish_s for model in self.models for served in model.measured), default=0.0)
 
     def stops(self, name: str) -> int:
@@ -114,7 +114,7 @@ def _predicted(
 ) -> Executed | None:
     try:
         return predict_stages(plan, calls.application, asking.results, profiles)
-    except InputError as error:  # what has run stays
+    except InputError as error:  # the results of the run are kept
         output.note(f"nothing is predicted: {error}")
         return None
 
@@ -127,7 +127,7 @@ async def _run(
     progress: Callable[[int], None],
 ) -> "tuple[Asking, Following]":
     assert plan.cluster, "a plan that has been read"
-    starts = 1 if plan.cluster.is_cpu else plan.devices  # those that measure a machine do it one by one
+    starts = 1 if plan.cluster.is_cpu else plan.devices  # engines that measure a machine do so one after the other
     directories = {model.name: Path(str(model.directory)) for model in plan.models}
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
         engines = StageEngines(plan.nodes, Path(name), starts, lambda node, opened: following.opened(node, opened))

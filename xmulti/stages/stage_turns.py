@@ -107,7 +107,7 @@ class StageTurns:
             for name in self.unfinished:  # the stage's others, sources first
                 if name in stage and name not in placed:
                     self._add(placed, name, stage[name])
-            for name in self.unfinished:  # then leftovers
+            for name in self.unfinished:  # then running nodes of later stages
                 if name in self.running and name not in placed and (name in later or name in stage):
                     self._add(placed, name, self.running[name])
             placed = self._with_sources(placed)

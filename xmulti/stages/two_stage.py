@@ -187,7 +187,9 @@ def _allocated(
     while True:
         places = _places(groups)
         missing = [service for service in services if service.name not in places]
-        outcomes = score(groups) if replicas and not missing else {}  # the missing go by their numbers of requests
+        outcomes = (
+            score(groups) if replicas and not missing else {}
+        )  # missing services are ordered by their numbers of requests
         again = services if replicas else ()
         order = sorted(missing or again, key=lambda s: _urgency(s, outcomes))
         found = next(_choices(groups, order, places, rates, fits), None)

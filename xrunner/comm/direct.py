@@ -103,7 +103,7 @@ class DirectTransport(Transport):
         if not isinstance(pending, _Receive):
             return super().arrived(pending)
         announced = self._coming[pending.source, pending.tag]
-        while announced and super().arrived(announced[0].ready):  # in order, whichever of them is polled
+        while announced and super().arrived(announced[0].ready):  # in order, whichever receive is polled
             first = announced.popleft()
             first.receive = dist.irecv(first.tensor, first.source, group=self._communicators[first.tag])
         if pending.receive is None or not pending.receive.is_completed():

@@ -81,7 +81,7 @@ class Gpu:
         # A stream on a share of the multiprocessors captures itself: the kernels keep to them. The default one can't.
         stream = torch.cuda.current_stream(self.device)
         own = None if stream == torch.cuda.default_stream(self.device) else stream
-        # Other threads of the process, such as NCCL's watchdog, may go on meanwhile.
+        # Other threads of the process, such as NCCL's watchdog, may call CUDA meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=own, capture_error_mode="thread_local"):
             compute()
         return graph.replay

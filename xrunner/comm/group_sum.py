@@ -18,7 +18,7 @@ from xrunner.comm.ranks import Ranks
 
 LIMIT_BYTES = 2**20
 _DTYPES = torch.float32, torch.bfloat16
-"""What the kernel is compiled for (`AT_DISPATCH_FLOAT_AND_BFLOAT16`): float16 is not among them."""
+"""Dtypes for which the kernel is compiled (`AT_DISPATCH_FLOAT_AND_BFLOAT16`); float16 is not among them."""
 _VECTOR_BYTES = 16
 """The kernel's widest loads. It refuses sizes that are no multiple of 4, and has narrower loads for those between."""
 
@@ -80,7 +80,7 @@ def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tens
     except (ImportError, AttributeError, RuntimeError):  # torch without it, too old, or without memory for it
         pass
     if not all(ranks.all(group is None or buffer is not None)) or group is None:
-        return None  # on all ranks: one that is alone at the rendezvous waits in vain
+        return None  # on all ranks: a single rank would wait at the rendezvous for ever
     from torch.distributed import _symmetric_memory as symm_mem
 
     try:

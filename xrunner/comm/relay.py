@@ -90,7 +90,7 @@ class Relay:
         self._path, self._secret = path, secrets.token_hex(_NONCE)
         self._listening: list[socket.socket] = []
         for source in sorted(set(filter(None, map(_source, peers)))):
-            with contextlib.suppress(OSError):  # another address may do, and a leader on this machine needs none
+            with contextlib.suppress(OSError):  # another address may work, and a leader on this machine needs none
                 self._listening.append(socket.create_server((source, 0)))
         self.offer = Offer(tuple(listening.getsockname() for listening in self._listening), self._secret)
         self._tunnels: list[threading.Thread] = []
@@ -100,7 +100,7 @@ class Relay:
     def close(self) -> None:
         """Accept no more connections, and wait for the open ones to end."""
         for listening in self._listening:
-            listening.shutdown(socket.SHUT_RDWR)  # close alone doesn't wake who accepts
+            listening.shutdown(socket.SHUT_RDWR)  # close alone doesn't wake the accepting thread
             listening.close()
         until = time.monotonic() + _CLOSE_S
         for tunnel in self._tunnels:
@@ -110,13 +110,13 @@ class Relay:
         while True:
             try:
                 peer, _ = listening.accept()
-            except ConnectionError:  # a peer that has gone meanwhile
+            except ConnectionError:  # the peer has closed the connection meanwhile
                 continue
             except OSError:
                 return
             try:
                 frontend = self._admit(peer)
-            except OSError:  # a stranger, or no frontend yet: the leader tries again
+            except OSError:  # a peer without the secret, or no frontend yet: the leader tries again
                 peer.close()
                 continue
             self._tunnels.append(_thread(_relay, peer, frontend))

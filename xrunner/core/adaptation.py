@@ -26,8 +26,9 @@ class Adaptation:
     """Observes a run's lengths and finds schedules for drifted ones.
 
     `held` is the schedule whose layers and caches the ranks hold. `broadcast` is called with every change.
-    With `promises`, a schedule for other lengths takes over even if its decisions are the same: its predictions are
-    used.
+    With `promises`, a schedule for other lengths takes over even if its decisions are the same: predictions are made
+    from
+    its lengths.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def _onward(
         return engine.onward(directory, with_room(schedule, left)), None
     except Agreed as error:
         why_not = str(error)
-    # These lengths are known now: that they aren't those that it was found for is no reason to search again.
+    # The old schedule gets the observed lengths as its workload, so that their drift triggers no further search.
     return engine.onward(directory, replace(engine.schedule, workload=schedule.workload)), why_not
 
 

@@ -50,7 +50,7 @@ class Compiling(Generic[T]):
         taken: list[tuple[T, bool]] = []
         while self._waiting and self._waiting[0][2].done():  # the thread takes them in this order
             item, request_id, compiled = self._waiting.pop(0)
-            compiled.result()  # raises what is a bug
+            compiled.result()  # an exception here is a bug
             taken.append((item, request_id in self._aborted))
             self._aborted.discard(request_id)
         return taken

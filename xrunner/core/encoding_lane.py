@@ -103,7 +103,7 @@ class EncodingLane:
         (micro_batch,) = MicroBatching(1).split(step)
         batch, receivers = self._assemble(micro_batch)
         for request in running:
-            request.table = None  # over here it has other blocks
+            request.table = None  # on the decoding side it has other blocks
             request.entered = 0  # the decoding side has a sampling state of its own
             request.sequence.ready_s = inf
         self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
@@ -135,7 +135,7 @@ class EncodingLane:
             sequence = request.sequence
             count = pool.blocks_for(sequence.to_prefill)
             request.table, request.tabled = np.arange(taken, taken + count, dtype=np.int32), None
-            if request.start:  # an encoder's output goes as it is
+            if request.start:  # an encoder's output is sent unchanged
                 places.append(slots_in(sequence.blocks, sequence.input_tokens, pool.block_size))
             elif sequence.max_output > sequence.recomputed + 1:
                 sent.append(request.table)

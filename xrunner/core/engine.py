@@ -41,7 +41,7 @@ from xrunner.rank.worker import END, Worker, serve
 
 DEFAULT = Options()
 Share = list[tuple[int, Request]]
-"""A replica's requests, with their places in the whole list."""
+"""A replica's requests, with their places in the complete list."""
 
 
 class Engine:
@@ -93,7 +93,7 @@ class Engine:
         self._closed = False
 
     def _new_cache(self, model: Model) -> KVCache:
-        blocks = cache_blocks(self.place, model.spec) + (self._gpu is not None)  # one for rows that only fill up
+        blocks = cache_blocks(self.place, model.spec) + (self._gpu is not None)  # one for padding rows
         what = f"A KV cache of {self.schedule.kv_blocks} blocks on each rank"
         check_memory(model.device, self.ranks, what, cache_bytes(model, self.schedule, blocks))
         return model.new_cache(blocks, self.schedule.block_size)
@@ -211,7 +211,7 @@ class Engine:
         warm_up(self.model, cache, extent, compute.graphs, running, worker.gpu, compute.planning)
         if not running:
             self.ranks.agree(lambda: check_logits(self.model, cache, self.place.before is None, compute.planning))
-        shown = options.spans and self.place.part == 0  # the others of a tensor-parallel group do as the first
+        shown = options.spans and self.place.part == 0  # the other ranks of a tensor-parallel group have the same spans
         leader = None if self.leads or options.record else Place(self.schedule, 0).driver
         worker.begin(self._clock, options.record or shown, leader)
         zero = self.ranks.all(self._clock())[0] if self._since is None else self._since
@@ -221,7 +221,7 @@ class Engine:
 
     def count_from(self, zero: float) -> None:
         """Set the beginning of the run to `zero`, by the ranks' clock."""
-        clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
+        clock = self._clock  # not self: without a cycle, an unused engine is freed at once, with its graphs and cache
         self.began, self.worker.now = zero, lambda: clock() - zero
 
     def _unused_cache(self) -> KVCache:
@@ -363,7 +363,7 @@ class Engine:
 
     @property
     def occupancy(self) -> Occupancy:
-        """What the leader's ledger holds."""
+        """The contents of the leader's ledger."""
         ledger, pool = self._parts()[0].ledger, self._parts()[0].ledger.pool
         residents = len(ledger.waiting), len(ledger.encoding), len(ledger.decoding)
         drift = self._parts()[0].outputs.drift
@@ -421,7 +421,7 @@ class Engine:
         On the leader.
         """
         self._aborted.update(dict.fromkeys(self._unfinished))
-        self.update()  # other replicas hear of it before they hear that no more orders come
+        self.update()  # other replicas get the aborts before END
         self.drain()
         self._aborted.clear()  # the next engine has the same ids
 

@@ -104,7 +104,7 @@ class Inbox:
         """Wait until all messages are sent. Raises Gone."""
         self._connection.setblocking(True)
         try:
-            if self._unsent:  # a frontend that has all may have closed the connection
+            if self._unsent:  # a frontend that has received everything may have closed the connection
                 self._connection.sendall(self._unsent)
         except (BrokenPipeError, ConnectionResetError):
             raise Gone from None
@@ -180,7 +180,7 @@ class Session:
                 self._compiling.abort(request_id)
         elif isinstance(order, Stop):
             self.engine.abort(order.id, order.output_tokens)
-            self._compiling.abort(order.id)  # of an engine before this one, which had made its tokens
+            self._compiling.abort(order.id)  # the stop may be for tokens of the previous engine
         elif isinstance(order, Follow):
             self.engine.follow(order.schedule)
         else:

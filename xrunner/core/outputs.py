@@ -74,7 +74,7 @@ class Outputs:
             self._resume(running)
         if request.min_tokens:
             running.without_stops = mask_without({*self._eos, *request.stop_token_ids}, self._vocab)
-        if self._keyed and not request.prompt_logprobs:  # of a prefix from the cache there are no logits
+        if self._keyed and not request.prompt_logprobs:  # a prefix from the cache has no logits
             sequence.keys = running.keys
             running.extend_keys(self._keyed)
         return sequence

@@ -24,7 +24,7 @@ class RunReport:
     """The finished requests: neither cancelled nor failed."""
     timeline: Timeline
     seconds: float
-    """From the beginning to the end of the last iteration."""
+    """Seconds from the beginning to the end of the last iteration."""
     changes: tuple[Change, ...] = ()
     """Schedules that took over while it ran."""
     left: tuple[int, ...] = ()

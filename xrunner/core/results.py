@@ -51,7 +51,7 @@ class ResultFile:
             return
         if kind is None:
             self._complete()
-        elif not self._partial.stat().st_size:  # nothing to go on with
+        elif not self._partial.stat().st_size:  # there is nothing to resume
             self._partial.unlink()
             self._run.unlink()
 

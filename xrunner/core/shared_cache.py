@@ -35,7 +35,7 @@ def shared_caches(
         InputError: On all ranks, where a device hasn't enough memory.
     """
     merged, pools = shared_pools(schedules, pool)
-    need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # for rows that only fill up
+    need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # the extra block is for padding rows
     what = f"The memory for the KV blocks of {len(schedules)} models"
     check_memory(device, ranks, what, need, "plan with a smaller --gpu-memory-fraction")
     memory = scattered_zeros((need,), torch.uint8, device)

@@ -15,7 +15,7 @@ class Dealing:
     """The inputs of work lists other than the sequences: the device, its shard of the heads, and the layers' window."""
 
     programs: int
-    """For each KV head"""
+    """Programs for each KV head"""
     kv_heads: int
     window: int | None
 

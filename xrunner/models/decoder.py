@@ -1,4 +1,4 @@
-"""Model: a decoder-only transformer as its layers and what comes before and after them."""
+"""Model: a decoder-only transformer, as its layers and the modules before and after them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

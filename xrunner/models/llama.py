@@ -35,7 +35,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
     _, parameters = _rope(config, name)
     refused = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # which has its own biases always
+        "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # qwen2 always has its own biases
         "mlp_bias": bool(config.get("mlp_bias")),
         "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
@@ -190,7 +190,7 @@ class LlamaLayer:
         qkv = self.qkv(rms_norm(x, self.input_norm, self.epsilon)).view(len(x), -1, spec.head_size)
         both = spec.heads + spec.kv_heads
         if self.head_norm is not None:
-            # Of values too, for nothing: rows of one stride need no copy.
+            # This also normalises values, without need: rows with one stride need no copy.
             normed = rms_norm(qkv.view(-1, spec.head_size), self.ones, self.epsilon).view(qkv.shape)
             torch.mul(normed[:, :both], self.head_norm, out=qkv[:, :both])
         q, new = qkv[:, : spec.heads], qkv[:tokens]

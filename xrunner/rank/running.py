@@ -56,12 +56,12 @@ class Running:
 
     @cached_property
     def greedy(self) -> bool:
-        """`Request.greedy`, asked for in every iteration."""
+        """`Request.greedy`, cached since every iteration reads it."""
         return self.request.greedy
 
     @cached_property
     def counted(self) -> bool:
-        """`Request.counted`, asked for in every iteration."""
+        """`Request.counted`, cached since every iteration reads it."""
         return self.request.counted
 
     @cached_property
@@ -71,7 +71,7 @@ class Running:
 
     @cached_property
     def logprobs_asked(self) -> int | None:
-        """`Request.logprobs`, asked for in every iteration."""
+        """`Request.logprobs`, cached since every iteration reads it."""
         return self.request.logprobs
 
     @cached_property
@@ -125,7 +125,7 @@ class Running:
         assert made == len(self.output), "a grammar's mask needs the token before"
         allowed = self.constraint.mask()
         both = allowed if without_stops is None else allowed & without_stops
-        return both if both.any() else allowed  # a grammar that must end goes before the shortest length
+        return both if both.any() else allowed  # a grammar that must end has priority over the shortest length
 
     def tokens(self, begin: int, end: int) -> Array:
         """Return the tokens at these positions: int64 [end - begin]."""

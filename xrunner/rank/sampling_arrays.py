@@ -132,7 +132,7 @@ class _Entries:
         """Slots whose sequences begin."""
         self.slots: list[int] = []
         self.tokens: list[int] = []
-        """Of prompts and outputs, with their slots."""
+        """Tokens of prompts and outputs, with their slots."""
         self.uncounted: list[int] = []
         """Slots whose counted sequences begin."""
         self.counted_slots: list[int] = []

@@ -161,7 +161,7 @@ def _run_once(
 def _forward(
     model: Model, cache: KVCache, batch: Batch, x: torch.Tensor | None, planning: Planning | None
 ) -> torch.Tensor:
-    if planning:  # which reads the tables, and so waits until what was planned before is computed
+    if planning:  # planning reads the tables, and so waits until earlier plans are computed
         (part,) = batch.attention
         batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
     return model.forward(batch, cache, x)
@@ -187,7 +187,10 @@ def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning 
 
 
 def _usable(model: Model, cache: KVCache, token: int, embeds: bool, planning: Planning | None) -> bool:
-    """Return whether a stage's result after a prompt of one token, repeated if there is room, is finite."""
+    """Return whether a stage's result after a prompt of one token, repeated if there is room, is usable.
+
+    That is a token, or without a head any finite state.
+    """
     blocks, _, block_size, _ = cache.values[0].shape
     length = min(2, block_size * blocks - len(model.start), model.spec.context)
     if length < 1:

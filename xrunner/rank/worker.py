@@ -21,7 +21,7 @@ from xrunner.rank.compute import Compute, Launched
 END = "end"
 """The order that ends a worker's run."""
 _SPANS_AT_ONCE = 16
-"""About 3 KB: MPI sends that much at once, even if the receiver isn't ready."""
+"""About 3 KB: MPI sends that much at once, even if no rank receives it any more."""
 FREE = "free"
 """The notice that the first encoding stage is free for the next batch."""
 
@@ -110,7 +110,7 @@ class Worker:
         return torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), tokens])
 
     def _report(self, spans: list[Span]) -> None:
-        """Send spans to the rank that collects them, as many at a time as MPI sends before the receiver is ready."""
+        """Send spans to the rank that collects them, as many at a time as MPI sends without a receiver."""
         if self._report_to is not None and len(spans) >= _SPANS_AT_ONCE:
             assert self.transport
             self.transport.post(spans, self._report_to, tag=SPANS)
@@ -165,7 +165,7 @@ class Worker:
             self.encoded.drain()
 
     def _between_layers(self) -> None:
-        with torch.inference_mode(False):  # what is received may be copied when no layer is computed
+        with torch.inference_mode(False):  # a received tensor may be copied while no layer is computed
             if self.transport:
                 self.transport.progress()
             self.between()
