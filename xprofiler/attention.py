@@ -30,10 +30,8 @@ class AttentionProbe:
     """Calls the attention kernel of one layer over a pool of at least `batch` sequences of `length` tokens.
 
     The pool has a `KVCache`'s memory layout, and its blocks follow each other as a `BlockPool` allocates them. Every
-    call
-    uses other blocks than the call before. It reads queries and writes outputs with a layer's layout: queries next to
-    keys
-    and values, both outside the caches nearest to the core. `attention` as in `Model`.
+    call uses other blocks than the call before. It reads queries and writes outputs with a layer's layout: queries next
+    to keys and values, both outside the caches nearest to the core. `attention` as in `Model`.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
 """The measured source: one layer of a model on this machine, its parts timed separately (paper section 3, XProfiler).
 
-The timed parts are the attention kernel by shape, the rest of the layer by tokens, the embedding, the head with
-sampling, and the engine's overhead per iteration. The rest of the layer is timed over all of the model's layers in
-turn:
-in a run no layer's weights stay in the CPU's caches between iterations. A job of several ranks measures on all of them
-at once, since in a run they share power and memory bandwidth. It measures degree 1 and the shards of every
-tensor-parallel degree that a node's ranks can form.
+The timed parts are the attention kernel by shape, the rest of the layer by tokens, the embedding, and the head with
+sampling. The engine's overhead per iteration is timed too. The rest of the layer is timed over all of the model's
+layers in turn: in a run no layer's weights stay in the CPU's caches between iterations. A job of several ranks measures
+on all of them at once, since in a run they share power and memory bandwidth. It measures degree 1 and the shards of
+every tensor-parallel degree that a node's ranks can form.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """Switch of model: how much longer an iteration takes after other models' iterations on the same device.
 
-Two models of 30 to 75 MB that alternate on a core decode 25 to 50 % slower than each alone, as each finds fewer of
+Two models of 30 to 75 MB that alternate on a core decode 25 to 50 % slower than each alone. Each finds fewer of
 its weights in the shared cache. Its caches recover within some ten iterations of its own, and are as cold as they get
 after some five alternations. On a GPU, whose caches hold little of a model, it isn't measured.
 """

@@ -1,9 +1,9 @@
 """Matrix products of any shape from a table of measured ones.
 
-The time of [m, k] by [k, n] is its time at full speed (the longer of FLOPs at the peak rate and bytes at the peak
-bandwidth) divided by the device's efficiency. Times jump with the shape, but efficiencies change slowly. So the ratio
-of measured time to full-speed time is interpolated between the four measured (n, k) around a shape, linearly in the
-logarithms, at each measured m. Beyond the largest measured n or k, the ratio there holds.
+The full-speed time of [m, k] by [k, n] is the longer of two: FLOPs at the peak rate, and bytes at the peak bandwidth.
+The product's time is this divided by the device's efficiency. Times jump with the shape, but efficiencies change
+slowly. So the ratio of measured time to full-speed time is interpolated between the four measured (n, k) around a
+shape. That is linear in the logarithms, at each measured m. Beyond the largest measured n or k, the ratio there holds.
 """
 
 from dataclasses import dataclass

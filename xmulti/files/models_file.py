@@ -26,7 +26,7 @@ class ModelEntry(Noun):
     name: str
     model: str
     workload: str | None = None
-    """None, with neither rate nor requests: an application determines all three."""
+    """None, without rate and requests: an application determines all three."""
     rate: str | None = None
     """Arrival rate, like 5/s; or `requests`, which are there from the beginning."""
     requests: int | None = None

@@ -64,9 +64,9 @@ class Known:
     """The known performance of equal models on parts of a cluster."""
 
     served: dict[Shape, Served | None] = field(default_factory=dict)
-    """Under the best of the quick policies if one runs, else under the best of all."""
+    """Performance under the best of the quick policies if one runs, else under the best of all."""
     best: dict[Shape, Served] = field(default_factory=dict)
-    """Under the best of all policies."""
+    """Performance under the best of all policies."""
 
 
 class ModelFrontier:

@@ -129,8 +129,7 @@ def replan(replan_input: ReplanInput) -> Replanned:
     """Return the best plan of the same method for the current rates, if it is clearly better than the old plan.
 
     A search is made only if the old plan has less headroom for these rates than for its own, or less than `ROOM`. A
-    plan
-    that doesn't sustain the rates is returned too, if its headroom is that much higher.
+    plan that doesn't sustain the rates is returned too, if its headroom is that much higher.
     """
     from xmulti.plans.planning import propose
 
@@ -176,8 +175,8 @@ def at_rates_of(plan: Plan, demands: Sequence[Demand]) -> Plan:
 def moving_least(found: Plan, held: Plan) -> Plan:
     """Return the new plan, for the node of the old plan, with as few moves as possible.
 
-    Models that have as many devices, with the same other models, keep devices and schedules, if that leaves them as
-    much headroom as the complete new plan has. The others get the remaining devices.
+    Models that have as many devices, with the same other models, keep devices and schedules. The condition is that this
+    leaves them as much headroom as the complete new plan has. The others get the remaining devices.
     """
     before = {_together(unit): unit for unit in held.units}
     staying: dict[str, PlannedModel] = {}

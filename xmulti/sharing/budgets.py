@@ -1,7 +1,7 @@
 """Budgets: how many devices each of several models gets alone, so that each meets its own bound at its own rate.
 
-A model's frontier is its performance on each number of devices. More devices are never worse. So for a level that all
-models should reach, each model has a smallest budget, and a level can be reached exactly if these budgets fit on the
+A model's frontier is its performance on each number of devices. More devices are never worse. So each model has a
+smallest budget for a level that all models should reach. A level can be reached exactly if these budgets fit on the
 nodes together. The best level is found by bisection over the values that occur in the frontiers.
 """
 

@@ -2,7 +2,7 @@
 
 Requests are treated as a fluid. Prompts run in the best batches. Decoding runs in the largest batch that fits the
 memory and in which an output of mean length is in time. Then a request of model m takes p_m seconds of prefill and d_m
-of decoding. One job of a model runs at a time, jobs together have 1 + OVERLAP of the multiprocessors, and decoding on
+of decoding. One job of a model runs at a time, and jobs together have 1 + OVERLAP of the multiprocessors. Decoding on
 DECODE_SATURATES of them is as fast as on all:
 
     f · r_m · (p_m + d_m) <= 1,    f · Σ r_m · (p_m + DECODE_SATURATES · d_m) <= 1 + OVERLAP.

@@ -69,8 +69,8 @@ class TableCost:
 DECODE_SATURATES = 0.4
 """The share of the multiprocessors that uses nearly all of a device's memory bandwidth.
 
-On MuxServe's A100s decoding of LLaMA-7B to 65B takes 1.0 to 1.2 times as long on 40 to 50 % of them as on all, and
-1.3 times as long on 30 %.
+Measured for decoding of LLaMA-7B to 65B on MuxServe's A100s. On 40 to 50 % of the multiprocessors it takes 1.0 to 1.2
+times as long as on all, and on 30 % 1.3 times as long.
 """
 
 

@@ -78,8 +78,8 @@ class Ranks:
     def threads(self, asked: int | None = None) -> int | None:
         """Return the number of CPU threads of this rank.
 
-        It is `asked`, else OMP_NUM_THREADS, else an equal share of the CPUs that the node's ranks may use together,
-        at most the CPUs of this rank. For a single rank it is `asked`; None is torch's default.
+        It is `asked`, else OMP_NUM_THREADS. Without both, it is an equal share of the CPUs that the node's ranks may
+        use together, at most the CPUs of this rank. For a single rank it is `asked`; None is torch's default.
 
         Raises:
             InputError: The launcher has bound the rank to fewer CPUs.

@@ -25,9 +25,8 @@ T = TypeVar("T")
 class Adaptation:
     """Observes a run's lengths and finds schedules for drifted ones.
 
-    `held` is the schedule whose layers and caches the ranks hold. `broadcast` is called with every change.
-    With `promises`, a schedule for other lengths takes over even if its decisions are the same: predictions are made
-    from
+    `held` is the schedule whose layers and caches the ranks hold. `broadcast` is called with every change. With
+    `promises`, a schedule for other lengths takes over even if its decisions are the same: predictions are made from
     its lengths.
     """
 
