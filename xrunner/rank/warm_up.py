@@ -170,7 +170,8 @@ def _forward(
 def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning | None = None) -> dict[str, str]:
     """Check that a token can be sampled after one of two prompts, on a cache without sequences; return no facts.
 
-    A stage that does not embed tokens gets states of zeros. A stage without a head must have states that are not NaN.
+    A stage that does not embed tokens gets states of zeros. A stage without a head must compute at least one finite
+    value.
     All ranks of a tensor-parallel group call it at once.
 
     Raises:
@@ -189,7 +190,7 @@ def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning 
 def _usable(model: Model, cache: KVCache, token: int, embeds: bool, planning: Planning | None) -> bool:
     """Return whether a stage's result after a prompt of one token, repeated if there is room, is usable.
 
-    That is a token, or without a head any finite state.
+    It must be a token; for a stage without a head, states with at least one finite value.
     """
     blocks, _, block_size, _ = cache.values[0].shape
     length = min(2, block_size * blocks - len(model.start), model.spec.context)
