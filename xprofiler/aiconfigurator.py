@@ -1,7 +1,7 @@
-"""The aiconfigurator source: operator tables that its package carries as Parquet files, read without running its code.
+"""The aiconfigurator source: reads the Parquet files with operator tables in its package, without running its code.
 
-`data/SYSTEM/FAMILY/ENGINE/VERSION/NAME_perf.parquet` under the package's systems folder; the newest version of each
-table is taken. Latencies are in milliseconds.
+They are `data/SYSTEM/FAMILY/ENGINE/VERSION/NAME_perf.parquet` under the package's systems folder; the newest version of
+each table is used. Latencies are in milliseconds.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ _ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link
 
 
 def systems_folder() -> Path | None:
-    """The installed package's folder of tables; None where it isn't installed."""
+    """Return the installed package's folder of tables; None where it isn't installed."""
     package = importlib.util.find_spec(_PACKAGE)
     places = package.submodule_search_locations if package else None
     return Path(next(iter(places))) / "systems" if places else None
@@ -51,11 +51,14 @@ def aiconfigurator_profile(
     overhead_s: float = 0.0,
     serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """A model's Profile on `system` from the tables measured with `engine`'s kernels. `folder` is the package's systems
-    folder, by default the installed one's; `overhead_s` the engine's own time per iteration, which it doesn't hold, or
-    `serving` all that an engine adds but its clock: measured kernels were at theirs.
+    """Return a model's Profile on `system` from the tables measured with `engine`'s kernels.
 
-    Raises InputError for a system, engine, dtype or shape that the tables don't hold, each with what they do.
+    `folder` is the package's systems folder, by default the installed one's. `overhead_s` is the engine's own time per
+    iteration, which the tables don't hold. Instead, `serving` gives all that an engine adds except its clock: measured
+    kernels ran at their own clock.
+
+    Raises:
+        InputError: The tables don't hold a system, engine, dtype or shape; the message lists what they hold.
     """
     if engine not in ENGINES:
         raise InputError(f"There are no tables of engine '{engine}': choose {', '.join(ENGINES)}.")
@@ -109,10 +112,14 @@ class _Tables:
     folder: Path
     engine: str
     versions: dict[str, str] = field(default_factory=dict)
-    """The version of each table that was read so far."""
+    """The version of each table that has been read."""
 
     def columns(self, family: str, name: str, engine: str | None = None, **only: Any) -> dict[str, Array]:
-        """The columns of a table's rows that have these values; InputError where there is no such table or row."""
+        """Return the columns of a table's rows that have these values.
+
+        Raises:
+            InputError: There is no such table or row.
+        """
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -176,9 +183,9 @@ def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: s
 
 
 def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:
-    """Tables over one common grid by (heads, KV heads), of the kernel that most rows were measured with.
+    """Return tables over one common grid by (heads, KV heads), of the kernel with which most rows were measured.
 
-    Where a table has attention in 8 bits beside 8-bit keys and values, that is what the engine uses.
+    Where a table has 8-bit attention as well as 8-bit keys and values, the 8-bit attention is what the engine uses.
     """
     name = f"{phase}_attention"
     rows = tables.columns("attention", name, head_dim=head_size, window_size=0, kv_cache_dtype=kv_dtype)
@@ -198,8 +205,9 @@ def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> di
 
 
 def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[Any, float], power: float) -> Table:
-    """Beyond the largest batches and lengths measured together, time grows with the work: in proportion to the batch,
-    and with the length to this power.
+    """Return the table, filled beyond the largest batches and lengths that were measured together.
+
+    There, time grows with the work: in proportion to the batch, and with the length to the power `power`.
     """
     values = bridge(points, gridded(points, measured))
     beyond = values.copy()
@@ -214,7 +222,10 @@ def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[
 
 
 def _collective(rows: dict[str, Array]) -> dict[int, Table]:
-    """Seconds by message bytes, by the number of devices. Kernels launched from a graph, where both were measured."""
+    """Return tables of seconds by message bytes, one per number of devices.
+
+    Kernels launched from a graph are taken, if both kinds were measured.
+    """
     kept = np.ones(len(rows["latency"]), dtype=bool)
     sources = {str(s) for s in rows["kernel_source"]}
     graphs = {s for s in sources if s.endswith("_graph")}
@@ -235,12 +246,15 @@ def _collective(rows: dict[str, Array]) -> dict[int, Table]:
 
 
 def _seconds(tables: dict[int, Table], size: Array, tp: int) -> Array:
-    """A collective over `tp` devices; a smaller message than any measured takes as long as the smallest."""
+    """Return the seconds of a collective over `tp` devices.
+
+    A message smaller than all measured ones takes as long as the smallest.
+    """
     if tp == 1:
         return np.zeros_like(size)
     return np.asarray(tables[tp](np.maximum(size, tables[tp].points[0][0])))
 
 
 def _halved(gather: Table) -> Table:
-    """Point to point from an all-gather of two devices, each of which sends half of the message."""
+    """Return the point-to-point table from an all-gather of two devices, each of which sends half of the message."""
     return Table(("bytes",), (tuple(b / 2 for b in gather.points[0]),), gather.values)

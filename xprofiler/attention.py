@@ -1,4 +1,4 @@
-"""Times of the attention kernel, over caches as cold as in a run."""
+"""Times of the attention kernel, over caches that are as cold as in a run."""
 
 import itertools
 from collections.abc import Callable
@@ -20,14 +20,18 @@ cache, so its blocks are never cached."""
 
 
 _LAYERS = 2
-"""Layers whose queries and outputs alternate: neither is in the nearest caches, as after a layer's matrix products."""
+"""Layers whose queries and outputs alternate.
+
+So neither is in the caches nearest to the core, as after a layer's matrix products.
+"""
 
 
 class AttentionProbe:
-    """Calls the attention kernel of one layer over a pool that holds `batch` sequences of `length` tokens, or more, in
-    the memory that a `KVCache` has, block after block as a `BlockPool` allocates them. Every call takes other blocks
-    than the one before, and reads queries and writes outputs that lie as they do in a layer: queries beside keys and
-    values, both out of the nearest caches. `attention` as in `Model`.
+    """Calls the attention kernel of one layer over a pool of at least `batch` sequences of `length` tokens.
+
+    The pool has a `KVCache`'s memory layout, and its blocks follow each other as a `BlockPool` allocates them. Every
+    call uses other blocks than the call before. It reads queries and writes outputs with a layer's layout: queries next
+    to keys and values, both outside the caches nearest to the core. `attention` as in `Model`.
     """
 
     def __init__(
@@ -48,8 +52,9 @@ class AttentionProbe:
         self._workspace = FlashInfer.new_workspace(device) if attention == "flashinfer" else None
 
     def call(self, batch: int, new: int, past: int, **options: Any) -> Callable[[], torch.Tensor]:
-        """One layer's attention for `batch` sequences, each with `new` tokens after `past` cached ones, with options of
-        the kernel.
+        """Return a call of one layer's attention for `batch` sequences, with the kernel's `options`.
+
+        Each sequence has `new` tokens after `past` cached ones.
         """
         width = -(-(past + new) // BLOCK_SIZE)
         blocks = batch * width
@@ -70,7 +75,7 @@ class AttentionProbe:
             firsts = itertools.cycle(range(0, self._blocks // blocks * blocks, blocks))
 
             def attend_planned() -> torch.Tensor:
-                """By the plan for the first blocks, over another part of the pool each time."""
+                """Compute attention by the plan for the first blocks, over another part of the pool each time."""
                 begin, (q, out) = next(firsts), next(layers)
                 keys, values = (cache[begin : begin + blocks] for cache in (self._keys, self._values))
                 attended: torch.Tensor = attention(q, keys, values, table, offsets, contexts, out, work=plan, **options)

@@ -1,4 +1,4 @@
-"""The cluster that a job's ranks make up, as measured, and its file."""
+"""The cluster that a job's ranks form, as measured, and its file."""
 
 import statistics
 from dataclasses import replace
@@ -14,8 +14,9 @@ from xrunner.models.device import CPU
 
 
 def found_cluster(ranks: Ranks, intra: LinkSpec, inter: LinkSpec, on: torch.device = CPU) -> ClusterSpec:
-    """A device per rank: a GPU, or a share of its node's CPUs and memory. Its rates are those of the median rank
-    while all ranks compute. All ranks must call it (about a second).
+    """Return the cluster of the ranks, with one device per rank: a GPU, or a share of its node's CPUs and memory.
+
+    Its rates are those of the median rank while all ranks compute. All ranks must call it (about a second).
     """
     local = machine.local(on)
     local = local if local.device.flops_s else machine.measured(local)

@@ -20,8 +20,9 @@ ALONE = Table(("bytes",), ((1.0,),), (0.0,))
 
 
 def time_all_reduce(links: Links, reduce: Reduce | None, rows: int, hidden: int, dtype: torch.dtype) -> Timing | None:
-    """An all-reduce of [rows, hidden] over a group of ranks; all groups of the job do it at once, as in a run. None for
-    a rank without a group.
+    """Time an all-reduce of [rows, hidden] over a group of ranks; all groups of the job do it at once, as in a run.
+
+    Return None for a rank without a group.
     """
     if reduce is None:
         return None
@@ -30,7 +31,7 @@ def time_all_reduce(links: Links, reduce: Reduce | None, rows: int, hidden: int,
 
 
 def pairs(ranks: Ranks) -> dict[str, tuple[int, int]]:
-    """The two ranks that measure each kind of link of the job: those of neighbouring pipeline stages."""
+    """Return the two ranks that measure each kind of link of the job: those of neighbouring pipeline stages."""
     by_link = {}
     if ranks.per_node > 1:
         by_link["send"] = (ranks.nodes[0][0], ranks.nodes[0][1])
@@ -40,13 +41,13 @@ def pairs(ranks: Ranks) -> dict[str, tuple[int, int]]:
 
 
 def link_grids(ranks: Ranks) -> tuple[Grid, ...]:
-    """The grids of the job's links, each measured once per pass."""
+    """Return the grids of the job's links; each point is measured once per pass."""
     sends = tuple(Grid(name, ("bytes",), (_BYTES,)) for name in pairs(ranks))
     return (*sends, HOST_COPY) if ranks.size > 1 else ()
 
 
 def measure_links(recorder: Recorder, ranks: Ranks, links: Links, turn: int) -> None:
-    """One pass over the points of `link_grids`: the pair's ranks send, and the others sleep meanwhile."""
+    """Run one pass over the points of `link_grids`: the pair's ranks send, and the others sleep meanwhile."""
     for name, pair in pairs(ranks).items():
         for size in _BYTES:
             recorder.record(name, (size,), turn, functools.partial(_time_send, ranks, links, pair, size))
@@ -55,7 +56,7 @@ def measure_links(recorder: Recorder, ranks: Ranks, links: Links, turn: int) -> 
 
 
 def _time_send(ranks: Ranks, links: Links, pair: tuple[int, int], size: int) -> Timing | None:
-    """One way of a message of `size` bytes: half of there and back."""
+    """Time a message of `size` bytes in one direction: half of the time there and back."""
     if ranks.rank not in pair:
         return None
     x, go = torch.zeros(size, dtype=torch.uint8, device=links.device), links.there_and_back(pair)
@@ -64,13 +65,13 @@ def _time_send(ranks: Ranks, links: Links, pair: tuple[int, int], size: int) -> 
 
 
 def _time_copy(size: int) -> Timing:
-    """A copy within host memory, on all ranks at once."""
+    """Time a copy within host memory, on all ranks at once."""
     source, target = torch.ones(size, dtype=torch.uint8), torch.empty(size, dtype=torch.uint8)
     return timed(lambda: target.copy_(source))
 
 
 def sends(recorder: Recorder, ranks: Ranks) -> tuple[Table, Table]:
-    """The tables of sends within a node and between nodes; with one kind of link both are the same."""
+    """Return the tables of sends within a node and between nodes; with one kind of link both are equal."""
     grids = {grid.table: grid for grid in link_grids(ranks)}
     tables = {name: recorder.compiled(grids[name]) for name in pairs(ranks)}
     within = tables.get("send") or tables.get("send_between_nodes") or ALONE
@@ -78,15 +79,17 @@ def sends(recorder: Recorder, ranks: Ranks) -> tuple[Table, Table]:
 
 
 def host_copy(recorder: Recorder, ranks: Ranks) -> dict[str, str]:
-    """The rate of copies within host memory, where it was measured, as a fact of a Profile's provenance."""
+    """Return the rate of copies within host memory, if it was measured, as a fact of a Profile's provenance."""
     if ranks.size == 1:
         return {}
     return {"host_copy_bytes_s": f"{_COPY_BYTES / recorder.compiled(HOST_COPY).values[0]:.4g}"}
 
 
 def link(table: Table, share: float = 1.0) -> LinkSpec:
-    """The link of a table over bytes, with `share` bytes of traffic per byte of a message. Latency: the smallest
-    message's time; bandwidth: the largest's bytes over its time beyond that.
+    """Return the link that a table over bytes describes, with `share` bytes of traffic per byte of a message.
+
+    The latency is the smallest message's time. The bandwidth is the largest message's bytes over its time beyond the
+    latency.
     """
     (sizes,), (latency, *_, longest) = table.points, table.values
     carrying = longest - latency if longest > latency else longest

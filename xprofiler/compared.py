@@ -1,14 +1,14 @@
-"""How far rooflines were off beside published measurements: facts, by engine, device and tensor-parallel degree."""
+"""The errors of rooflines against published measurements: facts, by engine, device and tensor-parallel degree."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What the rows of one quantity, engine, device and degree came to that no constant was fitted to."""
+    """The errors of one quantity, engine, device and degree, over rows to which no constant was fitted."""
 
     quantity: str
-    """What was compared, as answers name it."""
+    """The compared quantity, as answers name it."""
     engine: str
     load: str
     """How the measured requests arrived."""
@@ -18,16 +18,16 @@ class Compared:
     median_error: float
     """Median of |predicted - published| / published."""
     beyond_quarter: float
-    """Share of the rows that were off by more than a quarter."""
+    """Share of the rows with an error of more than a quarter."""
     imported_error: float
-    """The median error of the same rows with imported kernels in place of the data sheet."""
+    """The median error of the same rows with imported kernels instead of the data sheet."""
 
 
 SOURCES = {
     "tensorrt-llm": "TensorRT-LLM's published throughputs",
     "vllm": "vLLM's rows of Llama-3.1-70B in fp8 in aiconfigurator",
 }
-"""Where the rows of an engine come from. TensorRT-LLM: perf-overview.md of versions 0.14 to 1.2 in its repository
+"""The source of an engine's rows. TensorRT-LLM: perf-overview.md of versions 0.14 to 1.2 in its repository
 (Apache-2.0), dense models in 16 and 8 bits at maximum load: `python -m benchmarks.published --facts`. vLLM:
 silicon_sample.csv of aiconfigurator-core 0.12.0 (Apache-2.0): `python -m benchmarks.vllm_terms --facts`. Imported
 kernels are those of `exegpt profile import aiconfigurator`, with the same engine."""
@@ -51,7 +51,10 @@ LIMITS = (
     Limit(None, "L40S", "all-reduces depend on the board: one has 5.3 and 1.5 GB/s among 4 and 8 GPUs, not 18 and 17"),
     Limit(None, "RTXPRO6000", "all-reduces depend on the board: one has 37, 27 and 22 GB/s among 2, 4 and 8, not 14.6"),
 )
-"""From 34 published runs of vLLM 0.15 in an open loop, once. Boards: `python -m benchmarks.pcie_all_reduce`."""
+"""Known limits, from one comparison with 34 published runs of vLLM 0.15 in an open loop.
+
+Boards: `python -m benchmarks.pcie_all_reduce`.
+"""
 _LOOP = ("time per token", "vllm", "4 to 64 clients in a closed loop")
 _FULL = ("throughput", "tensorrt-llm", "all requests queued at once")
 COMPARED = (

@@ -1,6 +1,6 @@
-"""What the engine adds to an iteration: batch assembly, bookkeeping, results, and what the parts cost each other.
+"""The time that the engine adds to an iteration: batch assembly, bookkeeping, results, and effects between the parts.
 
-Measured as the remainder of whole decoding iterations of the engine over the sum of their separately timed parts.
+It is measured as the remainder of complete decoding iterations over the sum of their separately timed parts.
 """
 
 import numpy as np
@@ -21,7 +21,7 @@ _OUTPUT = 24
 
 
 def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
-    """Mean seconds per decoding iteration of `batch` sequences beyond `degree`'s tables; never negative."""
+    """Return the mean seconds per decoding iteration of `batch` sequences beyond `degree`'s tables; never negative."""
     longest = model.spec.longest_request or _PROMPT + _OUTPUT
     prompt = min(_PROMPT, longest // 2)
     output = min(_OUTPUT, longest - prompt)
@@ -47,7 +47,7 @@ def measure_overhead(model: Model, degree: DegreeTables, batch: int) -> Timing:
 
 
 def _static_schedule(model: Model, batch: int, prompt: int, output: int) -> Schedule:
-    """One batch, decoded to its end on this machine's only device."""
+    """Return the schedule of one batch that is decoded to completion on this machine's only device."""
     spec: ModelSpec = model.spec
     return Schedule(
         version=Schedule.VERSION,

@@ -12,14 +12,16 @@ Array = NDArray[np.float64]
 
 
 def gridded(points: tuple[tuple[float, ...], ...], measured: Mapping[tuple[float, ...], float]) -> Array:
-    """The measured seconds on the grid, NaN where there are none; points off the grid are left out."""
+    """Return the measured seconds on the grid, NaN where nothing was measured; points off the grid are left out."""
     values = np.array([measured.get(at, np.nan) for at in itertools.product(*points)], dtype=np.float64)
     return values.reshape([len(p) for p in points])
 
 
 def bridge(points: tuple[tuple[float, ...], ...], values: Array) -> Array:
-    """Fill every NaN that lies between measured neighbours along an axis, linearly along the axis whose two neighbours
-    are nearest; again for what those fills bracket. What lies beyond all neighbours stays NaN.
+    """Fill every NaN that lies between measured neighbours along an axis, linearly.
+
+    The axis is the one whose two neighbours are nearest. This is repeated for points that the fills bracket. Points
+    without neighbours on both sides stay NaN.
     """
     values = values.copy()
     while True:
@@ -36,7 +38,10 @@ def bridge(points: tuple[tuple[float, ...], ...], values: Array) -> Array:
 
 
 def _along(at: Array, values: Array) -> tuple[Array, Array]:
-    """Linear between the measured values of each line [..., n], and how many steps apart the two neighbours are."""
+    """Interpolate linearly between the measured values of each line [..., n].
+
+    Return also how many steps apart the two neighbours are.
+    """
     n = len(at)
     known = np.isfinite(values)
     place = np.arange(n)
@@ -53,7 +58,7 @@ def _along(at: Array, values: Array) -> tuple[Array, Array]:
 
 
 def table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], values: Array, beyond: Array) -> Table:
-    """The Table of `values`, whose NaNs become those of `beyond` and are named as filled."""
+    """Return the Table of `values`; its NaNs are replaced by those of `beyond` and listed as filled."""
     gaps = np.isnan(values)
     filled = np.where(gaps, beyond, values).ravel()
     return Table(axes, points, tuple(filled.tolist()), filled=tuple(np.flatnonzero(gaps).tolist()) or None)

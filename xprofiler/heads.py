@@ -1,7 +1,7 @@
-"""Attention tables of any number of heads from measured ones.
+"""Attention tables for any number of heads, derived from measured ones.
 
 KV heads are independent: 32 heads of one sequence are the same work as 8 heads of four. So heads that were not measured
-are folded into more sequences of fewer heads; a ratio of query heads to KV heads that was not measured is interpolated
+become more sequences of fewer heads. A ratio of query heads to KV heads that was not measured is interpolated
 between its neighbours.
 """
 
@@ -15,9 +15,10 @@ from xcore.specs.profile import Table
 
 
 def table_for(measured: Mapping[tuple[int, int], Table], heads: int, kv_heads: int) -> Table:
-    """The table [batch, length] for so many heads and KV heads, from tables over one common grid.
+    """Return the table [batch, length] for these numbers of heads and KV heads, from tables over one common grid.
 
-    Raises InputError where no measured table leads there.
+    Raises:
+        InputError: The table can't be derived from any measured table.
     """
     for fold in (d for d in range(1, kv_heads + 1) if math.gcd(heads, kv_heads) % d == 0):
         h, kv = heads // fold, kv_heads // fold
@@ -33,7 +34,10 @@ def table_for(measured: Mapping[tuple[int, int], Table], heads: int, kv_heads: i
 
 
 def _unfolded(table: Table, fold: int) -> Table:
-    """`fold` times the heads, for a `fold`-th of the sequences; the grid keeps one point at or below one sequence."""
+    """Return the table of `fold` times the heads, for a `fold`-th of the sequences.
+
+    The grid keeps one point at or below one sequence.
+    """
     if fold == 1:
         return table
     batches, lengths = table.points

@@ -1,5 +1,6 @@
-"""What a job's ranks are as a cluster, and the profile that they measured: kept together, so that the next job of as
-many ranks plans with the same.
+"""A job's ranks as a cluster, and the profile that they measured.
+
+Both are stored together, so that the next job with the same number of ranks plans with the same.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from xrunner.comm.ranks import Ranks
 from xrunner.models.device import CPU
 
 _TIMES = 3
-"""That a busy machine is measured, at most."""
+"""Maximum number of measurements on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +42,10 @@ def measured_job(
     progress: Progress | None = None,
     attention: str = "triton",
 ) -> Job:
-    """What such a job measured before, at all points rather than at few; else now, at few. What was measured while the
-    machine was busy is measured again, and the calmest kept. All ranks call it alike, and all get it.
+    """Return the stored measurement of such a job, at all points if there is one; else measure now, at few points.
+
+    A measurement on a busy machine is repeated, and the calmest one is stored. All ranks call it alike, and all get
+    the result.
     """
     spec = ModelSpec.from_directory(directory)
     kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), Job)
@@ -67,7 +70,7 @@ def _job(measured: Measured, ranks: Ranks, device: torch.device) -> Job:
 def keep(
     job: Job, spec: ModelSpec, ranks: Ranks, device: torch.device, points: Points, attention: str = "triton"
 ) -> None:
-    """Keep what a job measured at these points."""
+    """Store what a job measured at these points."""
     if ranks.size == 1:
         store.save(job.profile, spec, store.facts(device, points, attention=attention))
         return
@@ -82,7 +85,7 @@ def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, point
 
 
 def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[Job, ...]:
-    """The stored one, or nothing. One of an older version counts as none."""
+    """Return the stored job, or nothing. A job of an older version counts as none."""
     if ranks.size == 1:
         profile = store.find_here(spec, dtype, device, attention)
         return (Job(machine.local(device), profile),) if profile else ()

@@ -1,4 +1,4 @@
-"""KernelImport: the import of measured kernels that could take a data sheet's place, and which of both was nearer."""
+"""KernelImport: the import of measured kernels that could replace a data sheet, and the errors of both."""
 
 import shlex
 from dataclasses import asdict, dataclass
@@ -23,15 +23,15 @@ class KernelImport:
     device: str
     degrees: tuple[int, ...]
     compared: tuple[Compared, ...]
-    """The errors of both at these degrees; empty where nothing was compared."""
+    """The errors of both at these degrees; empty where none were compared."""
     command: str
-    """Makes the profile."""
+    """The command that makes the profile."""
     options: str
-    """Take the profile."""
+    """The options that use the profile."""
 
     @property
     def better_at(self) -> tuple[int, ...]:
-        """Return the degrees at which imported kernels were nearer."""
+        """Return the degrees at which imported kernels had the smaller error."""
         return tuple(row.tp for row in self.compared if row.imported_error < row.median_error)
 
     def to_dict(self) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class KernelImport:
 
     @property
     def text(self) -> str:
-        """Return the sentence for people."""
+        """Return the sentence that is printed."""
         take = f"`{INSTALL}`, then `{self.command}`, and `{self.options}`"
         if not self.compared:
             return (
@@ -69,12 +69,12 @@ def kernel_import(
     """Return the import for a prediction from a data sheet; None for other profiles, or where no tables cover it.
 
     Args:
-        profile: What the prediction stands on.
+        profile: The profile of the prediction.
         model: The model's spec.
-        cluster: Measured links hold for those that are built in alone.
-        kv_dtype: Of keys and values.
-        typed: The model as it was typed; None where that is not known.
-        name: The model's in a file of several.
+        cluster: Its links must be built-in ones: measured links hold for those alone.
+        kv_dtype: The dtype of keys and values.
+        typed: The model as the user typed it; None where that is not known.
+        name: The model's name in a file of several models.
     """
     if profile.source != "roofline" or not is_stock(cluster):
         return None
@@ -98,7 +98,7 @@ def kernel_import(
 
 
 def _builtin(model: ModelSpec) -> str:
-    """Return a built-in model's name, or a word for the directory of another."""
+    """Return a built-in model's name, or `DIR`, which stands for the directory of another model."""
     from xcore.specs.builtin_models import builtin_model
 
     try:

@@ -1,6 +1,7 @@
-"""KernelTables: which published kernel measurements `exegpt profile import aiconfigurator` reads: facts.
+"""KernelTables: the published kernel measurements that `exegpt profile import aiconfigurator` reads: facts.
 
-Of aiconfigurator-core 0.12.0 (Apache-2.0). A head size is here if every built-in model that has it can be imported.
+They are those of aiconfigurator-core 0.12.0 (Apache-2.0). A head size is listed if every built-in model with that size
+can be imported.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ class KernelTables:
     head_sizes: tuple[int, ...]
     """Head sizes of the attention tables for keys and values in 16 bits."""
     head_sizes_kv8: tuple[int, ...]
-    """The same in 8 bits."""
+    """Head sizes of the attention tables for keys and values in 8 bits."""
     dtypes: tuple[str, ...] = ("bf16", "fp16", "fp8")
     """Dtypes of the weights."""
 

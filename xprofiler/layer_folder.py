@@ -1,8 +1,9 @@
 """The layers source: a folder of one engine's layer timings, as LLM serving simulators publish them.
 
 `attention.csv` (prefill_chunk, kv_prefill, n_decode, kv_decode, time_us) times one attention kernel for a chunk of a
-prompt beside decoding sequences, `dense.csv` (layer, tokens, time_us) the other layers by tokens, `per_sequence.csv`
-(layer, sequences, time_us) those that see one row per sequence. Times are in microseconds, for one device.
+prompt together with decoding sequences. `dense.csv` (layer, tokens, time_us) times the other layers by tokens.
+`per_sequence.csv` (layer, sequences, time_us) times the layers that process one row per sequence. Times are in
+microseconds, for one device.
 """
 
 from collections import defaultdict
@@ -24,10 +25,12 @@ _US = 1e-6
 
 
 def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, overhead_s: float = 0.0) -> Profile:
-    """The Profile that a folder of layer timings describes, for one device; `overhead_s` is the engine's own time per
-    iteration, which such a folder doesn't hold.
+    """Return the Profile that a folder of layer timings describes, for one device.
 
-    Raises InputError where a file, column or layer is missing, or where `meta.yaml` names another model.
+    `overhead_s` is the engine's own time per iteration, which such a folder doesn't hold.
+
+    Raises:
+        InputError: A file, column or layer is missing, or `meta.yaml` names another model.
     """
     meta = _meta(folder)
     _check_model(model, meta, folder)
@@ -66,7 +69,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
 
 
 def _meta(folder: Path) -> dict[str, Any]:
-    """The contents of `meta.yaml` in the folder or the one above it; empty without one."""
+    """Return the contents of `meta.yaml` in the folder or its parent; empty if there is none."""
     for path in (folder / "meta.yaml", folder.parent / "meta.yaml"):
         if path.is_file():
             meta = read_yaml(path, "meta") or {}
@@ -97,7 +100,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> list[CsvRow]:
 
 
 def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[float, float]]:
-    """Seconds by layer and number of tokens or sequences."""
+    """Return seconds by layer and number of tokens or sequences."""
     seconds: dict[str, dict[float, float]] = defaultdict(dict)
     for row in _read(path, ("layer", axis)):
         seconds[row["layer"]][row.number(axis)] = row.number("time_us") * _US
@@ -108,14 +111,20 @@ def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[
 
 
 def _sum(axis: str, parts: list[dict[float, float]]) -> Table:
-    """The sum of several layers' times where the first was measured; the others linear between their points."""
+    """Return the sum of several layers' times at the points of the first.
+
+    The times of the others are linear between their points.
+    """
     at = tuple(sorted(parts[0]))
     total = sum(np.interp(at, sorted(p), [p[x] for x in sorted(p)]) for p in parts)
     return Table((axis,), (at,), tuple(np.asarray(total).tolist()))
 
 
 def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
-    """One layer; attention of prompts alone and of decoding alone are slices of the shared table."""
+    """Return the tables of one layer.
+
+    Attention of prompts alone and of decoding alone are slices of the shared table.
+    """
     chunks, pasts, decodes, contexts = mixed.points
     seconds = np.array(mixed.values).reshape([len(p) for p in mixed.points])
     alone = seconds[:, :, 0, 0]  # no decoding: the context doesn't matter
@@ -136,12 +145,12 @@ def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
 
 
 def _attention(path: Path) -> Table:
-    """The shared kernel's table over [chunk, past, decodes, context].
+    """Return the shared kernel's table over [chunk, past, decodes, context].
 
-    Without a prompt the past doesn't matter, without decoding the context doesn't: those planes repeat the one value
-    that was measured. Two grids that were measured over each other leave gaps, which are bridged linearly. What no
-    measurement brackets (prompts beside more decoding sequences than the engine takes beside one) grows with the
-    decoding sequences as it does without a prompt, and is named as filled.
+    Without a prompt the past doesn't matter, and without decoding the context doesn't: those planes repeat the one
+    measured value. Where two measured grids overlap, they leave gaps, which are filled linearly. Prompts with more
+    decoding sequences than were measured together are outside all measurements. There the time grows with the decoding
+    sequences as it does without a prompt, and the points are listed as filled.
     """
     measured = {tuple(r.number(c) for c in _ATTENTION): r.number("time_us") * _US for r in _read(path, _ATTENTION)}
     points = tuple(tuple(sorted({at[axis] for at in measured} | {0.0})) for axis in range(3))

@@ -1,6 +1,6 @@
-"""Links between the ranks of a measured job: as in a run, by MPI through host memory or, where every rank has a GPU of
-its own, by NCCL from GPU to GPU.
+"""Links between the ranks of a measured job, as in a run.
 
+MPI sends through host memory. If every rank has its own GPU, NCCL sends from GPU to GPU.
 Numbers of repetitions are fixed, since all participating ranks must make the same calls.
 """
 
@@ -24,7 +24,7 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
 class HostLinks:
-    """Tensors are in host memory, and MPI moves them."""
+    """Links through host memory, by MPI."""
 
     how = "MPI through host memory"
     device = torch.device("cpu")
@@ -33,25 +33,26 @@ class HostLinks:
         self._ranks = ranks
 
     def all_reduce(self, tp: int) -> Reduce | None:
-        """The sum over this rank's group of `tp` neighbours on its node, None for a rank without a full group; all must
-        call it.
+        """Return the sum over this rank's group of `tp` neighbours on its node; all ranks must call it.
+
+        Return None for a rank without a full group.
         """
         group = self._ranks.group(tp)
         return functools.partial(summed, group=group) if group is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
-        """A function that sends a tensor from the pair's first rank to its second, and back."""
+        """Return a function that sends a tensor from the pair's first rank to its second, and back."""
         first = self._ranks.rank == pair[0]
         go = self._ranks.between(pair[1] if first else pair[0], first)
         return lambda x: go(x.numpy())
 
     def time(self, call: Callable[[], object]) -> Timing:
-        """Seconds of a call that other ranks make too."""
+        """Time a call that other ranks make too."""
         return timed(call, least=REPEATS, most=REPEATS)
 
 
 class DirectLinks:
-    """Tensors go from device to device by torch.distributed. All ranks construct it at once."""
+    """Links from device to device, by torch.distributed. All ranks construct it at once."""
 
     def __init__(self, ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device, backend: str = "nccl"):
         import torch.distributed as dist
@@ -66,14 +67,15 @@ class DirectLinks:
 
     @property
     def how(self) -> str:
-        """What moves the tensors, with the sums of the degrees that `all_reduce` has been called for."""
+        """The transport, with the degrees whose `all_reduce` goes by symmetric memory."""
         small = f", all-reduces up to {LIMIT_BYTES // 2**20} MiB by symmetric memory at degrees"
         degrees = ", ".join(map(str, self._symmetric))
         return "NCCL between GPUs" + (f"{small} {degrees}" if degrees else "")
 
     def all_reduce(self, tp: int) -> Reduce | None:
-        """The sum over this rank's group of `tp` neighbours on its node, None for a rank without a full group; all must
-        call it.
+        """Return the sum over this rank's group of `tp` neighbours on its node; all ranks must call it.
+
+        Return None for a rank without a full group.
         """
         import torch.distributed as dist
 
@@ -90,7 +92,7 @@ class DirectLinks:
         return reduce if mine is not None else None
 
     def there_and_back(self, pair: tuple[int, int]) -> Callable[[torch.Tensor], object]:
-        """A function that sends a tensor from the pair's first rank to its second, and back."""
+        """Return a function that sends a tensor from the pair's first rank to its second, and back."""
         import torch.distributed as dist
 
         first, group = self._ranks.rank == pair[0], self._pairs[pair]
@@ -103,8 +105,9 @@ class DirectLinks:
         return go
 
     def time(self, call: Callable[[], object]) -> Timing:
-        """Device seconds of a call that other ranks make too. All calls are queued at once, so that after the first no
-        rank waits for another's host.
+        """Return device seconds of a call that other ranks make too.
+
+        All calls are queued at once, so that after the first call no rank waits for another rank's host.
         """
         call()
         moments = [torch.cuda.Event(enable_timing=True) for _ in range(REPEATS + 2)]
@@ -119,7 +122,11 @@ Links = HostLinks | DirectLinks
 
 
 def make_links(ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.device) -> Links:
-    """The links between the ranks; Agreed where several ranks share a GPU or have no NCCL."""
+    """Return the links between the ranks.
+
+    Raises:
+        Agreed: Several ranks share a GPU, or torch has no NCCL.
+    """
     if ranks.size == 1 or device.type == "cpu":
         return HostLinks(ranks)
     ranks.agree(_has_nccl)

@@ -28,9 +28,9 @@ class Rates(Noun):
     """The two rates that bound all work on a device."""
 
     flops_s: float
-    """Of a matrix product in some dtype."""
+    """FLOP/s of a matrix product in one dtype."""
     bandwidth_bytes_s: float
-    """Of reading memory."""
+    """Bytes/s of reading memory."""
 
     def __post_init__(self) -> None:
         if not (0 < self.flops_s < math.inf and 0 < self.bandwidth_bytes_s < math.inf):
@@ -38,7 +38,7 @@ class Rates(Noun):
 
 
 def cpu_name() -> str:
-    """The CPU's name and generation, from the operating system."""
+    """Return the CPU's name and generation, from the operating system."""
     try:
         lines = _CPUINFO.read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:
@@ -50,8 +50,9 @@ def cpu_name() -> str:
 
 
 def local(device: "torch.device") -> ClusterSpec:
-    """This machine's CPU or GPU as a cluster of one device. A GPU's rates are measured (a second); the
-    CPU's are zero, and measured on first use.
+    """Return this machine's CPU or GPU as a cluster of one device.
+
+    A GPU's rates are measured (a second); the CPU's are zero, and measured on first use.
     """
     cluster = local_cluster()
     if device.type == "cpu":
@@ -69,8 +70,10 @@ def local(device: "torch.device") -> ClusterSpec:
 
 
 def local_named(device: str | None) -> ClusterSpec:
-    """Return `local` of a device by its name; None: a GPU if there is one, else the CPU. InputError for one that isn't
-    there.
+    """Return `local` of a device by its name; None: a GPU if there is one, else the CPU.
+
+    Raises:
+        InputError: There is no such device.
     """
     from xrunner.models.device import find_device
 
@@ -78,7 +81,7 @@ def local_named(device: str | None) -> ClusterSpec:
 
 
 def which(cluster: ClusterSpec) -> "torch.device | None":
-    """The device of this machine from which `local` made a cluster; None for another machine's."""
+    """Return the device of this machine from which `local` made a cluster; None for another machine's cluster."""
     import torch
 
     if cluster.is_cpu:
@@ -88,7 +91,10 @@ def which(cluster: ClusterSpec) -> "torch.device | None":
 
 
 def provenance(device: "torch.device | None" = None, attention: str = "triton") -> dict[str, str]:
-    """Hardware and software that a measurement on this machine's CPU, or on its GPU with such attention, depends on."""
+    """Return the hardware and software on which a measurement on this machine depends.
+
+    On a GPU, that includes the library that computes attention.
+    """
     import torch
 
     from xcore import __version__
@@ -108,9 +114,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
 
 
 def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype: "torch.dtype | None" = None) -> float:
-    """FLOP/s of a large matrix product, in float32 by default, through the linear kernel that the runner
-    uses.
-    """
+    """Measure FLOP/s of a large matrix product, in float32 by default, through the runner's linear kernel."""
     import torch
 
     from exegpt.kernels.linear import PackedLinear
@@ -121,7 +125,7 @@ def matrix_flops_s(size: int = 2048, device: "torch.device | None" = None, dtype
 
 
 def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = None) -> float:
-    """Bytes/s of streaming `size` bytes, far more than the caches hold, once through the device."""
+    """Measure bytes/s of streaming `size` bytes, far more than the caches hold, once through the device."""
     import torch
 
     values = torch.ones(size // 4, device=device)
@@ -129,7 +133,7 @@ def read_bandwidth_bytes_s(size: int = 2**28, device: "torch.device | None" = No
 
 
 def measured(cluster: ClusterSpec, dtype: str = "fp32") -> ClusterSpec:
-    """The local cluster with its CPU's rate in a dtype and bandwidth measured (about a second)."""
+    """Return the local cluster with its CPU's rate in a dtype and its bandwidth measured (about a second)."""
     from xrunner.models.weights import torch_dtype
 
     rate = matrix_flops_s(dtype=torch_dtype(dtype))

@@ -1,10 +1,10 @@
 """The measured source: one layer of a model on this machine, its parts timed separately (paper section 3, XProfiler).
 
-Timed are the attention kernel by shape, the rest of the layer by tokens, the embedding, the head with sampling, and the
-engine's overhead per iteration. The rest of the layer is timed over all of the model's layers in turn, since in a run
-no layer's weights stay in the CPU's caches between iterations. A job of several ranks measures on all of them at once,
-since in a run they share power and memory bandwidth: at degree 1 and as shards of every tensor-parallel degree that a
-node's ranks can form.
+The timed parts are the attention kernel by shape, the rest of the layer by tokens, the embedding, and the head with
+sampling. The engine's overhead per iteration is timed too. The rest of the layer is timed over all of the model's
+layers in turn: in a run no layer's weights stay in the CPU's caches between iterations. A job of several ranks measures
+on all of them at once, since in a run they share power and memory bandwidth. It measures degree 1 and the shards of
+every tensor-parallel degree that a node's ranks can form.
 """
 
 import functools
@@ -39,7 +39,7 @@ from xrunner.models.weights import torch_dtype
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")
 _SWITCHED_TOKENS = 4
-"""Of the iterations that are timed after other models': mostly reading weights."""
+"""Tokens of the iterations that are timed after other models': they mostly read weights."""
 
 Progress = Callable[[str, int, int], None]
 """Called with the table's name, the number of measured points and the number of all points."""
@@ -77,13 +77,16 @@ def measure_job(
     *,
     attention: str = "triton",
 ) -> Measured:
-    """Measure a model's layers at every tensor-parallel degree within a node, on all ranks of a job at once, and the
-    links between them. A single rank stores the profile (several: `xprofiler/job.py`); resumes an interrupted
-    measurement. All ranks return the same.
+    """Measure a model's layers at every tensor-parallel degree within a node, and the links between the ranks.
+
+    All ranks of a job measure at once, and all return the same. A single rank stores the profile (several:
+    `xprofiler/job.py`). An interrupted measurement is resumed.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
     `attention` as in `Model`.
-    InputError on every rank where the ranks' models, dtypes, versions or CPUs differ, or where they share GPUs.
+
+    Raises:
+        InputError: On every rank, where the ranks' models, dtypes, versions or CPUs differ, or where they share GPUs.
     """
     device = made_current(device)
     ranks.agree(lambda: _facts(source, dtype, device, attention))
@@ -123,7 +126,11 @@ def _spec(source: str | Path | ModelSpec) -> ModelSpec:
 
 
 def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device, attention: str) -> dict[str, str]:
-    """Facts that must be the same on all ranks; InputError for a model or dtype that can't be measured."""
+    """Return the facts that must be the same on all ranks.
+
+    Raises:
+        InputError: The model or dtype can't be measured.
+    """
     spec = _spec(source)
     torch_dtype(dtype)
     check_attention(attention, spec, dtype, device)
@@ -131,7 +138,7 @@ def _facts(source: str | Path | ModelSpec, dtype: str, device: torch.device, att
 
 
 def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
-    """Provenance of a job of several ranks; empty for one."""
+    """Return the provenance of a job of several ranks; empty for one rank."""
     if ranks.size == 1:
         return {}
     measured = pairs(ranks)
@@ -147,8 +154,9 @@ def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
 
 
 def cold_layers(spec: ModelSpec, dtype: str, tp: int) -> int:
-    """Number of layers after which a layer's weights have left the CPU's caches: the ranks of a node need not hold a
-    copy of the model each.
+    """Return the number of layers after which a layer's weights have left the CPU's caches.
+
+    With that many layers, the ranks of a node need not each hold a copy of the model.
     """
     return min(spec.layers, -int(-COLD_BYTES // spec.layer_bytes(tp, dtype)))
 
@@ -165,7 +173,10 @@ def _measure(
     facts: dict[str, str],
     points: Points,
 ) -> Measured:
-    """Time every point and compile the Profile. `reduces`: the all-reduce of each tensor-parallel degree above 1."""
+    """Time every point and compile the Profile.
+
+    `reduces`: the all-reduce of each tensor-parallel degree above 1.
+    """
     for turn in range(points.passes):
         measure_links(recorder, ranks, links, turn)
     send, send_between_nodes = sends(recorder, ranks)
@@ -196,12 +207,12 @@ def _measure(
 
 
 def _no_all_reduce(partial: torch.Tensor) -> torch.Tensor:
-    """The partial sums unreduced: the all-reduce is timed separately, by tokens."""
+    """Return the partial sums unreduced: the all-reduce is timed separately, by tokens."""
     return partial
 
 
 def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTables, Table]:
-    """The tables of degree 1, and the engine's overhead."""
+    """Return the tables of degree 1, and the engine's overhead."""
     tables = _parts(model, recorder, points)
     decoder, encoder = _decoder_tables(tables), _encoder_tables(tables)
     degree = DegreeTables(1, decoder, tables["embedding"], tables["head"], encoder)
@@ -212,7 +223,7 @@ def _whole(model: Model, recorder: Recorder, points: Points) -> tuple[DegreeTabl
 
 
 def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
-    """What one of the model's iterations takes longer after other models'; nothing after none."""
+    """Return the extra time of one of the model's iterations after other models' iterations; 0 after none."""
     layers, head, reuse = layer_pass(model, _SWITCHED_TOKENS), head_pass(model, _SWITCHED_TOKENS), Reuse(model)
     grid = grids(points, model.spec)["switch"]
 
@@ -230,8 +241,9 @@ def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
 def _shard(
     model: Model, recorder: Recorder, points: Points, links: Links, reduce: Reduce | None
 ) -> tuple[LayerTables, LayerTables | None, Table]:
-    """The tables of a decoder layer's shard and of an encoder layer's, with one all-reduce for each block of the layer;
-    and the table of an all-reduce by its bytes.
+    """Return the tables of a decoder layer's shard and of an encoder layer's, and of an all-reduce by its bytes.
+
+    The layers' tables include one all-reduce for each block of the layer.
     """
     dtype, hidden = torch_dtype(model.dtype), model.spec.hidden
     sums = functools.partial(time_all_reduce, links, reduce, hidden=hidden, dtype=dtype)
@@ -245,7 +257,7 @@ def _shard(
 
 
 def _with_reduces(rest: Table, reduce: Table, blocks: int) -> Table:
-    """The sum of one and `blocks` times the other; its spread is the mean of theirs, each by its share."""
+    """Return the sum of `rest` and `blocks` times `reduce`; the spread is the mean of both, weighted by their time."""
     assert rest.spread and reduce.spread, "measured tables have spreads"
     values = tuple(a + blocks * b for a, b in zip(rest.values, reduce.values, strict=True))
     weighed = zip(rest.values, rest.spread, reduce.values, reduce.spread, values, strict=True)
@@ -259,7 +271,7 @@ def _decoder_tables(tables: dict[str, Table]) -> LayerTables:
 
 
 def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
-    """The encoder layer's tables; None for a decoder-only model."""
+    """Return the encoder layer's tables; None for a decoder-only model."""
     if "encoder_rest" not in tables:
         return None
     return LayerTables(rest=tables["encoder_rest"], **{name: tables[name] for name in _ATTENTION})
@@ -268,8 +280,9 @@ def _encoder_tables(tables: dict[str, Table]) -> LayerTables | None:
 def _parts(
     model: Model, recorder: Recorder, points: Points, sums: Callable[[int], Timing | None] = lambda rows: None
 ) -> dict[str, Table]:
-    """All tables but the engine's overhead; `sums(rows)` times an all-reduce of so many rows. The attention probe's
-    pool is freed at the end.
+    """Return all tables except the engine's overhead; `sums(rows)` times an all-reduce of `rows` rows.
+
+    The attention probe's pool is freed at the end.
     """
     planned = grids(points, model.spec, model.shard.of)
     most = max(points.prompts[-1], points.batches[-1])
@@ -304,8 +317,9 @@ def _parts(
 
 
 def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | None = None) -> Callable[[], object]:
-    """The decoder layers, or the encoder layers, but for their attention kernels, on `tokens` tokens: all, or at most
-    the first so many.
+    """Return a call of the layers without their attention kernels, on `tokens` tokens.
+
+    They are the decoder layers, or with `encoder` the encoder layers: all, or at most the first `most`.
     """
     rows = computed_rows(tokens)
     x = _states(model, rows)
@@ -326,7 +340,7 @@ def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | Non
 
 
 def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
-    """All decoder layers' keys and values of `tokens` encoded tokens."""
+    """Return a call that computes all decoder layers' keys and values of `tokens` encoded tokens."""
     assert isinstance(model, EncoderDecoder), "a decoder-only model has none"
     encoded = _states(model, tokens)
     cache, slots = _scattered(model, tokens)
@@ -339,8 +353,9 @@ def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
 
 
 def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> Callable[[], object]:
-    """One layer's attention for one new token of each of `batch` sequences of `context` tokens; in an encoder-decoder
-    half of them are the input's, which cross-attention reads.
+    """Return a call of one layer's attention for one new token of each of `batch` sequences of `context` tokens.
+
+    In an encoder-decoder half of the tokens are the input's, which cross-attention reads.
     """
     if not isinstance(model, EncoderDecoder):
         return probe.call(batch, 1, context - 1)
@@ -351,20 +366,20 @@ def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> 
 
 
 def _scattered(model: Model, tokens: int) -> tuple[KVCache, torch.Tensor]:
-    """A cache that holds `tokens` tokens, and their slots in blocks at random."""
+    """Return a cache that holds `tokens` tokens, and their slots in randomly ordered blocks."""
     blocks = -(-tokens // BLOCK_SIZE)
     slots = torch.randperm(blocks).unsqueeze(1) * BLOCK_SIZE + torch.arange(BLOCK_SIZE)
     return model.new_cache(blocks, BLOCK_SIZE), slots.flatten()[:tokens].contiguous().to(model.device)
 
 
 def _ids(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random tokens and their positions."""
+    """Return random tokens and their positions."""
     ids, positions = torch.randint(model.spec.vocab, (tokens,)), torch.arange(tokens) % model.spec.context
     return ids.to(model.device), positions.to(model.device)
 
 
 def _states(model: Model, rows: int) -> torch.Tensor:
-    """Random states [rows, hidden]."""
+    """Return random states [rows, hidden]."""
     return torch.randn(rows, model.spec.hidden, dtype=torch_dtype(model.dtype), device=model.device)
 
 
@@ -374,6 +389,9 @@ def _embedding(model: Model, tokens: int) -> Callable[[], object]:
 
 
 def head_pass(model: Model, rows: int) -> Callable[[], object]:
-    """Final norm, head and sampling; every layer's weights have passed through the caches in between."""
+    """Return a call of the final norm, the head and sampling.
+
+    Every layer's weights have passed through the caches in between.
+    """
     x = _states(model, rows)
     return lambda: model.sample(x)

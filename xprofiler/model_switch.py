@@ -1,8 +1,8 @@
-"""Switch of model: how much longer an iteration takes after other models' on the same device.
+"""Switch of model: how much longer an iteration takes after other models' iterations on the same device.
 
-Two models of 30 to 75 MB that take turns on a core decode 25 to 50 % slower than each one alone, as each finds less of
+Two models of 30 to 75 MB that alternate on a core decode 25 to 50 % slower than each alone. Each finds fewer of
 its weights in the shared cache. Its caches recover within some ten iterations of its own, and are as cold as they get
-after some five turns. On a GPU, whose caches hold little of a model, it isn't measured.
+after some five alternations. On a GPU, whose caches hold little of a model, it isn't measured.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ import numpy as np
 from xprofiler.timing import Timing, cpu_clock
 
 _RECOVERS, _COOLS = 12, 6
-"""Calls after which the caches are as they stay, with the other models' calls between and without."""
+"""Calls after which the caches no longer change: without the other models' calls between, and with them."""
 _KEPT = 6
-"""Calls after these, which count."""
+"""Number of later calls that count."""
 
 
 def switch_seconds(call: Callable[[], object], other: Callable[[], object]) -> Timing:
-    """Seconds that `call` takes longer where `other` is called before each call; never negative."""
+    """Return how many seconds longer `call` takes when `other` is called before each call; never negative."""
     alone = float(np.median(_row(cpu_clock(call), _RECOVERS)))
     switched = _row(cpu_clock(call, other), _COOLS)
     low, median, high = np.percentile(switched, [25, 50, 75])
@@ -26,5 +26,5 @@ def switch_seconds(call: Callable[[], object], other: Callable[[], object]) -> T
 
 
 def _row(clock: Callable[[], float], left_out: int) -> list[float]:
-    """Seconds of the calls that count, in a row."""
+    """Return the seconds of the calls that count, in a row."""
     return [clock() for _ in range(left_out + _KEPT)][left_out:]

@@ -1,8 +1,8 @@
-"""MuxServe's cost tables: milliseconds of whole iterations of a model by GPUs, share of their multiprocessors in per
-cent, batch and length, as its repository publishes them (JSON).
+"""MuxServe's cost tables: milliseconds of complete iterations of a model, as its repository publishes them (JSON).
 
+They are by GPUs, share of their multiprocessors in per cent, batch and length.
 A cell of -1 didn't fit its memory. Some cells are outliers of several times their neighbours (the specification names
-them), and a batch's decoding was averaged over shorter contexts: no cell may cost more than one with more work on no
+them), and a batch's decoding was averaged over shorter contexts. No cell may cost more than one with more work on no
 more devices, so each gets the least of those (its lower envelope).
 """
 
@@ -24,7 +24,11 @@ MOST_BYTES = 64 * 2**20
 
 
 def muxserve_profiles(path: Path) -> dict[str, IterationProfile]:
-    """Every model's iteration profile by MuxServe's name; InputError for a file that isn't one of its tables."""
+    """Return every model's iteration profile by MuxServe's name.
+
+    Raises:
+        InputError: The file isn't one of MuxServe's tables.
+    """
     models = parse_json(read_text(path, "cost table", MOST_BYTES), f"'{path}'")
     try:
         return {name: _profile(name, degrees) for name, degrees in models.items()}
@@ -48,20 +52,20 @@ def _profile(name: str, degrees: dict[str, Any]) -> IterationProfile:
 
 
 def _enveloped(cells: list[dict[str, Any]], batches: list[int], lengths: list[int], phase: str) -> Array:
-    """[shares, batches, lengths] in seconds; infinite where nothing with as much work was measured."""
+    """Return [shares, batches, lengths] in seconds; infinite where no cell with as much work was measured."""
     seconds = np.full((len(cells), len(batches), len(lengths)), np.inf)
     for s, of_share in enumerate(cells):
         for b, batch in enumerate(batches):
             for i, length in enumerate(lengths):
                 measured = of_share.get(str(batch), {}).get(str(length), {}).get(phase, -1)
                 seconds[s, b, i] = measured / 1e3 if measured > 0 else np.inf
-    for axis in (1, 2):  # more work takes no less
+    for axis in (1, 2):  # more work takes no less time
         seconds = np.flip(np.minimum.accumulate(np.flip(seconds, axis), axis), axis)
-    return np.minimum.accumulate(seconds, 0)  # nor a smaller share
+    return np.minimum.accumulate(seconds, 0)  # nor does a smaller share
 
 
 def _table(seconds: Array, batches: list[int], lengths: list[int]) -> Table:
-    """The largest rectangle of measured cells that begins with the smallest batch and length."""
+    """Return the table of the largest rectangle of measured cells that begins with the smallest batch and length."""
     known = np.isfinite(seconds)
     if not known[0, 0]:
         raise ValueError(f"nothing was measured with batch {batches[0]} and length {lengths[0]}")

@@ -1,8 +1,8 @@
 """The operators source: a Profile composed of single operators' measured times.
 
-A layer is its matrix products, its attention kernel, the norms, rotary embedding and activation between them, and after
-each block an all-reduce where devices share it. Sources measure the first two and collectives; what they lack, the
-provenance names.
+A layer is its matrix products, its attention kernel, and the norms, rotary embedding and activation between them. After
+each block comes an all-reduce where devices share it. Sources measure the first two and collectives; the provenance
+names what they lack.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _ACTIVATION_BYTES = 2  # activations stay in 16 bits, also between 8-bit matrix 
 
 @dataclass(frozen=True)
 class Operators:
-    """What one device's operators take."""
+    """The times of one device's operators."""
 
     rows: Array
     """[M]: the numbers of rows at which matrix products were measured, increasing."""
@@ -33,17 +33,17 @@ class Operators:
     head_product: Callable[[float, float], Array]
     """The same for the output head, which stays in 16 bits."""
     moved: Callable[[Array], Array]
-    """Seconds of a kernel that moves so many bytes."""
+    """Seconds of a kernel that moves this number of bytes."""
     encode_attention: Callable[[int, int], Table]
-    """(heads, KV heads) → [batch, length], of one device."""
+    """(heads, KV heads) → [batch, length], on one device."""
     decode_attention: Callable[[int, int], Table]
     """(heads, KV heads) → [batch, context]."""
     all_reduce: Callable[[Array, int], Array]
-    """Seconds to sum arrays of so many bytes over `tp` devices."""
+    """Seconds to sum arrays of this number of bytes over `tp` devices."""
     all_gather: Callable[[Array, int], Array]
-    """Seconds until each of `tp` devices has all of so many bytes."""
+    """Seconds until each of `tp` devices has all of this number of bytes."""
     degrees: tuple[int, ...]
-    """Tensor-parallel degrees whose collectives were measured, with 1."""
+    """Tensor-parallel degrees whose collectives were measured, and 1."""
     send: Table
     """[bytes]: point to point within a node."""
 
@@ -57,10 +57,13 @@ def compose(
     provenance: dict[str, str],
     serving: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """The Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree. `serving`
-    is the engine that waits and has time of its own; its clock isn't asked for: measured operators were at theirs.
+    """Return the Profile of a decoder-only model whose layers are these operators, at every tensor-parallel degree.
 
-    Raises InputError for an encoder-decoder.
+    `serving` is the engine whose waits and own time are added. Its clock is not applied: measured operators ran at
+    their own clock.
+
+    Raises:
+        InputError: The model is an encoder-decoder.
     """
     if model.encoder_layers:
         raise InputError(
@@ -93,7 +96,7 @@ def compose(
 
 
 def with_engine(profile: Profile, model: ModelSpec, cluster: ClusterSpec, serving: EngineSpec) -> Profile:
-    """Return imported operators' profile with the time of another engine in place of what was in it: `serving`."""
+    """Return imported operators' profile with the time of the engine `serving` instead of the profile's engine."""
     facts = profile.provenance
     before = find_engine(facts.get("serving", "none"))
     waited = 2 * (serving.wait_beside_measured_s - before.wait_beside_measured_s)
@@ -117,7 +120,7 @@ def with_engine(profile: Profile, model: ModelSpec, cluster: ClusterSpec, servin
 
 
 def _later(table: Table, seconds: "Array | float") -> Table:
-    """A table whose times are longer."""
+    """Return a table whose times are longer by `seconds`."""
     return replace(table, values=tuple((np.array(table.values) + seconds).tolist()))
 
 
@@ -147,8 +150,10 @@ def _degree(model: ModelSpec, operators: Operators, tp: int, serving: EngineSpec
 
 
 def _between_products(model: ModelSpec, operators: Operators, tp: int) -> Array:
-    """[M]: norms, each with its residual sum, rotary embedding with the write to the cache, and activation: kernels
-    that read and write activations and compute next to nothing.
+    """Return [M] seconds of the kernels between products.
+
+    These are norms, each with its residual sum, rotary embedding with the write to the cache, and activation. They read
+    and write activations and compute next to nothing.
     """
     qkv, hidden = model.attention_matrices(tp)[0]
     width = model.ffn_matrices(tp)[0][0]
@@ -164,8 +169,10 @@ def _over(axis: str, at: Array, seconds: Array) -> Table:
 
 
 def _chunks(encode: Table, decode: Table) -> Table:
-    """Attention of a chunk of a prompt after what is cached, from that of whole prompts: the share of the whole's pairs
-    of tokens that the chunk computes, but at least the time to read the cache once, as a decoding step does.
+    """Return the attention of a prompt's chunk after cached tokens, derived from that of complete prompts.
+
+    It is the chunk's share of the prompt's pairs of tokens. It is at least the time to read the cache once, as in a
+    decoding step.
     """
     batches, lengths = encode.points
     first = lengths[0]

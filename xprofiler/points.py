@@ -11,19 +11,19 @@ class Points:
     """Coordinates of the tables' grids, and how many passes go over all of them."""
 
     tokens: tuple[int, ...]
-    """Of an iteration."""
+    """Tokens of an iteration."""
     prompts: tuple[int, ...]
-    """Prefilled together."""
+    """Prompts that are prefilled together."""
     batches: tuple[int, ...]
-    """Sequences decoded together."""
+    """Sequences that are decoded together."""
     lengths: tuple[int, ...]
-    """Prompts and contexts in tokens; a shorter context is a point of its own."""
+    """Prompts and contexts in tokens; a model's shorter context is a separate point."""
     pasts: tuple[int, ...]
     """Cached tokens before a chunk of a prompt."""
     engine_batches: tuple[int, ...]
-    """Sequences of the iterations of which the engine's own time is measured."""
+    """Sequences of the iterations in which the engine's own time is measured."""
     other_bytes: tuple[int, ...]
-    """Weights of other models, after whose iterations one of this model's is measured."""
+    """Bytes of other models' weights; one of this model's iterations is measured after theirs."""
     passes: int
 
 
@@ -51,7 +51,7 @@ FEW = Points(
 
 
 def grids(points: Points, model: ModelSpec, tp: int = 1) -> dict[str, Grid]:
-    """What is measured of a model at a tensor-parallel degree; what isn't cut, at degree 1."""
+    """Return the grids of a model at a tensor-parallel degree; parts that aren't split are measured at degree 1."""
     longest = model.longest_request or points.lengths[-1]
     lengths = tuple(n for n in points.lengths if n < longest) + ((longest,) if longest <= points.lengths[-1] else ())
     chunks = tuple(n for n in lengths if n <= 512) or lengths[:1]

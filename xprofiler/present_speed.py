@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown | None":
-    """Measure the slowdown since the profile; None if this machine didn't measure the profile. All ranks call it."""
+    """Measure the slowdown since the profile; None if this machine didn't measure the profile.
+
+    All ranks call it.
+    """
     from xprofiler import machine
     from xprofiler.rates import measured_slowdown
 
@@ -23,8 +26,9 @@ def slowdown_now(profile: Profile, model: "Model", ranks: "Ranks") -> "Slowdown 
 
 
 def speed_now(profile: Profile, engine: "Engine", ranks: "Ranks") -> "Speed | None":
-    """Return the engine's profile scaled to the present speed; None if this machine didn't measure it. All ranks call
-    it.
+    """Return the engine's profile scaled to the present speed; None if this machine didn't measure it.
+
+    All ranks call it.
     """
     from xcore.requests.engine_protocol import Speed
     from xprofiler.rates import rescaled

@@ -1,9 +1,9 @@
 """Matrix products of any shape from a table of measured ones.
 
-What a device needs for [m, k] by [k, n] is its time at full speed (the longer of FLOPs at the peak rate and bytes at
-the peak bandwidth) divided by the efficiency it reaches. Times leap with the shape, efficiencies change slowly: so it
-is the ratio of measured time to full-speed time that is taken between the four measured (n, k) around a shape, linear
-in the logarithms, at each measured m. Beyond the largest measured n or k, the ratio there holds.
+The full-speed time of [m, k] by [k, n] is the longer of two: FLOPs at the peak rate, and bytes at the peak bandwidth.
+The product's time is this divided by the device's efficiency. Times jump with the shape, but efficiencies change
+slowly. So the ratio of measured time to full-speed time is interpolated between the four measured (n, k) around a
+shape. That is linear in the logarithms, at each measured m. Beyond the largest measured n or k, the ratio there holds.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Products:
     bandwidth_bytes_s: float
     value_bytes: int
     floor_s: float
-    """The least time that was measured: what a kernel takes that moves next to nothing."""
+    """The least time that was measured: the time of a kernel that moves next to nothing."""
     reached_bytes_s: float
     """The highest rate at which weights were read."""
 
@@ -38,7 +38,10 @@ class Products:
     def of(
         m: Array, n: Array, k: Array, seconds: Array, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
     ) -> "Products":
-        """From the columns of a table, [measurements] each; where a shape has several times, the least."""
+        """Return the products from the columns of a table, [measurements] each.
+
+        Where a shape has several times, the least counts.
+        """
         rows, outputs, inputs = (np.unique(v) for v in (m, n, k))
         best = np.full((len(rows), len(outputs), len(inputs)), np.inf)
         place = (np.searchsorted(rows, m), np.searchsorted(outputs, n), np.searchsorted(inputs, k))
@@ -59,7 +62,7 @@ class Products:
         )
 
     def seconds(self, n: float, k: float) -> Array:
-        """[M]: seconds of a product with `n` outputs and `k` inputs at each measured number of rows."""
+        """Return [M] seconds of a product with `n` outputs and `k` inputs at each measured number of rows."""
         full = _full_speed(self.rows, n, k, self.flops_s, self.bandwidth_bytes_s, self.value_bytes)
         (i, up), (j, right) = _between(self.outputs, n), _between(self.inputs, k)
         corner = self.ratio[:, i : i + 2, j : j + 2]
@@ -70,20 +73,20 @@ class Products:
 def _full_speed(
     m: Array, n: Array | float, k: Array | float, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
 ) -> Array:
-    """Seconds at the peak rates. The outputs are written in 16 bits whatever the inputs are."""
+    """Return seconds at the peak rates. The outputs are written in 16 bits whatever the inputs are."""
     moved = (n * k + m * k) * value_bytes + 2 * m * n
     return np.maximum(2.0 * m * n * k / flops_s, moved / bandwidth_bytes_s)
 
 
 def _between(points: Array, x: float) -> tuple[int, float]:
-    """The point below `x` and how far, in logarithms, it lies towards the next; never outside."""
+    """Return the index of the point below `x`, and `x`'s share of the way to the next, in logarithms; from 0 to 1."""
     i = int(np.clip(np.searchsorted(points, x, side="right") - 1, 0, len(points) - 2))
     share = np.log(x / points[i]) / np.log(points[i + 1] / points[i])
     return i, float(np.clip(share, 0.0, 1.0))
 
 
 def _carried(ratio: Array) -> Array:
-    """Shapes that were not measured (the very largest) take the ratio of the nearest smaller k, n or m that was."""
+    """Fill shapes that were not measured (the very largest) with the ratio of the nearest smaller k, n or m."""
     for axis in (2, 1, 0):
         line = np.moveaxis(ratio, axis, 0)
         for i in range(1, len(line)):

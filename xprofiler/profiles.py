@@ -1,6 +1,4 @@
-"""Profiles for models on clusters: a file's, this machine's stored one, one measured now at a few points, or the
-roofline.
-"""
+"""Profiles for models on clusters: from a file, from this machine's store, measured at a few points, or a roofline."""
 
 from contextlib import nullcontext
 from dataclasses import replace
@@ -38,7 +36,7 @@ def find_profile(
     attention: str = "triton",
     front_end: str | None = None,
 ) -> tuple[Profile, str]:
-    """`_find_profile`, with `front_end` (a duration as text) in place of its engine's front-end time."""
+    """Return `_find_profile`'s result, with `front_end` (a duration as text) instead of its engine's front-end time."""
     seconds = None if front_end is None else parse_delay(front_end, "--front-end")
     profile, which = _find_profile(text, model, cluster, dtype, kv_dtype, engine, attention, seconds)
     if seconds is None or profile.front_end_s == seconds:
@@ -56,10 +54,11 @@ def _find_profile(
     attention: str,
     front_end_s: float | None,
 ) -> tuple[Profile, str]:
-    """The profile that `--profile` asks for (None: the stored one, else the roofline), and which one it is. Without a
-    dtype it is a file's, in its own. An `engine` is named for a roofline or imported kernels, and refused beside what
-    was measured with another. A stored one was measured with the same `attention`; the text names a file's where it is
-    another.
+    """Return the profile that `--profile` asks for (None: the stored one, else the roofline), and a text that names it.
+
+    Without a dtype, it is a file's profile in the file's dtype. An `engine` is for a roofline or imported kernels; it
+    is refused with a profile that was measured with another engine. A stored profile was measured with the same
+    `attention`; the text names a file's attention where it differs.
     """
     rooflines.check_engine(engine)
     if text is not None and text != "roofline":
@@ -92,8 +91,10 @@ def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec
 
 
 def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) -> tuple[Profile, str]:
-    """Return imported kernels with the time of the engine that a schedule was found with, unless an `engine` was asked
-    for, and a sentence on that engine, or on another profile of the schedule; empty for its own.
+    """Return the profile with the time of the engine with which a schedule was found, and a sentence on it.
+
+    Imported kernels get that engine's time, unless an `engine` was asked for. The sentence names the engine, or says
+    that the schedule was found with another profile; it is empty for the schedule's own profile.
     """
     from xcore.specs.engine import ENGINES
 
@@ -110,7 +111,10 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
-    """That a profile was measured on other devices than the cluster's; nothing where it was on those, by any name."""
+    """Return a note that a profile was measured on other devices than the cluster's.
+
+    It is empty if the devices are the same, by any name.
+    """
     try:
         kind = device_kind(profile.device).kind
     except InputError:
@@ -121,7 +125,7 @@ def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
 
 
 def _attention_note(profile: Profile, attention: str) -> str:
-    """A profile's attention where it isn't the run's; empty where the profile names none."""
+    """Return a note on a profile's attention where it isn't the run's; empty where the profile names none."""
     measured = profile.provenance.get("attention")
     if measured is None or measured.split()[0] == attention:
         return ""
@@ -129,7 +133,7 @@ def _attention_note(profile: Profile, attention: str) -> str:
 
 
 def _spread_note(profile: Profile) -> str:
-    """A warning for a profile whose times varied much while they were measured; else nothing."""
+    """Return a warning for a profile whose times varied much while they were measured; else an empty text."""
     from xprofiler.store import is_calm
 
     if is_calm(profile):
@@ -152,8 +156,9 @@ def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profil
 
 
 def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str) -> "Job":
-    """The ranks' cluster and its profile: stored, else measured now at few points, with a progress bar. All ranks call
-    it alike, and all get it.
+    """Return the ranks' cluster and its profile: stored, else measured now at few points, with a progress bar.
+
+    All ranks call it alike, and all get the result.
     """
     from xcore.console import output
     from xprofiler.job import measured_job
@@ -164,7 +169,7 @@ def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch
 
 
 def profile_text(profile: Profile) -> str:
-    """Which measured profile this is, and what could be better about it."""
+    """Return a text that names a measured profile, and how it could be better."""
     from xprofiler.store import is_coarse
 
     coarse = is_coarse(profile)

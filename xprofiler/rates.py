@@ -1,8 +1,10 @@
-"""The machine's speed relative to its profile. A run times the model's layers again at two numbers of tokens, one bound
-by reading memory and one by computing, and its head; its prediction is scaled by the change.
+"""The machine's speed relative to its profile.
 
-The layers themselves are timed, since no other read has their cache behaviour: on one machine, a pass over memory
-varied by a third while the layers' times stayed the same.
+A run times the model's layers again at two numbers of tokens, one bound by reading memory and one by computing, and its
+head; its prediction is scaled by the change.
+
+The layers themselves are timed, since no other read has their cache behaviour: on one machine, the time of a pass over
+memory varied by a third while the layers' times stayed the same.
 """
 
 import itertools
@@ -24,10 +26,13 @@ _READS, _COMPUTES = 16, 260
 """Tokens of a pass that is mostly reading the weights, and of one that is bound by computing. Every profile has both.
 Over a single token, passes in a row differ by a fifth, with what caches keep of the weights."""
 _CALLS = {_READS: 9, _COMPUTES: 3}
-"""How often each is timed, 0.3 s in all; a fixed number, since ranks of a tensor-parallel group call alike."""
+"""Number of calls of each, 0.3 s in all; fixed, since ranks of a tensor-parallel group must make the same calls."""
 _WARM_UPS = 20
-"""Calls before the first timed ones: after a pause, and over new memory, a CPU takes 0.2 s to come to its speed; the
-head came out 15 % slower than in a profile, which computes without a pause."""
+"""Calls before the first timed ones.
+
+After a pause, and over new memory, a CPU takes 0.2 s to reach its speed. Without them, the head was 15 % slower than in
+a profile, which computes without a pause.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,14 +41,17 @@ class Slowdown:
 
     compute: float = 1.0
     read: float = 1.0
-    """Weights, one of a layer's matrices after the other."""
+    """Slowdown of reading weights, one of a layer's matrices after the other."""
     stream: float = 1.0
-    """Much at once, as the head does, and attention: beside a busy process threads then wait for each other once."""
+    """Slowdown of large reads, as by the head and by attention.
+
+    With another busy process, threads then wait for each other once.
+    """
 
 
 @torch.inference_mode()
 def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
-    """The median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
+    """Return the median rank's slowdown now, while all ranks compute; all must call it (0.3 s)."""
     ratios, reuse = {}, Reuse(model)
 
     def timing(call: Callable[[], object], tokens: int, before: Callable[[], object]) -> float:
@@ -69,15 +77,16 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
 
 
 def _measured(table: Table, tokens: int) -> float:
-    """So many tokens, or the table's most: behind a small grid a line through noise may fall to 0 seconds."""
+    """Return `tokens`, or the table's most: beyond a small grid, a line through noise may fall to 0 seconds."""
     return min(float(tokens), table.points[0][-1])
 
 
 def rescaled(profile: Profile, model: ModelSpec, slowdown: Slowdown) -> Profile:
-    """The profile at the machine's speed of now.
+    """Return the profile at the machine's present speed.
 
-    Each point takes longer by the slowdown of computing and of reading, weighed by the seconds that its FLOPs and its
-    bytes take at the rates of the profile's own two passes; the engine's own time, of one thread, by the least of all.
+    Each point takes longer by the slowdowns of computing and of reading. They are weighted by the seconds that its
+    FLOPs and bytes take at the rates of the profile's own two passes. The engine's own time, of one thread, changes by
+    the least slowdown.
     """
     table, width = profile.degrees[0].decoder.rest, BYTES[profile.dtype]
     weights = float(sum(n * k for n, k in model.token_matrices(profile.degrees[0].tp)))
@@ -102,7 +111,7 @@ def _times(table: Table, factor: float) -> Table:
 
 @dataclass(frozen=True)
 class _Scale:
-    """How a profile's tables change with the machine's speed."""
+    """The change of a profile's tables with the machine's speed."""
 
     slowdown: Slowdown
     flops_s: float
@@ -112,7 +121,7 @@ class _Scale:
     """Bytes of a value."""
 
     def degree(self, tables: DegreeTables) -> DegreeTables:
-        """All tables of a tensor-parallel degree."""
+        """Return all scaled tables of a tensor-parallel degree."""
         return replace(
             tables,
             decoder=self._layer(tables.decoder, tables.tp, encoder=False),
@@ -126,7 +135,7 @@ class _Scale:
         cached = 2.0 * -(-self.model.kv_heads // tp) * size * self.width
 
         def attention(batch: float, new: float, past: float) -> tuple[float, float]:
-            """`new` tokens of each of `batch` sequences after `past` ones: FLOPs and bytes."""
+            """Return FLOPs and bytes of `new` tokens of each of `batch` sequences after `past` tokens."""
             seen = past + new / (1 if encoder else 2)
             moved = (past + new) * cached + 2.0 * new * heads * size * self.width
             return 4.0 * batch * new * seen * heads * size, batch * moved
@@ -142,13 +151,16 @@ class _Scale:
         )
 
     def _products(self, table: Table, shapes: Sequence[tuple[int, int]], read: float | None = None) -> Table:
-        """A table by rows of matrix products of (outputs, inputs)."""
+        """Return a scaled table by rows of matrix products of (outputs, inputs)."""
         weights = float(sum(n * k for n, k in shapes))
         states = float(sum(n + k for n, k in shapes))
         return self._points(table, lambda rows: (2.0 * rows * weights, (weights + rows * states) * self.width), read)
 
     def _points(self, table: Table, work: Callable[..., tuple[float, float]], read: float | None = None) -> Table:
-        """A table of which `work` gives FLOPs and bytes by coordinates, and its slowdown of reading; None: layers'."""
+        """Return a scaled table; `work` gives FLOPs and bytes by coordinates.
+
+        `read` is its slowdown of reading; None: the layers'.
+        """
         factors = [self._factor(*work(*at), read or self.slowdown.read) for at in itertools.product(*table.points)]
         return replace(table, values=tuple(v * f for v, f in zip(table.values, factors, strict=True)))
 

@@ -1,4 +1,4 @@
-"""Measured points, kept as they come, so that an interrupted profile goes on where it stopped."""
+"""Measured points, stored as they come, so that an interrupted measurement continues where it stopped."""
 
 import itertools
 import json
@@ -24,17 +24,17 @@ class Grid:
         return len(list(itertools.product(*self.points)))
 
     def of_degree(self, tp: int) -> "Grid":
-        """The same points for a tensor-parallel degree, recorded under a name of their own."""
+        """Return the same points for a tensor-parallel degree, recorded under a separate name."""
         return self if tp == 1 else replace(self, table=f"{self.table} tp={tp}")
 
 
 class Recorder:
-    """Records points of grids and appends each to `path` (JSON lines); those already there are not measured again.
+    """Records points of grids and appends each to `path` (JSON lines); points in the file are not measured again.
 
-    A point is measured once in every pass, so that a slow moment of the machine falls on one pass alone. `progress` is
+    A point is measured once in every pass, so that a slow moment of the machine affects one pass only. `progress` is
     called after every measurement with the name of its table. In a job of several `ranks` all record the same points in
-    the same order, each point at once, as they compute at once in a run; it is then the median rank's, and rank 0
-    alone keeps the file.
+    the same order. They measure each point at once, as they compute at once in a run. The median rank's time counts,
+    and only rank 0 writes the file.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Recorder:
         text = self._path.read_text(encoding="utf-8", errors="replace") if self._path and self._path.is_file() else ""
         for line in self._ranks.all(text)[0].splitlines():
             self._load(line)
-        if self._path and text and not text.endswith("\n"):  # torn: what comes next starts on a line of its own
+        if self._path and text and not text.endswith("\n"):  # torn: the next entry starts on a new line
             self._path.write_text(text + "\n", encoding="utf-8")
 
     def _load(self, line: str) -> None:
@@ -59,7 +59,7 @@ class Recorder:
             return  # a line torn by the interruption: its point is measured again
 
     def record(self, table: str, at: tuple[int, ...], turn: int, measure: Callable[[], Timing | None]) -> None:
-        """Measure the point `at` of a table in pass `turn`, unless it is known; a rank with no part gives None."""
+        """Measure the point `at` of a table in pass `turn`, unless it is known; a rank without a part returns None."""
         turns = self._points.setdefault((table, at), {})
         if turn not in turns:
             timings = [timing for timing in self._ranks.all(measure(), Timing) if timing]
@@ -73,7 +73,10 @@ class Recorder:
         self._progress(table)
 
     def compiled(self, grid: Grid, scale: float = 1.0) -> Table:
-        """The grid's points as a Table: the median over the passes, divided by `scale` (layers that one call ran)."""
+        """Return the grid's points as a Table: the median over the passes, divided by `scale`.
+
+        `scale` is the number of layers that one call ran.
+        """
         turns = [list(self._points[grid.table, at].values()) for at in itertools.product(*grid.points)]
         return Table(
             axes=grid.axes,

@@ -1,9 +1,9 @@
-"""Reuse distance: what a run reads between two visits of a part of a model, which decides what caches still hold.
+"""Reuse distance: the bytes that a run reads between two uses of a part of a model. It decides what caches still hold.
 
-A part that is called in a loop, as a profiler does, finds its weights in a CPU's large shared cache, where a run has
-read others since: layers came out 5 to 20 % too fast. A distance that is too long makes them too slow: decoding one
-sequence, whose iteration reads little but the weights, by 10 %. So before each timed call as much other memory is read
-as a run would.
+A part that is called in a loop, as by a profiler, finds its weights in a CPU's large shared cache. In a run, other
+weights have been read since: without that, layers came out 5 to 20 % too fast. A distance that is too long makes them
+too slow: by 10 % for decoding one sequence, whose iteration reads little but the weights. So before each timed call as
+much other memory is read as in a run.
 """
 
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from xcore.specs.model import BYTES
 from xrunner.models import Model
 
 _MOST_BYTES = 2**27
-"""Of one model: longer distances change nothing that was measurable."""
+"""Longest distance for one model: longer distances changed nothing measurable."""
 _CACHED_TOKENS = 256
-"""Of each sequence, while layers are timed by tokens alone."""
+"""Cached tokens of each sequence, while layers are timed by tokens alone."""
 
 
 class Reuse:
-    """What to call before the timed calls of a model's parts; on a GPU nothing, since a timing flushes its caches."""
+    """The calls before the timed calls of a model's parts. On a GPU they do nothing: a timing flushes its caches."""
 
     def __init__(self, model: Model):
         spec, tp, width = model.spec, model.shard.of, BYTES[model.dtype]
@@ -31,21 +31,29 @@ class Reuse:
         self._cached = float(_CACHED_TOKENS * spec.layers * spec.kv_bytes(tp, model.dtype))
 
     def layers(self, tokens: int) -> Callable[[], object]:
-        """Before a pass over all layers on `tokens` tokens: the head, the other stack of an encoder-decoder, and
-        keys and values as though each token were another sequence's.
+        """Return the call before a pass over all layers on `tokens` tokens.
+
+        It reads as much as the head, the other stack of an encoder-decoder, and keys and values as though each token
+        were another sequence's.
         """
         return self._reading(self._head + self._encoder + tokens * self._cached)
 
     def ends(self, tokens: int) -> Callable[[], object]:
-        """Before the embedding or the head: the layers' weights, keys and values."""
+        """Return the call before the embedding or the head.
+
+        It reads as much as the layers' weights, keys and values.
+        """
         return self._reading(self._layers + tokens * self._cached)
 
     def attention(self) -> Callable[[], object]:
-        """Before one layer's attention: all weights, since the same layer's of the iteration before."""
+        """Return the call before one layer's attention.
+
+        It reads as much as all weights, which a run reads between two uses of the same layer's attention.
+        """
         return self._reading(self._layers + self._head)
 
     def others(self, size: int) -> Callable[[], object]:
-        """Before an iteration that follows those of other models with so many bytes of weights."""
+        """Return the call before an iteration that follows those of other models with `size` bytes of weights."""
         return torch.ones(size // 4).sum
 
     def _reading(self, size: float) -> Callable[[], object]:

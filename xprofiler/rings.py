@@ -1,8 +1,8 @@
 """Collectives over PCIe: NCCL's rings, whose devices share switches and host bridges.
 
 In a ring of n devices every step sends an n-th of the data to the next device: n - 1 steps gather it on all devices,
-and twice as many sum it. NCCL has two protocols. With flags beside the data (LL) a step begins at once, and half of
-the bytes sent are flags. Without flags (Simple) all bytes are data, and a step takes longer to begin. The quicker
+and twice as many sum it. NCCL has two protocols. With flags next to the data (LL), a step begins at once, and half of
+the bytes sent are flags. Without flags (Simple), all bytes are data, and a step takes longer to begin. The quicker
 protocol is used.
 """
 
@@ -14,7 +14,7 @@ class Protocol:
     """A ring's protocol."""
 
     first_s: float
-    """Seconds of a collective beside its steps."""
+    """Seconds of a collective in addition to its steps."""
     step_s: float
     data_share: float
     """Share of the sent bytes that are data."""

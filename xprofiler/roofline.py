@@ -1,12 +1,13 @@
-"""The roofline source: a Profile from a device's rates and what kernels add, so that a measured one is never needed.
+"""The roofline source: a Profile from a device's rates and kernels' extra times, so that no measurement is needed.
 
-A kernel takes a launch, and the root of the sum of squares of its FLOPs over the rate and its bytes over the bandwidth:
-neither hides the other wholly where both matter. Beside matrix products and attention there are the kernels between
-them, which tensor parallelism doesn't divide, and all-reduces. What depends on the engine rather than on the device
-(how long ranks wait for one another, the clock that is sustained, its own time per iteration) is an `EngineSpec`.
+A kernel takes a launch, and the root of the sum of squares of two times: its FLOPs over the rate and its bytes over the
+bandwidth. Neither hides the other completely where both matter. In addition to matrix products and attention there are
+the kernels between them, which tensor parallelism doesn't divide, and all-reduces. An `EngineSpec` has what depends on
+the engine rather than on the device: how long ranks wait for one another, the sustained clock, its own time per
+iteration.
 
 The constants agree with TensorRT-LLM's kernels in the tables of aiconfigurator 0.12.0: products of 16 to 8,192 rows
-within 4 to 6 % (median). Nothing here is fitted to what engines reach.
+within 4 to 6 % (median). No constant here is fitted to the speed of engines.
 """
 
 import itertools
@@ -29,7 +30,7 @@ _BYTES = tuple(float(2**i) for i in range(10, 33, 2))
 
 @dataclass(frozen=True)
 class _Launches:
-    """Seconds that a kernel of each kind takes beside its work."""
+    """Seconds that a kernel of each kind takes in addition to its work."""
 
     product: float = 0.0
     elementwise: float = 0.0
@@ -40,27 +41,29 @@ class _Launches:
 _GPU = _Launches(product=4.5e-6, elementwise=2e-6, prompts=5e-6, decoding=7e-6)
 """Least times in the tables of aiconfigurator 0.12.0, started from graphs."""
 _DECODE_HEAD_S = {1: 7e-9, 2: 31e-9}
-"""Bytes of a key's or value's number → what decoding attention takes for each sequence and KV head beside reading:
-medians on Hopper in the same tables, grouped heads (vLLM's kernels: 31 and 25 ns)."""
+"""Bytes of a key's or value's number → seconds of decoding attention per sequence and KV head in addition to reading.
+
+Medians on Hopper in the same tables, grouped heads (vLLM's kernels: 31 and 25 ns).
+"""
 _DECODE_SINGLE_HEAD_S = 8e-9
-"""The same where every head has keys and values of its own."""
+"""The same where every head has separate keys and values."""
 _SAMPLING_BYTES = 2 + 4 + 4 + 4 + 4
-"""Moved for each logit: copied to 32 bits, penalised and scaled in place, chosen from."""
+"""Bytes moved for each logit: copied to 32 bits, penalised and scaled in place, chosen from."""
 _CPU = _Launches()
 _DECODE_FRACTION = 0.88
 """Share of a GPU's peak bandwidth at which decoding attention reads keys and values, in the same tables."""
 _QKV_PASSES = 5
-"""How often attention over prompts moves queries, keys and values: to rotate them, into the cache, to be read."""
+"""How often attention over prompts moves queries, keys and values: to rotate them, to write the cache, to read them."""
 
 
 @dataclass(frozen=True)
 class _Device:
-    """What kernels on one device and the links reach, in FLOP/s, bytes/s and seconds."""
+    """The speeds that kernels on one device and the links reach, in FLOP/s, bytes/s and seconds."""
 
     flops_s: float
-    """Of the layers' products."""
+    """Rate of the layers' products."""
     outer_flops_s: float
-    """Of the output head's product, in 16 bits where the layers' are in 8."""
+    """Rate of the output head's product, in 16 bits where the layers' products are in 8."""
     attention_flops_s: float
     bandwidth_bytes_s: float
     decode_bytes_s: float
@@ -75,11 +78,11 @@ class _Device:
     """The memory's peak bandwidth."""
 
     def product(self, n: int, k: int, rows: float) -> float:
-        """Seconds of a [rows, k] by [k, n] matrix product of a layer."""
+        """Return seconds of a [rows, k] by [k, n] matrix product of a layer."""
         return self._product(n, k, rows, self.flops_s, self.weight_bytes)
 
     def outer_product(self, n: int, k: int, rows: float) -> float:
-        """The same for the output head."""
+        """Return the seconds of the output head's product."""
         return self._product(n, k, rows, self.outer_flops_s, self.activation_bytes)
 
     def _product(self, n: int, k: int, rows: float, flops_s: float, value_bytes: int) -> float:
@@ -87,17 +90,23 @@ class _Device:
         return self.launches.product + math.hypot(2.0 * rows * n * k / flops_s, moved / self.bandwidth_bytes_s)
 
     def elementwise(self, values: float, kernels: int) -> float:
-        """Seconds of so many kernels that read and write `values` activations in all, and compute next to nothing."""
+        """Return seconds of `kernels` kernels that read and write `values` activations in all.
+
+        They compute next to nothing.
+        """
         return kernels * self.launches.elementwise + values * self.activation_bytes / self.bandwidth_bytes_s
 
     def decode_head_s(self, group: int) -> float:
-        """Seconds of decoding attention for each sequence and KV head, which so many heads share, beside reading."""
+        """Return seconds of decoding attention per sequence and KV head, in addition to reading.
+
+        `group` heads share a KV head.
+        """
         if not self.on_gpu:
             return 0.0
         return _DECODE_HEAD_S[min(self.kv_bytes, 2)] if group > 1 else _DECODE_SINGLE_HEAD_S
 
     def all_reduce(self, values: float, tp: int) -> float:
-        """Seconds of an all-reduce of so many activations over `tp` devices, until the last of them has come."""
+        """Return seconds of an all-reduce of `values` activations over `tp` devices, until the last has arrived."""
         if tp == 1:
             return 0.0
         size, link = values * self.activation_bytes, self.link
@@ -107,7 +116,7 @@ class _Device:
         return 2.0 * (tp - 1) / tp * size / link.bandwidth_bytes_s + link.latency_s + wait
 
     def all_gather(self, values: float, tp: int) -> float:
-        """Seconds until each of `tp` devices has all of so many activations."""
+        """Return seconds until each of `tp` devices has all of `values` activations."""
         if tp == 1:
             return 0.0
         size, link = values * self.activation_bytes, self.link
@@ -132,8 +141,10 @@ def _layer(model: ModelSpec, device: _Device, tp: int, encoder: bool) -> LayerTa
         return products + between + blocks * device.all_reduce(tokens * model.hidden, tp)
 
     def seconds(batch: float, new: float, past: float) -> tuple[float, float]:
-        """Of FLOPs, and of reading what is cached. Each of `new` tokens attends to `past` and to the new ones before it
-        (all of them without a causal mask), as far as the model's window reaches.
+        """Return seconds of FLOPs, and of reading cached keys and values.
+
+        Each of `new` tokens attends to `past` and to the new ones before it, as far as the model's window reaches.
+        Without a causal mask it attends to all new ones.
         """
         seen = new * new if encoder else model.seen(new, past)
         read = min(past, (model.window or math.inf) - 1)
@@ -217,11 +228,13 @@ def roofline_profile(
     kv_dtype: str | None = None,
     engine: EngineSpec = NO_ENGINE,
 ) -> Profile:
-    """The roofline's Profile of a model on a cluster's devices, for the given tensor-parallel degrees (by default all
-    that divide the model within a node). Keys and values have `usual_kv_dtype` unless another is named; `overhead_s` is
-    more time per iteration than the engine's.
+    """Return the roofline's Profile of a model on a cluster's devices, for the given tensor-parallel degrees.
 
-    Raises InputError where the device doesn't compute in `dtype`.
+    By default these are all degrees that divide the model within a node. Keys and values have `usual_kv_dtype` unless
+    `kv_dtype` is given. `overhead_s` is time per iteration in addition to the engine's.
+
+    Raises:
+        InputError: The device doesn't compute in `dtype`.
     """
     spec, kv_dtype = cluster.device, kv_dtype or usual_kv_dtype(dtype)
     if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:

@@ -1,4 +1,4 @@
-"""Unmeasured profiles: the roofline of a named cluster under a named engine, and how far off such were."""
+"""Unmeasured profiles: the roofline of a named cluster under a named engine, and the known errors of such rooflines."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from xprofiler.compared import Compared
 
 DEFAULT_ENGINE = "vllm"
-"""What most people deploy; on this machine our own runner serves, whose time a measured profile has."""
+"""The most common engine. On this machine, the project's runner serves; a measured profile has its time."""
 
 
 def default_engine(cluster: ClusterSpec) -> str:
-    """The engine that is taken where none is named."""
+    """Return the engine that is used where none is named."""
     return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
 
 
@@ -33,8 +33,9 @@ def stock_profile(
     engine: str | None = None,
     front_end_s: float | None = None,
 ) -> "Profile":
-    """The roofline of a cluster under an engine, with another front-end time where one is given; this machine's rates
-    are measured once (a second).
+    """Return the roofline of a cluster under an engine, with another front-end time if one is given.
+
+    This machine's rates are measured once (a second).
     """
     from xcore.specs.engine import find_engine
     from xprofiler import store
@@ -48,13 +49,13 @@ def stock_profile(
 
 
 def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile":
-    """The roofline of another cluster in the dtypes and under the engine of a roofline."""
+    """Return the roofline of another cluster in a roofline's dtypes and under its engine."""
     facts = profile.provenance
     return stock_profile(model, cluster, profile.dtype, facts["kv_dtype"], facts["engine"], profile.front_end_s)
 
 
 def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
-    """The profile of this project's engine in place of that of another server; None where there is no other."""
+    """Return the profile with this project's engine instead of another server; None if it is not another server's."""
     from xcore.specs.engine import ENGINES, find_engine
     from xprofiler.operators import with_engine
 
@@ -62,7 +63,7 @@ def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) ->
     if cluster.is_cpu or name not in ENGINES or all(runs(name, policy) for policy in TRAITS):
         return None
     own = find_engine(OWN_ENGINE)
-    if profile.front_end_s != find_engine(name).front_end_s:  # one that was asked for
+    if profile.front_end_s != find_engine(name).front_end_s:  # the user gave another one
         own = replace(own, front_end_s=profile.front_end_s)
     if profile.source == "operators":
         return with_engine(profile, model, cluster, own)
@@ -71,7 +72,7 @@ def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) ->
 
 
 def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
-    """Sentences on what stands for this project's engine, where any policy is predicted with it."""
+    """Return sentences on the unmeasured parts of this project's engine, where any policy is predicted with it."""
     from xcore.specs.engine import engine_of
 
     if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
@@ -91,7 +92,7 @@ def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
 
 
 def found_on(schedule: "Schedule") -> "Profile | None":
-    """The roofline that a schedule was found on; None where it is none of a known engine's."""
+    """Return the roofline with which a schedule was found; None if it is not the roofline of a known engine."""
     return next((p for p in _candidates(schedule) if p.fingerprint == schedule.profile.fingerprint), None)
 
 
@@ -105,7 +106,11 @@ def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
 
 
 def check_engine(engine: str | None, profile: "Profile | None" = None, which: str = "") -> None:
-    """InputError for an engine that is unknown, or beside a profile (by `which` name) of another engine's time."""
+    """Check that an engine is known and fits a profile, which messages call `which`.
+
+    Raises:
+        InputError: The engine is unknown, or the profile has another engine's time.
+    """
     from xcore.specs.engine import engine_of, find_engine
 
     if engine is None:
@@ -119,7 +124,7 @@ def check_engine(engine: str | None, profile: "Profile | None" = None, which: st
 
 
 def engine_text(profile: "Profile", typed: bool = True) -> str:
-    """Whose time is in a roofline."""
+    """Return a text that names the engine whose time is in a roofline."""
     name = profile.provenance["engine"]
     whose = "no engine's own time is in it" if name == "none" else f"with the time of engine {name}"
     parts = [whose + ("" if typed or name == "none" else ", the default")]
@@ -132,8 +137,9 @@ def engine_text(profile: "Profile", typed: bool = True) -> str:
 
 
 def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
-    """Return sentences on how far rooflines under this engine of this device were off, by tensor-parallel degree; none
-    for other profiles. They speak of what was compared alone: one quantity, engine, device and kind of load.
+    """Return sentences on the errors of rooflines under this engine of this device, by tensor-parallel degree.
+
+    There are none for other profiles. They cover only what was compared: one quantity, engine, device and kind of load.
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
@@ -171,7 +177,7 @@ def _errors_text(rows: "list[Compared]") -> str:
 
 
 def _limits(engine: str, device: str) -> tuple[str, ...]:
-    """Return the sentence on what is known to be off; none where nothing is."""
+    """Return the sentence on known errors; none if there are none."""
     from xprofiler.compared import LIMITS
 
     texts = [limit.text for limit in LIMITS if limit.engine in (None, engine) and limit.device in (None, device)]

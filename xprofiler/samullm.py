@@ -1,4 +1,4 @@
-"""SamuLLM's published cost points as a cost table of ours (puddingfjz/vllm; specification section 1).
+"""SamuLLM's published cost points as a `CostTable` (puddingfjz/vllm; specification section 1).
 
 Three files in a folder: `periter_cost_points.csv` (timed iterations), `model_coeffs_and_load_costs.json` (loading
 seconds), `outlen_pdf_norobots.csv` (output lengths over 10,000 No Robots prompts).
@@ -34,13 +34,17 @@ class TimedIteration:
     """Sum of all lengths."""
     longest: int
     macs: float
-    """Of one GPU."""
+    """Multiply-accumulates of one GPU."""
     seconds: tuple[float, float, float]
     """Computing, preparing inputs, sampling."""
 
 
 def samullm_costs(folder: Path) -> CostTable:
-    """The cost table of all models in SamuLLM's files; InputError where one is missing or can't be read."""
+    """Return the cost table of all models in SamuLLM's files.
+
+    Raises:
+        InputError: A file is missing or can't be read.
+    """
     points, outputs = _points(folder / POINTS), _outputs(folder / OUTPUTS)
     loading = _loading(folder / LOADING)
     models = []
@@ -52,22 +56,22 @@ def samullm_costs(folder: Path) -> CostTable:
 
 
 def read_points(folder: Path) -> Mapping[str, Mapping[int, Mapping[str, Sequence[TimedIteration]]]]:
-    """Timed iterations by model, degree and phase."""
+    """Return timed iterations by model, degree and phase."""
     return _points(folder / POINTS)
 
 
 def output_lengths(folder: Path) -> dict[str, LengthDistribution]:
-    """The output lengths of all models, those without timings too."""
+    """Return the output lengths of all models, including those without timings."""
     return _outputs(folder / OUTPUTS)
 
 
 def loading_seconds(folder: Path) -> dict[tuple[str, int], float]:
-    """Loading seconds by model and degree, of models without timings too."""
+    """Return the loading seconds by model and degree, including models without timings."""
     return _loading(folder / LOADING)
 
 
 def _points(path: Path) -> dict[str, dict[int, dict[str, list[TimedIteration]]]]:
-    """Timed iterations by model, degree and phase."""
+    """Return timed iterations by model, degree and phase."""
     found: dict[str, dict[int, dict[str, list[TimedIteration]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -80,7 +84,10 @@ def _points(path: Path) -> dict[str, dict[int, dict[str, list[TimedIteration]]]]
 
 
 def _degree(tp: int, phases: dict[str, list[TimedIteration]], load_s: float | None) -> DegreeCosts:
-    """The lines of one degree; work per token and position from the FLOPs of the two extreme single prompts."""
+    """Return the lines of one degree.
+
+    Work per token and position comes from the FLOPs of the two extreme single prompts.
+    """
     if set(phases) != {"prefill", "decode"}:
         raise InputError(f"'{POINTS}' has the phases {sorted(phases)} at degree {tp}: both are needed.")
     single = [point for point in phases["prefill"] if point.batch == 1]
@@ -89,14 +96,14 @@ def _degree(tp: int, phases: dict[str, list[TimedIteration]], load_s: float | No
         raise InputError(f"'{POINTS}' times prompts of one length only at degree {tp}: no line goes through that.")
     per_position = (long.macs / long.total - short.macs / short.total) / (long.total - short.total)
     per_token = short.macs / short.total - per_position * short.total
-    # the longest batches were as long as the cache allowed, a context permitting
+    # the longest batches filled the cache, if a context allowed it
     kv_tokens = max(point.total for point in phases["decode"])
     lines = {phase: _lines(points) for phase, points in phases.items()}
     return DegreeCosts(tp, per_token, per_position, kv_tokens, load_s, lines["prefill"], lines["decode"])
 
 
 def _lines(points: Sequence[TimedIteration]) -> PhaseLines:
-    """For each batch, lines through the two extreme points of computing, preparing, and sampling."""
+    """Return, for each batch, the lines through the two extreme points of computing, preparing, and sampling."""
     batches = sorted({point.batch for point in points})
     of_batch = [[point for point in points if point.batch == batch] for batch in batches]
     compute = [_line([(p.macs, p.total, p.seconds[0]) for p in some]) for some in of_batch]
@@ -106,11 +113,11 @@ def _lines(points: Sequence[TimedIteration]) -> PhaseLines:
 
 
 def _line(points: Iterable[tuple[float, int, float]]) -> tuple[float, float]:
-    """Slope and intercept through the extremes of (x, length, seconds).
+    """Return slope and intercept through the extremes of (x, length, seconds).
 
-    Lengths a token apart are repeats: one of two has at times waited 0.1 s for something else, so the lesser counts.
-    Noise can make the far end the faster one: the line is then flat. Where memory bounds
-    an iteration, the slope is that of attention, and the intercept negative.
+    Lengths one token apart are repeats: one of two has at times waited 0.1 s for something else, so the lesser counts.
+    Noise can make the far end the faster one: the line is then flat. Where memory bounds an iteration, the slope is
+    that of attention, and the intercept negative.
     """
     repeats: list[list[tuple[float, int, float]]] = []
     for point in sorted(points, key=lambda p: p[1]):
@@ -128,7 +135,7 @@ def _line(points: Iterable[tuple[float, int, float]]) -> tuple[float, float]:
 
 
 def _loading(path: Path) -> dict[tuple[str, int], float]:
-    """Seconds by model, as the points name it, and degree."""
+    """Return seconds by model (as the points name it) and degree."""
     data = document.read_json(path)
     try:
         return {(row["model"].rsplit("/", 1)[-1], int(row["tp"])): float(row["value"]) for row in data[HOST]}
@@ -137,7 +144,7 @@ def _loading(path: Path) -> dict[tuple[str, int], float]:
 
 
 def _outputs(path: Path) -> dict[str, LengthDistribution]:
-    """Output lengths by model; probabilities of measured lengths, normalised."""
+    """Return the output lengths by model; probabilities of measured lengths, normalised."""
     lengths: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for row in csv_rows(path, "model", "out_len", "prob", what="cost table"):
         lengths[row["model"]].append((row.whole("out_len"), row.number("prob")))

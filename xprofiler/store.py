@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     import torch
 
 _BUSY = 0.25
-"""Spread from which on something else ran: a quiet machine's is a tenth."""
+"""Spread from which on other programs were running: a quiet machine's spread is a tenth."""
 
 
 def facts(device: "torch.device | None", points: Points = FULL, *, attention: str = "triton") -> dict[str, str]:
-    """Facts that distinguish the profiles of this machine: its provenance, on a GPU with its attention, and the points
-    unless all are measured.
+    """Return the facts that distinguish the profiles of this machine.
+
+    These are its provenance, with the attention library on a GPU, and the points unless all are measured.
     """
     return machine.provenance(device, attention) | ({} if points == FULL else {"points": "few"})
 
@@ -30,14 +31,15 @@ def facts(device: "torch.device | None", points: Points = FULL, *, attention: st
 def find_here(
     model: ModelSpec, dtype: str, device: "torch.device | None" = None, attention: str = "triton"
 ) -> Profile | None:
-    """This device's stored profile of a model, of all points if there is one, else of few; None without either."""
+    """Return this device's stored profile of a model: of all points, else of few points, else None."""
     full, few = (facts(device, points, attention=attention) for points in (FULL, FEW))
     return find(model, dtype, full) or find(model, dtype, few)
 
 
 def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
-    """The local cluster with the CPU's two rates, measured on first use and stored, so that equal queries get equal
-    answers.
+    """Return the local cluster with the CPU's two rates, measured on first use.
+
+    They are stored, so that equal queries get equal answers.
     """
     path = folder() / f"rates-{document.fingerprint([dtype, sorted(facts(None).items())])}.json"
     if path.is_file():
@@ -55,36 +57,41 @@ def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
 
 
 def is_coarse(profile: Profile) -> bool:
-    """Whether a profile was measured at few points."""
+    """Return whether a profile was measured at few points."""
     return profile.provenance.get("points") == "few"
 
 
 def is_calm(profile: Profile) -> bool:
-    """Whether a profile's times are those of a quiet machine."""
+    """Return whether a profile's times are those of a quiet machine."""
     return profile.spread < _BUSY
 
 
 def folder() -> Path:
-    """`$EXEGPT_CACHE/profiles`, by default under `$XDG_CACHE_HOME/exegpt` or `~/.cache/exegpt`."""
+    """Return `$EXEGPT_CACHE/profiles`, by default under `$XDG_CACHE_HOME/exegpt` or `~/.cache/exegpt`."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exegpt"
     return Path(os.environ.get("EXEGPT_CACHE") or home) / "profiles"
 
 
 def path_for(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Path:
-    """The file for a model (whatever its name and context) in a dtype on a machine, distinguished by its provenance."""
+    """Return the file for a model in a dtype on a machine, distinguished by its provenance.
+
+    The model's name and context don't count.
+    """
     return _path_for(model, dtype, machine, ("context", "sorts_logits"))
 
 
 def _path_for(model: ModelSpec, dtype: str, machine: dict[str, str], without: tuple[str, ...]) -> Path:
-    """The file by all facts of a model but its name and some others."""
+    """Return the file by all facts of a model except its name and those in `without`."""
     facts = {name: value for name, value in document.to_dict(replace(model, name="")).items() if name not in without}
     key = document.fingerprint([facts, dtype, sorted(machine.items())])
     return folder() / f"{model.architecture}-{key}.json"
 
 
 def find(model: ModelSpec, dtype: str, machine: dict[str, str]) -> Profile | None:
-    """The stored profile, or None. One that can't be read counts as none; one from before profiles were matched without
-    the context is for a model with this one.
+    """Return the stored profile, or None.
+
+    A profile that can't be read counts as none. A profile stored before profiles were matched without the context is
+    for a model with this context.
     """
     for path in (path_for(model, dtype, machine), _path_for(model, dtype, machine, ("sorts_logits",))):
         try:

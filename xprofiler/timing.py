@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _CALLS = 8
 _GRAPH_S = 0.01
-"""A graph has so many calls at most, and lasts no longer than this if it has several."""
+"""A graph has at most `_CALLS` calls, and lasts at most this many seconds if it has several."""
 _FLUSH_BYTES = 2**28
 """More than a GPU's cache."""
 
@@ -34,8 +34,10 @@ def timed(
     before: Callable[[], object] = lambda: None,
     warm_ups: int = 1,
 ) -> Timing:
-    """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds. Of what it queues
-    on a GPU, the time there, from a cold cache; on a CPU `before` is called before each, untimed.
+    """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds.
+
+    For work that it queues on a GPU, the time is measured there, from a cold cache. On a CPU `before` is called before
+    each, untimed.
     """
     for _ in range(warm_ups):
         before()
@@ -49,13 +51,13 @@ def timed(
 
 
 def of_times(times: list[float]) -> Timing:
-    """What some calls' seconds come to."""
+    """Return the Timing of several calls, given their seconds."""
     low, median, high = np.percentile(times, [25, 50, 75])
     return Timing(float(median), float((high - low) / median) if median else 0.0)
 
 
 def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda: None) -> Callable[[], float]:
-    """What times one call on this thread, after `before`, untimed: seconds."""
+    """Return a function that times one call on this thread, in seconds; `before` is called first, untimed."""
 
     def seconds() -> float:
         before()
@@ -67,8 +69,10 @@ def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda:
 
 
 def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[], float]:
-    """Seconds of one call on the device. Several in turn are a graph, so that Python's share is none, as it is where
-    the engine decodes by graphs; it queues prompts while the device is busy.
+    """Return a function that times one call on the device, in seconds.
+
+    Short calls are repeated in a graph, so that Python takes no time between them. That is as in the engine, which
+    decodes by graphs and queues prompts while the device is busy.
     """
     import torch
 
@@ -90,7 +94,7 @@ def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[
 
     def seconds() -> float:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        flush.zero_()  # the cache is cold then, and what follows is queued before the device comes to it
+        flush.zero_()  # makes the cache cold; later work is queued before the device reaches it
         begin.record()
         graph.replay()
         end.record()

@@ -1,8 +1,7 @@
 """The Vidur source: operator timings as that simulator's profiler writes them, in CSV files (milliseconds).
 
-A folder holds files of four kinds, distinguished by their columns and searched for in sub-folders too: the layer's
-operators by tokens and tensor-parallel degree (mlp), attention by batch and cache size, all-reduces and send/receives
-by bytes.
+A folder and its sub-folders hold files of four kinds, distinguished by their columns: the layer's operators by tokens
+and tensor-parallel degree (mlp), attention by batch and cache size, all-reduces and send/receives by bytes.
 """
 
 from collections import defaultdict
@@ -47,7 +46,11 @@ class _Files:
                 self.rows[kinds[0]].extend(csv_rows(path))
 
     def of(self, kind: str, shape: dict[str, int], model: str) -> list[CsvRow]:
-        """The rows of this kind and shape; InputError, with the shapes that there are, where there are none."""
+        """Return the rows of this kind and shape.
+
+        Raises:
+            InputError: There are none; the message lists the known shapes.
+        """
         rows = self.rows[kind]
         if not rows:
             raise InputError(f"'{self.folder}' has no {kind} file of Vidur's.")
@@ -59,10 +62,12 @@ class _Files:
 
 
 def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_s: float = 0.0) -> Profile:
-    """The Profile that Vidur's CSV files describe, at the tensor-parallel degrees that all of them hold. `overhead_s`
-    is the engine's own time per iteration, which they don't.
+    """Return the Profile that Vidur's CSV files describe, at the tensor-parallel degrees that all of them hold.
 
-    Raises InputError where the files don't hold this model's shapes.
+    `overhead_s` is the engine's own time per iteration, which the files don't hold.
+
+    Raises:
+        InputError: The files don't hold this model's shapes.
     """
     files = _Files(folder)
     mlp_shape = {
@@ -123,14 +128,17 @@ def _by_degree(rows: list[CsvRow]) -> dict[int, list[CsvRow]]:
 
 
 def _workers(rows: list[CsvRow], workers: int, on_node: int) -> list[CsvRow]:
-    """Collectives of so many workers, so many of them on one node."""
+    """Return the collectives of `workers` workers, `on_node` of them on one node."""
     return [r for r in rows if (r.whole("num_workers"), r.whole("devices_per_node")) == (workers, on_node)]
 
 
 def _times(
     rows: list[CsvRow], key: Callable[[CsvRow], tuple[float, ...]], *operators: str
 ) -> dict[tuple[float, ...], float]:
-    """The operators' seconds together, by key: the median of the rows that share one. An empty cell takes no time."""
+    """Return the sum of the operators' seconds, by key: the median of the rows that share a key.
+
+    An empty cell takes no time.
+    """
     seconds: dict[tuple[float, ...], list[float]] = defaultdict(list)
     for row in rows:
         seconds[key(row)].append(sum(row.number(_column(op), empty=0.0) for op in operators) * _MS)
@@ -179,7 +187,10 @@ def _over(axis: str, at: np.ndarray, seconds: np.ndarray) -> Table:
 
 
 def _chunks(rows: list[CsvRow]) -> Table:
-    """[chunk, past]. Beyond what was measured together, time grows with the pairs of tokens."""
+    """Return the table over [chunk, past].
+
+    Beyond the points measured together, time grows with the pairs of tokens.
+    """
     ops = ("attn_prefill", "attn_input_reshape", "attn_output_reshape")
     times = _times(rows, lambda row: (row.number("prefill_chunk_size"), row.number("kv_cache_size")), *ops)
     points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))
@@ -193,7 +204,7 @@ def _chunks(rows: list[CsvRow]) -> Table:
 
 
 def _decoding(rows: list[CsvRow]) -> Table:
-    """[batch, context]; a row's cache doesn't hold its new token yet."""
+    """Return the table over [batch, context]; a row's cache doesn't hold its new token yet."""
     ops = ("attn_decode", "attn_input_reshape", "attn_output_reshape")
     times = _times(rows, lambda row: (row.number("batch_size"), row.number("kv_cache_size") + 1), *ops)
     points = tuple(tuple(sorted({at[axis] for at in times})) for axis in (0, 1))

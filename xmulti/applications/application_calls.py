@@ -1,4 +1,4 @@
-"""An application's calls on engines: each is asked for as soon as what it reads has ended."""
+"""An application's calls on engines: each call is sent as soon as the calls that it reads have ended."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,26 +13,30 @@ from xmulti.plans.asking import Asking, together
 
 @dataclass(frozen=True)
 class ApplicationCalls:
-    """An application's calls."""
+    """An application's calls on a plan's engines."""
 
     application: PlannedApplication
     in_turn: bool
 
     @property
     def total(self) -> int:
-        """Each round is a call."""
+        """The number of calls; each round is a call."""
         return self.application.lengths().left
 
     @property
     def mark(self) -> object:
-        """What is equal for the same application."""
+        """A value that is equal for the same application."""
         application = self.application
         own = {name: [list(map(list, rounds)) for rounds in calls] for name, calls in application.own.items()}
         instructions = {name: list(ids) for name, ids in application.instructions.items()}
         return [to_dict(application.graph), own, instructions, application.seed]
 
     def check(self) -> None:
-        """InputError for a call that can't be run, as far as its prompt is known."""
+        """Check that the calls whose prompts are known can be run.
+
+        Raises:
+            InputError: A call can't be run.
+        """
         calls = self.application.calls(self.in_turn)
         for chain in calls.begin():
             check_request(
@@ -42,7 +46,7 @@ class ApplicationCalls:
             )
 
     def ended(self, results: Mapping[str, Result]) -> list[str]:
-        """The nodes that have no calls beside those of these results."""
+        """Return the nodes that have no calls except those of these results."""
         calls = self.application.calls(self.in_turn)
         waiting = calls.begin()
         while waiting:
@@ -52,7 +56,7 @@ class ApplicationCalls:
         return [name for name, left in calls.left_of.items() if not left]
 
     async def run(self, asking: Asking, on_ended: Callable[[str], object] = lambda node: None) -> None:
-        """Ask for each call as soon as what it reads is there; `on_ended` is called with a node after its last call."""
+        """Send each call as soon as its inputs have come; `on_ended` is called with a node after its last call."""
         calls = self.application.calls(self.in_turn)
         await self._begin(calls, calls.begin(), asking, on_ended)
 
@@ -75,7 +79,8 @@ class ApplicationCalls:
 
 
 def _read(result: Result) -> Ids:
-    """What other calls read of an output: they continue another text, to which the token that has ended this one says
-    nothing.
+    """Return the part of an output that other calls read.
+
+    They continue another text, for which the token that ended this output has no meaning.
     """
     return result.output_ids[:-1] if result.finish_reason == "stop" else result.output_ids

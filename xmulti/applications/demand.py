@@ -30,11 +30,11 @@ class ServiceRates:
     decode_s: float = 0.06
 
     def prefill_seconds(self, tokens: Sequence[int], share: float) -> float:
-        """Seconds to prefill prompts one after the other; as in `IterationCost`."""
+        """Return seconds to prefill prompts one after the other; as in `IterationCost`."""
         return sum(tokens) * self.prefill_s
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """Seconds of a decoding iteration, the same for every batch; as in `IterationCost`."""
+        """Return seconds of a decoding iteration, the same for every batch; as in `IterationCost`."""
         return np.full(contexts.shape, self.decode_s)
 
 
@@ -47,7 +47,7 @@ class DemandSamples(NamedTuple):
     """Service of the longest of parallel requests: the least duration, which counts for deadlines."""
 
     def plus(self, other: "DemandSamples") -> "DemandSamples":
-        """Samples of this demand followed by another one."""
+        """Return samples of this demand followed by another one."""
         return DemandSamples(self.total_s + other.total_s, self.longest_s + other.longest_s)
 
 
@@ -64,7 +64,10 @@ class ApplicationDemand:
     """The demand of one application, from its start or from any unit on."""
 
     def __init__(self, graph: DemandGraph, rates: ServiceRates, seed: int = 0, walks: int = WALKS):
-        """`walks` samples of each distribution, drawn from `seed`; equal questions get equal samples."""
+        """Set up the demand with `walks` samples of each distribution, drawn from `seed`.
+
+        Equal queries get equal samples.
+        """
         self.graph = graph
         self.rates = rates
         self.walks = walks
@@ -81,15 +84,16 @@ class ApplicationDemand:
         return self._walk(self._random.choice(start, self.walks))
 
     def after(self, unit: str) -> DemandSamples:
-        """The demand after a call of `unit`."""
+        """Return the demand after a call of `unit`."""
         if unit not in self._after:
             self._after[unit] = self._walk(self._random.choice(self._units[unit].nexts, self.walks))
         return self._after[unit]
 
     def refined(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """The demand of a call of `unit` and of everything after it; `seen` is the run's last LLM call before it.
+        """Return the demand of a call of `unit` and of everything after it.
 
-        The next LLM call is drawn from the joint records that match `seen`; later calls are drawn from all samples.
+        `seen` is the run's last LLM call before it. The next LLM call is drawn from the joint records that match
+        `seen`; later calls are drawn from all samples.
         """
         key = (unit, self._buckets(unit, seen))
         if key not in self._refined:
@@ -97,16 +101,16 @@ class ApplicationDemand:
         return self._refined[key]
 
     def next_probability(self, unit: str, following: str) -> float:
-        """Share of `unit`'s calls that `following` came right after."""
+        """Return the share of `unit`'s calls that are followed directly by `following`."""
         nexts = self._units[unit].unit.next_units
         return nexts.count(following) / len(nexts)
 
     def seconds(self, unit: str) -> Array:
-        """A call's own seconds, each sample once; for parallel requests the longest."""
+        """Return a call's own seconds, each sample once; for parallel requests the longest."""
         return self._units[unit].longest_s
 
     def _buckets(self, unit: str, seen: Seen | None) -> tuple[object, ...]:
-        """The part of `seen` that changes the demand."""
+        """Return the part of `seen` that changes the demand."""
         if seen is None:
             return ()
         nexts = [unit] if self._units[unit].unit.backend == LLM else sorted(set(self._units[unit].unit.next_units))
@@ -114,7 +118,7 @@ class ApplicationDemand:
         return (seen.unit, *(pair.buckets(seen) for pair in pairs))
 
     def _call(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """The demand of a call of `unit` alone."""
+        """Return the demand of a call of `unit` alone."""
         samples = self._units[unit]
         pair = self._pairs.get((seen.unit, unit)) if seen else None
         if seen is None or pair is None or samples.unit.backend != LLM:
@@ -124,7 +128,10 @@ class ApplicationDemand:
         return DemandSamples(longest * parallel, longest)
 
     def _follow(self, unit: str, seen: Seen | None) -> DemandSamples:
-        """The demand after a call of `unit`; an LLM call right behind another backend's is drawn by `seen`."""
+        """Return the demand after a call of `unit`.
+
+        An LLM call directly after another backend's call is drawn by `seen`.
+        """
         if seen is None or self._units[unit].unit.backend == LLM:
             after = self.after(unit)
             order = self._random.permutation(self.walks)
@@ -138,7 +145,7 @@ class ApplicationDemand:
         return DemandSamples(total_s, longest_s)
 
     def _walk(self, units: Array) -> DemandSamples:
-        """Demand of walks from `units`, names [walks], to the end, or for MOST_HOPS calls."""
+        """Return the demand of walks from `units`, names [walks], to the end, or for MOST_HOPS calls."""
         total_s, longest_s = np.zeros(len(units)), np.zeros(len(units))
         for _ in range(MOST_HOPS):
             if (units == END).all():
@@ -180,7 +187,7 @@ EDGES = (("input", "input"), ("input", "output"), ("output", "output"), ("parall
 
 
 class Correlations:
-    """Which variables of a call predict those of the next LLM call, and draws of that call."""
+    """The variables of a call that predict those of the next LLM call, and draws of that call."""
 
     def __init__(self, joint: JointRecords):
         self.records = np.array(joint.records, np.float64)
@@ -197,7 +204,7 @@ class Correlations:
         return frozenset(edge for edge, rho in self.rho.items() if rho > LEAST_CORRELATION)
 
     def buckets(self, seen: Seen) -> tuple[int, int, int]:
-        """Buckets of the upstream variables; 0 for those that predict nothing."""
+        """Return the buckets of the upstream variables; 0 for variables that predict nothing."""
         row = np.array([seen.input_tokens, seen.output_tokens, seen.parallel, 0, 0, 0], np.float64)
         telling = {up for _, up in self.mask}
         buckets = self._bucket_of(row)
@@ -205,7 +212,7 @@ class Correlations:
         return i, o, p
 
     def draw(self, seen: Seen, unit: Unit, random: np.random.Generator, count: int) -> tuple[Array, Array, Array]:
-        """Input tokens, output tokens and parallel requests of `count` calls of `unit`, float64 [count] each."""
+        """Return input tokens, output tokens and parallel requests of `count` calls of `unit`, float64 [count] each."""
         at = dict(zip(_UP, self._bucket_of(np.array([*seen[1:], 0, 0, 0], np.float64))[:3], strict=True))
         inputs = random.choice(self._matching("input", at, unit.input_tokens), count)
         parallel = random.choice(self._matching("parallel", at, unit.parallel), count)
@@ -220,8 +227,10 @@ class Correlations:
         return inputs, outputs, parallel
 
     def _matching(self, variable: str, at: dict[str, int], prior: Sequence[int]) -> Array:
-        """Values of the variable in the records that match all of its predictors. If these are fewer than
-        LEAST_RECORDS: in all records that match the best predictor, else the next one; else the unit's samples.
+        """Return the variable's values in the records that match all of its predictors.
+
+        If these are fewer than LEAST_RECORDS, take the records that match the best predictor, else the next one; else
+        the unit's samples.
         """
         telling = sorted((edge for edge in self.mask if edge[0] == variable), key=lambda edge: -self.rho[edge])
         matches = [self._bucket[:, _UP.get(up, 3)] == at[up] for _, up in telling if up in at]
@@ -233,7 +242,7 @@ class Correlations:
         return np.array(prior, np.float64)
 
     def _bucket_of(self, rows: Array) -> Array:
-        """Bucket numbers, int [..., 6]; values outside of the range are in the outermost buckets."""
+        """Return bucket numbers, int [..., 6]; values outside the range are in the outermost buckets."""
         buckets: Array = np.clip((rows - self._lowest) / self._width * BUCKETS, 0, BUCKETS - 1).astype(int)
         return buckets
 

@@ -1,4 +1,4 @@
-"""The calls that an application is expected to make of a models file's models: those of its run with made-up texts."""
+"""The calls that an application is expected to make of a models file's models: those of a run with made-up texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,29 +27,33 @@ from xmulti.sharing.call_replay import CallReplay, replay_calls
 from xscheduler.settings import find_model
 
 SEED = 0
-"""Of the lengths that plans are made for; `exegpt run` has the same by default."""
+"""Seed of the lengths for which plans are made; `exegpt run` has the same default."""
 
 
 @dataclass(frozen=True)
 class ExpectedCalls:
-    """An application whose nodes have models of a models file, in numbers of tokens."""
+    """An application whose nodes use models of a models file, in numbers of tokens."""
 
     graph: CallGraph
     models: Mapping[str, str]
     """By node: the model's name."""
     specs: Mapping[str, ModelSpec]
-    """By node."""
+    """By node: the model's spec."""
     own: Mapping[str, Sequence[Sequence[int]]]
     """Tokens of a node's calls by call and round."""
     workloads: Mapping[str, Workload]
-    """By node: its outputs' lengths."""
+    """By node: the distribution of its outputs' lengths."""
 
     def calls(self) -> DependentCalls[int]:
-        """Its calls, before any has begun."""
+        """Return its calls, before any has begun."""
         return DependentCalls(self.graph, self.own, {node.name: node.prompt for node in self.graph.nodes})
 
     def output_of(self, chain: Chain[Any], prompt: int) -> int:
-        """Tokens of the output of a chain's next call; InputError where its prompt leaves no room."""
+        """Return the output tokens of a chain's next call.
+
+        Raises:
+            InputError: The prompt leaves no room.
+        """
         name = chain.node.name
         spec = self.specs[name]
         return min(
@@ -57,7 +61,11 @@ class ExpectedCalls:
         )
 
     def lengths(self) -> dict[str, list[RequestLengths]]:
-        """The calls of each model; InputError for one without room."""
+        """Return the calls of each model.
+
+        Raises:
+            InputError: A call's prompt leaves no room.
+        """
         calls = self.calls()
         found: dict[str, list[RequestLengths]] = {}
         waiting = calls.begin()[::-1]
@@ -70,13 +78,15 @@ class ExpectedCalls:
         return found
 
     def replayed(self, plan: Plan, profiles: Mapping[str, Profile]) -> CallReplay:
-        """The calls on a plan of all models, with nothing else to do."""
+        """Return the replay of the calls on a plan of all models, without other requests."""
         return replay_calls(plan, profiles, self.calls(), self.models, self.output_of)
 
 
 def expected_calls(path: Path, file: ModelsFile) -> ExpectedCalls | None:
-    """Of the application that a models file names; None where it names none. InputError for what can't be read, has
-    nodes on other models, or goes round.
+    """Return the expected calls of the application that a models file names; None if it names none.
+
+    Raises:
+        InputError: The application can't be read, has nodes on other models, or has a cycle.
     """
     if file.applications is None:
         return None

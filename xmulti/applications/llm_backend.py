@@ -20,7 +20,7 @@ from xsimulator.replay.cells import Ran
 
 @dataclass(frozen=True)
 class LLMLimits:
-    """The limits of an LLM, and its speed."""
+    """The limits of an LLM and its speed."""
 
     rates: ServiceRates = field(default_factory=ServiceRates)
     """Prompts are prefilled one after the other while nothing decodes; a decoding iteration takes the same time for
@@ -42,7 +42,7 @@ class CallLimits(OnePhasePolicy):
     """Calls with requests that wait."""
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The prompts of the first calls, or one more token for all running sequences."""
+        """Return a step of the first calls' prompts, or one more token for all running sequences."""
         if phase != "encode":
             return super().next_step(ledger, now, phase)
         admitted = ledger.admit_these(self._first(ledger, now), now)
@@ -50,7 +50,7 @@ class CallLimits(OnePhasePolicy):
         return Step(tuple((sequence, sequence.to_prefill) for sequence in admitted)) if admitted else None
 
     def _first(self, ledger: Ledger, now: float) -> list[Sequence]:
-        """Requests to start: in order, until one doesn't fit.
+        """Return requests to start: in order, until one doesn't fit.
 
         A call whose adapter or context is being loaded keeps places for its requests; a call without a free adapter
         slot doesn't block later calls.
@@ -78,8 +78,9 @@ class CallLimits(OnePhasePolicy):
 
 
 class IterationTurns:
-    """The rule of a single model: startable prompts start after every event, but never twice without a decoding
-    iteration in between. A `Sharing`.
+    """The rule of a single model: prompts that can start do so after every event. A `Sharing`.
+
+    They never start twice without a decoding iteration in between.
     """
 
     def __init__(self) -> None:
@@ -105,12 +106,17 @@ Happened = Callable[[WaitingCall, float], None]
 
 
 class LLMBackend(Unit):
-    """Requests keep their place in the batch until they end; free places are assigned after every event."""
+    """The LLM's simulation: requests keep their place in the batch until they end.
+
+    Free places are assigned after every event.
+    """
 
     def __init__(
         self, limits: LLMLimits, order: ApplicationOrder, cache: WarmCache | None, begun: Happened, ended: Happened
     ):
-        """`begun` is called when a call's first prompts have been computed, `ended` when its last token has been
+        """Set up the backend with its callbacks.
+
+        `begun` is called when a call's first prompts have been computed, `ended` when its last token has been
         generated.
         """
         self._begun, self._ended = begun, ended
@@ -124,12 +130,15 @@ class LLMBackend(Unit):
 
     @property
     def done(self) -> int:
-        """Decoding iterations so far, including those of the present row."""
+        """Decoding iterations so far, including those of the running row."""
         job = self._tenant.job
         return self.ledger.iterations + (len(job.ends) if job and job.phase == "decode" else 0)
 
     def enqueue(self, call: WaitingCall) -> None:
-        """Add a call's requests to the queue. Each generates one more token than the call asks for, with its prompt."""
+        """Add a call's requests to the queue.
+
+        Each generates one more token than the call asks for: the one that its prefill produces.
+        """
         each = call.progress.call
         for index in islice(self._indices, each.parallel):
             self._calls[index] = call
@@ -138,10 +147,10 @@ class LLMBackend(Unit):
         self._limits.waiting.append(call)
 
     def start(self, step: Step, now: float) -> None:
-        """Recording interface of the tenant: prompts were counted at their admission."""
+        """Implement the tenant's recording interface: prompts were counted at their admission."""
 
     def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
-        """Recording interface of the tenant: prompts have been computed, or last tokens generated."""
+        """Implement the tenant's recording interface: prompts have been computed, or last tokens generated."""
         for call in dict.fromkeys(self._calls[sequence.index] for sequence, _ in step.encode):
             if not call.begun:
                 call.begun = True

@@ -1,4 +1,4 @@
-"""The lengths of calls whose texts are made up: the same where they are planned and where they run, for a seed."""
+"""The lengths of calls with made-up texts: for a seed, they are the same in plans and in runs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,12 +14,12 @@ from xmulti.files.dependent_calls import Chain
 
 
 def node_stream(seed: int, place: int) -> np.random.Generator:
-    """Of an application's node, by its place in the file."""
+    """Return the random stream of an application's node, given its place in the file."""
     return np.random.default_rng((seed, place))
 
 
 def own_lengths(entry: ApplicationNode, workload: Workload, rng: np.random.Generator) -> list[list[int]]:
-    """Own tokens of a node's calls, by call and round; none of a node without requests."""
+    """Return the own tokens of a node's calls, by call and round; none for a node without requests."""
     if entry.requests is None:
         return []
     lengths = workload.input.sample(entry.requests, rng)
@@ -31,12 +31,18 @@ def own_lengths(entry: ApplicationNode, workload: Workload, rng: np.random.Gener
 
 
 def instruction_tokens(entry: ApplicationNode, workload: Workload) -> int:
-    """Of each call's instructions: those of a node whose calls come from others are as long as the inputs' mean."""
+    """Return the tokens of each call's instructions.
+
+    If a node's calls come from other nodes, these are the inputs' mean; else 0.
+    """
     return 0 if entry.requests is not None else round(workload.input.mean)
 
 
 def graph_node(entry: ApplicationNode, model: str, own: Sequence[Sequence[int]], instructions: int) -> GraphNode:
-    """A node with these own tokens of its calls, by call and round, and so many of instructions."""
+    """Return a node with these own tokens of its calls, by call and round.
+
+    `instructions` is the number of tokens of its instructions.
+    """
     rounds = tuple(map(len, own))
     firsts = tuple(of_call[0] for of_call in own)
     node = GraphNode(entry.name, model, firsts, instructions, (), entry.longest_output, entry.times)
@@ -44,7 +50,11 @@ def graph_node(entry: ApplicationNode, model: str, own: Sequence[Sequence[int]],
 
 
 def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int) -> int:
-    """Tokens that a chain's next call can generate at most; InputError where its prompt leaves no room."""
+    """Return the most tokens that a chain's next call can generate.
+
+    Raises:
+        InputError: The prompt leaves no room.
+    """
     room = context - prompt_tokens
     if room < 1:
         raise InputError(
@@ -55,6 +65,6 @@ def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int)
 
 
 def output_length(chain: Chain[Any], workload: Workload, seed: int) -> int:
-    """Tokens that a chain's next call generates if nothing bounds them."""
+    """Return the tokens that a chain's next call generates if nothing limits them."""
     rng = np.random.default_rng((seed, *chain.node.name.encode(), chain.index, len(chain.outputs)))
     return int(workload.output.sample(1, rng)[0])

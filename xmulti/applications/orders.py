@@ -36,7 +36,10 @@ class WaitingCall:
         return begun
 
     def end(self) -> bool:
-        """Count one finished request; returns whether it was the call's last one."""
+        """Count one finished request.
+
+        Return whether it was the call's last one.
+        """
         self.running -= 1
         self.progress.end(1)
         return not self.running and not self.requests
@@ -46,14 +49,14 @@ class ApplicationOrder(Protocol):
     """The order in which calls start."""
 
     def key(self, job: WaitingCall, now: float) -> Any:
-        """Lower is earlier."""
+        """Return the call's sort key; lower is earlier."""
 
 
 class ByRequest:
     """vLLM: first come, first served, by request."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """The call's arrival."""
+        """Return the call's arrival."""
         return job.arrival_s, job.index
 
 
@@ -61,15 +64,18 @@ class ByApplication:
     """Parrot: first come, first served, by application."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """The application's arrival."""
+        """Return the application's arrival."""
         return job.progress.arrival_s, job.index
 
 
 class VirtualTokens:
-    """VTC: the least served client first. A new or returning client starts at the least counter of the active ones."""
+    """VTC: the client with the least service first.
+
+    A new or returning client starts at the least counter of the active ones.
+    """
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """The client's counter."""
+        """Return the client's counter."""
         return job.progress.client.virtual_tokens, job.index
 
 
@@ -77,7 +83,7 @@ class EarliestDeadline:
     """EDF; applications without deadlines come last, by arrival."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[bool, float, int]:
-        """The deadline."""
+        """Return the deadline."""
         deadline_s = job.progress.application.deadline_s
         return deadline_s is None, job.arrival_s if deadline_s is None else deadline_s, job.index
 
@@ -86,7 +92,7 @@ class LowestMean:
     """Shortest expected remaining service: mean demand minus attained service, which may become negative."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """E[X] - a."""
+        """Return the expected remaining service, E[X] - a."""
         return _demand(job).mean - job.progress.since_estimate_s, job.index
 
 
@@ -98,7 +104,7 @@ class Oracle:
         self._total_s: dict[int, float] = {}
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
-        """Seconds of service that remain."""
+        """Return the seconds of remaining service."""
         application = job.progress.application
         if application.index not in self._total_s:
             self._total_s[application.index] = sum(call.service_s(self._rates) for call in application.calls)
@@ -117,12 +123,11 @@ def application_gittins() -> Gittins[WaitingCall]:
 
 
 class ApplicationSlack:
-    """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending; of parallel requests the longest
-    counts.
+    """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending.
 
-    The remaining time is at least 0: an application that has outlasted all of its samples is about to end. Applications
-    without deadlines come last, by their Gittins rank. With `demote`, so do applications that are late even for the
-    least sample that is still possible.
+    For parallel requests the longest counts. The remaining time is at least 0: an application that has outlasted all of
+    its samples is about to end. Applications without deadlines come last, by their Gittins rank. With `demote`, so do
+    applications that are late even for the least sample that is still possible.
     """
 
     def __init__(self, demote: bool = False) -> None:
@@ -130,7 +135,7 @@ class ApplicationSlack:
         self._gittins = application_gittins()
 
     def key(self, job: WaitingCall, now: float) -> tuple[Any, ...]:
-        """The slack in seconds."""
+        """Return the slack in seconds."""
         progress, deadline_s, longest = job.progress, job.progress.application.deadline_s, job.progress.longest
         if deadline_s is None:
             return 2, *self._gittins.key(job, now)

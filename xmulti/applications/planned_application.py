@@ -1,4 +1,4 @@
-"""An application on a plan's models: its calls' prompts, and the requests that they become."""
+"""An application on a plan's models: its calls' prompts, and the requests made from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,21 +31,23 @@ Ids = tuple[int, ...]
 
 @dataclass(frozen=True)
 class PlannedApplication:
-    """An application whose nodes have models of a plan."""
+    """An application whose nodes use models of a plan."""
 
     graph: CallGraph
     models: Mapping[str, PlannedModel]
-    """By node."""
+    """By node: its model."""
     own: Mapping[str, Sequence[Sequence[Ids]]]
     """Tokens of a node's calls by call and round."""
     instructions: Mapping[str, Ids]
     drawn: Mapping[str, Workload]
-    """Of nodes whose texts are made up: their outputs have its lengths."""
+    """By node with made-up texts: the workload that gives its outputs' lengths."""
     seed: int
 
     def calls(self, in_turn: bool = False) -> DependentCalls[Ids]:
-        """Its calls, before any has begun; outputs go from model to model as they are, or where their tokenizers differ
-        as texts. `in_turn` as in `DependentCalls`.
+        """Return its calls, before any has begun.
+
+        Outputs go from model to model as token ids, or as texts where their tokenizers differ. `in_turn` as in
+        `DependentCalls`.
         """
         files = {name: _tokenizer_bytes(model) for name, model in self.models.items()}
         differ = {(edge.source, edge.target) for edge in self.graph.edges if files[edge.source] != files[edge.target]}
@@ -60,18 +62,26 @@ class PlannedApplication:
         return DependentCalls(self.graph, self.own, self.instructions, read, in_turn)
 
     def lengths(self, in_turn: bool = False) -> DependentCalls[int]:
-        """The same calls in numbers of tokens."""
+        """Return the same calls in numbers of tokens."""
         own = {name: [[len(ids) for ids in rounds] for rounds in calls] for name, calls in self.own.items()}
         instructions = {name: len(ids) for name, ids in self.instructions.items()}
         return DependentCalls(self.graph, own, instructions, in_turn=in_turn)
 
     def request(self, chain: Chain[Ids], prompt: Ids) -> Request:
-        """Of a chain's next call; InputError where its prompt leaves no room."""
+        """Return the request of a chain's next call.
+
+        Raises:
+            InputError: The prompt leaves no room.
+        """
         made_up = chain.node.name in self.drawn
         return Request(chain.name, prompt, self.output_tokens(chain, len(prompt)), ignore_eos=made_up)
 
     def output_tokens(self, chain: Chain[Any], prompt_tokens: int) -> int:
-        """Of a chain's next call: the most, and where texts are made up exactly so many. InputError without room."""
+        """Return the most output tokens of a chain's next call; where texts are made up, the exact number.
+
+        Raises:
+            InputError: The prompt leaves no room.
+        """
         node, spec = chain.node, self.models[chain.node.name].schedule.model.spec
         most = most_output(chain, prompt_tokens, spec.name, spec.context)
         if node.name not in self.drawn:
@@ -95,13 +105,17 @@ def _tokenizer(model: PlannedModel) -> Any:
 
 
 def plan_application(path: Path, plan: Plan, seed: int) -> PlannedApplication:
-    """An application file's calls on the models of a plan, as `application_on` has them."""
+    """Return an application file's calls on the models of a plan, as `application_on` has them."""
     return application_on(path, {model.name: model for model in plan.models}, seed)
 
 
 def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -> PlannedApplication:
-    """An application file's calls on planned models, by which its nodes are called, or which they name. Prompts that no
-    file has are made up: token ids at random. InputError for what can't be read or run.
+    """Return an application file's calls on planned models; a node has the model's name, or names it.
+
+    Prompts that no file has are made up: random token ids.
+
+    Raises:
+        InputError: The file can't be read or run.
     """
     file = read_application_file(path)
     nodes: list[GraphNode] = []
@@ -125,7 +139,7 @@ def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -
 
 @dataclass(frozen=True)
 class _Texts:
-    """What a node's prompts have of their own."""
+    """A node's own texts: the parts of its prompts that are not other nodes' outputs."""
 
     entry: ApplicationNode
     model: PlannedModel
@@ -134,16 +148,16 @@ class _Texts:
 
     @property
     def made_up(self) -> bool:
-        """Whether all of it is."""
+        """Whether all of them are made up."""
         return self.entry.prompts is None and self.entry.instructions is None
 
     @property
     def workload(self) -> Workload:
-        """The lengths of what is made up."""
+        """The lengths of made-up texts."""
         return parse_workload(workload_beside(self.entry.workload, self.directory))
 
     def own(self) -> list[list[Ids]]:
-        """Tokens of each call's rounds; none of a node without calls of its own."""
+        """Return the tokens of each call's rounds; none for a node without own calls."""
         entry = self.entry
         if entry.prompts is not None:
             lines = read_call_lines(self.directory / entry.prompts)
@@ -152,7 +166,10 @@ class _Texts:
         return [[self._random(length) for length in rounds] for rounds in lengths]
 
     def instructions(self) -> Ids:
-        """That all prompts have: the node's text; of one whose calls come from others, as long as the inputs' mean."""
+        """Return the instructions that all prompts have: the node's text.
+
+        For a node whose calls come from others, made-up instructions have the inputs' mean length.
+        """
         alone = self.entry.requests is None and self.entry.prompts is None
         if self.entry.instructions is not None:
             return self._ids(self.entry.instructions, alone)
@@ -162,7 +179,7 @@ class _Texts:
         return tuple(self.rng.integers(0, self.model.schedule.model.spec.vocab, size=count).tolist())
 
     def _ids(self, part: str | Ids, begins: bool) -> Ids:
-        """Of a text that begins a prompt, with the tokens that the tokenizer puts in front."""
+        """Return the token ids of a text; `begins`: with the tokens that the tokenizer puts before a prompt."""
         if not isinstance(part, str):
             return part
         tokenizer = load_tokenizer(Path(str(self.model.directory)))

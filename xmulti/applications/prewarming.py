@@ -15,12 +15,12 @@ def prewarm_at(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> float | None:
-    """Seconds since the running call's start at which to start warming up, at least `elapsed_s`; None: don't.
+    """Return seconds since the running call's start at which to start warming up; None: don't.
 
-    `seconds` are samples of the running call's duration; those above `elapsed_s` count (if there are none: start now).
-    `probability` p_s is the probability that the unit follows. `knob` K is the minimum probability that a warm-up is
-    useful: none is started where p_s < K, otherwise it ends at the completion's quantile K / p_s. A smaller K begins
-    earlier.
+    The result is at least `elapsed_s`. `seconds` are samples of the running call's duration; those above `elapsed_s`
+    count (if there are none: start now). `probability` p_s is the probability that the unit follows. `knob` K is the
+    minimum probability that a warm-up is useful: none is started where p_s < K, otherwise it ends at the completion's
+    quantile K / p_s. A smaller K begins earlier.
 
     With `literal_eq3` it ends at the quantile 1 - K / p_s, as the equation is printed: a smaller K begins later.
     """
@@ -35,7 +35,7 @@ def prewarm_at(
 
 
 def _quantile(rising: np.ndarray, level: float) -> float:
-    """F^-1: the smallest sample such that at least the share `level` of the samples are not above it."""
+    """Return F^-1: the smallest sample such that at least the share `level` of the samples are not above it."""
     return float(rising[max(0, math.ceil(level * len(rising) - 1e-9) - 1)])
 
 
@@ -45,12 +45,13 @@ class Effect(NamedTuple):
     saved_s: float
     """Part of the warm-up time that no call had to wait for."""
     wasted_s: float
-    """Time between being warm and being used or given up."""
+    """Time between being warm and being used or dropped."""
 
 
 def effect(begun_s: float, warm_up_s: float, completion_s: float, used: bool) -> Effect:
-    """Effect of a warm-up started at `begun_s` for a call that would follow at `completion_s`, and does if it is
-    `used`.
+    """Return the effect of a warm-up started at `begun_s` for a call that would follow at `completion_s`.
+
+    The call follows if the warm-up is `used`.
     """
     waited_s = completion_s - begun_s
     return Effect(min(warm_up_s, max(0.0, waited_s)) if used else 0.0, max(0.0, waited_s - warm_up_s))
@@ -63,7 +64,7 @@ def expected_effect(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> Effect:
-    """The mean effect over all sampled durations, decided when the call begins."""
+    """Return the mean effect over all sampled durations, decided when the call begins."""
     begun_s = prewarm_at(seconds, 0.0, probability, knob, warm_up_s, literal_eq3)
     if begun_s is None:
         return Effect(0.0, 0.0)

@@ -67,7 +67,7 @@ class SubmissionProgress:
         self.demand: RankedDemand | None = None
         """Estimated service from `_base_s` on."""
         self.longest: RankedDemand | None = None
-        """The same with the longest of parallel requests alone."""
+        """The same for the longest of parallel requests only."""
         self.seen: Seen | None = None
         self._account = Account(counter)
         self._rates = rates
@@ -92,12 +92,12 @@ class SubmissionProgress:
         return self.attained_s - self._base_s
 
     def begin(self, requests: int) -> None:
-        """So many requests of its call begin."""
+        """Count `requests` requests of its call as begun."""
         for account in (self._account, self.client):
             account.begin(requests, self.call)
 
     def end(self, requests: int) -> None:
-        """So many requests of its call have ended."""
+        """Count `requests` requests of its call as ended."""
         for account in (self._account, self.client):
             account.end(requests, self.call)
 
@@ -119,7 +119,7 @@ class DemandEstimates:
     """The expected demand of every application: estimated at its arrival, or refined at each of its calls."""
 
     def __init__(self, models: dict[str, ApplicationDemand], refine: bool = True):
-        """`models` by the application's name."""
+        """Set up the estimates; `models` are by the application's name."""
         self.models = models
         self.refine = refine
         self._ranked: dict[int, tuple[DemandSamples, RankedDemand, RankedDemand]] = {}

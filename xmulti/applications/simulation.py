@@ -1,4 +1,4 @@
-"""Event simulation of applications whose calls go to a shared LLM, and to containers of their own."""
+"""Event simulation of applications whose calls go to a shared LLM, or to separate containers."""
 
 import heapq
 import math
@@ -34,7 +34,7 @@ class ApplicationRun:
     """The result of simulating a workload."""
 
     completion_s: tuple[float, ...]
-    """From arrival to end of each application, in the workload's order."""
+    """Seconds from arrival to end of each application, in the workload's order."""
     in_time: tuple[bool, ...]
     """Whether each application with a deadline was in time."""
     makespan_s: float
@@ -44,7 +44,7 @@ class ApplicationRun:
     saved_s: float
     """Saved seconds of containers' start-ups."""
     wasted_s: float
-    """Seconds in which containers were warm before their use, or in vain."""
+    """Seconds in which containers were warm before their use, or without use."""
 
 
 def simulate(
@@ -58,8 +58,11 @@ def simulate(
 ) -> ApplicationRun:
     """Run applications to completion.
 
-    `estimates` are needed by orders that use demand, and by prewarming. `start_up_s` of containers by backend: each
-    call has a container of its own. InputError where a request doesn't fit into the LLM's cache.
+    `estimates` are needed by orders that use demand, and by prewarming. `start_up_s` is the start-up time of
+    containers, by backend: each call has its own container.
+
+    Raises:
+        InputError: An application has no calls, or a request doesn't fit into the LLM's cache.
     """
     limits = limits or LLMLimits()
     for application in applications:
@@ -119,12 +122,12 @@ class _Simulation:
         return not self._active
 
     def next_event(self) -> float:
-        """The time of the next event outside the LLM."""
+        """Return the time of the next event outside the LLM."""
         ready_s = self.cache.next_ready(self.llm.now) if self.cache else None
         return min(self._events[0][0] if self._events else math.inf, math.inf if ready_s is None else ready_s)
 
     def act(self, now: float) -> None:
-        """Process the events at `now`; the LLM sees them after its present iteration."""
+        """Process the events at `now`; the LLM sees them after its current iteration."""
         self.llm.interrupt(now)
         if self._events and self._events[0][0] <= now:
             *_, happen = heapq.heappop(self._events)
@@ -146,7 +149,7 @@ class _Simulation:
         )
 
     def _client(self, application: Submission) -> Account:
-        """The account of the application's client."""
+        """Return the account of the application's client."""
         client = ("client", application.client) if application.client is not None else application.index
         return self._clients.setdefault(client, Account(self.llm))
 
@@ -180,8 +183,9 @@ class _Simulation:
         self._at(begin + call.seconds, partial(self._ended, run))
 
     def _settle(self, run: _Running, unit: str | None, now: float) -> float | None:
-        """Account for the containers that were warmed up for this moment, and drop all but that of `unit`; returns when
-        its warm-up began.
+        """Account for the containers that were warmed up for this moment, and drop all except that of `unit`.
+
+        Return when its warm-up began.
         """
         backends = {name: self._backend(run.progress, name) for name in run.containers}
         for name, began in run.containers.items():
@@ -215,7 +219,7 @@ class _Simulation:
         del self._active[progress.index]
 
     def _begun(self, run: _Running, now: float) -> None:
-        """The current call has begun: plan the warm-ups during it."""
+        """Plan the warm-ups during the current call, which has begun."""
         if self.prewarming is None or self.estimates is None:
             return
         progress = run.progress

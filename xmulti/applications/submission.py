@@ -26,7 +26,7 @@ class Call:
         return self.backend == LLM
 
     def service_s(self, rates: ServiceRates) -> float:
-        """Seconds of service, parallel requests summed."""
+        """Return seconds of service, parallel requests summed."""
         if not self.on_llm:
             return self.seconds
         return self.parallel * (self.input_tokens * rates.prefill_s + self.output_tokens * rates.decode_s)
@@ -34,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Submission:
-    """One run of an application: its calls, each starting when the one before has ended."""
+    """One run of an application; each call starts when the call before has ended."""
 
     index: int
     """Its place in the workload; unique."""
@@ -46,4 +46,4 @@ class Submission:
     adapter: Hashable = None
     """The LoRA adapter that its LLM calls need."""
     client: Hashable = None
-    """The client for fair sharing by VTC; None: a client of its own."""
+    """The client for fair sharing by VTC; None: a separate client."""

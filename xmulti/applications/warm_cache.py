@@ -9,7 +9,7 @@ from xmulti.applications.submission import Submission
 
 POLICIES = ("lru", "epwq", "prewarm")
 _UNKNOWN, _ANNOUNCED, _WAITING, _TURN = range(4)
-"""Levels of need of an entry: an entry may replace those of a lower level, and on a call's turn any."""
+"""Levels of need: loading an entry may evict entries of a lower level; on a call's turn, any."""
 
 
 @dataclass
@@ -39,10 +39,11 @@ class WarmCache:
         contexts: bool = False,
         active: int | None = None,
     ):
-        """`capacity` in slots or bytes; `load_s` of a size. With `contexts`, entries are the contexts that
-        applications' LLM calls leave for their next call, instead of adapters of size 1. `active`: the maximum number
-        of adapters that running calls use at once (vLLM's max-loras; the capacity is its max-cpu-loras); None: as many
-        as there are slots.
+        """Set up a cache of `capacity` slots or bytes; `load_s` gives the loading time of a size.
+
+        With `contexts`, entries are the contexts that applications' LLM calls leave for their next call, instead of
+        adapters of size 1. `active`: the maximum number of adapters that running calls use at once (vLLM's max-loras;
+        the capacity is its max-cpu-loras); None: as many as there are slots.
         """
         if policy not in POLICIES:
             raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
@@ -63,8 +64,9 @@ class WarmCache:
         """By the application's index."""
 
     def needs(self, application: Submission) -> tuple[Hashable, float] | None:
-        """The key and size of the entry that the application's LLM calls need; None for the context of a first call,
-        and for one that exceeds the capacity.
+        """Return the key and size of the entry that the application's LLM calls need.
+
+        Return None for the context of a first call, and for a context that exceeds the capacity.
         """
         if not self.contexts:
             return None if application.adapter is None else (application.adapter, 1.0)
@@ -78,11 +80,11 @@ class WarmCache:
 
     @property
     def pins(self) -> int:
-        """Of all entries together."""
+        """Pins of all entries together."""
         return sum(entry.pins for entry in self._entries.values())
 
     def next_ready(self, now: float) -> float | None:
-        """When the next entry is loaded."""
+        """Return when the next entry is loaded."""
         self._ready = [ready_s for ready_s in self._ready if ready_s > now]
         return min(self._ready, default=None)
 
@@ -97,7 +99,7 @@ class WarmCache:
                 return
 
     def announce(self, application: Submission, now: float) -> None:
-        """A call of the application is expected soon: load its entry, or keep it."""
+        """Load or keep the entry of an application that is expected to make a call soon."""
         need = self.needs(application)
         if need is None:
             return
@@ -107,13 +109,14 @@ class WarmCache:
             self._load(key, size, now, _ANNOUNCED)
 
     def retract(self, application: Submission) -> None:
-        """The announced call has arrived, or won't."""
+        """Withdraw an announcement: the call has arrived, or won't."""
         self._announced.pop(application.index, None)
 
     def take(self, call: WaitingCall, now: float) -> bool:
-        """Whether a call may begin on its turn; otherwise its entry is loaded, an adapter only if there is room.
+        """Return whether a call may begin on its turn; otherwise start loading its entry.
 
-        A context that isn't cached is loaded directly to the LLM; an adapter keeps its slot until the call ends.
+        An adapter is loaded only if there is room. A context that isn't cached is loaded directly to the LLM. An
+        adapter keeps its slot until the call ends.
         """
         need = self.needs(call.progress.application)
         if need is None:
@@ -140,7 +143,7 @@ class WarmCache:
         return call.loaded_s <= now
 
     def release(self, call: WaitingCall, now: float, size: float) -> None:
-        """A call has ended; its context of `size` bytes replaces the application's previous one."""
+        """Record that a call has ended; its context of `size` bytes replaces the application's previous one."""
         application = call.progress.application
         if not self.contexts:
             if application.adapter is not None:
@@ -153,18 +156,21 @@ class WarmCache:
             self._entries[application.index] = _Entry(size, now, now)
 
     def forget(self, application: Submission) -> None:
-        """The application has ended: its context isn't needed any more, and ages like others."""
+        """Record that the application has ended: its context isn't needed any more, and ages like others."""
         self._stored.pop(application.index, None)
         self.retract(application)
 
     def _may_run(self, entry: _Entry | None) -> bool:
-        """Whether one more call with this adapter keeps within the active limit."""
+        """Return whether one more call with this adapter keeps within the active limit."""
         if self.active is None or (entry and entry.pins):
             return True
         return sum(other.pins > 0 for other in self._entries.values()) < self.active
 
     def _load(self, key: Hashable, size: float, now: float, least: int) -> bool:
-        """Begin loading if there is room, or can be made by evicting entries of a need below `least`."""
+        """Begin loading if there is room, or if evicting entries with a need below `least` makes room.
+
+        Return whether loading began.
+        """
         if not self._make_room(size, now, least):
             return False
         self._entries[key] = _Entry(size, now + self.load_s(size), now)
@@ -172,8 +178,9 @@ class WarmCache:
         return True
 
     def _make_room(self, size: float, now: float, least: int) -> bool:
-        """Evict entries of a need below `least`, the least needed and least recently used first; evict nothing if that
-        isn't enough.
+        """Evict entries with a need below `least`, the least needed and least recently used first.
+
+        Evict nothing if that isn't enough. Return whether there is room.
         """
         free = self.capacity - self.used
         idle = [(self._need(key), e.used_s, str(key), key) for key, e in self._entries.items() if self._idle(e, now)]
@@ -190,7 +197,7 @@ class WarmCache:
         return True
 
     def _need(self, key: Hashable) -> int:
-        """How urgently an entry is known to be needed; LRU knows nothing."""
+        """Return the known level of need of an entry; LRU knows none."""
         if self.policy == "lru":
             return _UNKNOWN
         if key in self._waiting:

@@ -21,30 +21,36 @@ from xscheduler.settings import Setting, find_setting
 Model = TypeVar("Model")
 
 LOAD_BYTES_S = 0.87e9
-"""Of a GPU, the engine's start included: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
+"""Loading rate of a GPU, including the engine's start: SamuLLM's host loads vicuna-13b, 26 GB, in 30 s."""
 CPU_START_S = 7.0
-"""Of an engine on CPUs, beside reading its weights: the machine of docs/measurements.md (`benchmarks.stages`)."""
+"""Start of an engine on CPUs, without reading its weights.
+
+Measured on the machine of docs/measurements.md (`benchmarks.stages`).
+"""
 
 
 @dataclass(frozen=True)
 class ApplicationNode(Noun):
-    """One node of an application file, as it was typed."""
+    """One node of an application file, as the user typed it."""
 
     name: str
     model: str
     workload: str
     requests: int | None = None
-    """Own calls; None: they come from other nodes alone, and the workload's inputs are instructions beside them."""
+    """Number of own calls.
+
+    None: its calls come only from other nodes, and the workload's inputs are their instructions.
+    """
     rounds: int | tuple[int, ...] | None = None
-    """Of each call, where an edge leads from the node to itself."""
+    """Rounds of each call, if an edge leads from the node to itself."""
     longest_output: int | None = None
     times: int = 1
     load: str | None = None
-    """How long a replica takes to load, like 30s."""
+    """Loading time of a replica, like 30s."""
     prompts: str | None = None
-    """A JSONL file of what its own calls' prompts begin with, for `exegpt run`; None: made up."""
+    """A JSONL file with the beginnings of its own calls' prompts, for `exegpt run`; None: made up."""
     instructions: str | None = None
-    """A text that all its prompts have, likewise."""
+    """A text that is in all its prompts, for `exegpt run`."""
 
     def __post_init__(self) -> None:
         if self.prompts is not None and (self.requests is not None or self.rounds is not None):
@@ -61,7 +67,7 @@ class ApplicationNode(Noun):
 
 @dataclass(frozen=True)
 class CallLine(Noun):
-    """A line of a node's prompts: one call, with what the prompt of each of its rounds begins with."""
+    """A line of a node's prompts: one call, with the beginning of each round's prompt."""
 
     prompt: str | None = None
     prompt_ids: tuple[int, ...] | None = None
@@ -75,14 +81,18 @@ class CallLine(Noun):
 
     @property
     def parts(self) -> "tuple[str, ...] | tuple[tuple[int, ...], ...]":
-        """Texts, or token ids, by round."""
+        """The texts or token ids, by round."""
         if self.prompt is not None:
             return (self.prompt,)
         return self.prompts or self.prompts_ids or (self.prompt_ids or (),)
 
 
 def read_call_lines(path: Path) -> list[CallLine]:
-    """A node's calls from JSONL; InputError names the line that is wrong."""
+    """Read a node's calls from JSONL.
+
+    Raises:
+        InputError: A line is wrong; the message names it.
+    """
     calls = []
     for number, line in enumerate(document.read_lines(path, "file of prompts"), 1):
         if line.strip():
@@ -100,7 +110,7 @@ class ApplicationFile(Noun):
     nodes: tuple[ApplicationNode, ...]
     edges: tuple[GraphEdge, ...] = ()
     linked: int | None = None
-    """GPUs that are linked directly, the most of a tensor-parallel group; None: all of the node."""
+    """Number of GPUs that are linked directly, the limit of a tensor-parallel group; None: all GPUs of the node."""
 
     def __post_init__(self) -> None:
         if self.linked is not None and self.linked < 1:
@@ -108,7 +118,11 @@ class ApplicationFile(Noun):
 
 
 def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> CallGraph:
-    """The calls of an application's file; InputError, which names it, for edges that no run can follow."""
+    """Return the call graph of an application's file.
+
+    Raises:
+        InputError: No run can follow the edges; the message names the file.
+    """
     try:
         return CallGraph(tuple(nodes), tuple(edges))
     except InputError as error:
@@ -116,8 +130,10 @@ def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge])
 
 
 def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str) -> Model:
-    """The model by which a node is called, or which it names; InputError for none, which begins with `without`, and for
-    two.
+    """Return the model that has a node's name, or that the node names.
+
+    Raises:
+        InputError: There is no such model (the message begins with `without`), or there are two.
     """
     called, named = by_name.get(entry.name), by_name.get(entry.model)
     if called and named and called is not named:
@@ -133,7 +149,7 @@ def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str
 
 @dataclass(frozen=True)
 class Asked:
-    """What an application file asks for."""
+    """The contents of an application file: the request for a plan."""
 
     graph: CallGraph
     table: CostTable
@@ -141,13 +157,16 @@ class Asked:
     linked: int
     assumptions: tuple[str, ...]
     settings: Mapping[str, Setting]
-    """By node."""
+    """By node: its setting."""
     directories: Mapping[str, str | None]
-    """By node: of its weights, where its model was named by that."""
+    """By node: the directory of its weights, if its model was named by it."""
 
 
 def read_application_file(path: Path) -> ApplicationFile:
-    """What was typed; a models file all of whose models have requests is an application without edges."""
+    """Read an application file as it was typed.
+
+    A models file whose models all have requests is an application without edges.
+    """
     data = document.read_yaml(path, "application")
     check_units(data, "nodes", {"load": "s"}, path)
     if isinstance(data, dict) and "models" in data:
@@ -156,8 +175,12 @@ def read_application_file(path: Path) -> ApplicationFile:
 
 
 def read_application(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> Asked:
-    """What an application file, or a models file all of whose models have requests, asks for on a cluster; InputError
-    for what can't be read or planned. `profile` as in `profiles_by_model`, `options` as in `find_setting`.
+    """Read what an application file asks for on a cluster, or a models file whose models all have requests.
+
+    `profile` as in `profiles_by_model`, `options` as in `find_setting`.
+
+    Raises:
+        InputError: The file can't be read or planned.
     """
     file = read_application_file(path)
     profiles = profiles_by_model(profile, [entry.name for entry in file.nodes], path)
@@ -189,7 +212,10 @@ def read_application(path: Path, cluster: str, *, profile: Sequence[str] = (), *
 
 
 def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
-    """As many requests, with as many rounds, as its prompts have in a file; their lengths are the workload's."""
+    """Return the node with the numbers of requests and rounds of its prompts' file.
+
+    The requests' lengths are the workload's.
+    """
     if entry.prompts is None:
         return entry
     rounds = tuple(len(line.parts) for line in read_call_lines(directory / entry.prompts))
@@ -214,7 +240,7 @@ def _check_cluster(cluster: ClusterSpec) -> None:
 
 
 def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
-    """Prompts from the workload's inputs, those of a round each; of a node without requests their mean."""
+    """Return a node with prompts from the workload's inputs, one per round; without requests, with their mean."""
     inputs = setting.workload.input
     node = GraphNode(entry.name, entry.name, (1,), longest_output=entry.longest_output, times=entry.times)
     if entry.requests is None:
@@ -225,19 +251,19 @@ def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
 
 
 def loading_s(setting: Setting, share: float = 1.0) -> float:
-    """How long a device takes to load a share of a model's weights, in seconds; on CPUs with the engine's start."""
+    """Return the seconds in which a device loads a share of a model's weights; on CPUs with the engine's start."""
     start_s = CPU_START_S if setting.cluster.is_cpu else 0.0
     return start_s + share * setting.model.parameters * BYTES[setting.profile.dtype] / LOAD_BYTES_S
 
 
 def loading_text(cpu: bool) -> str:
-    """What loading times are assumed."""
+    """Return a text with the assumed loading times."""
     start = f"{CPU_START_S:g} s to start an engine, " if cpu else ""
     return f"{start}a {'device' if cpu else 'GPU'}'s weights at {LOAD_BYTES_S / 1e9:g} GB/s"
 
 
 def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[ModelCosts, list[str]]:
-    """The model's lines from its profile, under the node's name, and what is assumed of its loading."""
+    """Return the model's cost lines from its profile, under the node's name, and the assumptions about its loading."""
     from xmulti.stages.profiled_costs import profiled_model
 
     if setting.model.encoder_layers:

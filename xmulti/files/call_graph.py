@@ -1,4 +1,4 @@
-"""CallGraph: an application of several models, whose calls take what other models' calls give."""
+"""CallGraph: an application of several models, whose calls read other models' outputs."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,10 +11,11 @@ EdgeKind = Literal["concatenate", "separate", "final"]
 
 @dataclass(frozen=True)
 class GraphEdge(Noun):
-    """Outputs of one node that go into another one's prompts; from a node to itself, each round's into the next one's.
+    """Outputs of one node that go into another node's prompts; from a node to itself, into the next round's prompt.
 
-    `concatenate`: call j of the target reads all outputs of call j of the source, beside its own prompt and those of
-    other sources. `final`: the same of the last round alone. `separate`: each output becomes a call of its own.
+    `concatenate`: call j of the target reads all outputs of call j of the source, in addition to its own prompt and
+    those of other sources. `final`: the same with the last round's output only. `separate`: each output becomes a
+    separate call.
     """
 
     source: str
@@ -24,19 +25,19 @@ class GraphEdge(Noun):
 
 @dataclass(frozen=True)
 class GraphNode(Noun):
-    """One model in an application, with the calls that it begins with."""
+    """One model in an application, with its initial calls."""
 
     name: str
     model: str
     prompts: tuple[int, ...] = ()
-    """Own tokens of each call, in each of its rounds; empty where the calls come from other nodes alone."""
+    """Own tokens of each call, in each of its rounds; empty if the calls come only from other nodes."""
     prompt: int = 0
-    """Tokens of instructions that each call has beside them."""
+    """Tokens of instructions that each call has in addition."""
     rounds: tuple[int, ...] = ()
-    """Of each call, where the node has an edge to itself; empty: one each."""
+    """Rounds of each call, if the node has an edge to itself; empty: one each."""
     longest_output: int | None = None
     times: int = 1
-    """How often each call is asked."""
+    """How often each call is made."""
 
     def __post_init__(self) -> None:
         if self.prompt < 0 or any(tokens < 0 for tokens in self.prompts):
@@ -88,15 +89,19 @@ class CallGraph(Noun):
             raise InputError(f"Node '{node.name}' has rounds: it needs an edge to itself.")
 
     def into(self, name: str) -> tuple[GraphEdge, ...]:
-        """Edges from other nodes into one."""
+        """Return the edges from other nodes into one."""
         return tuple(edge for edge in self.edges if edge.target == name != edge.source)
 
     def loops(self, name: str) -> bool:
-        """Whether a node has an edge to itself."""
+        """Return whether a node has an edge to itself."""
         return any(edge.source == edge.target == name for edge in self.edges)
 
     def in_order(self) -> tuple[GraphNode, ...]:
-        """The nodes, each behind those that it takes outputs of; InputError where edges go round."""
+        """Return the nodes, each after the nodes whose outputs it reads.
+
+        Raises:
+            InputError: The edges form a cycle.
+        """
         ordered: list[GraphNode] = []
         left = list(self.nodes)
         while left:
@@ -113,7 +118,7 @@ class CallGraph(Noun):
         return tuple(ordered)
 
     def _read_by_others(self, names: set[str]) -> list[str]:
-        """Those of the nodes that go round: what only reads from them is left out, step by step."""
+        """Return the nodes of the cycle: nodes that no other of these reads are left out, step by step."""
         while True:
             read = {edge.source for name in names for edge in self.into(name)} & names
             if read == names:
@@ -121,5 +126,5 @@ class CallGraph(Noun):
             names = read
 
     def joined(self, other: "CallGraph") -> "CallGraph":
-        """Both applications as one, whose nodes have different names."""
+        """Return both applications as one; their nodes must have different names."""
         return CallGraph(self.nodes + other.nodes, self.edges + other.edges)

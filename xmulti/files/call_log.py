@@ -1,4 +1,4 @@
-"""Call logs: what applications' runs called, as JSONL, and the demand graphs learned from it."""
+"""Call logs: the calls of applications' runs as JSONL, and the demand graphs learned from them."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -22,13 +22,13 @@ class LoggedCall(Noun):
     next: str
     """The run's next unit, or `end`."""
     input_tokens: int | None = None
-    """Of each of its parallel requests; None on other backends than LLMs."""
+    """Input tokens of each of its parallel requests; None on backends other than LLMs."""
     output_tokens: int | None = None
     parallel: int = 1
     seconds: float | None = None
-    """On other backends than LLMs."""
+    """Duration on backends other than LLMs."""
     backend: str | None = None
-    """None: an LLM where there are tokens, else a backend of the unit's own name."""
+    """None: an LLM if there are tokens, else a backend with the unit's name."""
 
     def __post_init__(self) -> None:
         tokens = (self.input_tokens, self.output_tokens)
@@ -43,14 +43,18 @@ class LoggedCall(Noun):
 
     @property
     def on_llm(self) -> bool:
-        """Whether tokens are what it demands."""
+        """Whether its demand is tokens."""
         return self.backend == LLM or (self.backend is None and self.input_tokens is not None)
 
 
 def read_calls(path: Path) -> Iterator[LoggedCall]:
-    """The calls of a JSONL log, a run's in their order; InputError names the line that is wrong."""
+    """Yield the calls of a JSONL log; a run's calls are in order.
+
+    Raises:
+        InputError: A line is wrong; the message names it.
+    """
     expected: dict[tuple[str, str | int], str] = {}
-    """Of each run: what its last call said would follow."""
+    """By run: the unit that its last call named as the next."""
     for number, line in enumerate(document.read_lines(path, "log of calls"), 1):
         if not line.strip():
             continue
@@ -67,8 +71,12 @@ def read_calls(path: Path) -> Iterator[LoggedCall]:
 
 
 def learn(calls: Iterable[LoggedCall]) -> tuple[DemandGraph, ...]:
-    """A demand graph of each application in the calls, a run's in their order, runs in any; of more than MOST_SAMPLES
-    calls the last ones count. InputError where there are none, or no run of an application could end.
+    """Return a demand graph of each application in the calls.
+
+    A run's calls must be in order, runs may be mixed. Of more than MOST_SAMPLES calls the last ones count.
+
+    Raises:
+        InputError: There are no calls, or no run of an application could end.
     """
     applications: dict[str, _Learner] = defaultdict(_Learner)
     for call in calls:
@@ -94,7 +102,7 @@ class _Learner:
         """Each run's last call on an LLM."""
 
     def add(self, call: LoggedCall) -> None:
-        """One more call of a run."""
+        """Add one more call of a run."""
         if call.run not in self.upstream:
             self.start.append(call.unit)
             self.upstream[call.run] = None
@@ -112,7 +120,7 @@ class _Learner:
             self.upstream[call.run] = call
 
     def graph(self, application: str) -> DemandGraph:
-        """What was learned."""
+        """Return the learned graph."""
         units = tuple(self._unit(name, calls) for name, calls in self.calls.items())
         joint = tuple(JointRecords(*pair, tuple(records)) for pair, records in self.joint.items())  # type: ignore[arg-type]
         return DemandGraph(DemandGraph.VERSION, application, tuple(self.start), units, joint)
@@ -126,5 +134,5 @@ class _Learner:
 
 
 def _demand(call: LoggedCall) -> tuple[int, int, int]:
-    """Input tokens, output tokens, parallel requests."""
+    """Return input tokens, output tokens, parallel requests."""
     return call.input_tokens or 0, call.output_tokens or 0, call.parallel

@@ -1,4 +1,4 @@
-"""Demand graph: what an application's runs called, one sampled record per call (Hermes' PDGraph)."""
+"""Demand graph: the calls of an application's runs, one sampled record per call (Hermes' PDGraph)."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ END = "end"
 LLM = "llm"
 """The backend of units whose demand is tokens."""
 MOST_SAMPLES = 1000
-"""Of a unit, of a pair of units and of first units: older ones are dropped."""
+"""Most samples of a unit, of a pair of units and of first units: older ones are dropped."""
 
 
 @dataclass(frozen=True)
@@ -24,16 +24,16 @@ class Unit(Noun):
 
     name: str
     backend: str
-    """`llm`, or the kind of container that it needs, as `docker`."""
+    """`llm`, or the kind of container that it needs, such as `docker`."""
     next_units: tuple[str, ...]
     """The unit that followed, or `end`."""
     input_tokens: tuple[int, ...] = ()
-    """Of each parallel request, the i-th of them in the same call as the i-th of the two below."""
+    """Input tokens of each parallel request; the i-th values of this and the next two are of the same call."""
     output_tokens: tuple[int, ...] = ()
     parallel: tuple[int, ...] = ()
     """Requests that one call of an LLM unit sends at once."""
     seconds: tuple[float, ...] = ()
-    """Of calls on other backends."""
+    """Durations of calls on other backends."""
 
     def __post_init__(self) -> None:
         llm = self.backend == LLM
@@ -57,7 +57,10 @@ class Unit(Noun):
 
 @dataclass(frozen=True)
 class JointRecords(Noun):
-    """Two LLM units of which one follows the other, on other backends between them or none: both calls of each run."""
+    """Records of two LLM units of which one follows the other: both calls of a run.
+
+    There may be calls on other backends in between.
+    """
 
     upstream: str
     downstream: str
@@ -74,7 +77,10 @@ class JointRecords(Noun):
 
 @dataclass(frozen=True)
 class DemandGraph(Noun):
-    """An application's units. Walks may return to a unit; each unit must have a way to the end."""
+    """An application's units.
+
+    Walks may return to a unit; each unit must have a way to the end.
+    """
 
     version: int
     application: str
@@ -117,7 +123,11 @@ class DemandGraph(Noun):
                 )
 
     def _check_end(self) -> None:
-        """InputError where some unit never leads to the end."""
+        """Check that every unit can lead to the end.
+
+        Raises:
+            InputError: A unit never leads to the end.
+        """
         ending: set[str] = {END}
         while more := {u.name for u in self.units if u.name not in ending and not ending.isdisjoint(u.next_units)}:
             ending |= more
@@ -138,13 +148,21 @@ class DemandGraph(Noun):
             )
 
     def unit(self, name: str) -> Unit:
-        """A unit by its name; KeyError for another."""
+        """Return a unit by its name.
+
+        Raises:
+            KeyError: There is no such unit.
+        """
         return {unit.name: unit for unit in self.units}[name]
 
 
 def read_demand_graphs(path: Path) -> tuple[DemandGraph, ...]:
-    """The graphs in a JSON file: one of ours, a list of ours, or the form that Hermes' repository publishes, by
-    application; InputError for another, and for a graph that no run could end in.
+    """Read the graphs in a JSON file: one graph, a list of graphs, or the format that Hermes' repository publishes.
+
+    Hermes' format is by application.
+
+    Raises:
+        InputError: The file has another format, or a graph in which no run could end.
     """
     data, what = document.read_json(path), f"'{path}'"
     if isinstance(data, list):
@@ -157,7 +175,7 @@ def read_demand_graphs(path: Path) -> tuple[DemandGraph, ...]:
 
 
 def _published(name: str, units: Any, what: str) -> DemandGraph:
-    """A graph from units by name with `type`, `next` and samples, of which `start` and `end` have none."""
+    """Return a graph from units by name with `type`, `next` and samples; `start` and `end` have no samples."""
     if not isinstance(units, dict) or not all(isinstance(unit, dict) for unit in units.values()):
         raise InputError(f"{what}: the application '{name}' must be a group of units.")
     if not isinstance(units.get("start"), dict) or END not in units:

@@ -1,7 +1,7 @@
 """The calls of an application while it runs: which can begin, and with which prompt.
 
-A call of several rounds is a *chain*: each round reads the output of the one before. Prompts and outputs are whatever
-adds up, so that the same rules serve runs (tuples of token ids) and simulations (numbers of tokens).
+A call of several rounds is a *chain*: each round reads the output of the round before. Prompts and outputs can be any
+type with addition. So the same rules serve runs (tuples of token ids) and simulations (numbers of tokens).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,43 +20,45 @@ class Chain(Generic[Tokens]):
 
     node: GraphNode
     index: int
-    """Among the node's calls."""
+    """Its index among the node's calls."""
     own: Sequence[Tokens]
-    """What each round's prompt begins with: tokens of its own, with the node's instructions."""
+    """The beginning of each round's prompt: its own tokens, with the node's instructions."""
     reads: list[tuple["Chain[Tokens]", int | None]] = field(default_factory=list)
-    """Other nodes' calls of which its prompts have the output of a round; None: of all rounds."""
+    """Other nodes' calls whose outputs its prompts contain, with the round; None: all rounds."""
     readers: list["Chain[Tokens]"] = field(default_factory=list)
     outputs: list[Tokens] = field(default_factory=list)
-    """Of the rounds that have ended."""
+    """Outputs of the rounds that have ended."""
     begun: bool = False
 
     @property
     def name(self) -> str:
-        """Of its next call."""
+        """The name of its next call."""
         return self.call(len(self.outputs))
 
     def call(self, number: int) -> str:
-        """The name of the call of a round: node/index/round."""
+        """Return the name of the call of a round: node/index/round."""
         return f"{self.node.name}/{self.index}/{number}"
 
     @property
     def ended(self) -> bool:
-        """Whether all its rounds have."""
+        """Whether all its rounds have ended."""
         return len(self.outputs) == len(self.own)
 
     @property
     def ready(self) -> bool:
-        """Whether all that it reads is there."""
+        """Whether all outputs that it reads have come."""
         return all(len(of.outputs) > (len(of.own) - 1 if at is None else at) for of, at in self.reads)
 
 
 class DependentCalls(Generic[Tokens]):
-    """All calls of a graph: `begin` names those that wait for none, `end` those that have waited for one.
+    """All calls of a graph: `begin` returns calls without dependencies, `end` calls whose dependencies have ended.
 
-    `own` has the tokens of each node with calls of its own, by call and round; `instructions` those that all prompts of
-    a node have. `read` makes of a source's output what a reader's prompt has of it. `in_turn`: no node's calls begin
-    before all of those in front of it have ended, for comparison. InputError where joined nodes differ in their number
-    of calls.
+    `own` has the tokens of each node with own calls, by call and round. `instructions` has the tokens that all prompts
+    of a node contain. `read` converts a source's output into the part of a reader's prompt. `in_turn`: a node's calls
+    begin only after all calls of earlier nodes have ended, for comparison.
+
+    Raises:
+        InputError: Joined nodes have different numbers of calls.
     """
 
     def __init__(
@@ -74,13 +76,13 @@ class DependentCalls(Generic[Tokens]):
             known = own.get(node.name)
             self._of_node[node.name] = self._chains(node, graph.into(node.name), known, instructions[node.name])
         self.left_of = {name: sum(len(chain.own) for chain in chains) for name, chains in self._of_node.items()}
-        """By node: calls that haven't ended, each round one."""
+        """By node: number of calls that haven't ended; each round is a call."""
         self.left = sum(self.left_of.values())
-        """Of all nodes."""
+        """Number of all nodes' calls that haven't ended."""
 
     @property
     def chains(self) -> Mapping[str, Sequence[Chain[Tokens]]]:
-        """All calls of each node; nodes behind those that they read."""
+        """All calls of each node; each node comes after those that it reads."""
         return self._of_node
 
     def _chains(
@@ -110,7 +112,10 @@ class DependentCalls(Generic[Tokens]):
     def _read(
         self, node: GraphNode, edges: tuple[GraphEdge, ...]
     ) -> list[list[list[tuple[Chain[Tokens], int | None]]]]:
-        """By edge, then by call of the node: what it reads. Separate outputs are calls, of one edge after the other."""
+        """Return what the node's calls read, by edge, then by call.
+
+        Separate outputs are calls, one edge after the other.
+        """
         if edges and edges[0].kind == "separate":
             chains = [chain for edge in edges for chain in self._of_node[edge.source]]
             return [[[(chain, at)] for chain in chains for at in range(len(chain.own))]]
@@ -120,7 +125,10 @@ class DependentCalls(Generic[Tokens]):
         ]
 
     def prompt(self, chain: Chain[Tokens]) -> Tokens:
-        """Of its next call: what is its own, what it reads of others, and the output of the round before."""
+        """Return the prompt of a chain's next call.
+
+        It has the chain's own tokens, the outputs that it reads, and the output of the round before.
+        """
         prompt = chain.own[len(chain.outputs)]
         for source, at in chain.reads:
             for output in source.outputs if at is None else source.outputs[at : at + 1]:
@@ -128,11 +136,11 @@ class DependentCalls(Generic[Tokens]):
         return prompt + chain.outputs[-1] if chain.outputs else prompt
 
     def begin(self) -> list[Chain[Tokens]]:
-        """The calls that wait for none."""
+        """Return the calls that have no unfinished dependency, and mark them as begun."""
         return self._begun([chain for chains in self._of_node.values() for chain in chains])
 
     def end(self, chain: Chain[Tokens], output: Tokens) -> list[Chain[Tokens]]:
-        """A chain's call has ended; returns the chains whose next call can begin."""
+        """Record that a chain's call has ended, and return the chains whose next call can begin."""
         chain.outputs.append(output)
         self.left -= 1
         self.left_of[chain.node.name] -= 1

@@ -1,4 +1,4 @@
-"""A models file: which models one cluster is shared out to, and what each is asked for."""
+"""A models file: the models that share one cluster, and the requests for each."""
 
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -12,27 +12,27 @@ from xcore.noun import Noun
 
 MOST_MODELS = 100
 MOST_LETTERS = 200
-"""Of a name."""
+"""Most letters of a name."""
 MOST_REQUESTS = 1_000_000
-"""Of one model: each is drawn."""
+"""Most requests of one model: each is drawn."""
 
 _EITHER = "Model '{}' needs a rate, like 5/s, or a number of requests, and not both."
 
 
 @dataclass(frozen=True)
 class ModelEntry(Noun):
-    """One model in a models file, as it was typed."""
+    """One model in a models file, as the user typed it."""
 
     name: str
     model: str
     workload: str | None = None
-    """None, with neither rate nor requests: all three are what an application makes of them."""
+    """None, without rate and requests: an application determines all three."""
     rate: str | None = None
-    """Of arrival, like 5/s; or `requests`, that are there from the beginning."""
+    """Arrival rate, like 5/s; or `requests`, which are there from the beginning."""
     requests: int | None = None
     latency_bound: str | None = None
     columns: str | None = None
-    """Of the workload's trace, like input=NAME,output=NAME."""
+    """Column names of the workload's trace, like input=NAME,output=NAME."""
 
     def __post_init__(self) -> None:
         if self.rate is not None and self.requests is not None:
@@ -47,7 +47,11 @@ class ModelEntry(Noun):
 
 
 def check_requests(what: str, requests: int | None) -> None:
-    """InputError for too few or too many; `what` has them."""
+    """Check a number of requests; `what` begins the error's sentence.
+
+    Raises:
+        InputError: There are too few or too many.
+    """
     if requests is not None and not 1 <= requests <= MOST_REQUESTS:
         raise InputError(f"{what} has {requests:,} requests: at least 1, at most {MOST_REQUESTS:,}.")
 
@@ -58,7 +62,7 @@ class ModelsFile(Noun):
 
     models: tuple[ModelEntry, ...]
     applications: str | None = None
-    """An application file beside it, whose calls some of the models have."""
+    """An application file in the same folder, whose calls go to some of the models."""
 
     def __post_init__(self) -> None:
         if self.applications is None:
@@ -73,7 +77,11 @@ class ModelsFile(Noun):
             raise InputError(f"A models file has {len(names)} models: name 1 to {MOST_MODELS}.")
 
     def check(self, called: Mapping[str, object]) -> None:
-        """InputError for a model without requests, or with such beside those that an application makes of it."""
+        """Check the models' requests, given the models that an application calls.
+
+        Raises:
+            InputError: A model has no requests, or has its own in addition to an application's.
+        """
         for entry in self.models:
             asked = entry.rate is not None or entry.requests is not None
             if entry.name in called and (asked or entry.workload is not None):
@@ -88,12 +96,16 @@ class ModelsFile(Noun):
 
 
 def is_application(data: Any) -> bool:
-    """Whether a file's content is an application's rather than models'."""
+    """Return whether a file's content is an application's rather than a models file's."""
     return isinstance(data, dict) and "nodes" in data and "models" not in data
 
 
 def read_models(path: Path) -> ModelsFile:
-    """A models file as it was typed; InputError for what can't be read."""
+    """Read a models file as it was typed.
+
+    Raises:
+        InputError: The file can't be read.
+    """
     data = document.read_yaml(path, "models")
     if is_application(data):
         raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
@@ -102,7 +114,11 @@ def read_models(path: Path) -> ModelsFile:
 
 
 def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) -> None:
-    """InputError for a bare number where an entry of the list `listed` needs one with a unit, by key."""
+    """Check that entries of the list `listed` have units, by key.
+
+    Raises:
+        InputError: A value is a bare number.
+    """
     entries = data.get(listed) if isinstance(data, dict) else None
     for place, entry in enumerate(entries if isinstance(entries, list) else ()):
         for key, unit in units.items() if isinstance(entry, dict) else ():
@@ -114,10 +130,13 @@ def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) ->
 
 
 def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) -> dict[str, str]:
-    """Return what `--profile` says for each model of the file `path`: texts NAME=FILE, several between commas or one by
-    one; `roofline` alone is for all models, and a FILE alone for the only one.
+    """Return the `--profile` text for each model of the file `path`.
 
-    Raises InputError for a name that the file doesn't have, for a model with two, and for a FILE of no model.
+    Texts are NAME=FILE, one each or several separated by commas. `roofline` alone is for all models; a FILE alone is
+    for the only model.
+
+    Raises:
+        InputError: A name is not in the file, a model has two profiles, or a FILE is of no model.
     """
     has = f"'{path}' has {', '.join(names)}"
     profiles: dict[str, str] = {}
@@ -141,12 +160,12 @@ def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) ->
 
 
 def _parts(texts: str) -> list[str]:
-    """Return the texts between commas where each names a model; a file's name may have commas."""
+    """Split the texts at commas if each part names a model; a file's name may have commas."""
     parts = texts.split(",")
     return parts if all("=" in part for part in parts) else [texts]
 
 
 def workload_beside(text: str, directory: Path) -> str:
-    """A trace is looked for beside the models file first."""
+    """Return the workload's text, or the path of a trace with this name in the models file's folder."""
     beside = directory / text
     return str(beside) if beside.is_file() else text

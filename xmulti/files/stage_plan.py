@@ -1,4 +1,4 @@
-"""StagePlan: which models of an application run when, how, and on which GPUs."""
+"""StagePlan: when the models of an application run, how, and on which GPUs."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ class StagedNode(Noun):
 
     name: str
     dp: int
-    """Replicas."""
+    """Number of replicas."""
     tp: int
-    """GPUs of each."""
+    """GPUs of each replica."""
     devices: tuple[int, ...]
-    """Of the host: the first tp of them are the first replica's."""
+    """Devices of the host: the first tp of them are the first replica's."""
 
     def __post_init__(self) -> None:
         if len(self.devices) != self.dp * self.tp:
@@ -28,7 +28,7 @@ class StagedNode(Noun):
 
 @dataclass(frozen=True)
 class ExecutionStage(Noun):
-    """Nodes that run at once."""
+    """Nodes that run at the same time."""
 
     start_s: float
     end_s: float
@@ -42,19 +42,23 @@ class ExecutionStage(Noun):
 
 @dataclass(frozen=True)
 class StagedModel(Noun):
-    """What a node's engines need: nodes are loaded each for itself, of one model or not."""
+    """What a node's engines need; each node is loaded separately, even if two nodes have the same model."""
 
     name: str
-    """The node's."""
+    """The node's name."""
     directory: str | None
-    """Of its weights; None where it was planned by a built-in name."""
+    """Directory of its weights; None if it was planned by a built-in name."""
     schedules: tuple[Schedule, ...]
-    """Of one replica, for each tensor-parallel degree that the stages have."""
+    """Schedules of one replica, for each tensor-parallel degree that the stages have."""
     costs: ModelCosts
-    """By which it was planned, at the same degrees."""
+    """The costs with which it was planned, at the same degrees."""
 
     def schedule(self, tp: int) -> Schedule:
-        """The schedule of a replica on so many GPUs; InputError where there is none."""
+        """Return the schedule of a replica on `tp` GPUs.
+
+        Raises:
+            InputError: There is none.
+        """
         for schedule in self.schedules:
             if schedule.stages[0].tp == tp:
                 return schedule
@@ -63,19 +67,19 @@ class StagedModel(Noun):
 
 @dataclass(frozen=True)
 class StagePlan(Noun):
-    """The stages of an application, with the seconds that they are planned to take."""
+    """The stages of an application, with their planned seconds."""
 
     version: int
     method: str
     devices: int
     linked: int
-    """Devices that are linked directly: no tensor-parallel group is larger."""
+    """Number of devices that are linked directly: no tensor-parallel group is larger."""
     stages: tuple[ExecutionStage, ...]
     search_s: float
     cluster: ClusterSpec | None = None
-    """None, and no models: stages of another source, which can't be run."""
+    """None, and no models: stages from another source, which can't be run."""
     models: tuple[StagedModel, ...] = ()
-    """Of all nodes of the stages."""
+    """Models of all nodes of the stages."""
 
     VERSION = 1
 
@@ -96,21 +100,21 @@ class StagePlan(Noun):
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Of all stages, each once."""
+        """The nodes of all stages, each once."""
         return tuple(dict.fromkeys(node.name for stage in self.stages for node in stage.nodes))
 
     @property
     def seconds(self) -> float:
-        """Until the last stage ends."""
+        """Seconds until the last stage ends."""
         return max((stage.end_s for stage in self.stages), default=0.0)
 
     @property
     def free(self) -> int:
-        """Devices that no stage has."""
+        """Number of devices that no stage uses."""
         return self.devices - len({device for stage in self.stages for node in stage.nodes for device in node.devices})
 
     @property
     def gpu_hours(self) -> float:
-        """Of the devices of each stage until it ends."""
+        """GPU hours of the devices of each stage until it ends."""
         taken = [(stage.end_s - stage.start_s) * sum(len(n.devices) for n in stage.nodes) for stage in self.stages]
         return sum(taken) / 3600

@@ -1,4 +1,4 @@
-"""Plans of stages that are run: read, checked, and with the models that their nodes are."""
+"""Files of stage plans that are run: reading, checks, and the models of their nodes."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,8 +14,12 @@ from xmulti.serving.planned_units import check_names, placed_model
 
 
 def read_stage_plan(path: Path, directories: Mapping[str, str]) -> StagePlan:
-    """The plan of a file with the directory of each node's model: the one given by the node's name, else the plan's.
-    InputError for one that can't be run here, or models whose directories are missing or aren't theirs.
+    """Read the plan of a file, with the directory of each node's model.
+
+    A directory given by the node's name replaces the plan's.
+
+    Raises:
+        InputError: The plan can't be run here, or models' directories are missing or of other models.
     """
     plan = document.read(StagePlan, path)
     if not plan.models or plan.cluster is None:
@@ -29,7 +33,11 @@ def read_stage_plan(path: Path, directories: Mapping[str, str]) -> StagePlan:
 
 
 def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
-    """A node as a stage has it, as a model of a plan; InputError where its weights are missing."""
+    """Return a stage's node as a model of a plan.
+
+    Raises:
+        InputError: Its weights are missing.
+    """
     model = next(model for model in plan.models if model.name == node.name)
     schedule = model.schedule(node.tp)
     name = f"{len(node.devices)}x{schedule.cluster.device.kind}"
@@ -40,7 +48,11 @@ def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
 
 
 def check_application(plan: StagePlan, graph: CallGraph, what: str) -> None:
-    """InputError for an application that the stages weren't made for; `what` it is called."""
+    """Check that the stages were made for an application, which messages call `what`.
+
+    Raises:
+        InputError: They were made for another application.
+    """
     names = [node.name for node in graph.nodes]
     if sorted(names) != sorted(plan.nodes):
         raise InputError(

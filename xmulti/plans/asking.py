@@ -1,4 +1,4 @@
-"""Asking a plan's engines, and what is kept of what came."""
+"""Client of a plan's engines; records results."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from xserver.engines.engine_link import EngineLink
 
 
 class Asking:
-    """Asks the engines, and keeps what came of it; times are seconds since it was made."""
+    """Sends requests to a plan's engines and records the results. Times are seconds since its creation."""
 
     def __init__(
         self,
@@ -26,18 +26,18 @@ class Asking:
         file: ResultFile | None,
         progress: Callable[[int], None],
     ):
-        """`directories`: of all models, by name."""
+        """Set up the client; `directories` are all models' directories, by name."""
         self._links, self._file, self._progress = links, file, progress
         self._tokenizers = {name: load_tokenizer(directory) for name, directory in directories.items()} if file else {}
         self._zero_s = time.monotonic()
         self.served: dict[str, list[Served]] = {name: [] for name in directories}
-        """Of this run, in order of completion."""
+        """Served requests of this run, by model, in order of completion."""
         self.results: dict[str, Result] = dict(file.done) if file else {}
-        """By request."""
+        """Results by request id."""
         self.resumed = len(self.results)
 
     async def ask(self, model: str, request: Request) -> Result:
-        """The result of a request, which arrives now; of one that was done before at once."""
+        """Return the result of a request that arrives now; if it was done before, return at once."""
         if request.id in self.results:
             return self.results[request.id]
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -46,7 +46,7 @@ class Asking:
             if asked.ended and not ended.done():
                 ended.set_result(asked.ended)
 
-        # the link has numbers for ids
+        # the link uses numbers as ids
         asked = self._links[model].add(replace(request, seed=request.own_seed, arrival_s=0.0))
         asked.listeners.append(look)
         look()  # an engine that has failed ends it at once
@@ -84,12 +84,12 @@ class Asking:
         return time.monotonic() - self._zero_s
 
     async def until(self, at_s: float) -> None:
-        """Wait for a time of the run."""
+        """Wait until a time of the run."""
         await asyncio.sleep(max(0.0, self._zero_s + at_s - time.monotonic()))
 
 
 async def together(coroutines: Sequence[Any]) -> None:
-    """Run all to their ends; where one fails, none goes on."""
+    """Run all coroutines to completion; if one fails, cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         await asyncio.gather(*tasks)

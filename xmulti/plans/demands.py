@@ -1,4 +1,4 @@
-"""Demands: what each model of a models file is asked for on a cluster."""
+"""Demands: the requirements of each model of a models file on a cluster."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from xscheduler.settings import Setting, find_setting
 
 @dataclass(frozen=True)
 class Demand:
-    """What one model is asked for, on the whole cluster."""
+    """One model's requirements, on the whole cluster."""
 
     name: str
     setting: Setting
@@ -25,15 +25,15 @@ class Demand:
     requests: int | None
     bound_s: float | None
     directory: str | None = None
-    """Of the model's weights, where it was named by that."""
+    """Directory of the model's weights, if the model was named by it."""
 
     def within(self, bound_s: float | None) -> "Demand":
-        """The same under another bound in seconds."""
+        """Return the same under another bound in seconds."""
         return replace(self, bound_s=bound_s)
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """Equal for models of which each does what the others do on as many devices."""
+        """Equal for models that perform the same on equal numbers of devices."""
         setting = self.setting
         profile = setting.profile
         times = profile.source if profile.source == "roofline" else profile.fingerprint
@@ -41,7 +41,7 @@ class Demand:
 
     @property
     def work(self) -> float:
-        """Tokens times parameters, per second or in all: what a share in proportion counts."""
+        """Tokens times parameters, per second or in all: the basis of a proportional share."""
         lengths = self.setting.workload
         tokens = lengths.input.mean + lengths.output.mean
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters
@@ -54,7 +54,7 @@ def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **opt
     unknown name.
     """
     if cluster != "local":
-        parse_cluster(cluster, options.get("memory_fraction"))  # what is wrong with it is no model's fault
+        parse_cluster(cluster, options.get("memory_fraction"))  # so that an error in it names no model
     file = read_models(path)
     expected = expected_calls(path, file)
     lengths = expected.lengths() if expected else {}

@@ -1,4 +1,4 @@
-"""What one of several models does by its number of devices."""
+"""The performance of one of several models by its number of devices."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,17 @@ if TYPE_CHECKING:
     from xmulti.sharing.budgets import Budget
 
 REQUESTS = 40_000
-"""Of a search: a fifth of what `exegpt tune` measures a goodput with, as a plan's are replayed once more anyway."""
+"""Requests of a search: a fifth of those with which `exegpt tune` measures a goodput.
+
+A plan's are replayed again anyway.
+"""
 _NO_TIME_S = 1e-6
-"""A bound that nothing meets: then a search names the lowest latency."""
+"""A bound that no schedule meets: a search then reports the lowest latency."""
 
 
 @dataclass(frozen=True)
 class Served:
-    """What a model does on so many devices."""
+    """A model's performance on a number of devices."""
 
     devices: int
     schedule: Schedule
@@ -38,13 +41,13 @@ class Served:
     seconds: float | None
 
     def planned(self, demand: Demand, devices: tuple[int, ...] | None = None) -> PlannedModel:
-        """The model on the first of these devices; None: on the cluster's first."""
+        """Return the model on the first of these devices; None: on the cluster's first."""
         where = (tuple(range(self.devices)) if devices is None else devices)[: self.devices]
         rates, done = (demand.rate_seq_s, self.goodput_seq_s), (demand.requests, self.seconds)
         return PlannedModel(demand.name, where, self.schedule, self.estimate, *rates, *done)
 
     def budget(self, demand: Demand) -> "Budget":
-        """What the search of budgets compares."""
+        """Return the budget, which the search of budgets compares."""
         from xmulti.sharing.budgets import Budget
 
         if demand.rate_seq_s is not None and self.goodput_seq_s is not None:
@@ -53,27 +56,28 @@ class Served:
 
 
 Shape = tuple[int, int]
-"""Nodes, and devices of each."""
+"""Number of nodes, and of devices of each."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """What models that are alike do on parts of a cluster."""
+    """The known performance of equal models on parts of a cluster."""
 
     served: dict[Shape, Served | None] = field(default_factory=dict)
-    """Under the best of the quick policies, if one does, else of all."""
+    """Performance under the best of the quick policies if one runs, else under the best of all."""
     best: dict[Shape, Served] = field(default_factory=dict)
-    """Under the best of all."""
+    """Performance under the best of all policies."""
 
 
 class ModelFrontier:
-    """What models that are alike do by their number of devices, searched once for each."""
+    """The performance of equal models by their number of devices, searched once for each."""
 
     def __init__(
         self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = (), known: Known | None = None
     ):
-        """With `quick` policies, a number of devices is searched for all policies only if none of these does. What is
-        `known` of earlier plans is extended.
+        """Set up the frontier, which extends what is `known` from earlier plans.
+
+        With `quick` policies, a number of devices is searched for all policies only if no quick one runs.
         """
         self.demand, self.policies, self._quick = demand, policies, quick
         self._known = known or Known()
@@ -86,25 +90,25 @@ class ModelFrontier:
 
     @property
     def searched(self) -> tuple[tuple[int, Served | None], ...]:
-        """Numbers of devices, and what it does on them, as far as they have been searched."""
+        """Searched numbers of devices, and the performance on them."""
         served = self._known.served
         return tuple((size, served[shape]) for size in self._sizes if (shape := self._shape(size)) in served)
 
     def on(self, devices: int) -> Served | None:
-        """On so many devices; None where it doesn't fit, or meets its bound at no rate."""
+        """Return the performance on `devices` devices; None if the model doesn't fit, or meets its bound at no rate."""
         shape = self._shape(devices)
         if shape not in self._known.served:
             self._known.served[shape] = served_quickly(self.demand, devices, self._quick, self.policies)
         return self._known.served[shape]
 
     def within(self, devices: int) -> Served:
-        """On so many, or on the next fewer that do, of which some are known to."""
+        """Return the performance on `devices` devices, or on the next fewer on which it runs; one is known to exist."""
         sizes = [size for size in self._sizes if size <= devices]
         return next(served for size in reversed(sizes) if (served := self.on(size)))
 
     @staticmethod
     def search(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> None:
-        """Let frontiers know what they do on these numbers of devices."""
+        """Search the frontiers at these numbers of devices."""
         new = _longest_first((f, n) for f, n in wanted if f._shape(n) not in f._known.served)
         asked = [(f.demand, n, f._quick, f.policies) for f, n in new]
         for (frontier, devices), served in zip(new, processes.each(served_quickly, asked), strict=True):
@@ -112,7 +116,10 @@ class ModelFrontier:
 
     @staticmethod
     def with_all_policies(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> list[Served]:
-        """What frontiers do on these numbers of devices, on which they do something, under the best of all policies."""
+        """Return the performance of frontiers under the best of all policies, on numbers of devices.
+
+        The models must run on these numbers.
+        """
         new = _longest_first((f, n) for f, n in wanted if f._best_on(n) is None)
         asked = [(f.demand, n, f.policies, f.on(n)) for f, n in new]
         for (frontier, devices), served in zip(new, processes.each(improved, asked), strict=True):
@@ -121,7 +128,7 @@ class ModelFrontier:
         return [served for served in best if served]
 
     def _best_on(self, devices: int) -> Served | None:
-        """Under the best of all policies, as far as that is known."""
+        """Return the performance under the best of all policies; None if it isn't known."""
         served = self.on(devices)
         assert served, "it does something on this number"
         if served.schedule.policy not in self._quick:
@@ -134,13 +141,14 @@ class ModelFrontier:
 
 
 def _longest_first(wanted: Iterable[tuple[ModelFrontier, int]]) -> list[tuple[ModelFrontier, int]]:
-    """Each once; searches on many devices take longest, and shall not be the last that all wait for."""
+    """Return each entry once, the most devices first: their searches take longest and should not be the last."""
     return sorted(dict.fromkeys(wanted), key=lambda each: -each[1])
 
 
 class Frontiers:
-    """Frontiers that are kept from one plan to the next: of demands that were read with the same options, on clusters
-    of the same devices and links.
+    """Frontiers that are kept from one plan to the next.
+
+    The demands must be read with the same options, on clusters with the same devices and links.
     """
 
     def __init__(self) -> None:
@@ -149,7 +157,7 @@ class Frontiers:
     def of(
         self, demands: Sequence[Demand], policies: tuple[str, ...], quick: tuple[str, ...] = ()
     ) -> list[ModelFrontier]:
-        """One for each model, the same one for models that are alike."""
+        """Return one frontier for each model; equal models get the same one."""
         alike = {
             demand.alike: ModelFrontier(
                 demand, policies, quick, self._known.setdefault((demand.alike, policies, quick), Known())
@@ -160,13 +168,14 @@ class Frontiers:
 
 
 def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
-    """What a model does on so many devices under the best of the quick policies, if one does, else of all."""
+    """Return a model's performance under the best of the quick policies if one runs, else of all."""
     return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
 
 
 def improved(demand: Demand, devices: int, policies: tuple[str, ...], known: Served) -> Served:
-    """What a model does on so many devices under the best of these policies, of which one is known: the others are only
-    searched as far as they may be better.
+    """Return a model's performance under the best of these policies, one of which is known.
+
+    The other policies are searched only as far as they may be better.
     """
     if known.goodput_seq_s is None:
         return served_on(demand, devices, policies) or known
@@ -176,8 +185,9 @@ def improved(demand: Demand, devices: int, policies: tuple[str, ...], known: Ser
 
 
 def served_on(demand: Demand, devices: int, policies: tuple[str, ...], floor: float = 0.0) -> Served | None:
-    """What a model does on so many devices under the best of these policies; None where it does nothing, or is far from
-    a goodput of `floor` requests/s.
+    """Return a model's performance on `devices` devices under the best of these policies.
+
+    Return None if it doesn't run, or is far from a goodput of `floor` requests/s.
     """
     setting = on_cluster(demand.setting, part_of(demand.setting.cluster, devices))
     if demand.rate_seq_s is None:
@@ -186,7 +196,7 @@ def served_on(demand: Demand, devices: int, policies: tuple[str, ...], floor: fl
 
 
 def part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
-    """So many devices of a cluster: of one node, or whole nodes."""
+    """Return a part of a cluster with `devices` devices: part of one node, or whole nodes."""
     nodes = max(1, devices // cluster.devices_per_node)
     each = devices // nodes
     name = f"{nodes}x{each}x{cluster.device.kind}" if nodes > 1 else f"{each}x{cluster.device.kind}"
@@ -194,8 +204,9 @@ def part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
 
 
 def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) -> float | None:
-    """The tightest bound in seconds that some schedule meets on so many devices in the steady state, with the margin
-    that a rate asks for; None where not one sequence fits.
+    """Return the tightest bound in seconds that a schedule meets on `devices` devices in the steady state.
+
+    It includes the margin that a rate needs. Return None if not even one sequence fits.
     """
     setting = on_cluster(demand.setting, part_of(demand.setting.cluster, devices))
     if demand.rate_seq_s is None:
@@ -208,7 +219,7 @@ def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) ->
 
 
 def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a search for goodput is asked: within the bound less a margin."""
+    """Return the arguments of a search for goodput: within the bound less a margin."""
     from xscheduler.arrivals import Arrivals
     from xscheduler.goodput import Bounds
 
@@ -220,7 +231,7 @@ def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple
 
 
 def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: float) -> Served | None:
-    """The schedule with the highest goodput within the bound less a margin."""
+    """Return the schedule with the highest goodput within the bound less a margin."""
     from xscheduler.open_tune import sustained_by
 
     asked, options = _asked(demand, setting, policies)
@@ -233,8 +244,9 @@ def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: 
 
 
 def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
-    """The schedule that is done with all requests soonest, of those with the highest throughput within the bound: by a
-    replay, as the steady state knows neither ramp-up nor drain; a long list is nearly all steady state.
+    """Return the schedule that completes all requests first, among those with the highest throughput within the bound.
+
+    A replay decides, as the steady state ignores ramp-up and drain. A long list is nearly all steady state.
     """
     from xsimulator.replay.event_simulator import replay
 

@@ -1,4 +1,4 @@
-"""Why no plan is possible, with the nearest that is: the tightest bound, the fewest devices, the highest rates."""
+"""Why no plan is possible, with the nearest possible one: the tightest bound, the fewest devices, the highest rates."""
 
 from xcore.duration import duration_text
 from xcore.quantity import counted, figure_text
@@ -9,11 +9,14 @@ from xmulti.plans.model_frontier import lowest_latency_s, served_on
 from xmulti.sharing.shared_devices import can_share
 
 LOOSER, TRIES = 1.1, 20
-"""A bound that the steady state meets is loosened by this until requests that arrive at random meet it too."""
+"""The factor by which a bound is loosened, and the most tries.
+
+A bound that the steady state meets is loosened until requests that arrive at random meet it too.
+"""
 
 
 def nothing_fits(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...]) -> str:
-    """For a model that runs on no number of devices within its bound."""
+    """Return the sentence for a model that runs on no number of devices within its bound."""
     near = nearest_bound(demand, cluster, policies)
     if near is None or demand.bound_s is None:
         return f"Model '{demand.name}' fits no part of {cluster.name}: name more devices, or larger ones."
@@ -26,9 +29,7 @@ def nothing_fits(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...]
 
 
 def nearest_bound(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...]) -> tuple[float, int] | None:
-    """The tightest bound in seconds that a model is found to meet at any rate, and the devices on which it does; None
-    where it fits nowhere.
-    """
+    """Return the tightest bound in seconds that a model meets at any rate, and the devices; None if it fits nowhere."""
     from xmulti.sharing.budgets import counts
 
     sizes = counts(cluster.nodes, cluster.devices_per_node)
@@ -44,8 +45,9 @@ def nearest_bound(demand: Demand, cluster: ClusterSpec, policies: tuple[str, ...
 
 
 def no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec, shared: bool) -> str:
-    """For models that each run on some devices, and not all at once; `shared` where devices that several have were
-    tried too.
+    """Return the sentence for models that each run on some devices, but not all at once.
+
+    `shared`: whether shared devices were tried too.
     """
     each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
     more = "name more"
@@ -61,7 +63,7 @@ def no_room(demands: tuple[Demand, ...], least: list[int], cluster: ClusterSpec,
 
 
 def rates_missed(plan: Plan) -> str:
-    """For a plan that sustains not all rates; empty for one that does."""
+    """Return the sentence for a plan that doesn't sustain all rates; empty if it does."""
     with_rates = [model for model in plan.models if model.headroom is not None]
     short = min(with_rates, key=lambda model: model.headroom or 0.0, default=None)
     if short is None or (short.headroom or 0.0) >= 1:
@@ -77,6 +79,6 @@ def rates_missed(plan: Plan) -> str:
 
 
 def _shared_with(model: PlannedModel, plan: Plan) -> str:
-    """The models that have the same devices, whose rates count as much as the model's own."""
+    """Return the names of the models on the same devices, whose rates count as much as the model's own."""
     others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
     return f", shared with {', '.join(map(repr, others))}" if others else ""

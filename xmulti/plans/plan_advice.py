@@ -1,4 +1,4 @@
-"""What a plan would gain: from one more device, or from a looser bound of the model that is the tightest."""
+"""Advice on a plan: the gain of one more device, or of a looser bound for the tightest model."""
 
 import math
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from xmulti.plans.planning import Proposal, propose
 from xscheduler.setting_search import on_cluster
 
 LOOSER = 1.5
-"""By how much a bound is loosened."""
+"""Factor by which a bound is loosened."""
 
 Propose = Callable[[tuple[Demand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
 """Propose plans as `xmulti.plans.planning.propose` does."""
@@ -23,24 +23,24 @@ Propose = Callable[[tuple[Demand, ...], ClusterSpec, tuple[str, ...], Frontiers]
 
 @dataclass(frozen=True)
 class Gain:
-    """What planning again under one change came to."""
+    """The result of planning again under one change."""
 
     change: str
     cluster: str
-    """On which it was planned."""
+    """The cluster for which it was planned."""
     model: str | None
-    """Whose bound is another; None: no model's."""
+    """The model whose bound is changed; None: no model's."""
     latency_bound_s: float | None
-    """That bound."""
+    """The changed bound."""
     headroom: float | None
     """The least of all models; None without rates, or without a plan."""
     seconds: float | None
-    """Until all requests are done; None without such models, or without a plan."""
+    """Seconds until all requests are done; None without such models, or without a plan."""
     reason: str
-    """Why there is no plan; empty where there is one."""
+    """Why there is no plan; empty if there is one."""
 
     def text(self, now: Plan | None) -> str:
-        """A sentence without its full stop, beside what is reached now."""
+        """Return a sentence without its full stop, compared with the current plan."""
         if self.reason:
             return f"{self.change}: no plan: {self.reason.rstrip('.')}"
         parts = []
@@ -63,9 +63,17 @@ def gains(
     kept: Frontiers,
     find: Propose = propose,
 ) -> list[Gain]:
-    """One more device (of several nodes one more node) and a looser bound of the tightest model, each planned anew by
-    the best of these methods. `now`: the plan as it is, or what misses a rate; None where not even that is known.
-    `kept`: its frontiers.
+    """Return the gains of one more device (or node, of several nodes) and of a looser bound of the tightest model.
+
+    Each is planned again by the best of these methods.
+
+    Args:
+        demands: The models' demands.
+        cluster: The cluster of the plan.
+        methods: The methods to plan with.
+        now: The current plan, or the plan that misses a rate; None if neither is known.
+        kept: The current plan's frontiers.
+        find: Proposes plans.
     """
 
     def best(asked: tuple[Demand, ...], where: ClusterSpec) -> Proposal:
@@ -90,14 +98,14 @@ def gains(
 
 
 def advice_about(demands: tuple[Demand, ...], cluster: ClusterSpec) -> str:
-    """What `gains` would change; empty where that is nothing."""
+    """Return the changes that `gains` would try; empty if there are none."""
     more = "" if cluster.is_cpu else "one more node" if cluster.nodes > 1 else "one more device"
     looser = "a looser bound" if any(demand.bound_s is not None for demand in demands) else ""
     return " or ".join(filter(None, (more, looser)))
 
 
 def one_more(cluster: ClusterSpec) -> ClusterSpec:
-    """A cluster with one more device, or where it has several nodes with one more node."""
+    """Return a cluster with one more device; if it has several nodes, with one more node."""
     if cluster.nodes > 1:
         nodes = cluster.nodes + 1
         return replace(cluster, name=f"{nodes}x{cluster.devices_per_node}x{cluster.device.kind}", nodes=nodes)
@@ -106,9 +114,11 @@ def one_more(cluster: ClusterSpec) -> ClusterSpec:
 
 
 def tightest_of(demands: tuple[Demand, ...], now: Plan | None) -> Demand | None:
-    """The model with a bound and the least headroom, of equal ones that whose latency is closest to its bound; of
-    models without rates the one that is done last; where nothing is planned, that with the shortest bound. None where
-    no model has a bound.
+    """Return the model with a bound and the least headroom; None if no model has a bound.
+
+    Of equal ones it is the model whose latency is closest to its bound; of models without rates, the one that is done
+    last.
+    Without a plan, it is the model with the shortest bound.
     """
     bounded = {demand.name: demand for demand in demands if demand.bound_s is not None}
     models = [model for model in now.models if model.name in bounded] if now else []

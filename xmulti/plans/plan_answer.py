@@ -1,4 +1,4 @@
-"""What `exegpt plan` answers: methods beside each other, with advice and assumptions."""
+"""The answer of `exegpt plan`: the methods compared, with advice and assumptions."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class PlanAnswer:
     proposals: list[Proposal]
     """The best one first."""
     gains: list[Gain]
-    """Of changes to the budgets; empty where they weren't asked for."""
+    """Gains of changes to the budgets; empty if they weren't asked for."""
     now: Plan | None
-    """The budgets that the gains are over: the best, or the nearest where none sustains the rates."""
+    """The budgets with which the gains are compared: the best, or the nearest if none sustains the rates."""
     advice_about: str
-    """What there could be advice about; empty: nothing."""
+    """The changes that advice would cover; empty: none."""
     calls: CallReplay | None
     """An application's calls on the best budgets; None without one."""
     assumptions: list[str]
@@ -39,7 +39,7 @@ class PlanAnswer:
 
     @property
     def best(self) -> Plan | StagePlan | None:
-        """What can be written and run; None where no method has a plan."""
+        """The plan that can be written and run; None if no method has a plan."""
         return self.proposals[0].found
 
     @property
@@ -49,8 +49,10 @@ class PlanAnswer:
 
 
 def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices | None, **options: Any) -> PlanAnswer:
-    """Plan the models of a file by one method of budgets, or by the best of all. InputError for what can't be read or
-    planned.
+    """Plan the models of a file by one method of budgets, or by the best of all.
+
+    Raises:
+        InputError: The file can't be read or planned.
     """
     demands = read_demands(file, cluster, **options)
     expected = expected_calls(file, read_models(file))
@@ -74,7 +76,7 @@ def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices |
 
 
 def simulated_alone(best: Plan | None) -> list[str]:
-    """Notes about parts of the best plan that are simulated but can't be run that way."""
+    """Return notes about parts of the best plan that are simulated but can't be run that way."""
     if best is None:
         return []
     spatial = [model for model in best.models if model.share and model.share.by == "space"]

@@ -1,4 +1,4 @@
-"""What the models of a plan do at their rates, by replays of the same requests: the yardstick of all methods."""
+"""The performance of a plan's models at their rates, by replays of the same requests: the measure for all methods."""
 
 import math
 from collections.abc import Mapping
@@ -16,48 +16,57 @@ from xmulti.plans.solo import solo_seconds
 from xmulti.sharing.shared_devices import most_of_unit
 
 REQUESTS = 1000
-"""Of each model with a rate, on average over a plan: all have theirs in the same time."""
+"""Requests of each model with a rate, on average over a plan: all models' requests arrive in the same time."""
 LEAST, MOST = 100, 10_000
-"""Of each model."""
+"""Least and most requests of each model."""
 MOST_BESIDE = 4000
-"""Of a model because another one on its devices is asked more rarely."""
+"""Most requests of a model whose number is raised because another model on its devices has a lower rate."""
 BOUNDS = 3
-"""Requests arrive for so many times the longest bound at least."""
+"""Requests arrive for at least this many times the longest bound."""
 BLOCK = 1000
 """Requests that are drawn at once."""
 IN_TIME = 0.99
 """Share of each model's requests that must meet its bound."""
 KEEPS_UP = 1.25
-"""A rate is sustained if the last request is done within so many times the arrivals' time, and what the first took: a
-burst that a loose bound allows is no rate.
+"""A rate is sustained if the last request is done within this factor of the arrivals' time, plus the first one's.
+
+A burst that a loose bound allows is not a sustained rate.
 """
 LEAST_FACTOR, STEP, MOST_STEP, PRECISION = 1 / 64, 1.1, 2.0, 0.01
-"""Below the first of them nothing is looked for; from where a search begins, factors change by a step whose logarithm
-doubles up to the third, until one is too many, or not.
+"""Limits of the search for a factor.
+
+No factor below the first (times the start) is tried. From the start, factors change by a step whose logarithm doubles
+up to the third, until a factor is too high, or is not. The last is the precision of the result.
 """
 LIKELY = 0.5
-"""The share of what models that share devices can't exceed from where a search begins."""
+"""The search for models that share devices starts at this share of their upper bound."""
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """Which requests of a model are replayed."""
+    """The requests of a model that are replayed."""
 
     rate_seq_s: float
     seconds: float
-    """In which they arrive at the rate."""
+    """Seconds in which they arrive at the rate."""
     least_s: float
-    """And at any rate: what arrives in less is a burst, which may be served in time at no rate that lasts."""
+    """Least seconds of arrivals at any rate.
+
+    A shorter burst may be served in time at a rate that can't be sustained.
+    """
     seed: int
-    """Its place in the models file: models that are alike have requests of their own."""
+    """The model's place in the models file, so that equal models have different requests."""
 
     def count(self, factor: float) -> int:
-        """How many at least, at the rate times a factor: the first of an endless list."""
+        """Return the least number of requests at the rate times a factor: the first ones of an endless list."""
         return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
 
 
 def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
-    """The requests of each model with a rate, the same whatever shares its devices; `demands` are all of the plan's."""
+    """Return the requests of each model with a rate, the same whatever shares its devices.
+
+    `demands` are those of all the plan's models.
+    """
     rates = {name: demand.rate_seq_s for name, demand in demands.items() if demand.rate_seq_s}
     seconds = REQUESTS * len(rates) / sum(rates.values()) if rates else 0.0
     least_s = BOUNDS * max((demands[name].bound_s or 0.0 for name in rates), default=0.0)
@@ -65,9 +74,11 @@ def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
 
 
 def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int) -> dict[str, int]:
-    """Requests of models that share devices, all arriving in the same time: the longest that any of these counts takes
-    at its rate; but none has more than `most`, or its own count if that is higher. Otherwise a model that is asked
-    rarely would be alone for most of its requests, and those would not be late.
+    """Return numbers of requests of models that share devices, so that all arrive in the same time.
+
+    The time is the longest that any of these counts takes at its rate. No model has more than `most` requests, or than
+    its own count if that is higher. Otherwise a model with a low rate would run alone for most of its requests, which
+    would not be late.
     """
     longest_s = max(count / rates[name] for name, count in counts.items())
     seconds = min(longest_s, max(most, *counts.values()) / max(rates.values()))
@@ -84,7 +95,7 @@ class Misses:
     _seen: dict[str, int] = field(default_factory=dict)
 
     def __call__(self, served: Mapping[str, Items[Served]], now: float) -> bool:
-        """See `xmulti.sharing.replay.Stop`."""
+        """Return whether a rate isn't sustained; see `xmulti.sharing.replay.Stop`."""
         return any(self._too_many(name, of_model, now) for name, of_model in served.items())
 
     def _too_many(self, name: str, served: Items[Served], now: float) -> bool:
@@ -100,7 +111,7 @@ class Misses:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """Models that share devices, or one alone, with the requests that are replayed."""
+    """Models that share devices, or one model, with the requests that are replayed."""
 
     unit: Items[PlannedModel]
     demands: Mapping[str, Demand]
@@ -109,7 +120,7 @@ class Trial:
     _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
 
     def requests(self, name: str, factor: float) -> list[RequestLengths]:
-        """Of a model, at its rate times a factor; the same for every factor, but for their number."""
+        """Return a model's requests at its rate times a factor; a factor changes only their number and arrivals."""
         count, known = self._counts(factor)[name], self._requests.setdefault(name, [])
         while len(known) < count:
             known += self._block(name, len(known))
@@ -121,7 +132,7 @@ class Trial:
         return in_one_time({name: own.count(factor) for name, own in asked.items()}, rates, MOST_BESIDE)
 
     def _block(self, name: str, number: int) -> list[RequestLengths]:
-        """The next requests behind so many, at the model's rate."""
+        """Return the next requests after the first `number`, at the model's rate."""
         demand, asked = self.demands[name], self.drawn[name]
         seed = asked.seed + MOST_MODELS * (number // BLOCK)
         lengths = demand.setting.workload.without_requests.draw(BLOCK, seed, demand.setting.model.longest_request)
@@ -131,7 +142,7 @@ class Trial:
         return [RequestLengths(own.input, own.output, time) for own, time in zip(lengths, arrivals, strict=True)]
 
     def sustained(self, factor: float) -> bool:
-        """Whether all requests of the models are served as they come at their rates times a factor, and in time."""
+        """Return whether all requests are served in time at the models' rates times a factor."""
         if factor not in self._sustained:
             self._sustained[factor] = self._all_in_time(factor)
         return self._sustained[factor]
@@ -148,7 +159,10 @@ class Trial:
         return True
 
     def highest(self, start: float) -> float:
-        """The highest factor that is sustained, to `PRECISION`; 0 where not even `LEAST_FACTOR` times the start is."""
+        """Return the highest factor that is sustained, to `PRECISION`.
+
+        Return 0 if not even `LEAST_FACTOR` times the start is sustained.
+        """
         low, high, step = 0.0, math.inf, STEP
         factor, least = start, LEAST_FACTOR * start
         while not (low and high < math.inf):
@@ -169,12 +183,13 @@ class Trial:
         return {model.name: self.demands[model.name].bound_s for model in self.unit}
 
     def replayed(self, factor: float) -> dict[str, ServedColumns]:
-        """What every model's requests experience at its rate times a factor."""
+        """Return the served requests of every model at its rate times a factor."""
         return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
 
     def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
-        """Return the served requests of every model; where a replay of shared devices stops early, those served until
-        then.
+        """Return the served requests of every model.
+
+        If a replay of shared devices stops early, those are the requests served until then.
         """
         from xmulti.sharing.plan_replay import replay_alone, replay_models
 
@@ -192,9 +207,11 @@ def evaluated(
     asked: Mapping[str, Drawn] | None = None,
     level: float = 0.0,
 ) -> list[PlannedModel]:
-    """A unit's models with what they do at their rates, and with their goodput: their rates times the largest factor,
-    the same for all, at which each meets its bound for 99 % of its requests. `demands` are all of the plan's models,
-    unless the requests are given. Below a level of that factor it doesn't matter, and is 0.
+    """Return a unit's models with their performance at their rates, and their goodput.
+
+    The goodput is their rates times the largest factor, the same for all, at which each meets its bound for 99 % of its
+    requests. `demands` are all of the plan's models, unless the requests are given. If the factor is below `level`, its
+    value doesn't matter and is 0.
     """
     trial = Trial(unit, demands, asked or drawn(demands))
     if level and not trial.sustained(level):
@@ -207,7 +224,7 @@ def evaluated(
 
 
 def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
-    """The models with what they do at their rates, and with a goodput of so many times these."""
+    """Return the models with their performance at their rates, and with a goodput of `factor` times these."""
     served, found = trial.replayed(1.0), []
     for model in trial.unit:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"
@@ -222,7 +239,7 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
 
 
 def in_time(served: Items[Served], bound_s: float | None) -> float:
-    """Share of requests within a bound, from arrival."""
+    """Return the share of requests within a bound, from arrival."""
     return _share_in_time(ServedColumns.of(served), bound_s)
 
 

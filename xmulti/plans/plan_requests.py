@@ -1,4 +1,4 @@
-"""Requests of several models in one file: each names the plan's model that it is for."""
+"""Requests of several models in one file: each names its model of the plan."""
 
 import reprlib
 from collections.abc import Callable
@@ -24,9 +24,13 @@ def read_plan_requests(
     note: Note = silent,
     scale: bool = False,
 ) -> dict[str, list[Request]]:
-    """The requests of each model, whose key `model` names it: from JSONL, standard input (`-`), or a trace (lengths
-    alone) with its columns' names and notes as in `xcore.traces.trace.read_trace`, whose rows beyond the models'
-    contexts are left out, or whose lengths are scaled to them. InputError names the first wrong request.
+    """Read the requests of each model, which their key `model` names.
+
+    The source is JSONL, standard input (`-`), or a trace (lengths only). A trace's column names and notes are as in
+    `xcore.traces.trace.read_trace`. Rows beyond the models' contexts are left out, or lengths are scaled to them.
+
+    Raises:
+        InputError: A request is wrong; the message names the first.
     """
     if is_trace(source, columns):
         of_models = {model.name: model for model in plan.models}
@@ -67,7 +71,7 @@ def _made_up(model: PlannedModel, rows: Any, seed: int) -> list[Request]:
 
 @dataclass(frozen=True)
 class _Reader:
-    """What reads one model's requests."""
+    """Reads one model's requests."""
 
     model: PlannedModel
     encode: Callable[[str], Any] | None

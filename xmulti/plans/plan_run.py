@@ -1,4 +1,4 @@
-"""`run --plan`: requests, or an application's calls, on the engines of a plan, beside what was predicted."""
+"""`run --plan`: requests or an application's calls on the engines of a plan, compared with the prediction."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -30,14 +30,14 @@ from xrunner.core.results import ResultFile, check_left
 
 @dataclass(frozen=True)
 class PlanRunOptions:
-    """What `exegpt run --plan` is asked for."""
+    """The options of `exegpt run --plan`."""
 
     plan: Path
     directories: Mapping[str, str]
-    """Of models, beside the plan's."""
+    """Directories of models, in addition to the plan's."""
     requests: str | None
     application: Path | None
-    """Either of the two is given."""
+    """Exactly one of `requests` and `application` is given."""
     out: Path | None
     resume: bool
     seed: int
@@ -45,22 +45,22 @@ class PlanRunOptions:
     attention: str | None
     threads: int | None
     in_turn: bool = False
-    """An application's models one after the other, for comparison."""
+    """Whether an application's models run one after the other, for comparison."""
     columns: str | None = None
-    """Of a trace, as typed."""
+    """Column names of a trace, as typed."""
     scale_to_context: bool = False
     """Whether a trace's lengths are scaled to the models' contexts."""
 
     @property
     def flags(self) -> list[str]:
-        """Of `exegpt engine`."""
+        """Flags of `exegpt engine`."""
         given = {"--device": self.device, "--attention": self.attention}
         return [*(word for option, value in given.items() if value for word in (option, value)), "--pinned"]
 
 
 @dataclass(frozen=True)
 class ModelRun:
-    """What one model's requests experienced, and what was predicted for them."""
+    """One model's served requests, measured and predicted."""
 
     name: str
     measured: tuple[Served, ...]
@@ -69,22 +69,22 @@ class ModelRun:
 
 @dataclass(frozen=True)
 class PlanRun:
-    """What a run of a plan came to."""
+    """The result of a run of a plan."""
 
     plan: Plan
     models: tuple[ModelRun, ...]
-    """Those that have run any."""
+    """The models that have run requests."""
     resumed: int
-    """Requests that were done before; nothing is predicted then."""
+    """Requests that were done before; if there are any, nothing is predicted."""
 
     @property
     def seconds(self) -> float:
-        """Until the last request was done."""
+        """Seconds until the last request was done."""
         return _end_s([model.measured for model in self.models])
 
     @property
     def predicted_seconds(self) -> float | None:
-        """The same by the replay; None for a run that was resumed."""
+        """The same in the replay; None for a resumed run."""
         return None if self.resumed else _end_s([model.predicted for model in self.models])
 
 
@@ -93,8 +93,10 @@ def _end_s(of_models: Sequence[Sequence[Served]]) -> float:
 
 
 def run_plan(options: PlanRunOptions) -> PlanRun:
-    """Start the plan's engines, run everything, and predict it with the outputs that came. InputError for what can't be
-    read or run.
+    """Start the plan's engines, run everything, and predict the run with its actual outputs.
+
+    Raises:
+        InputError: A file can't be read or run.
     """
     check_distinct((options.out,), (options.plan, options.requests, options.application))
     check_output(options.out)
@@ -103,7 +105,7 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
     plan = read_plan(options.plan, options.directories)
     work = _work(options, plan)
     units = planned_units(plan, [*options.flags, "--report-speed"], options.threads)
-    starts = 1 if plan.cluster.is_cpu else len(units)  # those that measure a machine do it one by one
+    starts = 1 if plan.cluster.is_cpu else len(units)  # engines that measure a machine do so one after the other
     with ExitStack() as stack:
         file = None
         if options.out:
@@ -146,23 +148,23 @@ def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests that wait for nothing but their arrival."""
+    """Requests that depend on nothing but their arrival."""
 
     plan: Plan
     by_model: Mapping[str, list[Request]]
 
     @property
     def total(self) -> int:
-        """Of all models."""
+        """Number of requests of all models."""
         return sum(map(len, self.by_model.values()))
 
     @property
     def mark(self) -> object:
-        """What is equal for the same requests."""
+        """A value that is equal for the same requests."""
         return {name: [to_dict(request) for request in own] for name, own in self.by_model.items()}
 
     async def run(self, asking: Asking) -> None:
-        """Ask for all."""
+        """Send all requests."""
 
         async def one(name: str, request: Request) -> None:
             await asking.until(request.arrival_s)
@@ -171,7 +173,7 @@ class Requests:
         await together([one(name, request) for name, own in self.by_model.items() for request in own])
 
     def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
-        """By model: the replay of these requests with the outputs that they had."""
+        """Return, by model, the replay of these requests with their actual outputs."""
         lengths = {
             name: [
                 RequestLengths(len(request.prompt_ids), len(results[request.id].output_ids), request.arrival_s)
@@ -189,7 +191,7 @@ class Calls(ApplicationCalls):
     plan: Plan
 
     def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
-        """By model: the replay of these calls with the outputs that they had."""
+        """Return, by model, the replay of these calls with their actual outputs."""
         models = {node: model.name for node, model in self.application.models.items()}
         calls = self.application.lengths(self.in_turn)
         replayed = replay_calls(
@@ -199,7 +201,7 @@ class Calls(ApplicationCalls):
 
 
 def figures(served: Sequence[Served]) -> dict[str, Any]:
-    """What one model's requests came to: requests and output tokens per second until its last one, percentiles."""
+    """Return one model's figures: requests and output tokens per second until its last request, and percentiles."""
     times, seconds = latencies(served, "arrival"), _end_s([served])
     return {
         "requests": len(served),

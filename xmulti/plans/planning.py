@@ -1,4 +1,4 @@
-"""Plans of several models on one cluster: how its devices are shared out, and what each model then does."""
+"""Plans of several models on one cluster: how its devices are divided, and how each model then performs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,18 @@ from xmulti.plans.plan_evaluation import Drawn
 from xscheduler.spaces import POLICIES
 
 METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
-"""How devices are shared out: by what each model reaches on them, searched together; by MuxServe's placement, on shares
-of the multiprocessors or taking turns; by SeaLLM's, for latencies, by the requests' priorities or in order of arrival;
-in proportion to what each computes, under the policy of most engines (MuxServe's baseline).
+"""Methods to divide devices.
+
+* `exegpt`: by each model's performance on them, searched jointly.
+* `muxserve`, `temporal`: by MuxServe's placement, on shares of the multiprocessors or taking turns.
+* `seallm`, `alpaserve`: by SeaLLM's placement for latencies, by the requests' priorities or in order of arrival.
+* `spatial`: in proportion to each model's work, under the policy of most engines (MuxServe's baseline).
 """
 _POLICIES = {"exegpt": POLICIES, "spatial": ("chunked",)}
 _QUICK = ("orca",)
-"""Policies by which numbers of devices are compared: their searches take a fifth of all policies', and the best ones'
-goodput is rarely a tenth higher.
+"""Policies with which numbers of devices are compared.
+
+Their searches take a fifth of all policies' time, and the best ones' goodput is rarely a tenth higher.
 """
 _MOST_WAYS = 1000
 _PIECES = 2
@@ -34,31 +38,31 @@ _SHARING = ("muxserve", "temporal", "seallm", "alpaserve")
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a method comes to: a plan, or why it has none."""
+    """A method's result: a plan, or the reason why it has none."""
 
     method: str
     plan: Plan | None
     why_not: str = ""
     near: Plan | None = None
-    """What misses a rate, where that is why there is no plan."""
+    """The plan that misses a rate, if that is why there is no plan."""
     stages: StagePlan | None = None
-    """What a method of stages has in a plan's place."""
+    """The plan of stages, from a method of stages."""
     loading_s: Mapping[str, float] = field(default_factory=dict)
-    """By model: what comes before its requests, where that counts; a plan of stages has it in its times."""
+    """By model: the loading time before its requests, where it counts; a plan of stages includes it."""
 
     @property
     def found(self) -> Plan | StagePlan | None:
-        """What can be written and run."""
+        """The plan that can be written and run."""
         return self.plan or self.stages
 
     @property
     def headroom(self) -> float | None:
-        """The least of all models with a rate; None without one."""
+        """The least headroom of all models with a rate; None without one."""
         return self.plan.headroom if self.plan else None
 
     @property
     def seconds(self) -> float | None:
-        """Until the last model with a number of requests is done; None without one."""
+        """Seconds until the last model with a number of requests is done; None without one."""
         if self.stages:
             return self.stages.seconds
         models = self.plan.models if self.plan else ()
@@ -67,7 +71,7 @@ class Proposal:
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of the devices in use; None where a rate has no end."""
+        """GPU hours of the devices in use; None if a rate has no end."""
         if self.stages:
             return self.stages.gpu_hours
         if self.plan is None or self.plan.gpu_hours is None:
@@ -77,13 +81,13 @@ class Proposal:
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Plans come first; of those what is done sooner, then has more headroom, then takes fewer devices."""
+        """Sort key: plans first; then those that are done sooner, have more headroom, use fewer devices."""
         if self.found is None:
             return (1.0,)
         return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.found.free
 
     def why_before(self, other: "Proposal") -> str:
-        """What puts this plan before another one."""
+        """Return why this plan is better than another one."""
         if self.found is None or other.found is None:
             return f"{other.method} has no plan"
         if self.seconds != other.seconds:
@@ -103,7 +107,7 @@ class Proposal:
 
 
 class Unsustained(Infeasible):
-    """A plan that places all models, and sustains not all rates."""
+    """A plan that places all models but doesn't sustain all rates."""
 
     def __init__(self, message: str, plan: Plan):
         super().__init__(message, None)
@@ -113,12 +117,16 @@ class Unsustained(Infeasible):
 def propose(
     demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
 ) -> list[Proposal]:
-    """What each method comes to, the best one first. InputError where one alone can't do with these models. `kept`:
-    frontiers of earlier plans.
+    """Return each method's proposal, the best one first. `kept` are frontiers of earlier plans.
+
+    Raises:
+        InputError: The only method can't plan these models.
     """
     known: dict[str, Proposal] = {}
     with Processes(_worth(demands)) as processes:
-        for method in sorted(methods, key=lambda method: method == "exegpt"):  # ours takes over what others do better
+        for method in sorted(
+            methods, key=lambda method: method == "exegpt"
+        ):  # exegpt comes last: it takes over better plans of the others
             try:
                 plan = _made(demands, cluster, method, known, kept, processes)
                 known[method] = Proposal(method, _with_directories(plan, demands))
@@ -130,8 +138,10 @@ def propose(
 
 
 def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
-    """Return the plan of a method. Infeasible where it meets not all rates, or the models don't fit; the sentence says
-    how near it comes.
+    """Return the plan of a method.
+
+    Raises:
+        Infeasible: It doesn't sustain all rates, or the models don't fit; the message says how near it comes.
     """
     with Processes(_worth(demands)) as processes:
         return _made(demands, cluster, method, {}, None, processes)
@@ -153,8 +163,9 @@ def _made(
 
 
 def _worth(demands: tuple[Demand, ...]) -> int:
-    """Return the number of tasks from which processes pay off: with three or more online models, one task takes
-    seconds.
+    """Return the number of tasks from which processes pay off.
+
+    With three or more online models, one task takes seconds.
     """
     return _PIECES if sum(demand.rate_seq_s is not None for demand in demands) > _PIECES else WORTH
 
@@ -166,7 +177,7 @@ def _joint(
     frontiers: list[ModelFrontier],
     processes: Processes,
 ) -> Plan:
-    """The best of devices of their own, of the other methods' plans, and of mixtures of both."""
+    """Return the best of three kinds of plans: separate devices, the other methods' plans, and mixtures of both."""
     try:
         alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
     except Infeasible as error:
@@ -187,7 +198,7 @@ def _joint(
 def _shared_above(
     demands: tuple[Demand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
 ) -> list[Proposal]:
-    """Return the plans of sharing methods that exceed `level`; stops measuring a plan that doesn't."""
+    """Return the plans of sharing methods that exceed `level`; stop measuring a plan that doesn't."""
     placed, proposals = [], []
     for method in methods:
         try:
@@ -204,7 +215,7 @@ def _shared_above(
 
 
 def _highest(proposals: list[Proposal]) -> float:
-    """The most headroom of plans, or of those that come nearest."""
+    """Return the most headroom of plans, or of the nearest ones."""
     plans = [proposal.plan or proposal.near for proposal in proposals]
     return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
@@ -216,7 +227,7 @@ def _mixed(
     plans: list[Plan | None],
     processes: Processes,
 ) -> list[Proposal]:
-    """The best mixture of models that share devices and of models alone, if it is better than these plans."""
+    """Return the best mixture of models that share devices and models alone, if it is better than these plans."""
     from xmulti.sharing.mixtures import MOST_MODELS, Mixture
     from xmulti.sharing.shared_devices import can_share
 
@@ -236,13 +247,13 @@ def _no_plan(method: str, error: Exception) -> Proposal:
 
 
 def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
-    """The plan, with what it takes to run it."""
+    """Return the plan with the directories that are needed to run it."""
     models = zip(plan.models, demands, strict=True)
     return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
 
 
 def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
-    """Whether all models can, and the ways to cut the cluster are few enough to try them in passing."""
+    """Return whether all models can share devices, and the cluster has few enough divisions to try them all."""
     from xmulti.sharing.placement import cuts
 
     ways = math.comb(len(cuts(cluster.devices_per_node)) + cluster.nodes - 1, cluster.nodes)
@@ -256,7 +267,11 @@ def _plan_of(
     frontiers: list[ModelFrontier],
     processes: Processes,
 ) -> Plan:
-    """Return the plan of one method. Infeasible if it misses a rate."""
+    """Return the plan of one method.
+
+    Raises:
+        Infeasible: It misses a rate.
+    """
     if method in _SHARING:
         (plan,) = _measured([_placed(demands, cluster, method, 0.0)], demands, 0.0, processes)
     else:
@@ -267,8 +282,9 @@ def _plan_of(
 
 
 def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
-    """What each model does by its number of devices, searched where it's asked; one for models that are alike. Their
-    numbers are chosen by what a quick policy does on them, if there is one.
+    """Return each model's frontier, which is searched on demand; equal models have the same one.
+
+    Numbers of devices are chosen by the performance under a quick policy, if there is one.
     """
     policies = _POLICIES[method]
     return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
@@ -309,7 +325,7 @@ def _dedicated(
     progress: Callable[[int, int], None],
     processes: Processes,
 ) -> Plan:
-    """Models on devices of their own, whose numbers are chosen first; then all policies are searched on those."""
+    """Plan models on separate devices: choose the numbers of devices first, then search all policies on those."""
     from xmulti.plans.plan_evaluation import drawn
 
     requests = drawn({demand.name: demand for demand in demands})
@@ -326,14 +342,18 @@ def _dedicated(
 
 
 def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
-    """A model with devices of its own, replayed at its rate if it has one."""
+    """Return a model with separate devices, replayed at its rate if it has one."""
     from xmulti.plans.plan_evaluation import evaluated
 
     return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model
 
 
 def _check_rates(plan: Plan) -> None:
-    """Unsustained where a model's goodput is below its rate."""
+    """Check a plan's rates.
+
+    Raises:
+        Unsustained: A model's goodput is below its rate.
+    """
     if missed := rates_missed(plan):
         raise Unsustained(missed, plan)
 
@@ -345,7 +365,7 @@ def _searched(
     progress: Callable[[int, int], None],
     processes: Processes,
 ) -> tuple[tuple[int, ...], ...]:
-    """The devices of the best budgets."""
+    """Return the devices of the best budgets."""
     from xmulti.sharing.budgets import Budget, Unsearched
 
     def search(wanted: list[tuple[int, int]]) -> list[Budget | None]:
@@ -373,8 +393,9 @@ def _in_proportion(
     progress: Callable[[int, int], None],
     processes: Processes,
 ) -> tuple[tuple[int, ...], ...]:
-    """Devices in proportion to what each model computes, at least as many as it needs to run at all, by the largest
-    remainders; a budget is one that a node, or whole nodes, can be.
+    """Return devices in proportion to each model's work, by the largest remainders.
+
+    Each model gets at least as many as it needs to run. A budget is part of a node, or whole nodes.
     """
     from xmulti.sharing.budgets import counts, place
 
@@ -387,7 +408,7 @@ def _in_proportion(
         if least is None:
             raise Infeasible(nothing_fits(demand, cluster, frontier.policies), None)
         budgets.append(least)
-    while True:  # the next device goes to whom most is lacking
+    while True:  # the next device goes to the model with the most work per device
         lacking = sorted(range(len(work)), key=lambda i: work[i] / budgets[i], reverse=True)
         for i in lacking:
             more = next((size for size in sizes if size > budgets[i]), None)

@@ -1,4 +1,4 @@
-"""`simulate --plan`: what the requests of a plan's models will experience, one by one."""
+"""`simulate --plan`: the predicted latencies of the requests of a plan's models, one by one."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,18 @@ from xprofiler import rooflines
 from xprofiler.profiles import as_found, find_profile
 
 REQUESTS = 1000
-"""Of each model, where neither a trace nor the plan says how many; more of one that shares devices with a rarer one."""
+"""Requests of each model, if neither a trace nor the plan gives a number.
+
+A model that shares devices with one of a lower rate has more.
+"""
 MOST = 10_000
-"""Of such a model."""
+"""Most requests of such a model."""
 COLUMNS = ("model", "requests", "requests/s", "latency p50", "p99", "TTFT p99", "in time", "preemptions")
 
 
 @dataclass(frozen=True)
 class PlanPrediction:
-    """What was simulated, for scripts and for people."""
+    """The result of a simulation, for scripts and for people."""
 
     plan: Plan
     facts: dict[str, Any]
@@ -49,7 +52,7 @@ def simulate_plan(
     columns: dict[str, str] | None = None,
     scale: bool = False,
 ) -> PlanPrediction:
-    """Replay the requests of a trace with a column `model`, or some at each model's rate; writes their timeline.
+    """Replay the requests of a trace with a column `model`, or random ones at each model's rate; write their timeline.
 
     `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the trace's. `scale`
     decides whether its lengths are scaled to the models' contexts.
@@ -80,7 +83,7 @@ def simulate_plan(
 
 
 def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
-    """All models' spans by device, on threads that have their models' names."""
+    """Write all models' spans by device, on threads named after the models."""
     spans = sorted((span for of_model in replays.values() for span in of_model.spans), key=lambda s: s.start_s)
     models = {(span.device, span.stage): name for name, of_model in replays.items() for span in of_model.spans}
     trace = chrome_trace([Timeline("predicted", tuple(spans))], models)
@@ -88,7 +91,7 @@ def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
 
 
 def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: bool) -> list[str]:
-    """Leave out each model's requests that its context doesn't hold, or scale them; sentences that say so."""
+    """Leave out or scale the requests that exceed a model's context, and return sentences that say so."""
     notes = []
     for model in plan.models:
         if of_model := requests.get(model.name):
@@ -100,7 +103,10 @@ def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: 
 
 
 def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
-    """Requests of all models; those of models that are alike differ, or they would come at the same moments."""
+    """Return requests of all models.
+
+    Requests of equal models differ; otherwise they would arrive at the same times.
+    """
     counts: dict[str, int] = {}
     for unit in plan.units:
         rates = {model.name: model.rate_seq_s for model in unit if model.rate_seq_s}
@@ -109,7 +115,7 @@ def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
 
 
 def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[RequestLengths]:
-    """Requests of a model's workload at its rate, or as many as the plan says, there from the beginning."""
+    """Return requests of a model's workload at its rate, or the plan's number of requests, there from the beginning."""
     count, spec = model.requests or count or REQUESTS, model.schedule.model.spec
     check_requests(f"Model '{model.name}' of the plan", count)
     drawn = model.schedule.workload.draw(count, seed, spec.longest_request)
@@ -120,8 +126,10 @@ def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[Request
 
 
 def _profile(model: PlannedModel, given: str | None) -> tuple[AnyProfile, str]:
-    """The profile that is given; else the roofline that a model's schedule was found on, or what stands in for its
-    profile; and what that is.
+    """Return a model's profile, and a text that names it.
+
+    It is the given one; else the roofline with which its schedule was found, or a replacement for the schedule's
+    profile.
     """
     schedule = model.schedule
     if given not in (None, "roofline"):

@@ -1,4 +1,4 @@
-"""What a model's requests take alone: the unit of normalised latencies."""
+"""The time of a model's requests when each runs alone: the unit of normalised latencies."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,9 @@ from xscheduler.settings import Setting
 
 
 def solo_seconds(setting: Setting, requests: Sequence[RequestLengths]) -> float | None:
-    """Mean seconds of these requests, one at a time on the smallest tensor-parallel group of a node that holds the
-    model and the longest of them; None where no group does.
+    """Return the mean seconds of these requests, one at a time on the smallest tensor-parallel group of a node.
+
+    The group must hold the model and its longest request. Return None if no group does.
     """
     from xsimulator.cost.replica import CostModel
     from xsimulator.cost.solo import solo_times

@@ -1,7 +1,7 @@
-"""Shares of a GPU's multiprocessors: streams whose kernels run on some of them alone, by CUDA's green contexts.
+"""Shares of a GPU's multiprocessors: streams whose kernels run on some of them only, by CUDA's green contexts.
 
 The driver splits a device into groups of a few multiprocessors (8 on Hopper). Groups of one split are disjoint, and a
-context may have any of them; groups of two splits overlap. What a graph captures on such a stream keeps to its
+context may have any of them; groups of two splits overlap. A graph captured on such a stream uses only its
 multiprocessors wherever it is replayed. The contexts live as long as the process.
 """
 
@@ -14,12 +14,16 @@ import torch
 
 
 class Unavailable(Exception):
-    """Why there are no shares, as the end of a sentence."""
+    """The reason why there are no shares, as the end of a sentence."""
 
 
 def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[torch.cuda.Stream]:
-    """For each share of a device's multiprocessors, from above 0 to 1, a stream that has about as many; those of
-    different shares are disjoint as long as all together fit. Raises Unavailable.
+    """Return a stream for each share of a device's multiprocessors, from above 0 to 1.
+
+    Each stream has about its share. Streams are disjoint as long as all shares fit together.
+
+    Raises:
+        Unavailable: The device or its driver has no such shares.
     """
     if device.type != "cuda":
         raise Unavailable(f"device {device} has no multiprocessors")
@@ -43,8 +47,9 @@ def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[tor
 
 
 def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
-    """Each share's places among so many groups, at least one. A share begins where the one before it ends, and at the
-    last group goes on with the first.
+    """Return each share's places among `groups` groups, at least one.
+
+    A share begins where the share before ends. After the last group it continues with the first.
     """
     places, before = [], 0.0
     for share in shares:
@@ -55,7 +60,11 @@ def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
 
 
 def _asked(driver: Any, name: str, *arguments: Any) -> Any:
-    """What a function of the driver returns; Unavailable where it hasn't got it, or fails."""
+    """Return what a function of the driver returns.
+
+    Raises:
+        Unavailable: The driver lacks the function, or the call fails.
+    """
     try:
         error, *returned = getattr(driver, name)(*arguments)
     except (AttributeError, RuntimeError) as failed:  # an old package, or an old driver

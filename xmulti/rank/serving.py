@@ -1,4 +1,4 @@
-"""A unit of several models at a server's requests: each model has a connection to the frontend of its own."""
+"""A unit of several models that serves a server's requests: each model has its own connection to the frontend."""
 
 import select
 from collections.abc import Mapping
@@ -12,19 +12,20 @@ from xrunner.core.inbox import Inbox, Session
 
 
 class _Session(Session):
-    """One model's requests, each of which arrives now: turns go by arrival over all models."""
+    """One model's requests. Each gets the current time as its arrival: turns go by arrival over all models."""
 
     def _add(self, request: Request) -> None:
         super()._add(replace(request, arrival_s=self.engine.worker.now()))
 
 
 def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]) -> None:
-    """Run the frontend's requests on an open unit until it has drained every model; by the models' names. Raises Gone
-    where the frontend ends without a word.
+    """Run the frontend's requests on an open unit until it has drained every model; arguments are by the models' names.
+
+    Raises Gone if the frontend closes a connection early.
     """
     engines: dict[str, Engine] = {tenant.name: tenant.engine for tenant in unit.tenants}
     sessions = [_Session(engine, inboxes[name], opened[name]) for name, engine in engines.items()]
-    ran = True  # what has come with BEGIN waits for nothing
+    ran = True  # orders that came with BEGIN are processed at once
     while not all(session.over for session in sessions):
         if not ran:
             _rest(unit, sessions)
@@ -39,7 +40,7 @@ def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]
 
 
 def _rest(unit: Unit, sessions: list[_Session]) -> None:
-    """Wait for orders, where nothing can run; a little at a time where requests are there."""
+    """Wait for orders while nothing can run; only briefly if there are requests."""
     patience_s = min(session.patience_s for session in sessions if not session.over) if unit.idle else 0.0
     if patience_s:
         inboxes = [session.inbox for session in sessions]

@@ -1,5 +1,7 @@
-"""Unit: devices that several models share, each with an engine of its own and a part of all its layers on each of them.
-What runs next is the rule of sharing (`xcore/policies/sharing.py`), which the event simulator follows too
+"""Unit: devices that several models share.
+
+Each model has its own engine, with a part of all its layers on every device.
+The rule of sharing (`xcore/policies/sharing.py`) decides what runs next. The event simulator follows it too
 (`xmulti/sharing/unit.py`).
 """
 
@@ -32,7 +34,7 @@ from xrunner.rank.warm_up import Extent
 from xrunner.rank.worker import serve
 
 _NAP_S = 2e-3
-"""Between two looks of a unit that has nothing to run though it has requests."""
+"""Seconds between two checks while nothing can run although there are requests."""
 
 
 @dataclass(eq=False)
@@ -45,7 +47,7 @@ class Job:
     start_s: float
 
     def cut(self, now: float) -> None:
-        """A row of one ends by itself."""
+        """Do nothing: a row of one iteration ends without a cut."""
 
 
 @dataclass(eq=False)
@@ -56,18 +58,18 @@ class Tenant:
     engine: Engine
     limits: OnePhasePolicy
     streams: Mapping[StagePhase, torch.cuda.Stream] = field(default_factory=dict)
-    """What each phase is queued on, where that isn't the device's usual stream."""
+    """The stream of each phase, if it isn't the device's default stream."""
     least: int | None = None
-    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
+    """Blocks that its quota keeps while quotas follow their use; None: its quota is fixed."""
     job: Job | None = None
-    """What it runs now."""
+    """Its current job."""
     idle_since_s: float = 0.0
     """When its last job ended."""
     busy_s: float = 0.0
     """Seconds of its jobs so far."""
 
     def on(self, phase: StagePhase) -> AbstractContextManager[object]:
-        """While this lasts, this thread's work is queued on the phase's stream."""
+        """Return a context in which this thread's work is queued on the phase's stream."""
         return torch.cuda.stream(self.streams[phase]) if self.streams else nullcontext()
 
     @property
@@ -77,33 +79,34 @@ class Tenant:
 
     @property
     def ahead(self) -> int:
-        """Blocks that its job takes when it ends: none, a row of one has them from its beginning."""
+        """Blocks that its job takes when it ends: none, since a row of one iteration has them from its beginning."""
         return 0
 
     def first(self, now: float) -> LedgerSequence | None:
-        """The waiting prompt that is admitted next, if its blocks are free."""
+        """Return the waiting prompt that is admitted next, if its blocks are free."""
         return self.limits.first(self.ledger, now)
 
     def can_prefill(self, now: float) -> bool:
-        """Whether it would be admitted now."""
+        """Return whether a prompt would be admitted now."""
         return self.limits.can_prefill(self.ledger, now)
 
     def can_decode(self, now: float) -> bool:
-        """Whether it has sequences to decode."""
+        """Return whether it has sequences to decode."""
         return bool(self.ledger.decoding)
 
 
 class Unit:
-    """Models on the same devices, a rank for each, whose jobs run as a rule says: one at a time, or beside each other,
-    by `SpatialSharing` over tenants with streams of their own on one GPU. The first rank leads: after `open` it
-    decides, and the others `serve`.
+    """Models on the same devices, with one rank per device, whose jobs run by a rule of sharing.
+
+    Jobs run one at a time, or at the same time with `SpatialSharing`, over tenants with separate streams on one GPU.
+    The first rank leads: after `open` it decides, and the others `serve`.
     """
 
     def __init__(self, tenants: Sequence[Tenant], sharing: Sharing):
         self.tenants, self._sharing = tenants, sharing
         self._beside = isinstance(sharing, SpatialSharing)
         self.running: list[Job] = []
-        """Jobs under way. One at a time, what was run last: on a GPU the next is queued behind it."""
+        """Jobs in progress. With one at a time, the last job run: on a GPU the next is queued behind it."""
         self._by_name = {tenant.name: tenant for tenant in tenants}
         self._quotas = QuotaAdaptation({})
 
@@ -116,9 +119,14 @@ class Unit:
         attention: str = "triton",
         streams: Sequence[torch.cuda.Stream] = (),
     ) -> "Unit":
-        """This rank's part of the unit of models that share devices, with their weights, by the models' names; all
-        ranks call it alike. Each has one stage. `streams`: on which each model decodes, beside the others on its share
-        of one GPU's multiprocessors; without, one job runs at a time. InputError for what can't be loaded.
+        """Load this rank's part of the unit of models that share devices; all ranks call it alike.
+
+        Each model has one stage. `directories` are the weights' by model name. `streams`: those on which each model
+        decodes, at the same time as the others, on its share of one GPU's multiprocessors. Without streams, one job
+        runs at a time.
+
+        Raises:
+            InputError: A model can't be loaded.
         """
         assert all(len(m.schedule.stages) * m.schedule.replicas == 1 for m in models), "all devices are one stage"
         ranks = ranks or Ranks()
@@ -144,16 +152,19 @@ class Unit:
         return Unit(tenants, _rule(share, beside=bool(streams)))
 
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
-        """Be ready for requests of each model within an extent; without one, for all that its schedule allows. All
-        ranks call it alike. `options` are each model's: under a rule by priority with its order.
+        """Prepare for requests of each model within an extent; without one, for all that its schedule allows.
+
+        All ranks call it alike. `options` are each model's; a rule by priority needs its order there.
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
             within = extents or {tenant.name: Extent.unlimited(schedule)}
             how = replace(options[tenant.name] if options else Options(), policy=tenant.limits)
-            with tenant.on("decode"):  # whose graphs are captured
+            with tenant.on("decode"):  # graphs of decoding are captured
                 tenant.engine.open(within[tenant.name], how)
-        if any(tenant.streams for tenant in self.tenants):  # memory of a stream is no other's: prompts' buffers move
+        if any(
+            tenant.streams for tenant in self.tenants
+        ):  # torch keeps memory per stream: free prompts' buffers for others
             torch.cuda.empty_cache()
         for tenant in self.tenants:  # one clock, which begins when all are ready
             tenant.engine.count_from(self.tenants[-1].engine.began)
@@ -166,7 +177,7 @@ class Unit:
         return all(tenant.engine.leads for tenant in self.tenants)
 
     def serve(self) -> None:
-        """Do what the first rank decides, until it drains the unit; on all others."""
+        """Do what the first rank decides, until it drains the unit; on all other ranks."""
         serve(*(tenant.engine.worker for tenant in self.tenants))
 
     @property
@@ -181,7 +192,7 @@ class Unit:
 
     @property
     def used(self) -> float:
-        """The shares of all jobs that run."""
+        """The sum of the running jobs' shares."""
         return sum(job.share for job in self.running)
 
     @property
@@ -190,19 +201,23 @@ class Unit:
         return all(tenant.engine.idle for tenant in self.tenants)
 
     def add(self, name: str, request: Request) -> None:
-        """Let a model's request wait from now on, or from its later arrival; InputError as of `Engine.add`."""
+        """Add a model's request, which waits from now on or from its later arrival.
+
+        Raises:
+            InputError: As of `Engine.add`.
+        """
         arrival_s = max(request.arrival_s, self.now)
         self._by_name[name].engine.add(replace(request, arrival_s=arrival_s))
 
     def step(self) -> bool:
-        """Run the jobs that the rule chooses, if there are any; whether there were."""
+        """Run the jobs that the rule chooses. Return whether there were any."""
         self._update()
         before = len(self.running)
         self._sharing.start(self, self.now)
         return len(self.running) > before
 
     def wait(self) -> None:
-        """Rest, where a step had nothing to do: a little, or until a job is done."""
+        """Wait after a step without work: for a short time, or until a job is done."""
         jobs, until = len(self.running), self.now + _NAP_S
 
         def over() -> bool:
@@ -215,7 +230,7 @@ class Unit:
             time.sleep(_NAP_S)
 
     def take(self, name: str) -> list[Event]:
-        """What has come of a model's requests since the last call."""
+        """Return the new events of a model's requests since the last call."""
         return self._by_name[name].engine.take()
 
     def prefill(self, tenant: Tenant) -> None:
@@ -237,7 +252,7 @@ class Unit:
                 self._end(tenant.job)
 
     def _update(self) -> None:
-        """Take what has come, and end the jobs that are done."""
+        """Process all arrivals, and end the jobs that are done."""
         for tenant in self.tenants:
             tenant.engine.update()
         for job in self.running:
@@ -252,21 +267,21 @@ class Unit:
             self._quotas.decoded(job.tenant, 1, self.now)
 
     def drain(self) -> None:
-        """Run all requests to their ends, and let the other ranks go; on the first."""
-        while self._beside and self.running:  # what is queued on one stream knows nothing of the other
+        """Run all requests to completion, and let the other ranks go; on the first rank."""
+        while self._beside and self.running:  # streams don't wait for each other
             self.wait()
         for tenant in self.tenants:
             with tenant.on("decode"):
                 tenant.engine.drain()
 
     def close(self) -> None:
-        """Give the memory back; all ranks call it, once the unit is drained."""
+        """Free the memory; all ranks call it, once the unit is drained."""
         for tenant in self.tenants:  # in one order on all ranks, which wait for each other
             tenant.engine.close()
 
 
 def _rule(share: Share, beside: bool) -> Sharing:
-    """How models that share devices take them: beside each other, or one job at a time."""
+    """Return the rule by which models share devices: at the same time, or one job at a time."""
     if beside:
         return SpatialSharing()
     if share.by == "priority":

@@ -1,4 +1,4 @@
-"""The engines of a plan: one for each unit of devices, for the models that are on them."""
+"""The engines of a plan: one for each unit of devices, with the unit's models."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,26 +21,34 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def has_stages(path: Path) -> bool:
-    """Whether a plan's file is of stages."""
+    """Return whether a plan's file is a plan of stages."""
     data = document.read_json(path)
     return isinstance(data, dict) and "stages" in data and "policy" not in data
 
 
 def read_plan_file(path: Path) -> Plan:
-    """The plan of a file; InputError for one of stages, in which models come and go."""
+    """Read the plan of a file.
+
+    Raises:
+        InputError: It is a plan of stages, in which models come and go.
+    """
     if has_stages(path):
         raise InputError(f"'{path}' is a plan of stages, for `exegpt run --plan … --application …` alone.")
     return document.read(Plan, path)
 
 
 def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
-    """The plan of a file, as `with_directories` has it."""
+    """Return the plan of a file, as `with_directories` has it."""
     return with_directories(read_plan_file(path), directories, f"'{path}'")
 
 
 def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
-    """A plan with the directory of each model: the one given by its name, else the plan's. `what` the plan is called in
-    the InputError for one that this machine can't run, or for models whose directories are missing or aren't theirs.
+    """Return a plan with the directory of each model: the one given by its name, else the plan's.
+
+    Messages call the plan `what`.
+
+    Raises:
+        InputError: This machine can't run the plan, or models' directories are missing or of other models.
     """
     names = check_models(plan, what)
     if plan.cluster.nodes > 1:
@@ -52,7 +60,11 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
 
 
 def check_models(plan: Plan, what: str) -> list[str]:
-    """The names of a plan's models; InputError where there are none, or two of one name."""
+    """Return the names of a plan's models.
+
+    Raises:
+        InputError: There are none, or two have the same name.
+    """
     names = [model.name for model in plan.models]
     if not names or len(set(names)) < len(names):
         raise InputError(
@@ -63,14 +75,22 @@ def check_models(plan: Plan, what: str) -> list[str]:
 
 
 def check_names(directories: Mapping[str, str], names: Sequence[str], what: str) -> None:
-    """InputError for a directory of no model of the plan, which is called `what`."""
+    """Check that each directory is of a model of the plan, which messages call `what`.
+
+    Raises:
+        InputError: A directory is of no model.
+    """
     unknown = next((name for name in directories if name not in names), None)
     if unknown is not None:
         raise InputError(f"--model {unknown}=… is no model of {what}: it has {', '.join(names)}.")
 
 
 def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
-    """A model with its directory, which has to be its own; InputError where it isn't, or is missing."""
+    """Return a model with its directory.
+
+    Raises:
+        InputError: The directory is missing, or has another model.
+    """
     way = f"write it into the plan, or pass --model {model.name}=DIR"
     if given is None:
         raise InputError(f"The plan doesn't say in which directory model '{model.name}' is: {way}.")
@@ -87,7 +107,11 @@ def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
 
 
 def check_schedule(model: PlannedModel) -> None:
-    """InputError for a schedule that no engine could follow on the model's devices."""
+    """Check a model's schedule.
+
+    Raises:
+        InputError: No engine could follow it on the model's devices.
+    """
     try:
         checked(model.schedule).check_stages()
     except InputError as error:
@@ -105,8 +129,9 @@ def check_schedule(model: PlannedModel) -> None:
 
 
 def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[UnitOptions, ...]:
-    """The engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`. `threads` are a CPU
-    device's; None: an equal share of the cores.
+    """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
+
+    `threads` are those of a CPU device; None: an equal share of the cores.
     """
     places = {model.name: place for place, model in enumerate(plan.models)}
     used = sum(len(unit[0].devices) for unit in plan.units)
@@ -127,7 +152,7 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
 
 
 def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: ClusterSpec) -> UnitOptions:
-    """The engine of a model with devices of its own, `place` among all models."""
+    """Return the engine of a model with separate devices; `place` is its place among all models."""
     arguments, documents = ("--model", str(model.directory), *flags), {"--schedule": model.schedule}
     models = (UnitModel(Path(str(model.directory)), model.name, place=place),)
     environment, follows = _environment([model], cluster), (_follows(model),)
@@ -139,13 +164,13 @@ def _follows(model: PlannedModel) -> tuple[object, ...]:
 
 
 def _environment(unit: Sequence[PlannedModel], cluster: ClusterSpec) -> dict[str, str]:
-    """Of an engine of these models, which has their devices alone."""
+    """Return the environment of an engine of these models, in which it sees only their devices."""
     named = {NOTES_OF: ", ".join(model.name for model in unit)}
     return named if cluster.is_cpu else named | _visible(unit[0].devices)
 
 
 def _visible(devices: Sequence[int]) -> dict[str, str]:
-    """The variable by which a process sees these GPUs alone, of those that this one sees."""
+    """Return the variable that restricts a process to these GPUs, as numbered for this process."""
     given = os.environ.get(_VISIBLE)
     if given is None:
         return {_VISIBLE: ",".join(map(str, devices))}

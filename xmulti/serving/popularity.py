@@ -4,8 +4,8 @@
    raises a false alarm with a probability of at most `FALSE_ALARMS`, over all models together.
 2. An alarm has to be confirmed. From the alarm on, all models' requests are counted for `lasts_s`, or until twice
    `ENOUGH` have arrived or were planned to arrive. With fewer than `ENOUGH` requests the test starts again. Otherwise
-   popularity has drifted if the model's rate is beyond the tolerance in most parts of this time; a burst, which isn't
-   Poisson and raises an alarm, is in few of them. The rates measured in this time are those to plan for.
+   popularity has drifted if the model's rate is beyond the tolerance in most parts of this time. A burst, which isn't
+   Poisson, raises an alarm too, but is in few parts. The rates measured in this time are those to plan for.
 """
 
 import itertools
@@ -24,7 +24,9 @@ PARTS = 5
 
 
 class Popularity:
-    """`planned` are the models' planned rates in sequences per second. Times are of the monotonic clock, in seconds;
+    """The test of all models' request rates.
+
+    `planned` are the models' planned rates in sequences per second. Times are of the monotonic clock, in seconds;
     nothing is counted before `begin_s`.
     """
 
@@ -48,17 +50,18 @@ class Popularity:
         """Since then, for the alarm's model: requests, and seconds in which they arrived."""
 
     def pause(self, now_s: float) -> None:
-        """Requests were impossible until now: restart the test."""
+        """Restart the test: requests were impossible until now."""
         self.restart(self.planned, max(now_s, self._begin_s))
 
     @property
     def threshold_s(self) -> float:
-        """The threshold of a model's statistic: the bounds of all models' tests add up."""
+        """The threshold of a model's statistic: the false-alarm probabilities of all models' tests add up."""
         return len(self._tests) * DAY_S / FALSE_ALARMS
 
     def come(self, counts: Mapping[str, int], now_s: float) -> dict[str, float] | None:
-        """Add each model's arrivals since the last call. Returns the arrival rates if they have drifted; the test then
-        restarts.
+        """Add each model's arrivals since the last call.
+
+        Return the arrival rates if they have drifted; the test then restarts.
         """
         if now_s < self._begin_s:
             return None
@@ -76,7 +79,9 @@ class Popularity:
         enough = max(lasted_s * sum(self.planned.values()), sum(self._counts.values())) >= 2 * ENOUGH
         if lasted_s < self._lasts_s or not enough:
             return None
-        rates = {name: (count + 0.5) / lasted_s for name, count in self._counts.items()}  # of none, not quite 0
+        rates = {
+            name: (count + 0.5) / lasted_s for name, count in self._counts.items()
+        }  # without requests slightly above 0
         drifted = sum(self._counts.values()) >= ENOUGH and self._lasts()
         self.restart(self.planned, now_s)
         return rates if drifted else None
@@ -88,7 +93,7 @@ class Popularity:
                 self._alarm, self._since_s = (name, test.side), now_s
 
     def _lasts(self) -> bool:
-        """Whether the rate of the alarm's model is still that much higher or lower in most parts of the time."""
+        """Return whether the alarm's model still has a rate beyond the tolerance in most parts of the time."""
         assert self._alarm, "an alarm"
         name, side = self._alarm
         number = len(self._looks)

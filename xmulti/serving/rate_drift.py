@@ -39,7 +39,7 @@ class RateDrift:
 
     @property
     def statistic_s(self) -> float:
-        """R in seconds; infinite if it exceeds the floats."""
+        """R in seconds; infinite if it exceeds the range of floats."""
         sides = [side.log_s for side in self._sides.values()]
         most = max(sides)
         if most > _MOST_LOG:
@@ -53,7 +53,7 @@ class RateDrift:
 
 
 _MOST_LOG = 700.0
-"""Of a float's exponential."""
+"""Largest argument of a float's exponential."""
 
 
 class _Side:
@@ -65,12 +65,15 @@ class _Side:
         """ln R."""
 
     def come(self, count: int, seconds: float) -> None:
-        """The rate may have changed at the beginning of these seconds, at every earlier such moment, or not at all."""
+        """Add `count` arrivals in the next `seconds`.
+
+        The rate may have changed at the beginning of these seconds, at an earlier such moment, or not at all.
+        """
         begun = _log_sum(self.log_s, math.log(seconds))
         self.log_s = begun + count * self._ratio_log - self._slope * seconds
 
 
 def _log_sum(a: float, b: float) -> float:
-    """ln(e^a + e^b)."""
+    """Return ln(e^a + e^b)."""
     most, least = max(a, b), min(a, b)
     return most + math.log1p(math.exp(least - most))

@@ -1,4 +1,4 @@
-"""Planning again while a server goes on, for the rates at which its models turn out to be asked."""
+"""Replanning during serving, for the rates at which the models' requests actually arrive."""
 
 import asyncio
 import contextlib
@@ -22,55 +22,51 @@ from xscheduler.settings import Setting
 from xserver.engines.engine_process import signal_session
 
 WORTH = 0.25
-"""By how much the rates that all models could have must grow: for another plan engines start anew, and replays are off
-by a tenth or so.
-"""
+"""Least relative growth of the headroom: engines restart for another plan, and replays are off by about a tenth."""
 ROOM = 2.0
-"""Times their rates: a plan under which all models could have so much, and no less than when it was made, stays. At
-night there is nothing to mend, and in the morning there would be.
-"""
+"""Keep a plan with this much headroom, and no less than when it was made: load may return."""
 _SOLO_REQUESTS = 200
-"""Whose mean time alone is taken."""
+"""Number of requests for the mean time alone."""
 _PROCESS = process_text("xmulti.serving.replan")
 
 
 @dataclass(frozen=True)
 class Watched:
-    """What a server knows of one model of its plan."""
+    """A server's measurements of one model of its plan."""
 
     name: str
     rate_seq_s: float
-    """At which requests come now."""
+    """The current arrival rate."""
     profile: Profile
-    """With which its engine has opened: the machine as it was measured."""
+    """The profile with which its engine has opened: the machine as it was measured."""
     workload: Workload
-    """Lengths for which its schedule is now."""
+    """Lengths for which its current schedule is."""
     latencies_s: tuple[float, ...]
-    """From arrival, of requests that came and were answered under this plan."""
+    """Latencies from arrival, of requests that arrived and were answered under this plan."""
 
 
 @dataclass(frozen=True)
 class ReplanInput:
-    """What `replan` is asked for."""
+    """The input of `replan`."""
 
     plan: Plan
     watched: tuple[Watched, ...]
-    """Of each of its models."""
+    """One for each of the plan's models."""
 
 
 class Replanned(NamedTuple):
-    """The plan to follow, or none; and why."""
+    """The plan to follow, or None; and the reason."""
 
     plan: Plan | None
     why: str
     failed: bool = False
-    """Whether there is no other plan at all."""
+    """Whether no other plan exists."""
     error: float | None = None
-    """How far what the plan so far had promised was off, relatively; None where that isn't known."""
+    """Relative error of the old plan's predictions; None where that isn't known."""
 
 
 def why_not_watched(plan: Plan) -> str:
-    """Why no plan can be searched in the place of this one; empty if it can."""
+    """Return why no plan can be searched to replace this one; empty if one can."""
     from xmulti.plans.planning import METHODS
 
     if plan.method not in METHODS:
@@ -80,8 +76,10 @@ def why_not_watched(plan: Plan) -> str:
 
 
 def next_interval_s(stayed_s: float | None, error: float | None) -> float:
-    """For how long a plan stays after a search in any case: SeaLLM's interval, longer where plans keep what they have
-    promised. `stayed_s`: the interval before; None: there was none.
+    """Return the minimum time that a plan stays after a search.
+
+    It is SeaLLM's interval, which grows while predictions are accurate. `stayed_s` is the interval before; None: there
+    was none.
     """
     from xmulti.sharing.replacement import FIRST_S, next_interval
 
@@ -91,7 +89,10 @@ def next_interval_s(stayed_s: float | None, error: float | None) -> float:
 
 
 async def in_a_process(replan_input: ReplanInput) -> Replanned:
-    """What `replan` finds in a process of its own, which ends with this one, or when the task is cancelled."""
+    """Run `replan` in a separate process, and return its result.
+
+    The process ends with this one, or when the task is cancelled.
+    """
     question = await asyncio.to_thread(lambda: document.dumps(document.to_dict(replan_input), indent=None) + "\n")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROCESS, *sys.path),
@@ -115,7 +116,7 @@ async def in_a_process(replan_input: ReplanInput) -> Replanned:
 
 
 def main() -> None:
-    """The process that searches."""
+    """Read a question, search a plan, and write the answer: the process that searches."""
     replan_input = read_question(ReplanInput)
     try:
         answer = replan(replan_input)
@@ -125,9 +126,10 @@ def main() -> None:
 
 
 def replan(replan_input: ReplanInput) -> Replanned:
-    """The best plan of the same method for the rates that came, where the plan so far has less room for these than it
-    had for its own, and the new one clearly more. One that doesn't sustain the rates is taken too, if it comes so much
-    nearer to them.
+    """Return the best plan of the same method for the current rates, if it is clearly better than the old plan.
+
+    A search is made only if the old plan has less headroom for these rates than for its own, or less than `ROOM`. A
+    plan that doesn't sustain the rates is returned too, if its headroom is that much higher.
     """
     from xmulti.plans.planning import propose
 
@@ -160,7 +162,7 @@ def _demand(model: PlannedModel, plan: Plan, seen: Watched) -> Demand:
 
 
 def at_rates_of(plan: Plan, demands: Sequence[Demand]) -> Plan:
-    """The plan as it is, replayed at the rates that are asked for now."""
+    """Return the plan unchanged, replayed at the current rates."""
     from xmulti.plans.plan_evaluation import evaluated
 
     asked = {demand.name: demand for demand in demands}
@@ -171,8 +173,10 @@ def at_rates_of(plan: Plan, demands: Sequence[Demand]) -> Plan:
 
 
 def moving_least(found: Plan, held: Plan) -> Plan:
-    """The plan that was found, for the node of the held one: models that have as many devices with the same others keep
-    devices and schedules, if that leaves them as much headroom as the whole new plan has; the others get what is left.
+    """Return the new plan, for the node of the old plan, with as few moves as possible.
+
+    Models that have as many devices, with the same other models, keep devices and schedules. The condition is that this
+    leaves them as much headroom as the complete new plan has. The others get the remaining devices.
     """
     before = {_together(unit): unit for unit in held.units}
     staying: dict[str, PlannedModel] = {}
@@ -191,12 +195,15 @@ def moving_least(found: Plan, held: Plan) -> Plan:
 
 
 def _together(unit: Sequence[PlannedModel]) -> tuple[int, frozenset[str]]:
-    """Equal for models that are as many devices' in both plans."""
+    """Return the number of devices and the names of a unit's models: equal for the same models on as many devices."""
     return len(unit[0].devices), frozenset(model.name for model in unit)
 
 
 def promise_error(plan: Plan, demands: Sequence[Demand], watched: Sequence[Watched]) -> float | None:
-    """How far the plan's replay was off what came, as SeaLLM reckons it; None where either isn't known."""
+    """Return the error of the plan's replay against the measurements, as SeaLLM defines it.
+
+    Return None if either isn't known.
+    """
     from xmulti.plans.solo import solo_seconds
     from xmulti.sharing.replacement import Performance
 

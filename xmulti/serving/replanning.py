@@ -33,8 +33,10 @@ class ReplanOptions:
 
 
 class Replanning:
-    """Replans the models of a plan, by name. `options` None: the plan stays. `follow` switches the models to another
-    plan; InputError for one that this machine can't run.
+    """Replans the models of a plan, by name.
+
+    `options` None: the plan stays. `follow` switches the models to another plan; it raises InputError for a plan that
+    this machine can't run.
     """
 
     def __init__(
@@ -63,13 +65,15 @@ class Replanning:
             self._counter.labels(outcome)
 
     def follows(self, plan: Plan) -> None:
-        """The models follow another plan from now on."""
+        """Record that the models follow another plan from now on."""
         self.plan, self._since_s = plan, time.monotonic()
         self._watch({model.name: model.rate_seq_s for model in plan.models}, self._since_s)
 
     def goes_back(self, plan: Plan, why: str) -> None:
-        """The models go back to an earlier plan. Popularity isn't watched any more, since the search would find the
-        failed plan again: an administrator has to send another one.
+        """Record that the models return to an earlier plan.
+
+        Popularity isn't watched any more, since the search would find the failed plan again. An administrator has to
+        send another plan.
         """
         self.plan, self._since_s, self._popularity = plan, time.monotonic(), None
         self._count("failed", f"the plan before is followed again, and stays: {why}")
@@ -104,7 +108,7 @@ class Replanning:
                 await self._replan(rates)
 
     def _watch(self, rates: dict[str, float | None], begin_s: float) -> None:
-        """Watch for rates other than these, if another plan can be searched."""
+        """Watch for rates that differ from these, if another plan can be searched."""
         if self._options is None:
             return
         if why := why_not_watched(self.plan):
@@ -119,7 +123,7 @@ class Replanning:
         return all(frontend.admission and not frontend.draining for frontend in self._frontends.values())
 
     def _look(self, now_s: float) -> dict[str, float] | None:
-        """The arrival rates, if they have drifted."""
+        """Return the arrival rates, if they have drifted."""
         arrived = {name: frontend.arrived for name, frontend in self._frontends.items()}
         counts = {name: count - self._seen.get(name, 0) for name, count in arrived.items()}
         self._seen = arrived
@@ -152,7 +156,7 @@ class Replanning:
         self._count("failed" if failed else "kept", f"the models keep their plan: {why}")
 
     def _refused(self, plan: Plan) -> str:
-        """Switch to a plan; returns why it can't be followed, or an empty text."""
+        """Switch to a plan. Return why it can't be followed, or an empty text."""
         try:
             self._follow(plan)
         except InputError as error:

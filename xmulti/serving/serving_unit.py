@@ -1,4 +1,7 @@
-"""The engines of models that share devices, under one server: a job whose rank 0 connects to the frontend for each."""
+"""The engines of models that share devices, under one server.
+
+Rank 0 of the job connects to the frontend for each model.
+"""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitOptions:
-    """What the process of one unit of a plan is asked for."""
+    """The options of the process of one unit of a plan."""
 
     plan: Path
     unit: int
@@ -49,7 +52,7 @@ class UnitOptions:
 
 
 def serve(options: UnitOptions, ranks: Ranks) -> None:
-    """Load a unit's models and serve until the frontend has drained all of them, or has gone; all ranks call it."""
+    """Load a unit's models and serve until the frontend has drained all of them, or is gone; all ranks call it."""
     plan, unit = ranks.attempt(lambda: read_unit(options))
     set_threads(ranks.threads(options.threads))
     device = find_device(options.device, ranks.local)
@@ -73,7 +76,11 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
 
 
 def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
-    """The plan and the unit of it that is asked for; InputError where it has none."""
+    """Return the plan and the selected unit of it.
+
+    Raises:
+        InputError: The plan has no such unit.
+    """
     plan = document.read(Plan, options.plan)
     if not 0 <= options.unit < len(plan.units):
         raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
@@ -81,7 +88,11 @@ def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
 
 
 def directory_of(model: PlannedModel) -> Path:
-    """Of a planned model's weights; InputError where the plan names none, or another model's."""
+    """Return the directory of a planned model's weights.
+
+    Raises:
+        InputError: The plan names none, or another model's.
+    """
     if model.directory is None:
         raise InputError(f"Model '{model.name}' was planned without weights: pass --model {model.name}=DIR.")
     directory = model_directory(model.directory)
@@ -90,7 +101,10 @@ def directory_of(model: PlannedModel) -> Path:
 
 
 def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "torch.device") -> str:
-    """Whose attention kernels all models of a unit have: FlashInfer's, where each can."""
+    """Return the library whose attention kernels all models of a unit use.
+
+    It is the one that is chosen for every model; if the choices differ, it is Triton.
+    """
     chosen = {
         planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0] for model in unit
     }
@@ -104,7 +118,7 @@ def measured_profiles(
     device: "torch.device",
     attention: str,
 ) -> dict[str, Profile]:
-    """What this machine was measured to be for each model, or is measured to be now."""
+    """Return this machine's measured profile of each model: stored, or measured now."""
     profiles = {}
     for model in unit:
         job = measured_profile(directories[model.name], model.schedule.dtype, ranks, device, attention)
@@ -113,7 +127,7 @@ def measured_profiles(
 
 
 def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device") -> "list[torch.cuda.Stream]":
-    """On which the models decode beside each other, where they share by space and can; none: they take turns."""
+    """Return the streams on which models that share by space decode at the same time; none if they must take turns."""
     shares = [model.share.decode for model in unit if model.share and model.share.by == "space"]
     if not shares:
         return []
@@ -128,13 +142,13 @@ def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device
 
 
 def options_of(model: PlannedModel, profile: Profile, spans: bool = True) -> Options:
-    """How a model that shares decides: in the order in which it is simulated."""
+    """Return the options of a model that shares devices: the order in which it is simulated."""
     order, known = order_of(model, profile)
     return Options(spans=spans, order=order, hints=(lambda _: known) if known else None)
 
 
 def _connect(directory: Path, plan: Plan, unit: tuple[PlannedModel, ...], stack: ExitStack) -> dict[str, inbox.Inbox]:
-    """Connections to the frontend, until `stack` ends."""
+    """Return connections to the frontend, open until `stack` ends."""
     inboxes = {}
     for number, model in enumerate(plan.models):
         if model in unit:

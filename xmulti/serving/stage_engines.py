@@ -1,4 +1,4 @@
-"""The engines of nodes that come and go with the stages of a plan, behind links that stay."""
+"""The engines of nodes that start and stop with the stages of a plan, behind links that stay open."""
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
@@ -13,10 +13,11 @@ from xserver.engines.unit_options import UnitOptions
 
 
 class StageEngines:
-    """One engine for each node that runs. What is asked of a node waits in its link until an engine is there, and what
-    a stopped engine had begun goes on in the next one: its prompts are prefilled with what was generated.
+    """One engine for each running node.
 
-    `starts` may start at once. `on_opened` is called with a node whenever an engine of it is there.
+    Requests to a node wait in its link until an engine has opened. Requests that a stopped engine had begun continue in
+    the next one: their prompts are prefilled together with the generated tokens. `starts` engines may start at once.
+    `on_opened` is called with a node whenever one of its engines has opened.
     """
 
     def __init__(self, nodes: Sequence[str], directory: Path, starts: int, on_opened: Callable[[str, Opened], object]):
@@ -33,22 +34,26 @@ class StageEngines:
 
     @property
     def tasks(self) -> "set[asyncio.Task[int]]":
-        """One for each engine; it ends where the engine can't be started, or started again."""
+        """One task for each engine; it ends if the engine can't be started or restarted."""
         return {task for _, task in self._units.values()}
 
     def check(self) -> None:
-        """InputError for an engine that can't be started, or started again."""
+        """Check that the engines run.
+
+        Raises:
+            InputError: An engine can't be started or restarted.
+        """
         for name, (_, task) in self._units.items():
             if task.done():
                 raise InputError(f"The engine of {name} can't be started (exit code {task.result()}): see above.")
 
     def start(self, name: str, options: UnitOptions) -> None:
-        """Start a node's engine, of which none runs."""
+        """Start the engine of a node that has none."""
         unit = StartedUnit(options, self.links, self._directory, self._turns)
         self._units[name] = unit, asyncio.ensure_future(unit.run())
 
     async def stop(self, names: Collection[str]) -> None:
-        """End the engines of some nodes, where they have any; their devices are free then."""
+        """Stop the engines of these nodes; their devices are free then."""
         stopped = [self._units.pop(name) for name in names if name in self._units]
         for _, task in stopped:
             task.cancel()
@@ -56,6 +61,6 @@ class StageEngines:
         await asyncio.gather(*(unit.give_up() for unit, _ in stopped))
 
     async def close(self) -> None:
-        """End all engines, and close the sockets."""
+        """Stop all engines, and close the sockets."""
         await self.stop(list(self._units))
         await asyncio.gather(*(link.close() for link in self.links.values()))

@@ -1,4 +1,4 @@
-"""The engines of a plan, started and watched by this process, which has a link to each model's."""
+"""The engines of a plan, started and supervised by this process, which has a link to each model's engine."""
 
 import asyncio
 import contextlib
@@ -15,11 +15,11 @@ from xserver.engines.unit_options import UnitOptions
 
 _LOOK_S = 0.02
 _SPEED_LIMIT_S = 60.0
-"""How long engines that have done all may time their layers."""
+"""Most seconds for which finished engines may time their layers."""
 
 
 class StartedUnit(EngineUnit):
-    """An engine of a run, whose requests fail where it can't be replaced. `links` are those of all models."""
+    """An engine of a run; its requests fail if it can't be replaced. `links` are those of all models."""
 
     def __init__(
         self, options: UnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
@@ -27,11 +27,11 @@ class StartedUnit(EngineUnit):
         super().__init__(options, {str(m.name): links[str(m.name)] for m in options.models}, directory, turns)
 
     async def run(self) -> int:
-        """As that of `EngineUnit`."""
+        """Run as `EngineUnit` does; fail the requests when it ends."""
         try:
             code = await super().run()
         except (InputError, OSError) as error:  # its requests would wait for ever
-            if self.has_opened:  # else who waits for that says so
+            if self.has_opened:  # else `started` reports it
                 output.note(f"the engine of {self.name} can't be started again: {error}", event="engine_failed")
             self.fail()
             raise
@@ -39,7 +39,7 @@ class StartedUnit(EngineUnit):
         return code
 
     async def stop(self, limit_s: float = DRAIN_LIMIT_S) -> None:
-        """As that of `EngineUnit`; what the engine has sent last is taken."""
+        """Stop as `EngineUnit` does, and receive the engine's last messages."""
         await super().stop(limit_s)
         await self._disconnected()
 
@@ -48,8 +48,12 @@ class StartedUnit(EngineUnit):
 async def started(
     units: Sequence[UnitOptions], starts: int, end_in_turn: bool = False
 ) -> AsyncIterator[dict[str, EngineLink]]:
-    """Links to the engines by model, once all have opened; `starts` may start at once. They end with the block, all at
-    once or one after the other, which matters to the speed that they report. InputError where one doesn't start.
+    """Yield links to the engines by model, once all have opened; `starts` engines may start at once.
+
+    They stop with the block, all at once or one after the other, which matters to the speed that they report.
+
+    Raises:
+        InputError: An engine doesn't start.
     """
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
         of_all = {str(model.name): EngineLink() for unit in units for model in unit.models}

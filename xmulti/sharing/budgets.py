@@ -1,7 +1,7 @@
-"""Budgets: how many devices each of several models gets for itself, so that each meets its own bound at its own rate.
+"""Budgets: how many devices each of several models gets alone, so that each meets its own bound at its own rate.
 
-A model's frontier is its performance on each number of devices. More devices are never worse, so for a level that all
-models should reach, each model has a smallest budget, and a level can be reached exactly if these budgets fit on the
+A model's frontier is its performance on each number of devices. More devices are never worse. So each model has a
+smallest budget for a level that all models should reach. A level can be reached exactly if these budgets fit on the
 nodes together. The best level is found by bisection over the values that occur in the frontiers.
 """
 
@@ -19,7 +19,10 @@ class Budget:
     headroom: float = math.inf
     """Goodput within its bound / rate, at least 1 if the rate is sustained; infinite for a model without a rate."""
     seconds: float = 0.0
-    """Until its requests are done; 0 for a model without a number of requests, infinite if the model doesn't fit."""
+    """Seconds until its requests are done.
+
+    0 for a model without a number of requests, infinite if the model doesn't fit.
+    """
 
 
 Frontier = Sequence[Budget]
@@ -28,15 +31,16 @@ Frontier = Sequence[Budget]
 
 @dataclass(frozen=True)
 class Level:
-    """A level that all models should reach. Criteria in this order: rates sustained, last model done early, high
-    headroom.
+    """A level that all models should reach.
+
+    Criteria in this order: rates sustained, last model done early, high headroom.
     """
 
     headroom: float
     seconds: float
 
     def least(self, frontier: Frontier) -> Budget | None:
-        """The fewest devices on which a model reaches it."""
+        """Return the budget with the fewest devices on which a model reaches the level; None if there is none."""
         reached = (b for b in frontier if b.headroom >= self.headroom and b.seconds <= self.seconds)
         return next(reached, None)
 
@@ -55,8 +59,9 @@ class Budgets:
 
 
 def rising(budgets: Sequence[Budget]) -> Frontier:
-    """A frontier of measured budgets: a budget that is worse than a smaller one is replaced by it; extra devices stay
-    idle.
+    """Return a frontier of measured budgets.
+
+    A budget that is worse than a smaller one is replaced by the smaller one; extra devices stay idle.
     """
     frontier: list[Budget] = []
     for budget in sorted(budgets, key=lambda b: b.devices):
@@ -69,7 +74,10 @@ def rising(budgets: Sequence[Budget]) -> Frontier:
 
 
 def best_budgets(frontiers: Sequence[Frontier], nodes: int, devices_per_node: int) -> Budgets | None:
-    """The budgets of the best level, with as few devices as possible; None if the models don't fit all at once."""
+    """Return the budgets of the best level, with as few devices as possible.
+
+    Return None if the models don't fit all at once.
+    """
 
     def reach(headroom: float, seconds: float) -> Budgets | None:
         least = [Level(headroom, seconds).least(frontier) for frontier in frontiers]
@@ -98,13 +106,14 @@ Search = Callable[[list[tuple[int, int]]], list["Budget | None"]]
 class Unsearched:
     """Frontiers that are searched only where it matters.
 
-    An unsearched number of devices counts as an upper estimate: as much as the next larger searched number, and at most
-    `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are then searched,
-    until all of them are known, or the level of the known ones is within `TOLERANCE` of what others could reach.
+    An unsearched number of devices counts with an upper estimate: the performance on the next larger searched number,
+    and at most `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are
+    then searched. This ends when all of them are known, or the level of the known ones is within `TOLERANCE` of what
+    others could reach.
     """
 
     OPTIMISM = 1.1
-    """Replicas scale by their number; more devices for each may do a little better."""
+    """Replicas scale with their number; more devices for each may scale slightly better."""
     TOLERANCE = 0.03
 
     def __init__(self, models: int, search: Search, nodes: int, devices_per_node: int):
@@ -115,7 +124,7 @@ class Unsearched:
         """Numbers of devices searched so far."""
 
     def best(self, progress: Callable[[int, int], None]) -> Budgets | None:
-        """The best budgets; None if the models don't fit all at once, whatever the performance."""
+        """Return the best budgets; None if the models don't fit all at once, whatever the performance."""
         while True:
             hoped = best_budgets([self._hoped(i) for i in range(len(self._known))], self._nodes, self._each)
             if hoped is None:
@@ -130,7 +139,7 @@ class Unsearched:
             self._find(unknown)
 
     def least(self, i: int) -> int | None:
-        """The fewest devices on which a model can run; None if there are none. Searches if necessary."""
+        """Return the fewest devices on which a model can run; None if there are none. Searches if necessary."""
         for devices in self._sizes:
             if devices not in self._known[i]:
                 self._find([(i, devices)])
@@ -168,19 +177,19 @@ class Unsearched:
 
 
 def _near(level: Level, other: Level, tolerance: float) -> bool:
-    """Whether a level is as good as another one, within a tolerance."""
+    """Return whether a level is as good as another one, within a tolerance."""
     short = min(1.0, other.headroom) - min(1.0, level.headroom)
     slower = level.seconds - other.seconds * (1 + tolerance)
     return short <= 0 and slower <= 0 and level.headroom >= other.headroom * (1 - tolerance)
 
 
 def _finite(budgets: Sequence[Budget]) -> float:
-    """The longest finite time."""
+    """Return the longest finite time."""
     return max((b.seconds for b in budgets if b.seconds < math.inf), default=0.0)
 
 
 def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float | None:
-    """The last value that holds, if holding is monotone; None if none does."""
+    """Return the last value that holds, if holding is monotone; None if none does."""
     low, high = -1, len(values) - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -189,12 +198,12 @@ def _highest(values: Sequence[float], holds: Callable[[float], bool]) -> float |
 
 
 def counts(nodes: int, devices_per_node: int) -> list[int]:
-    """The possible sizes of a budget."""
+    """Return the possible sizes of a budget."""
     return [*range(1, devices_per_node + 1), *(k * devices_per_node for k in range(2, nodes + 1))]
 
 
 def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tuple[int, ...], ...] | None:
-    """Devices for budgets of these sizes, each within one node or in whole nodes; None if they don't fit."""
+    """Return devices for budgets of these sizes, each within one node or in whole nodes; None if they don't fit."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     free, chosen = [devices_per_node] * nodes, dict[int, list[int]]()
 
@@ -206,7 +215,7 @@ def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tupl
         if size > devices_per_node:
             whole = [node for node in range(nodes) if free[node] == devices_per_node][: -(-size // devices_per_node)]
             tries = [whole] if len(whole) * devices_per_node >= size else []
-        else:  # nodes with as much room are alike
+        else:  # nodes with equal room are equivalent
             alike = {free[node]: [node] for node in reversed(range(nodes)) if free[node] >= size}
             tries = [alike[room] for room in sorted(alike)]
         for taken in tries:
@@ -228,7 +237,7 @@ def place(sizes: Sequence[int], nodes: int, devices_per_node: int) -> tuple[tupl
 def _numbered(
     sizes: Sequence[int], chosen: dict[int, list[int]], nodes: int, devices_per_node: int
 ) -> tuple[tuple[int, ...], ...]:
-    """The devices of budgets whose nodes are chosen, numbered through the cluster."""
+    """Return the devices of budgets whose nodes are chosen, numbered through the cluster."""
     rest = [itertools.count(node * devices_per_node) for node in range(nodes)]
     devices = []
     for budget, size in enumerate(sizes):

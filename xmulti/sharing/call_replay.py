@@ -1,6 +1,6 @@
-"""An application's calls through a plan: each begins when the calls that it reads have ended, wherever those ran.
+"""An application's calls through a plan: each begins when the calls that it reads have ended, on any engine.
 
-The engines share one event queue, so that a call that one of them ends can be another one's next arrival.
+The engines share one event queue, so that the end of a call on one engine can be an arrival on another.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,12 +24,12 @@ from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
 
 Submit = Callable[[Sequence], None]
-"""Who takes a model's requests."""
+"""Takes a model's requests."""
 
 
 @dataclass(frozen=True)
 class CallReplay:
-    """What the calls experienced."""
+    """The results of the calls."""
 
     served: dict[str, tuple[Served, ...]]
     """By model, in order of completion."""
@@ -38,7 +38,7 @@ class CallReplay:
 
     @property
     def seconds(self) -> float:
-        """Until the last call has ended."""
+        """Seconds until the last call has ended."""
         return max(self.finish_s.values(), default=0.0)
 
 
@@ -49,8 +49,13 @@ def replay_calls(
     model_of: Mapping[str, str],
     output_of: Callable[[Chain[int], int], int],
 ) -> CallReplay:
-    """Run all calls through a plan. `model_of` each node the plan's model, `output_of` a call and its prompt's tokens
-    those of its output. InputError for a call that its model's cache could not hold.
+    """Run all calls through a plan.
+
+    `model_of` maps each node to the plan's model. `output_of` returns the output tokens of a call, given its prompt's
+    tokens.
+
+    Raises:
+        InputError: A model's cache could not hold a call.
     """
     count = {model.name: 0 for model in plan.models}
     records = {model.name: _record(model, profiles[model.name], calls.left) for model in plan.models}
@@ -89,7 +94,7 @@ def _record(model: PlannedModel, profile: Profile, most: int) -> Record:
 def _engines(
     plan: Plan, profiles: Mapping[str, Profile], records: Mapping[str, Record]
 ) -> tuple[list[Actor], dict[str, Submit]]:
-    """The plan's engines, and who takes each model's requests."""
+    """Return the plan's engines, and the function that takes each model's requests."""
     engines: list[Actor] = []
     submit: dict[str, Submit] = {}
     for unit in plan.units:
@@ -107,7 +112,10 @@ def _engines(
 
 
 def _replicas(schedule: Schedule, profile: Profile, record: Record) -> list[Replica]:
-    """Of a model with devices of its own; iterations one by one: a call may arrive in the midst of a row."""
+    """Return the replicas of a model with separate devices.
+
+    They run one iteration at a time: a call may arrive during a row of iterations.
+    """
     cost, micro_batching = ReplicaCost.of(schedule, profile), micro_batching_of(schedule)
     return [
         Replica(schedule, cost, record, micro_batching, number, step_by_step=True)
@@ -116,6 +124,6 @@ def _replicas(schedule: Schedule, profile: Profile, record: Record) -> list[Repl
 
 
 def _in_turn(replicas: Items[Replica]) -> Submit:
-    """Give each request to the next replica, as an open engine does."""
+    """Return a function that gives each request to the next replica, as an open engine does."""
     turns = cycle(replicas)
     return lambda sequence: next(turns).submit(sequence)

@@ -1,6 +1,6 @@
-"""Requests of several services through a cluster: engines that services share, replicas, and who gets which request.
+"""Requests of several services through a cluster: engines that services share, replicas, and the dispatch of requests.
 
-A service with several replicas sends each request to the engine that has the fewest when it arrives (SeaLLM).
+If a service has several replicas, each request goes to the engine with the fewest requests at its arrival (SeaLLM).
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,36 +21,36 @@ from xsimulator.replay.record import Record
 
 @dataclass(frozen=True, eq=False)
 class Engine:
-    """Services on one group of devices. Their loads have no requests: those are dispatched."""
+    """Services on one group of devices. Their loads have no requests: requests are dispatched."""
 
     devices: tuple[int, ...]
     loads: tuple[Load, ...]
     sharing: Sharing
-    """Its own: rules may remember whose turn it is."""
+    """A separate rule for each engine: rules may remember whose turn it is."""
     overhead: float = 1.0
-    """How much longer iterations take because services share."""
+    """Factor by which iterations take longer because services share."""
 
     @property
     def key(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Equal for engines that do alike."""
+        """Equal for engines that behave the same."""
         return self.devices, tuple(sorted(load.name for load in self.loads))
 
 
 @dataclass(frozen=True)
 class ServiceRequests:
-    """What one service is asked for."""
+    """The requests for one service."""
 
     lengths: tuple[RequestLengths, ...]
     hints: tuple[Hints, ...] = ()
-    """What orders know of each; empty: nothing."""
+    """The hints of each request for orders; empty: no hints."""
 
 
 @dataclass(frozen=True)
 class ClusterReplay:
-    """What the services' requests experienced."""
+    """The results of the services' requests."""
 
     served: dict[str, tuple[Served, ...]]
-    """Of each service, by index."""
+    """By service, in order of their indices."""
     busy_s: dict[str, float]
     """Seconds of all engines' jobs, by phase."""
     preemptions: int
@@ -69,15 +69,15 @@ class Running:
         self.tenants = {tenant.name: tenant for tenant in self.unit.tenants}
 
     def requests(self, now: float) -> int:
-        """How many requests have arrived and aren't done."""
+        """Return the number of requests that have arrived and aren't done."""
         return sum([t.ledger.residents + t.ledger.waiting.arrived(now) for t in self.unit.tenants])
 
 
 class Cluster:
-    """Engines that run side by side; the dispatcher alone looks at several of them."""
+    """Engines that run at the same time; only the dispatcher looks at several of them."""
 
     def __init__(self, engines: Items[Engine], requests: Mapping[str, ServiceRequests]):
-        """Requests of services that no engine has are left out."""
+        """Start the engines; requests of services that no engine has are left out."""
         self._records = {name: Record(len(r.lengths), lambda _: 0, False) for name, r in requests.items()}
         self.running = [self._start(engine, 0.0, 0.0) for engine in engines]
         self._retired: list[Running] = []
@@ -100,7 +100,7 @@ class Cluster:
     def _dispatch_single(
         self, ahead: list[tuple[float, str, int, Sequence]]
     ) -> Iterator[tuple[float, str, int, Sequence]]:
-        """Submit requests of services that one engine alone has; the others, by arrival, are left."""
+        """Submit requests of services that only one engine has; return the others, by arrival."""
         hosts = {name: self._hosts(name) for name in self._records}
         for _, name, _, sequence in ahead:
             if len(hosts[name]) == 1:
@@ -108,13 +108,13 @@ class Cluster:
         return iter([entry for entry in ahead if len(hosts[entry[1]]) > 1])
 
     def run(self, until: float = inf) -> None:
-        """Follow all requests to their ends, or until some time in seconds."""
+        """Run all requests to completion, or until a time in seconds."""
         self._dispatch(until)
         for running in self.running:
             run([running.unit], until)
 
     def _dispatch(self, until: float) -> None:
-        """Give replicas the requests that arrive until then."""
+        """Give the requests that arrive until a time to replicas."""
         left = []
         for arrival_s, name, index, sequence in self._ahead:
             if arrival_s > until:
@@ -131,8 +131,10 @@ class Cluster:
         fewest.unit.submit(fewest.tenants[name], sequence)
 
     def replace(self, engines: Items[Engine], now: float, stopped_s: float = 0.0) -> float:
-        """Go on with other engines, after the iterations that run: requests of those that change are prefilled again
-        where they go on. `stopped_s`: for how long engines that change don't run. Returns when the last goes on.
+        """Continue with other engines, after the running iterations; return when the last engine continues.
+
+        Requests of engines that change are prefilled again on the new engine. `stopped_s`: for how long engines that
+        change don't run.
         """
         self.run(now)
         kept = {running.engine.key: running for running in self.running}
@@ -156,7 +158,7 @@ class Cluster:
         return resumes_s
 
     def result(self) -> ClusterReplay:
-        """What has been served so far."""
+        """Return the requests served so far."""
         every = [tenant for running in (*self._retired, *self.running) for tenant in running.unit.tenants]
         for tenant in every:
             tenant.ledger.check()
@@ -166,7 +168,7 @@ class Cluster:
 
 
 def _end(running: Running, now: float) -> float:
-    """Let an engine finish the iterations that run, and start no others; when it has."""
+    """Let an engine finish its running iterations, and start no others; return when it has finished."""
     unit = running.unit
     for job in unit.running:
         job.cut(now)
@@ -176,7 +178,10 @@ def _end(running: Running, now: float) -> float:
 
 
 def _taken(tenant: Tenant, now: float, everything: bool) -> list[Sequence]:
-    """A tenant's sequences, without their caches; of one that stays those that have yet to arrive."""
+    """Return a tenant's sequences, without their caches.
+
+    Without `everything`, return only those that have not arrived yet.
+    """
     ledger = tenant.ledger
     if not everything:
         ahead = [sequence for sequence in ledger.waiting if sequence.arrival_s > now]
@@ -190,7 +195,11 @@ def _taken(tenant: Tenant, now: float, everything: bool) -> list[Sequence]:
 
 
 def replay_cluster(engines: Items[Engine], requests: Mapping[str, ServiceRequests]) -> ClusterReplay:
-    """Run every service's requests on the engines that have it. InputError for a request that a pool could not hold."""
+    """Run every service's requests on the engines that have it.
+
+    Raises:
+        InputError: A pool could not hold a request.
+    """
     cluster = Cluster(engines, requests)
     cluster.run()
     return cluster.result()

@@ -1,8 +1,8 @@
 """An upper bound on the rates of models that share devices, without a replay.
 
-Requests are treated as a fluid: prompts in the best batches, decoding in the largest batch that fits the memory and in
-which an output of mean length is in time. Then a request of model m takes p_m seconds of prefill and d_m of decoding.
-One job of a model runs at a time, jobs together have 1 + OVERLAP of the multiprocessors, and decoding on
+Requests are treated as a fluid. Prompts run in the best batches. Decoding runs in the largest batch that fits the
+memory and in which an output of mean length is in time. Then a request of model m takes p_m seconds of prefill and d_m
+of decoding. One job of a model runs at a time, and jobs together have 1 + OVERLAP of the multiprocessors. Decoding on
 DECODE_SATURATES of them is as fast as on all:
 
     f · r_m · (p_m + d_m) <= 1,    f · Σ r_m · (p_m + DECODE_SATURATES · d_m) <= 1 + OVERLAP.
@@ -24,8 +24,9 @@ BATCHES = tuple(sorted({round(2 ** (k / 2)) for k in range(17)}))
 def highest_factor(
     models: Sequence[Popular], bounds_s: Sequence[float | None], devices: int, kv_bytes: float, prompts: int
 ) -> float:
-    """The factor of all rates that the models can't exceed on a mesh with this memory for keys and values; 0 if one of
-    them can't run. `prompts`: maximum tokens of one prefill.
+    """Return the factor of all rates that the models can't exceed on a mesh with this memory for keys and values.
+
+    Return 0 if one of them can't run. `prompts`: maximum tokens of one prefill.
     """
     alone, together = [], 0.0
     for model, bound_s in zip(models, bounds_s, strict=True):
@@ -42,7 +43,10 @@ def highest_factor(
 def _seconds(
     model: Popular, bound_s: float | None, devices: int, room: float, prompts: int
 ) -> tuple[float, float] | None:
-    """Seconds of a request's prefill and of its decoding, on whole devices in the best batches."""
+    """Return the seconds of a request's prefill and decoding, on complete devices in the best batches.
+
+    Return None if the model can't run.
+    """
     cost = model.cost(devices)
     if cost is None or room < model.least_bytes:
         return None

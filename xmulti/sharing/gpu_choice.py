@@ -1,4 +1,4 @@
-"""The GPUs of a stage's nodes: running nodes stay where they are, unless others need linked GPUs."""
+"""The GPUs of a stage's nodes: running nodes keep their GPUs, unless others need linked GPUs."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,10 @@ Devices = Mapping[str, tuple[int, ...]]
 def choose_gpus(
     stage: Placed, running: Devices, reload_s: Mapping[str, float], host: Host
 ) -> dict[str, tuple[int, ...]]:
-    """Devices of all nodes of a stage, which fits the host. Nodes of `running` keep theirs, except for the cheapest set
-    of nodes whose reloading makes room for tensor-parallel groups on linked GPUs.
+    """Return devices of all nodes of a stage, which fits the host.
+
+    Nodes of `running` keep theirs, except for the cheapest set of nodes whose reloading makes room for tensor-parallel
+    groups on linked GPUs.
     """
     keep = [name for name in running if name in stage]
     for moved in _by_cost(keep, reload_s):
@@ -27,14 +29,15 @@ def choose_gpus(
 
 
 def _by_cost(names: list[str], reload_s: Mapping[str, float]) -> Iterator[tuple[str, ...]]:
-    """All sets of nodes by their total reloading time; of equal ones the smaller first."""
+    """Return all sets of nodes by their total reloading time; of equal ones the smaller set first."""
     sets = itertools.chain.from_iterable(itertools.combinations(names, k) for k in range(len(names) + 1))
     return iter(sorted(sets, key=lambda moved: (sum(reload_s[name] for name in moved), len(moved))))
 
 
 def _fill(nodes: Mapping[str, Parallel], fixed: Devices, host: Host) -> dict[str, tuple[int, ...]] | None:
-    """Devices for more nodes: the largest groups first, each where the fewest linked GPUs are free; None if one doesn't
-    fit.
+    """Return devices for more nodes; None if one doesn't fit.
+
+    The largest groups come first; each goes where the fewest linked GPUs are free.
     """
     free = set(range(host.devices)) - {device for devices in fixed.values() for device in devices}
     placed: dict[str, tuple[int, ...]] = {}
@@ -53,6 +56,6 @@ def _fill(nodes: Mapping[str, Parallel], fixed: Devices, host: Host) -> dict[str
 
 
 def _free_beside(device: int, free: set[int], host: Host) -> int:
-    """Number of free GPUs that are linked with a GPU."""
+    """Return the number of free GPUs that are linked with a GPU."""
     first = device // host.linked * host.linked
     return len(free & set(range(first, first + host.linked)))

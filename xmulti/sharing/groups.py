@@ -1,12 +1,12 @@
 """Groups: a partition of models into groups with devices, so that the least headroom is as large as possible.
 
-Every model is in one group, alone or with others, and each group has devices for itself. On as many devices, a group
+Every model is in one group, alone or with others, and each group has its devices alone. On as many devices, a group
 does no better than a part of it. So for each level every group has a least number of devices, which never falls when a
-model joins; the level can be reached exactly if the least numbers of some partition fit on the nodes.
+model joins. The level can be reached exactly if the least numbers of some partition fit on the nodes.
 
-The search raises the level from the best known one by `STEP` at a time. A group is measured only where a partition of
+The search raises the level from the best known one by `STEP` at a time. A group is measured only if a partition of
 the level needs it: until then its upper bound counts. Either all groups of a partition reach the level, which then
-rises to what they reach, or one is known to miss it. When no partition is left, the level can't be reached: the best
+rises to what they reach, or one is known to miss it. When no partition remains, the level can't be reached: the best
 known grouping is optimal within a step.
 """
 
@@ -31,15 +31,15 @@ class Measure(Protocol):
     """The performance of groups of models on numbers of devices."""
 
     def at_most(self, group: Group, devices: int) -> float:
-        """An upper bound on the group's common headroom; 0 if it can't run."""
+        """Return an upper bound on the group's common headroom; 0 if it can't run."""
 
     def reached(self, parts: Sequence[Part], level: float) -> "list[float | None]":
-        """The common headroom of each group; None if it is only known to be below `level`."""
+        """Return the common headroom of each group; None if it is only known to be below `level`."""
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups with their devices, and the headroom that every model has."""
+    """Groups with their devices, and the least headroom of all models."""
 
     parts: tuple[Part, ...]
     devices: tuple[tuple[int, ...], ...]
@@ -69,7 +69,7 @@ class GroupSearch:
     """Finds the best partition into groups; remembers measurements."""
 
     def __init__(self, models: int, cluster: Cluster, measure: Measure, known: dict[Part, float] | None = None):
-        """`known` are headrooms of other methods' plans; a measurement may find more."""
+        """Set up the search; `known` are headrooms of other methods' plans, and a measurement may find more."""
         self._models, self._cluster, self._measure = models, cluster, measure
         self._reached = dict(known or {})
         self._limits: dict[Part, float] = {}
@@ -82,8 +82,9 @@ class GroupSearch:
     def best(
         self, floor: float, most: int, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Grouping | None:
-        """The grouping with the most headroom, if that is `STEP` above a floor; None if there is none, or if none was
-        found with `most` measurements.
+        """Return the grouping with the most headroom, if that is `STEP` above the floor.
+
+        Return None if there is none, or if none was found with `most` measurements.
         """
         best: Grouping | None = None
         level = max(floor * (1 + STEP), _LEAST)
@@ -104,7 +105,7 @@ class GroupSearch:
         return best
 
     def at_most(self, group: Group, devices: int) -> float:
-        """The upper bound of a group."""
+        """Return the upper bound of a group."""
         part = group, devices
         limit = self._limits[part] if part in self._limits else self._measure.at_most(group, devices)
         parts_of = (
@@ -125,8 +126,10 @@ class GroupSearch:
                 self._reached[part] = max(headroom, self._reached.get(part, 0.0))
 
     def _likeliest(self, level: float) -> tuple[Part, ...] | None:
-        """Of the partitions that could reach a level, with their groups' least numbers of devices, the one with the
-        fewest unmeasured groups, and of those the one with the highest bound; None if there is none.
+        """Return the most promising partition that could reach a level; None if there is none.
+
+        Its groups have their least numbers of devices. Of all such partitions, it has the fewest unmeasured groups, and
+        of those the highest bound.
         """
         least: dict[Group, int | None] = {}
 
@@ -143,7 +146,7 @@ class GroupSearch:
         return max(filter(self._room, self._partitions(least_of)), key=order, default=None)
 
     def _partitions(self, least_of: Callable[[Group], int | None]) -> Iterator[tuple[Part, ...]]:
-        """Partitions whose groups' least numbers of devices fit the cluster, built model by model."""
+        """Yield the partitions whose groups' least numbers of devices fit the cluster, built model by model."""
 
         def extend(groups: list[Group], model: int) -> Iterator[tuple[Part, ...]]:
             numbers = [number for group in groups if (number := least_of(group))]

@@ -1,4 +1,4 @@
-"""What iterations of one model cost on a share of its devices."""
+"""The cost of one model's iterations on a share of its devices."""
 
 from collections.abc import Sequence as Items
 from typing import Protocol
@@ -15,17 +15,20 @@ Array = NDArray[np.float64]
 
 
 class IterationCost(Protocol):
-    """Seconds of a model's iterations by the share of the multiprocessors that they have."""
+    """Seconds of a model's iterations by their share of the multiprocessors."""
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
-        """Seconds in which whole prompts of these lengths are computed."""
+        """Return the seconds to prefill complete prompts of these lengths."""
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """Seconds of decoding iterations of so many sequences at these mean contexts; the contexts' shape."""
+        """Return seconds of decoding iterations of `sequences` sequences at these mean contexts.
+
+        The result has the contexts' shape.
+        """
 
 
 class TableCost:
-    """By measured iterations; between shares that were measured, linear in 1 / share."""
+    """Costs from measured iterations; between measured shares, linear in 1 / share."""
 
     def __init__(self, profile: IterationProfile, tp: int):
         self._tables = profile.of(tp)
@@ -33,13 +36,13 @@ class TableCost:
         """By share."""
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
-        """As long as a batch of equal prompts with as many tokens in all."""
+        """Return the seconds of a batch of equal prompts with as many tokens in all."""
         total, squares = sum(tokens), sum([count * count for count in tokens])
         length = squares / total  # what attention sees on average
         return sum(weight * tables.prefill.at(total / length, length) for tables, weight in self._around(share))
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """As the tables say; a batch's seconds are linear in the context between the points."""
+        """Return the tables' seconds; a batch's seconds are linear in the context between the points."""
         if share not in self._decode:
             around = self._around(share)
 
@@ -50,7 +53,7 @@ class TableCost:
         return self._decode[share](sequences, contexts)
 
     def _around(self, share: float) -> list[tuple[IterationTables, float]]:
-        """The tables on both sides of a share, and what each counts; beyond the smallest as 1 / share."""
+        """Return the tables on both sides of a share, and their weights; below the smallest share, as 1 / share."""
         shares = [tables.share for tables in self._tables]
         if share <= shares[0]:
             return [(self._tables[0], shares[0] / share)]
@@ -64,14 +67,18 @@ class TableCost:
 
 
 DECODE_SATURATES = 0.4
-"""The share of the multiprocessors that draws nearly all of a device's memory bandwidth: on MuxServe's A100s decoding
-of LLaMA-7B to 65B takes 1.0 to 1.2 times as long on 40 to 50 % of them as on all, and 1.3 times as long on 30 %.
+"""The share of the multiprocessors that uses nearly all of a device's memory bandwidth.
+
+Measured for decoding of LLaMA-7B to 65B on MuxServe's A100s. On 40 to 50 % of the multiprocessors it takes 1.0 to 1.2
+times as long as on all, and on 30 % 1.3 times as long.
 """
 
 
 class ProfileCost:
-    """By a profile of layers, which knows whole devices alone: on a share, prompts take 1 / share as long, being bound
-    by arithmetic, and decoding as long as on the whole down to where the share draws less than the memory gives.
+    """Costs from a profile of layers, which has complete devices only.
+
+    On a share, prompts take 1 / share as long, since arithmetic bounds them. Decoding takes as long as on the complete
+    device down to the share that no longer saturates the memory.
     """
 
     def __init__(self, replica_cost: ReplicaCost):
@@ -80,12 +87,12 @@ class ProfileCost:
         self._decode = DecodeStepCache(decode_contexts(self._costs[0]), self._decode_step)
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
-        """Through all stages, one after the other."""
+        """Return the seconds through all stages, one after the other."""
         chunks = Chunks(tokens, [0] * len(tokens), len(tokens))
         return (sum(cost.step(chunks, 0, 0.0) for cost in self._costs) + self._travel(sum(tokens))) / share
 
     def decode_seconds(self, sequences: int, contexts: Array, share: float) -> Array:
-        """Through all stages, one after the other."""
+        """Return the seconds through all stages, one after the other."""
         return self._decode(sequences, contexts) * max(1.0, DECODE_SATURATES / share)
 
     def _decode_step(self, sequences: int, context: float) -> float:
@@ -93,13 +100,17 @@ class ProfileCost:
 
 
 ALIKE, UNLIKE = 1.04, 1.08
-"""How much longer iterations take where models share merged KV blocks (SeaLLM, Figure 15): below 4 % for three of six
-LLMs, below 8 % for all. The larger one where their blocks differ.
+"""Factors by which iterations take longer where models share merged KV blocks (SeaLLM, Figure 15).
+
+Below 4 % for three of six LLMs, below 8 % for all. The larger one holds where their blocks differ.
 """
 
 
 def sharing_overhead(block_bytes: Items[int]) -> float:
-    """How much longer iterations take of models with KV blocks of so many bytes; nothing for one alone."""
+    """Return the factor by which iterations of models that share memory take longer.
+
+    `block_bytes` are the bytes of their KV blocks. The factor is 1 for one model alone.
+    """
     if len(block_bytes) < 2:
         return 1.0
     return ALIKE if len(set(block_bytes)) == 1 else UNLIKE

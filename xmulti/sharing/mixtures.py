@@ -1,7 +1,7 @@
-"""Plans in which some models share devices and others have their own: which, and how many, searched jointly.
+"""Plans in which some models share devices and others have separate ones, searched jointly with the numbers of devices.
 
-Seeded with the plans of other methods, whose units count as known. Others are replayed by the yardstick of all methods:
-groups that share by space and by time, and models alone under a quick policy.
+The search starts from the plans of other methods, whose units count as known. Other groups are replayed with the same
+measure as all methods: groups that share by space and by time, and models alone under a quick policy.
 """
 
 import math
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from xmulti.sharing.groups import Group, Grouping, Part
 
 MOST_MODELS = 7
-"""With more there are too many partitions to go through (877 of 7 models, 116 thousand of 10)."""
+"""With more models there are too many partitions to enumerate (877 of 7 models, 116 thousand of 10)."""
 MOST = 80
-"""Measurements of groups on numbers of devices."""
+"""Most measurements of groups on numbers of devices."""
 SCALES = 1.1
-"""A model alone does no better on more devices than in proportion, and so much."""
+"""On more devices, a model alone does at most this factor better than in proportion."""
 LENIENT = 1.5
-"""Nor does the yardstick, which has the whole bound, find more than so many times what a search finds within the bound
-less its margin.
+"""A replay finds at most this factor more than a search.
+
+The replay has the complete bound, the search the bound less its margin.
 """
 _WAYS: tuple[Literal["space", "time"], ...] = ("space", "time")
 
 
 class Mixture:
-    """What groups of a plan's models do on numbers of devices, and the plan of the best ones."""
+    """The performance of groups of a plan's models on numbers of devices, and the plan of the best ones."""
 
     def __init__(
         self,
@@ -44,21 +45,21 @@ class Mixture:
         frontiers: Sequence[ModelFrontier],
         processes: Processes,
     ):
-        """With the models' frontiers, of which some may be known."""
+        """Set up the mixture with the models' frontiers, some of which may be known."""
         self._demands, self._cluster, self._frontiers = demands, cluster, frontiers
         self._planned: dict[Part, tuple[PlannedModel, ...]] = {}
         self._most: dict[Part, float] = {}
-        """Of groups of several."""
+        """Upper bounds of groups of several models."""
         self._processes = processes
         self.seconds = math.inf
-        """Until which the requests of models without a rate must be done."""
+        """Seconds within which the requests of models without a rate must be done."""
 
     @cached_property
     def _drawn(self) -> dict[str, Drawn]:
         return drawn({demand.name: demand for demand in self._demands})
 
     def improve(self, plans: Sequence[Plan], progress: Callable[[int, int], None]) -> Plan | None:
-        """The best mixture, where it is better than all these plans."""
+        """Return the best mixture, if it is better than all these plans; else None."""
         from xmulti.sharing.groups import Cluster, GroupSearch
 
         known = self._seeds(plans)
@@ -69,7 +70,7 @@ class Mixture:
         return self._plan(grouping) if grouping else None
 
     def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, float]":
-        """What the units of other plans reach."""
+        """Return the headrooms that the units of other plans reach."""
         places = {demand.name: place for place, demand in enumerate(self._demands)}
         known: dict[Part, float] = {}
         for plan in plans:
@@ -82,7 +83,7 @@ class Mixture:
         return known
 
     def _of(self, unit: Sequence[PlannedModel]) -> float:
-        """Headroom of models; infinite for those without a rate, where they are done in time."""
+        """Return the headroom of models; infinite for models without a rate that are done in time."""
         return _headroom(unit) if all((model.seconds or 0.0) <= self.seconds for model in unit) else 0.0
 
     def at_most(self, group: "Group", devices: int) -> float:
@@ -94,7 +95,9 @@ class Mixture:
             demands = [self._demands[i] for i in group]
             shared = all(map(can_share, demands))
             most = most_of_unit(demands, self._cluster, devices) if shared else 0.0
-            self._most[part] = KEEPS_UP * most  # so much more than it sustains for ever passes for sustained
+            self._most[part] = (
+                KEEPS_UP * most
+            )  # a rate above the sustainable one by this factor still counts as sustained
         return self._most[part]
 
     def _most_alone(self, model: int, devices: int) -> float:
@@ -128,7 +131,7 @@ class Mixture:
         return demands, asked, self._cluster, devices, served.planned(demands[0]) if served else None, level
 
     def _plan(self, found: "Grouping") -> Plan:
-        """The plan of a grouping."""
+        """Return the plan of a grouping."""
         better = self._with_all_policies([part for part in found.parts if len(part[0]) == 1])
         models: dict[str, PlannedModel] = {}
         for part, devices in zip(found.parts, found.devices, strict=True):
@@ -137,7 +140,7 @@ class Mixture:
         return Plan(Plan.VERSION, "exegpt", self._cluster, tuple(models[demand.name] for demand in self._demands))
 
     def _with_all_policies(self, alone: "list[Part]") -> "dict[Part, PlannedModel]":
-        """Models with devices of their own under the best of all policies, or as planned where that is better."""
+        """Return models with separate devices under the best of all policies, or as planned if that is better."""
         wanted = {part: (self._frontiers[part[0][0]], part[1]) for part in alone}
         ModelFrontier.search(list(wanted.values()), self._processes)
         does = [part for part, (frontier, devices) in wanted.items() if frontier.on(devices)]
@@ -158,8 +161,9 @@ def measured(
     alone: PlannedModel | None,
     level: float,
 ) -> list[PlannedModel] | None:
-    """Models on so many devices: one alone as it is planned, or several that share them, in the better of both ways;
-    None where they don't reach a level together.
+    """Return models on `devices` devices; None if they don't reach the level together.
+
+    One model alone stays as it is planned. Several models share the devices, in the better of both ways.
     """
     if alone is not None:
         return _alone(alone, demands[0], asked[0])
@@ -184,7 +188,7 @@ def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[Pla
 
 
 def better_alone(planned: PlannedModel, other: PlannedModel, demand: Demand, asked: Drawn | None) -> PlannedModel:
-    """A model as it was planned, or in another way where a replay shows that to be better."""
+    """Return a model as it was planned, or in another way if a replay shows that to be better."""
     (again,) = _alone(other, demand, asked)
     return max(planned, again, key=lambda model: (model.headroom or 0.0, -(model.seconds or 0.0)))
 

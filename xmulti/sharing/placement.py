@@ -1,8 +1,8 @@
 """MuxServe's placement of models on shared devices: enumeration of meshes and greedy assignment.
 
 Meshes are parts of nodes, of 2^k devices each. For every way to cut the nodes into meshes, models are assigned one
-after the other, in order of rate × size, to the mesh where the throughput within the rates rises most. The throughput
-of a unit is that of continuous batching in which all models wait for all prefills:
+after the other, in order of rate × size. Each goes to the mesh where the throughput within the rates rises most. The
+throughput of a unit is that of continuous batching in which all models wait for all prefills:
 
     P_m = B_m / (S_m · T_dec(B_m) + Σ_j T_pre(B_j)),    summed up to the rates.
 """
@@ -33,13 +33,13 @@ class Popular:
     input: float
     output: float
     work: float
-    """Rate times size: the largest is placed first."""
+    """Rate times size: the model with the most is placed first."""
     cost: Callable[[int], IterationCost | None]
     """Iteration costs on a number of devices; None if the model can't run on them."""
     weight_bytes: float
     kv_token_bytes: float
     longest: int
-    """Tokens of the longest sequence, which must fit."""
+    """Tokens of the longest sequence, for which there must be room."""
 
     @property
     def kv_bytes(self) -> float:
@@ -72,16 +72,19 @@ class Occupant:
         return np.array(prefill), popular.output * np.array(decode)
 
     def prefill_s(self, batch: float) -> float:
-        """Seconds of a batch's prefill."""
+        """Return seconds of a batch's prefill."""
         return float(np.interp(batch, _BATCHES, self.seconds[0]))
 
     def throughput(self, batch: float, prefills_s: float | None = None) -> float:
-        """Requests/s with a batch, if all models' prefills take `prefills_s`; None: with its own prefills only."""
+        """Return requests/s with a batch, if all models' prefills take `prefills_s`.
+
+        None: with its own prefills only.
+        """
         prefills_s = self.prefill_s(batch) if prefills_s is None else prefills_s
         return batch / (float(np.interp(batch, _BATCHES, self.seconds[1])) + prefills_s)
 
     def lacks(self, throughput: float) -> bool:
-        """Whether a throughput misses its rate (MuxServe allows a tenth, of at most half a request/s)."""
+        """Return whether a throughput misses its rate (MuxServe allows a tenth, of at most half a request/s)."""
         return throughput + min(0.5, 0.1 * throughput) < self.popular.rate_seq_s
 
 
@@ -110,7 +113,11 @@ class Placer:
     """Finds a placement; remembers estimates."""
 
     def __init__(self, memory_bytes: float, other_bytes: float):
-        """Usable memory of a device, and the memory that each model needs on every device beside its weights."""
+        """Set up the placer.
+
+        `memory_bytes` is the usable memory of a device. `other_bytes` is the memory that each model needs on every
+        device in addition to its weights.
+        """
         self._memory, self._other = memory_bytes, other_bytes
         self._throughputs: dict[tuple[int, tuple[str, ...]], tuple[float, ...]] = {}
         self._candidates: dict[tuple[str, int], Occupant | None] = {}
@@ -118,10 +125,10 @@ class Placer:
     def place(
         self, models: Sequence[Popular], nodes: int, devices_per_node: int, progress: Callable[[int, int], None]
     ) -> Placement | None:
-        """The best placement; None if no way of cutting the nodes has room for all models."""
+        """Return the best placement; None if no way of cutting the nodes has room for all models."""
         ordered = sorted(models, key=lambda model: -model.work)
         groups = list(mesh_groups(nodes, devices_per_node))
-        most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, are never one mesh
+        most = max(len(models), min(map(len, groups)))  # several nodes, or 3 devices, never form one mesh
         best: Placement | None = None
         for number, sizes in enumerate(groups):
             progress(number, len(groups))
@@ -133,14 +140,15 @@ class Placer:
         return best
 
     def throughputs(self, mesh: Mesh) -> tuple[float, ...]:
-        """Requests/s of each model of a mesh, in order of names, up to its rate."""
+        """Return requests/s of each model of a mesh, in order of names, up to its rate."""
         if mesh.key not in self._throughputs:
             self._throughputs[mesh.key] = self._estimate(mesh)
         return self._throughputs[mesh.key]
 
     def unit(self, models: Sequence[Popular], devices: tuple[int, ...], most_shares: float) -> Mesh | None:
-        """These models on a mesh of these devices, each with the smallest share that sustains its rate; None if they
-        don't fit, or their shares add up to more than allowed.
+        """Return these models on a mesh of these devices, each with the smallest share that sustains its rate.
+
+        Return None if they don't fit, or if the sum of their shares is more than allowed.
         """
         mesh: Mesh | None = Mesh(devices)
         for model in models:
@@ -167,7 +175,7 @@ class Placer:
         return Placement(tuple(meshes), total)
 
     def _join(self, mesh: Mesh, model: Popular, most_shares: float = MOST_SHARES) -> Mesh | None:
-        """A mesh with one more model; None if it doesn't fit."""
+        """Return a mesh with one more model; None if it doesn't fit."""
         candidate = self._candidate(model, len(mesh.devices))
         if candidate is None:
             return None
@@ -178,17 +186,18 @@ class Placer:
         return joined if self.kv_bytes(joined) >= sum(o.popular.least_bytes for o in occupants) else None
 
     def kv_bytes(self, mesh: Mesh) -> float:
-        """Memory of a mesh for keys and values."""
+        """Return the memory of a mesh for keys and values."""
         return self._beside([occupant.popular for occupant in mesh.occupants], len(mesh.devices))
 
     def _beside(self, models: Sequence[Popular], devices: int) -> float:
-        """Memory of so many devices beside these models."""
+        """Return the memory of `devices` devices that these models leave free."""
         each = self._memory - len(models) * self._other
         return devices * each - sum(model.weight_bytes for model in models)
 
     def _candidate(self, model: Popular, devices: int) -> Occupant | None:
-        """A model on a mesh with the smallest share that sustains its rate alone, else with the share of the highest
-        throughput.
+        """Return a model on a mesh with the smallest share that sustains its rate alone.
+
+        If no share does, it is the share with the highest throughput.
         """
         key = model.name, devices
         if key not in self._candidates:
@@ -211,8 +220,9 @@ class Placer:
         return max(reached, key=lambda entry: entry[:2])[2]
 
     def _estimate(self, mesh: Mesh) -> tuple[float, ...]:
-        """Throughputs: batches grow, the least satisfied model's first, until all rates are sustained or the memory is
-        full.
+        """Return the throughputs: batches grow until all rates are sustained or the memory is full.
+
+        The batch of the least satisfied model grows first.
         """
         occupants = sorted(mesh.occupants, key=lambda occupant: occupant.popular.name)
         room = self.kv_bytes(mesh)
@@ -243,7 +253,7 @@ def _batches(most: int) -> Iterator[int]:
 
 
 def cuts(devices: int) -> list[tuple[int, ...]]:
-    """Every way to cut a node into meshes of 2^k devices, the largest first; remaining devices stay idle."""
+    """Return every way to cut a node into meshes of 2^k devices, the largest first; remaining devices stay idle."""
     largest = 1 << (devices.bit_length() - 1)
 
     def fill(rest: int, most: int) -> Iterator[tuple[int, ...]]:
@@ -259,13 +269,13 @@ def cuts(devices: int) -> list[tuple[int, ...]]:
 
 
 def mesh_groups(nodes: int, devices_per_node: int) -> Iterator[tuple[int, ...]]:
-    """Every way to cut all nodes, which are identical."""
+    """Yield every way to cut all nodes, which are identical."""
     for chosen in itertools.combinations_with_replacement(cuts(devices_per_node), nodes):
         yield tuple(itertools.chain.from_iterable(chosen))
 
 
 def _numbered(sizes: Sequence[int], devices_per_node: int) -> list[Mesh]:
-    """Empty meshes of these sizes, their devices numbered through the cluster."""
+    """Return empty meshes of these sizes, their devices numbered through the cluster."""
     firsts = [0, *itertools.accumulate(sizes)]
     assert firsts[-1] % devices_per_node == 0, "whole nodes are cut"
     return [Mesh(tuple(range(first, first + size))) for first, size in zip(firsts, sizes, strict=False)]

@@ -1,4 +1,4 @@
-"""Requests of several models through a plan: models with devices of their own, and units that share theirs."""
+"""Requests of several models through a plan: models with separate devices, and units that share devices."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Items
@@ -33,26 +33,27 @@ from xsimulator.replay.compiled import Replicas, Requests, is_compiled
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
-"""How much longer iterations take beside another model's: nothing, as nobody has measured it for most models."""
+"""Factor by which iterations take longer during another model's: 1, since for most models it hasn't been measured."""
 SAMPLES = 500
-"""Requests by which a service's time alone is known."""
+"""Number of requests from which a service's time alone is estimated."""
 
 
 AnyProfile = Profile | IterationProfile
-"""Of a model's layers; or of its whole iterations, by which models with devices of their own run prompts and decoding
-apart too.
+"""A profile of a model's layers, or of its complete iterations.
+
+With the latter, models with separate devices run prompts and decoding separately too.
 """
 
 
 @dataclass(frozen=True)
 class ModelReplay:
-    """What one model's requests experienced."""
+    """The results of one model's requests."""
 
     served: tuple[Served, ...]
     """In order of completion."""
     preemptions: int
     spans: tuple[Span, ...] = ()
-    """Numbered by the plan's devices; where they were not asked for none."""
+    """Numbered by the plan's devices; empty if they weren't asked for."""
 
 
 def replay_plan(
@@ -61,8 +62,12 @@ def replay_plan(
     requests: Mapping[str, Items[RequestLengths]],
     timeline: bool = False,
 ) -> dict[str, ModelReplay]:
-    """Run every model's requests through a plan; profiles and requests by the models' names, which may be some of the
-    plan's. InputError for a request that a model's cache could not hold.
+    """Run every model's requests through a plan.
+
+    Profiles and requests are by the models' names, which may be some of the plan's.
+
+    Raises:
+        InputError: A model's cache could not hold a request.
     """
     replays: dict[str, ModelReplay] = {}
     for unit in plan.units:
@@ -78,10 +83,7 @@ def replay_models(
     timeline: bool = False,
     stop: Stop | None = None,
 ) -> dict[str, ModelReplay]:
-    """Replay models that share devices, or one alone.
-
-    `stop` ends a unit's replay early.
-    """
+    """Replay models that share devices, or one model alone. `stop` ends a unit's replay early."""
     profile = profiles[unit[0].name]
     if unit[0].share is None and isinstance(profile, Profile):
         (model,) = unit
@@ -102,15 +104,16 @@ def replay_models(
 
 
 def rule_of(share: Share) -> Sharing:
-    """Which of a unit's models runs next."""
+    """Return the rule that decides which of a unit's models runs next."""
     if share.by == "priority":
         return PrioritySharing(prompts_first=True)
     return TimeSharing(in_order=share.pool == "merged") if share.by == "time" else SpatialSharing()
 
 
 def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
-    """How much longer iterations take because the models' caches lie in one memory: as published, unless it was
-    measured what a switch of model takes here.
+    """Return the factor by which iterations take longer because the models' caches share one memory.
+
+    It is the published one, unless the time of a switch of model was measured here.
     """
     assert unit[0].share is not None, "they share their devices"
     if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):
@@ -120,8 +123,9 @@ def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -
 
 
 def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
-    """What requests experience under a schedule with devices of its own, as `replay` would find it and many times as
-    quick; in no order. InputError as there.
+    """Return the served requests under a schedule with separate devices, in no order.
+
+    The result is as that of `replay`, many times faster. InputError as there.
     """
     if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
         return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
@@ -141,7 +145,10 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
 def loads_of(
     unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
 ) -> list[Load]:
-    """What models that share devices are asked for, each with its pool; nothing where it isn't in `requests`."""
+    """Return the loads of models that share devices, each with its pool.
+
+    A model that isn't in `requests` has no requests.
+    """
     _, pools = shared_pools([model.schedule for model in unit], unit[0].share.pool if unit[0].share else "quotas")
     read = [_read_bytes(model.schedule) for model in unit]
     return [
@@ -151,7 +158,7 @@ def loads_of(
 
 
 def _read_bytes(schedule: Schedule) -> float:
-    """Bytes of weights that an iteration reads on each device: the head is whole there."""
+    """Return the bytes of weights that an iteration reads on each device: the head is not split."""
     spec, tp = schedule.model.spec, schedule.stages[0].tp
     head = spec.vocab * spec.hidden * BYTES[schedule.dtype]
     return head + spec.layers * spec.layer_bytes(tp, schedule.dtype)
@@ -184,7 +191,7 @@ def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
 
 
 def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | None]:
-    """Who of a model's requests comes first, and what that is told of each; None: nothing."""
+    """Return the model's order and its hints (None: no hints)."""
     if model.share is None or model.share.by != "priority":
         return fcfs, None
     if not isinstance(profile, Profile):
@@ -195,13 +202,13 @@ def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | N
 
 
 def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
-    """Seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
+    """Return the seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
     drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.longest_request)
     return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 
 
 def _moved(spans: Items[Span], model: PlannedModel) -> tuple[Span, ...]:
-    """Spans on the plan's devices."""
+    """Return the spans on the plan's devices."""
     where = model.devices
     return tuple(
         Span(where[s.device], s.stage, s.phase, s.micro_batch, s.start_s, s.end_s, s.sequences, s.tokens) for s in spans

@@ -1,4 +1,4 @@
-"""SeaLLM's adaptive replacement: a placement stays for longer, the better its simulation predicted the measurements."""
+"""SeaLLM's adaptive replacement: the more accurate a placement's simulation was, the longer the placement stays."""
 
 from dataclasses import dataclass
 
@@ -19,12 +19,15 @@ class Performance:
     """Mean of latency over L̂."""
 
     def error(self, real: "Performance") -> float:
-        """The larger relative error of the two, this being the estimate."""
+        """Return the larger relative error of the two figures; this is the estimate."""
         pairs = ((self.in_time, real.in_time), (self.normalised, real.normalised))
         return max(abs(came - estimated) / max(LEAST, estimated) for estimated, came in pairs)
 
 
 def next_interval(seconds: float, error: float, beta: float = BETA) -> float:
-    """The interval after one of `seconds`: a tenth shorter if the error exceeds β, else a tenth longer; limited."""
+    """Return the interval after one of `seconds`, within limits.
+
+    It is a tenth shorter if the error exceeds β, else a tenth longer.
+    """
     changed = seconds * (1 - beta if error > beta else 1 + beta)
     return min(LONGEST_S, max(SHORTEST_S, changed))

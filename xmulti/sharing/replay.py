@@ -26,7 +26,7 @@ SHARINGS: dict[str, Callable[[], Sharing]] = {
     "time": partial(TimeSharing, in_order=False),
     "priority": partial(PrioritySharing, prompts_first=False),
 }
-"""How models share devices: shares of their multiprocessors, turns, or by their requests' keys."""
+"""How models share devices: by shares of their multiprocessors, by turns, or by their requests' keys."""
 
 Stop = Callable[[Mapping[str, Items[Served]], float], bool]
 """Return whether to end a replay early, by each model's served requests and the time in seconds."""
@@ -34,7 +34,7 @@ Stop = Callable[[Mapping[str, Items[Served]], float], bool]
 
 @dataclass(frozen=True, eq=False)
 class Load:
-    """One model's requests on a unit, what its iterations cost there, and the pool of its keys and values."""
+    """One model's requests on a unit, the cost of its iterations there, and the pool of its keys and values."""
 
     name: str
     cost: IterationCost
@@ -43,30 +43,30 @@ class Load:
     limits: OnePhasePolicy = field(default_factory=OnePhasePolicy)
     order: Order = fcfs
     hints: Items[Hints] = ()
-    """What the order must know of each request."""
+    """The order's hints on each request."""
     least: int | None = None
-    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
+    """Blocks that its quota keeps while quotas follow their use; None: its quota is fixed."""
     switch_s: float = 0.0
-    """How much longer its iteration takes after another model's."""
+    """Extra seconds of its iteration after another model's."""
     front_end_s: float = 0.0
     """Seconds of each request outside the engine."""
 
 
 @dataclass(frozen=True)
 class UnitReplay:
-    """What the requests of a unit's models experienced."""
+    """The results of the requests of a unit's models."""
 
     served: dict[str, tuple[Served, ...]]
-    """Of each model, in order of completion."""
+    """By model, in order of completion."""
     preemptions: dict[str, int]
     busy_s: dict[str, float]
     """Seconds of each model's jobs."""
     spans: tuple[Span, ...]
-    """The model's place as the stage; where they were not asked for none."""
+    """Their stage is the model's place; empty if they weren't asked for."""
 
     @property
     def seconds(self) -> float:
-        """Until the last request is done."""
+        """Seconds until the last request is done."""
         return max((served[-1].finish_s for served in self.served.values() if served), default=0.0)
 
 
@@ -79,9 +79,13 @@ def replay_unit(
     overhead: float = 1.0,
     stop: Stop | None = None,
 ) -> UnitReplay:
-    """Run every model's requests on devices that they share. `contention`: how much longer an iteration takes that
-    begins while another model's runs; `overhead`: how much longer all take; `stop`: when to leave the rest. InputError
-    for a request that its pool could not hold.
+    """Run every model's requests on devices that they share.
+
+    `contention`: factor by which an iteration takes longer if it begins during another model's. `overhead`: factor by
+    which all take longer. `stop`: when to leave the remaining requests.
+
+    Raises:
+        InputError: A pool could not hold a request.
     """
     records = {load.name: Record(len(load.requests), lambda _: 0, False, load.front_end_s) for load in loads}
     tenants = [_tenant(load, records[load.name]) for load in loads]
@@ -106,13 +110,13 @@ def _tenant(load: Load, record: Record) -> Tenant:
 
 
 def empty_tenant(load: Load, record: Record) -> Tenant:
-    """A model before any request of its load has come."""
+    """Return a load's model before any of its requests has arrived."""
     ledger = Ledger(load.pool, load.order, admission="grow")
     return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
 
 
 def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:
-    """Requests with what is known of them; no hints: nothing."""
+    """Return the requests' sequences with their hints; without hints, they are unknown."""
     known = hints or (UNKNOWN,) * len(requests)
     return [
         Sequence(i, r.input, r.output, r.arrival_s, hints=own)

@@ -1,4 +1,4 @@
-"""Plans in which models share devices: MuxServe's placement on shares of the multiprocessors, or taking turns."""
+"""Plans in which models share devices: MuxServe's placement on shares of the multiprocessors, or with turns."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MAX_NUM_SEQS = 256
 PREFILL_TOKENS = 2048
-"""Of prompts that are computed together."""
+"""Tokens of prompts that are prefilled together."""
 
 
 def place_together(
@@ -30,8 +30,11 @@ def place_together(
     by: Literal["space", "time"],
     progress: Callable[[int, int], None],
 ) -> list[PlannedModel]:
-    """MuxServe's placement of models with rates; nothing is replayed yet. InputError for a model without a rate, or one
-    that can't share; Infeasible where no placement has room for all.
+    """Return MuxServe's placement of models with rates; nothing is replayed yet.
+
+    Raises:
+        InputError: A model has no rate, or can't share.
+        Infeasible: No placement has room for all.
     """
     from xmulti.sharing.placement import Placer
 
@@ -50,7 +53,7 @@ def place_together(
 
 
 def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasible:
-    """That no placement has room for all models."""
+    """Return the error that no placement has room for all models."""
     weights = figure_text(sum(popular_of(demand, cluster).weight_bytes for demand in demands) / 1e9)
     usable, other = (
         figure_text(size / 1e9) for size in (usable_bytes(demands, cluster), other_bytes(demands, cluster))
@@ -66,8 +69,9 @@ def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasi
 def share_unit(
     demands: Sequence[Demand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
 ) -> list[PlannedModel] | None:
-    """Models that share the cluster's first devices, their shares as wide as rates times a factor need; None where they
-    have no room. Nothing is replayed yet.
+    """Return models that share the cluster's first devices; None if they have no room.
+
+    Their shares are as wide as their rates times `factor` need. Nothing is replayed yet.
     """
     from xmulti.sharing.placement import MOST_SHARES, Placer
 
@@ -82,7 +86,7 @@ def share_unit(
 
 
 def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
-    """The factor of all rates that models can't exceed on one mesh; 0 where they have no room on it."""
+    """Return the factor of all rates that models can't exceed on one mesh; 0 if they have no room on it."""
     from xmulti.sharing.fluid_bound import highest_factor
     from xmulti.sharing.placement import Mesh, Occupant, Placer
 
@@ -97,22 +101,26 @@ def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) 
 
 
 def can_share(demand: Demand) -> bool:
-    """Whether a model can share devices."""
+    """Return whether a model can share devices."""
     return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
 
 
 def usable_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
-    """What models' engines may fill of one device."""
+    """Return the bytes of one device that models' engines may fill."""
     return min(engine_of(demand.setting.profile).memory.usable_bytes(cluster) for demand in demands)
 
 
 def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
-    """What a model needs of a device beside weights and cache; the most of all."""
+    """Return the bytes that a model needs on a device in addition to weights and cache; the maximum over all models."""
     return max(_replica(demand, cluster, 1)[1] for demand in demands)
 
 
 def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
-    """What placements know of a model. InputError for one that can't share devices."""
+    """Return a demand's data for placements.
+
+    Raises:
+        InputError: The model can't share devices.
+    """
     from xmulti.sharing.iteration_cost import IterationCost, ProfileCost
     from xmulti.sharing.placement import Popular
 
@@ -142,7 +150,7 @@ def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
 
 
 def _replica(demand: Demand, cluster: ClusterSpec, tp: int) -> tuple[float, float]:
-    """Bytes of a model's weights, and what it needs of a device beside them and its cache."""
+    """Return the bytes of a model's weights, and of its other needs on a device except its cache."""
     (memory,) = _replica_cost(demand, cluster, tp).memory((PREFILL_TOKENS, MAX_NUM_SEQS))
     return memory.weights, memory.workspace + memory.held
 
@@ -161,9 +169,11 @@ def _replica_cost(demand: Demand, cluster: ClusterSpec, tp: int) -> "ReplicaCost
 def planned_on(
     mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, share: Share
 ) -> list[PlannedModel]:
-    """The models of a mesh, each with room for its longest sequence, and the rest of the cache in proportion to rates
-    and sizes (MuxServe's quotas; of merged blocks it is what they come to), at most what its sequences use. `share`:
-    how they do, if they are several; by space each decodes on its own share of the multiprocessors.
+    """Return the models of a mesh, each with room for its longest sequence.
+
+    The remaining cache is divided in proportion to rates and sizes (MuxServe's quotas; an estimate for merged blocks),
+    at most what a model's sequences use. `share`: how several models share; by space, each decodes on its own share of
+    the multiprocessors.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)

@@ -1,7 +1,7 @@
-"""SeaLLM's placement of models on shared devices: models to groups of one degree, for the degree that replays prefer.
+"""SeaLLM's placement of models on shared devices: models to groups of one degree, for the degree with the best replays.
 
-Models that share do so over merged blocks, by their requests' priorities, or in order of arrival as in the AlpaServe
-that SeaLLM is compared with. A model is in one group: a plan has each of its models once.
+Models share merged blocks and run by their requests' priorities, or in order of arrival as in the AlpaServe with which
+SeaLLM is compared. A model is in one group: a plan has each of its models once.
 """
 
 import functools
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Rule = Literal["priority", "time"]
 """As `Share.by`."""
 SLO = 5.0
-"""Times its mean time alone: the bound of a model without one."""
+"""The bound of a model without one, as a multiple of its mean time alone."""
 
 
 def place_in_groups(
@@ -38,9 +38,13 @@ def place_in_groups(
     progress: Callable[[int, int], None],
     level: float = 0.0,
 ) -> list[PlannedModel]:
-    """Models with rates where SeaLLM's placement puts them by replays under a rule of sharing. In groups that don't
-    sustain their rates times a level, all requests count as late. InputError for a model without a rate, or one that
-    can't share; Infeasible where no placement has room for all.
+    """Return models with rates, placed by SeaLLM's placement with replays under a rule of sharing.
+
+    In groups that don't sustain their rates times `level`, all requests count as late.
+
+    Raises:
+        InputError: A model has no rate, or can't share.
+        Infeasible: No placement has room for all.
     """
     from xmulti.stages.two_stage import MOST, Service, place_in_stages
 
@@ -63,7 +67,7 @@ def place_in_groups(
 
 
 class Groups:
-    """What models do where they share devices; what was found is kept."""
+    """The performance of models that share devices; results are kept."""
 
     def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec, by: Rule, level: float = 0.0):
         from xmulti.sharing.placement import Placer
@@ -77,7 +81,10 @@ class Groups:
         self._cost = functools.cache(lambda name, devices: self.popular[name].cost(devices))
 
     def have_room(self, devices: int, names: tuple[str, ...]) -> bool:
-        """Whether models can run on so many devices, with merged blocks for the longest sequence of each at once."""
+        """Return whether models can run on `devices` devices.
+
+        They need merged blocks for the longest sequence of each at once.
+        """
         mesh = self._mesh(tuple(range(devices)), names)
         if mesh is None:
             return False
@@ -87,7 +94,7 @@ class Groups:
         return self._placer.kv_bytes(mesh) >= least_memory(sizes, longest)
 
     def planned(self, devices: tuple[int, ...], names: tuple[str, ...]) -> list[PlannedModel]:
-        """Models on devices that have room for them."""
+        """Return models on devices that have room for them."""
         mesh = self._mesh(devices, names)
         assert mesh is not None, "they have room"
         return planned_on(
@@ -95,12 +102,15 @@ class Groups:
         )
 
     def outcomes(self, groups: "tuple[Group, ...]") -> "dict[str, Outcome]":
-        """What the models of some groups experience."""
+        """Return the simulated results of the models of some groups."""
         served = [self._replayed(len(group.devices), group.services) for group in groups if group.services]
         return {name: outcome for of_group in served for name, outcome in of_group.items()}
 
     def _replay(self, devices: int, names: tuple[str, ...]) -> "dict[str, Outcome]":
-        """Who is later than its bound, or than five times the mean time alone, of the requests that measure plans."""
+        """Return the results of replaying the requests with which plans are measured.
+
+        A request is late beyond its model's bound, or without one beyond `SLO` times the mean time alone.
+        """
         from xmulti.sharing.plan_replay import service_times
         from xmulti.stages.two_stage import Outcome
         from xsimulator.cost.replica import ReplicaCost
@@ -122,7 +132,7 @@ class Groups:
         return found
 
     def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":
-        """The models on these devices; None where one can't run on so many."""
+        """Return the models on these devices; None if one can't run on that number."""
         from xmulti.sharing.placement import Mesh, Occupant
 
         occupants = []

@@ -1,4 +1,4 @@
-"""Tenant: one model on devices that it shares, with its requests, its memory and what its iterations cost."""
+"""Tenant: one model on devices that it shares, with its requests, its memory and the cost of its iterations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ from xsimulator.replay.cells import Ran
 Array = NDArray[np.float64]
 
 MOST_AT_ONCE = 1024
-"""Decoding iterations that are followed at once."""
+"""Most decoding iterations that are simulated at once."""
 _COUNT = np.arange(float(MOST_AT_ONCE))
 
 
 @dataclass(eq=False, slots=True)
 class Job:
-    """A model's step, or a row of decoding iterations alike, on a share of the devices. Seconds."""
+    """A model's step, or a row of equal decoding iterations, on a share of the devices. Times are in seconds."""
 
     tenant: "Tenant"
     step: Step
@@ -42,20 +42,20 @@ class Job:
 
 
 class Recorder(Protocol):
-    """Who is told of a model's steps: a `Record`, mostly."""
+    """Records a model's steps; mostly a `Record`."""
 
     def start(self, step: Step, now: float) -> None:
-        """A step begins."""
+        """Record that a step begins."""
 
     def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
-        """It has ended, and these requests in it."""
+        """Record that a step has ended, and which requests finished in it."""
 
 
 @dataclass(eq=False)
 class Tenant:
     """One model's requests on shared devices.
 
-    It prefills or decodes, one at a time: prompts are whole, and preempted sequences are prefilled again.
+    It prefills or decodes, one at a time. Prompts are complete, and preempted sequences are prefilled again.
     """
 
     name: str
@@ -64,28 +64,28 @@ class Tenant:
     limits: OnePhasePolicy
     record: Recorder
     least: int | None = None
-    """Blocks that its quota keeps while quotas follow their use; None: its quota stays as it is."""
+    """Blocks that its quota keeps while quotas follow their use; None: its quota is fixed."""
     switch_s: float = 0.0
-    """How much longer its iteration takes after another model's."""
+    """Extra seconds of its iteration after another model's."""
     job: Job | None = None
-    """What it runs now."""
+    """Its current job."""
     resumes_s: float = 0.0
-    """Before that it can't run: its weights are loaded or moved."""
+    """It can't run before this time: its weights are loaded or moved."""
     idle_since_s: float = 0.0
     """When its last job ended."""
     busy_s: dict[str, float] = field(default_factory=lambda: {"encode": 0.0, "decode": 0.0})
     """Seconds of its jobs so far."""
 
     def first(self, now: float) -> Sequence | None:
-        """The waiting prompt that is admitted next, if its blocks are free."""
+        """Return the waiting prompt that is admitted next, if its blocks are free."""
         return self.limits.first(self.ledger, now) if now >= self.resumes_s else None
 
     def can_prefill(self, now: float) -> bool:
-        """Whether it would be admitted now."""
+        """Return whether a prompt would be admitted now."""
         return now >= self.resumes_s and self.limits.can_prefill(self.ledger, now, lambda: self._taken(now))
 
     def _taken(self, now: float) -> int:
-        """Blocks of the row that runs, up to its present iteration, that are booked when it ends."""
+        """Return the blocks of the running row, up to its current iteration, that are booked when it ends."""
         if self.job is None or not self.job.step.decode:
             return 0
         ahead, pool = 1 + int(np.searchsorted(self.job.ends, now, side="right")), self.ledger.pool
@@ -93,18 +93,18 @@ class Tenant:
 
     @property
     def ahead(self) -> int:
-        """Blocks that the running row will have taken when it ends, and the pool hasn't given yet."""
+        """Blocks that the running row will need when it ends, and that the pool hasn't allocated yet."""
         if self.job is None or not self.job.step.decode:
             return 0
         rows, pool = len(self.job.ends), self.ledger.pool
         return sum([max(0, pool.blocks_for(s.cached + rows) - len(s.blocks)) for s in self.job.step.decode])
 
     def can_decode(self, now: float) -> bool:
-        """Whether it has sequences to decode."""
+        """Return whether it has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s
 
     def prefill(self, now: float, slowdown: float, switched: bool) -> Job | None:
-        """Start prompts that wait, as many as fit; None where none does. `switched`: after another model's job."""
+        """Start waiting prompts, as many as fit; return None if none does. `switched`: after another model's job."""
         step = self.limits.next_step(self.ledger, now, "encode")
         if step is None:
             return None
@@ -115,18 +115,19 @@ class Tenant:
         return self.job
 
     def decode(self, now: float, slowdown: float, switched: bool, most: int = ENDLESS) -> Job | None:
-        """Start decoding iterations of all residents, up to `most` in a row; None where all have been preempted.
+        """Start decoding iterations of all residents, up to `most` in a row; return None if all have been preempted.
+
         `switched`: after another model's job.
         """
         step = self.limits.next_step(self.ledger, now, "decode")
         if step is None:
             return None
         decode = step.decode
-        most = 1 if self.ledger.preempted else most  # what they held may let another in
+        most = 1 if self.ledger.preempted else most  # the freed blocks may let another sequence in
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)
         row = self.ledger.repeats(step)
-        # Rounded as iterations one by one: what ends together then does so in a row too.
+        # Rounded as in single iterations, so that equal end times are equal in a row too.
         contexts = (sum([s.cached + 1 for s in decode]) + len(decode) * _COUNT[:row]) / len(decode)
         seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)
         seconds[0] += switched * self.switch_s

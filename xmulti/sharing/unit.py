@@ -1,7 +1,7 @@
-"""Unit: devices that several models share, and what runs on them from one event to the next.
+"""Unit: devices that several models share, and the jobs on them from one event to the next.
 
-Events are the ends of jobs and the arrivals of requests. At each of them the rule of sharing starts what it can; rows
-of decoding iterations are followed at once and cut where the rule must decide in their midst.
+Events are the ends of jobs and the arrivals of requests. At each event the rule of sharing starts what it can. Rows of
+decoding iterations are simulated at once and cut if the rule must decide before their end.
 """
 
 from collections.abc import Sequence as Items
@@ -22,18 +22,18 @@ class Unit:
     tenants: Items[Tenant]
     sharing: Sharing
     contention: float = 1.0
-    """How much longer an iteration takes that begins while another job runs."""
+    """Factor by which an iteration takes longer if it begins while another job runs."""
     overhead: float = 1.0
-    """How much longer all iterations take because models share: their caches' tables, the change of model."""
+    """Factor by which all iterations take longer because models share: their caches' tables, the switch of model."""
     first_device: int = 0
     spans: list[Span] | None = None
-    """Pieces of work, where they are kept."""
+    """Spans of the jobs; None: they aren't kept."""
     step_by_step: bool = False
-    """Whether every iteration is followed alone: the same result, slower."""
+    """Whether every iteration is simulated alone: the same result, slower."""
     running: list[Job] = field(default_factory=list)
     now: float = 0.0
     _last: Tenant | None = field(default=None, init=False)
-    """Whose job began last."""
+    """The model whose job began last."""
     _settled: bool = field(default=False, init=False)
     """Whether the rule of sharing has started what can start now."""
     _quotas: QuotaAdaptation = field(init=False)
@@ -43,7 +43,7 @@ class Unit:
 
     @property
     def used(self) -> float:
-        """The shares of all jobs that run."""
+        """The sum of the running jobs' shares."""
         return sum(job.share for job in self.running)
 
     @property
@@ -52,14 +52,14 @@ class Unit:
         return all(tenant.ledger.idle for tenant in self.tenants)
 
     def next_event(self) -> float:
-        """When jobs start or end, or a request arrives."""
+        """Return when jobs start or end, or a request arrives."""
         if not self._settled:
             return self.now
         ends = min([job.end_s for job in self.running], default=inf)
         return min([ends, *[self._arrival(tenant) for tenant in self.tenants]])
 
     def act(self, now: float) -> None:
-        """Start what can start now; or go on to the next event, and end the jobs that end then."""
+        """Start the jobs that can start now; or advance to the next event, and end the jobs that end then."""
         if not self._settled:
             self._settled = True
             self.sharing.start(self, now)
@@ -68,19 +68,19 @@ class Unit:
         self._end_jobs()
 
     def submit(self, tenant: Tenant, sequence: Sequence) -> None:
-        """A request of one of the models, which arrives no sooner than what has happened last."""
+        """Submit a request of one of the models; it must not arrive before the last event."""
         tenant.ledger.submit([sequence])
         if sequence.arrival_s <= self.now:
             self._settled = False
 
     def interrupt(self, now: float) -> None:
-        """Something has happened: rows end with the iterations that run, and the rule of sharing looks again."""
+        """Cut rows after their running iterations, and let the rule of sharing decide again: something has happened."""
         for job in self.running:
             job.cut(now)
         self.now, self._settled = now, False
 
     def close(self, now: float) -> None:
-        """End at `now`, when all jobs that run are done, and start no others."""
+        """End at `now`, when all running jobs are done, and start no others."""
         self.now = now
         self._end_jobs()
         assert not self.running, "all jobs have ended"
@@ -102,12 +102,12 @@ class Unit:
         return self.overhead * (self.contention if self.running else 1.0)
 
     def _switches(self, tenant: Tenant) -> bool:
-        """Whether another model's job began last."""
+        """Return whether another model's job began last."""
         return self._last is not None and self._last is not tenant
 
     def _begin(self, job: Job) -> None:
         self._last = job.tenant
-        if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration doesn't
+        if len(self.running) == 1 and self.contention != 1:  # it ran alone, and its next iteration does not
             self.running[0].cut(self.now)
         self.running.append(job)
 

@@ -25,7 +25,7 @@ class NodeCalls:
     model: str
     calls: Calls
     needs: tuple[tuple[str, Integers], ...] = ()
-    """Nodes that the calls depend on: for each call the index of the call that must have ended before, or -1."""
+    """Nodes on which the calls depend: for each call the index of the call that must have ended before, or -1."""
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -43,11 +43,11 @@ class Application:
     """By model and degree; degrees without measured loading are in neither mapping."""
 
     def replica(self, name: str, tp: int) -> ModelReplica:
-        """A node's model at a degree."""
+        """Return a node's model at a degree."""
         return self.replicas[self.nodes[name].model][tp]
 
     def work(self, name: str) -> ModelWork:
-        """The work of a node's model per token."""
+        """Return the work of a node's model per token."""
         return next(iter(self.replicas[self.nodes[name].model].values())).work
 
 
@@ -62,7 +62,7 @@ class _Drawn:
     firsts: Integers
 
     def all_rounds(self) -> Integers:
-        """Tokens that each call generates in all its rounds together."""
+        """Return the tokens that each call generates in all its rounds together."""
         before = np.concatenate([[0], np.cumsum(self.outputs)])
         rounds: Integers = before[self.last + 1] - before[self.firsts]
         return rounds
@@ -76,10 +76,12 @@ def draw(
     outputs: Mapping[str, LengthDistribution] | None = None,
     padded: bool = True,
 ) -> Application:
-    """The application with output lengths drawn from each model's distribution in `outputs`, else in the table.
+    """Return the application with output lengths drawn from each model's distribution in `outputs`, else in the table.
 
-    The same seed draws the same lengths; each node has a random stream of its own unless `shared_quantiles`. InputError
-    for a model that the table lacks, or whose outputs it doesn't know.
+    The same seed draws the same lengths. Each node has its own random stream unless `shared_quantiles`.
+
+    Raises:
+        InputError: The table lacks a model, or its outputs.
     """
     drawn: dict[str, _Drawn] = {}
     for node in graph.in_order():
@@ -95,7 +97,7 @@ def draw(
 
 
 def model_replicas(model: ModelCosts, padded: bool) -> dict[int, ModelReplica]:
-    """A model's replicas; work is that of the smallest degree, so that it is the same at all degrees."""
+    """Return a model's replicas. Work is that of the smallest degree, so that it is the same at all degrees."""
     degrees = sorted((d for d in model.degrees if d.load_s is not None), key=lambda d: d.tp)
     if not degrees:
         raise InputError(f"The cost table has no loading seconds of model '{model.name}'.")
@@ -144,7 +146,7 @@ def _draw_node(
 def _incoming(
     graph: CallGraph, node: GraphNode, drawn: Mapping[str, _Drawn]
 ) -> tuple[Integers, tuple[tuple[str, Integers], ...]]:
-    """Each call's prompt in its first round, and the other nodes' calls that it depends on."""
+    """Return each call's prompt in its first round, and the other nodes' calls on which it depends."""
     edges = graph.into(node.name)
     if edges and edges[0].kind == "separate":
         sources = [drawn[edge.source] for edge in edges]

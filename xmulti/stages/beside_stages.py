@@ -1,4 +1,4 @@
-"""Plans of stages beside budgets, for models that have numbers of requests: which are done first."""
+"""Plans of stages compared with budgets, for models with numbers of requests: which completes first."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from xmulti.stages.stage_planning import propose_stages
 
 
 def assumed(cluster: ClusterSpec) -> str:
-    """How loading counts where stages are compared with budgets."""
+    """Return a text on how loading counts where stages are compared with budgets."""
     return (
         f"methods are compared with loading, {loading_text(cluster.is_cpu)}: of budgets once, before a model's "
         "requests, of stages each time that one starts a model"
@@ -26,8 +26,9 @@ def assumed(cluster: ClusterSpec) -> str:
 def beside_stages(
     proposals: Sequence[Proposal], demands: Sequence[Demand], file: Path, cluster: str, **options: Any
 ) -> list[Proposal]:
-    """What budgets and SamuLLM's stages come to, the best one first; where there are stages, loading counts for all.
-    `file`, `cluster` and `options` are those of the demands.
+    """Return the proposals of budgets and of SamuLLM's stages, the best one first.
+
+    If there are stages, loading counts for all. `file`, `cluster` and `options` are those of the demands.
     """
     staged = _staged(file, cluster, options)
     if staged.stages:
@@ -44,12 +45,12 @@ def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
 
 
 def loading_of(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
-    """How long each model's engine takes to load, as plans of stages count it: the device with the most layers last."""
+    """Return each model's loading time, as plans of stages count it: that of the device with the most layers."""
     settings = {demand.name: demand.setting for demand in demands}
     return {m.name: loading_s(settings[m.name], _most(m.schedule)) for m in plan.models}
 
 
 def _most(schedule: Schedule) -> float:
-    """The largest share of a decoder's layers that a device has."""
+    """Return the largest share of a decoder's layers on one device."""
     ranges = [(stage.decoder_layers or (0, 0), stage.tp) for stage in schedule.stages]
     return max((end - first) / tp for (first, end), tp in ranges) / schedule.model.spec.layers

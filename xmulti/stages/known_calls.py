@@ -1,4 +1,4 @@
-"""An application with known lengths of every call: those of a finished run."""
+"""An application whose calls all have known lengths: those of a finished run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +15,9 @@ Place = tuple[str, int]
 
 
 def of_known_calls(calls: DependentCalls[Any], lengths: Mapping[str, tuple[int, int]], table: CostTable) -> Application:
-    """The application of these calls, with each call's prompt and output tokens by its name. The table's models have
-    the names of the nodes; costs are without padding.
+    """Return the application of these calls; `lengths` are each call's prompt and output tokens, by its name.
+
+    The table's models have the names of the nodes; costs are without padding.
     """
     first: dict[Place, int] = {}
     for name, chains in calls.chains.items():
@@ -41,7 +42,10 @@ def _node(name: str, chains: Any, first: Mapping[Place, int], lengths: Mapping[s
 
 
 def _needs(name: str, chains: Any, first: Mapping[Place, int], count: int) -> tuple[tuple[str, Integers], ...]:
-    """For each chain's first call, the calls that must have ended; one entry for each time that it reads a source."""
+    """Return, for each chain's first call, the calls that must have ended.
+
+    There is one entry for each time that it reads a source.
+    """
     needs: dict[tuple[str, int], Integers] = {}
     for chain in chains:
         seen: dict[str, int] = {}

@@ -1,5 +1,6 @@
-"""The cost of one iteration of a replica by batch and lengths: SamuLLM's t = t_comp + t_prep + t_samp, each a line in
-its own x, combined into one linear form for each batch.
+"""The cost of one iteration of a replica by batch and lengths: SamuLLM's t = t_comp + t_prep + t_samp.
+
+Each term is a line in its own x; they are combined into one linear form for each batch.
 """
 
 from collections.abc import Sequence
@@ -22,8 +23,8 @@ BLOCK = 16
 class LineCosts:
     """A replica's iterations: linear in lengths, with coefficients for each batch from 1 to the largest.
 
-    Independent of the source of costs: `line_costs` reads a cost table's lines, `profiled_costs` samples an exegpt
-    profile.
+    It doesn't depend on the source of costs: `line_costs` reads a cost table's lines, `profiled_costs` samples an
+    exegpt profile.
     """
 
     prefill: Array
@@ -38,7 +39,7 @@ class LineCosts:
     """Whether all prompts of a batch are computed as if they were as long as the longest."""
 
     def prefill_s(self, lengths: Sequence[int]) -> float:
-        """Seconds to prefill prompts of these lengths in one iteration."""
+        """Return seconds to prefill prompts of these lengths in one iteration."""
         each = np.asarray(lengths, dtype=np.float64)
         batch = len(each)
         used = np.full(batch, each.max()) if self.padded else each
@@ -47,18 +48,18 @@ class LineCosts:
         return float(constant + per_token * used.sum() + per_square * (used**2).sum() + sampled)
 
     def decode_s(self, lengths: Sequence[int]) -> float:
-        """Seconds of one decoding iteration of sequences that attend to these numbers of positions."""
+        """Return seconds of one decoding iteration of sequences that attend to these numbers of positions."""
         each = np.asarray(lengths, dtype=np.float64)
         constant, per_sum, per_longest = self.decode[len(each)]
         return float(constant + per_sum * each.sum() + per_longest * each.max())
 
 
 def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
-    """The costs of a cost table's degree, interpolated between the measured batches.
+    """Return the costs of a cost table's degree, interpolated between the measured batches.
 
-    Whole coefficients are interpolated: slopes and intercepts of computing are large and nearly cancel where attention
-    is bound by memory, and their product with the batch isn't linear between two batches. Without padding, inputs are
-    prepared as for the sum of lengths.
+    Complete coefficients are interpolated. Slopes and intercepts of computing are large and nearly cancel where memory
+    bounds attention, and their product with the batch isn't linear between two batches. Without padding, the
+    preparation of inputs is a line in the sum of lengths.
     """
     token, position = degree.macs_per_token, degree.macs_per_position
     known, compute, prepare, sample = _lines(degree.prefill)
@@ -76,7 +77,7 @@ def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
 
 
 def _lines(lines: PhaseLines) -> tuple[Array, Array, Array, Array]:
-    """The measured batches, and slopes and intercepts [batch, 2] of computing, preparing and sampling."""
+    """Return the measured batches, and slopes and intercepts [batch, 2] of computing, preparing and sampling."""
     return (
         np.asarray(lines.batches, dtype=np.float64),
         np.asarray(lines.compute, dtype=np.float64),
@@ -86,6 +87,6 @@ def _lines(lines: PhaseLines) -> tuple[Array, Array, Array, Array]:
 
 
 def _filled(known: Array, values: Array) -> Array:
-    """Columns of values at all batches from 0 on, interpolated from those at the known batches."""
+    """Return the columns of values at all batches from 0, interpolated from those at the known batches."""
     batches = np.arange(MOST_SEQUENCES + 1, dtype=np.float64)
     return np.stack([np.interp(batches, known, column) for column in values.T], axis=1)

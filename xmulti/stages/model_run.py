@@ -1,8 +1,9 @@
-"""One model's run of its calls on data-parallel replicas: first come, first served, prompts before decoding, preemption
-of the most recently admitted call by recomputation.
+"""One model's run of its calls on data-parallel replicas: first come, first served, with prompts before decoding.
 
-The event simulator of xsimulator/replay isn't used: it takes costs from a Profile, has neither dependent calls nor
-padded prompts, and can't be stopped and continued with the remaining calls. And a search simulates whole models
+The most recently admitted call is preempted first, by recomputation.
+
+The event simulator of xsimulator/replay isn't used: it takes costs from a Profile, and has neither dependent calls nor
+padded prompts. It also can't be stopped and continued with the remaining calls. And a search simulates complete models
 thousands of times; this takes a few milliseconds each.
 """
 
@@ -31,7 +32,7 @@ class ModelWork:
     per_position: float
 
     def of(self, positions: Array) -> float:
-        """Multiply-adds to compute sequences up to these numbers of positions."""
+        """Return the multiply-adds to compute sequences up to these numbers of positions."""
         return float((positions * self.per_token + positions * (positions + 1) / 2 * self.per_position).sum())
 
 
@@ -58,7 +59,7 @@ class Calls:
 
 @dataclass(frozen=True, eq=False)
 class ModelRun:
-    """The result of running a model's calls on its replicas; seconds from the start of loading."""
+    """The result of running a model's calls on its replicas; times are in seconds from the start of loading."""
 
     done: Array
     """Seconds at which each call ends; infinite if it doesn't."""
@@ -84,7 +85,7 @@ class ModelRun:
         return float(self.curve[-1, 1])
 
     def work_at(self, seconds: float) -> float:
-        """Multiply-adds done by then."""
+        """Return the multiply-adds done by then."""
         return float(np.interp(seconds, self.curve[:, 0], self.curve[:, 1]))
 
 
@@ -111,8 +112,12 @@ class ModelReplica:
 def run_model(
     model: ModelReplica, calls: Calls, ready: Array, replicas: int = 1, start_s: float = 0.0, until_s: float = np.inf
 ) -> ModelRun:
-    """Run calls, the first of each chain `ready` at these seconds [n], on replicas that are loaded at `start_s`; no
-    iteration ends after `until_s`. Chains are assigned to replicas in turn. InputError for a call that can't fit.
+    """Run calls on replicas that are loaded at `start_s`; no iteration ends after `until_s`.
+
+    The first call of each chain is `ready` at these seconds [n]. Chains are assigned to replicas in turn.
+
+    Raises:
+        InputError: A call can't fit.
     """
     _check_fit(model, calls)
     count = len(calls.prompts)
@@ -123,7 +128,7 @@ def run_model(
         mine = np.flatnonzero(replica_of == replica)
         if not len(mine):
             continue
-        place = np.full(count + 1, -1)  # the last one is what -1 finds
+        place = np.full(count + 1, -1)  # index -1 finds the last entry
         place[mine] = np.arange(len(mine))
         following = place[calls.following[mine]]
         part = Calls(calls.prompts[mine], calls.outputs[mine], calls.computed[mine], following)
@@ -146,7 +151,7 @@ def run_model(
 
 
 def _dealt(calls: Calls, replicas: int) -> Integers:
-    """Each call's replica: that of its chain."""
+    """Return each call's replica: that of its chain."""
     replica_of = np.zeros(len(calls.prompts), dtype=np.int64)
     if replicas == 1:
         return replica_of
@@ -160,7 +165,7 @@ def _dealt(calls: Calls, replicas: int) -> Integers:
 
 
 def _summed(curves: list[Array]) -> Array:
-    """The work of all replicas over time, thinned."""
+    """Return the work of all replicas over time, thinned."""
     if not curves:
         return np.zeros((1, 2))
     times = np.unique(np.concatenate([curve[:: max(1, len(curve) // _CURVE_POINTS), 0] for curve in curves]))
@@ -170,7 +175,11 @@ def _summed(curves: list[Array]) -> Array:
 
 
 def _check_fit(model: ModelReplica, calls: Calls) -> None:
-    """InputError for a call that is longer than the context, or than the cache with the watermark."""
+    """Check the calls' lengths.
+
+    Raises:
+        InputError: A call is longer than the context, or than the cache with the watermark.
+    """
     if not len(calls.prompts):
         return
     longest = int((calls.prompts + calls.outputs).max())

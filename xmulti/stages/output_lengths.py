@@ -1,5 +1,6 @@
-"""Output lengths by sampling: l = min(X, cap, context - prompt), with X from the model's distribution of output
-lengths.
+"""Output lengths by sampling: l = min(X, cap, context - prompt).
+
+X is from the model's distribution of output lengths.
 """
 
 import zlib
@@ -15,22 +16,27 @@ Integers = NDArray[np.int64]
 
 
 def quantiles(count: int, seed: int, name: str, shared: bool = False) -> Array:
-    """Uniform random numbers [count], from a stream of the name's own; `shared`: one stream for all names, as in
-    SamuLLM's code.
+    """Return uniform random numbers [count], from a separate stream for each name.
+
+    `shared`: one stream for all names, as in SamuLLM's code.
     """
     stream = [seed] if shared else [seed, zlib.crc32(name.encode())]
     return np.random.default_rng(stream).random(count)
 
 
 def lengths_at(outputs: LengthDistribution, at: Array) -> Integers:
-    """The lengths at these quantiles, before any cap."""
+    """Return the lengths at these quantiles, before any cap."""
     cumulative = np.cumsum(outputs.p)
     index = np.minimum(np.searchsorted(cumulative / cumulative[-1], at, side="right"), len(outputs.lengths) - 1)
     return np.asarray(outputs.lengths, dtype=np.int64)[index]
 
 
 def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None = None) -> Integers:
-    """Output lengths limited by the cap and the context; InputError where a prompt leaves no room for one token."""
+    """Return output lengths limited by the cap and the context.
+
+    Raises:
+        InputError: A prompt leaves no room for one token.
+    """
     room = context - prompts
     if len(room) and int(room.min()) < 1:
         raise InputError(f"A prompt of {int(prompts.max()):,} tokens leaves no room in a context of {context:,}.")
@@ -38,7 +44,7 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
 
 
 def uncensored(prompts: Integers, outputs: Integers, context: int) -> LengthDistribution:
-    """The distribution of output lengths from observations some of which the context has cut short.
+    """Return the distribution of output lengths from observations, some of which the context has cut short.
 
     P(n) = outputs that end at n / prompts that leave room for more than n; the remaining probability is on the context
     (SamuLLM). A histogram would count an output that was cut at 100 as one that ends there.

@@ -28,10 +28,13 @@ def profiled_model(
     context: int | None = None,
     memory: EngineMemory | None = None,
 ) -> ModelCosts:
-    """A model's lines at the tensor-parallel degrees of `load_s` at which it fits; InputError if it fits at none.
-    `memory`: what the engine takes of it, where that isn't the profile's.
+    """Return a model's lines at the tensor-parallel degrees of `load_s` at which it fits.
 
-    The lines of computing contain all of an iteration: a profile doesn't separate preparing and sampling.
+    The lines of computing contain the complete iteration: a profile doesn't separate preparing and sampling. `memory`:
+    the engine's use of memory, if it isn't the profile's.
+
+    Raises:
+        InputError: The model fits at no degree.
     """
     context = min(model.context, context or model.context)
     cost_model = CostModel(model, cluster, profile, usual_kv_dtype(profile.dtype), memory=memory)
@@ -43,7 +46,7 @@ def profiled_model(
 
 
 def _degree(cost_model: CostModel, tp: int, load_s: float, context: int) -> DegreeCosts | None:
-    """The lines of one degree; None where not even one sequence fits."""
+    """Return the lines of one degree; None if not even one sequence fits."""
     model = cost_model.model
     replica = cost_model.replica((Stage(tuple(range(tp)), tp, "both", None, (0, model.layers)),))
     kv_tokens = BLOCK_SIZE * replica.room((max(context, 2048), 1))
@@ -59,7 +62,7 @@ def _degree(cost_model: CostModel, tp: int, load_s: float, context: int) -> Degr
 
 
 def _prefill_line(stage: StageCost, batch: int, context: int, token: float, position: float) -> tuple[float, float]:
-    """The line through prompts of a short length, and of the longest that one prefill of this batch may have."""
+    """Return the line through prompts of length 1, and of the greatest length for one prefill of this batch."""
     lengths = (1, max(2, max(context, 2048) // batch))
     seconds = [float(stage.encode_fixed(batch, length)) for length in lengths]
     return _line([batch * (token * length + position * length**2) for length in lengths], seconds)

@@ -80,7 +80,9 @@ class StageOutlook:
     now: float
     nodes: Mapping[str, NodeOutlook]
     leading: tuple[str, ...]
-    """Nodes without a source in the stage. A node that runs out of calls while it waits for another one ends no stage.
+    """Nodes without a source in the stage.
+
+    A node that runs out of calls while it waits for another one ends no stage.
     """
 
     @property
@@ -110,11 +112,11 @@ class Progress:
     memo: dict[tuple[object, ...], ModelRun] = field(default_factory=dict)
     """Simulated runs, by their starting states."""
     cuts: dict[tuple[NodeRun, float], Left] = field(default_factory=dict)
-    """Remaining calls of runs that were stopped before."""
+    """Remaining calls of runs that have been stopped."""
 
     @staticmethod
     def beginning(application: Application) -> "Progress":
-        """The state before anything has run."""
+        """Return the state before anything has run."""
         done = {name: np.full(len(node.calls.prompts), np.inf) for name, node in application.nodes.items()}
         left = {
             name: Left(node.calls, np.arange(len(node.calls.prompts)), done[name])
@@ -128,17 +130,20 @@ class Progress:
         return tuple(name for name in self.application.nodes if name in self.left)
 
     def can_run(self, name: str, beside: Collection[str] = ()) -> bool:
-        """Whether all sources of an unfinished node are finished, or run beside it."""
+        """Return whether all sources of an unfinished node are finished, or are in `beside`."""
         return name in self.left and all(
             source not in self.left or source in beside for source in self.application.nodes[name].sources
         )
 
     def remaining(self, name: str) -> Calls:
-        """The remaining calls of an unfinished node."""
+        """Return the remaining calls of an unfinished node."""
         return (self._cut(name, self.runs[name]) if name in self.runs else self.left[name]).calls
 
     def outlook(self, stage: Placed) -> StageOutlook:
-        """The prediction of a stage that begins now: nodes that already run this way continue, others are loaded."""
+        """Return the prediction of a stage that begins now.
+
+        Nodes that already run this way continue; others are loaded.
+        """
         nodes: dict[str, NodeOutlook] = {}
         done = dict(self.done)
         for name in self.application.nodes:
@@ -151,8 +156,9 @@ class Progress:
         return StageOutlook(self.now, nodes, leading)
 
     def advance(self, outlook: StageOutlook, until: float) -> "Progress":
-        """The state at a later time of a stage. Its nodes keep running; `stopped` stops those that the next stage
-        lacks.
+        """Return the state at a later time of a stage.
+
+        Its nodes keep running; `stopped` stops those that are not in the next stage.
         """
         done, left, runs = dict(self.done), dict(self.left), {}
         for name, node in outlook.nodes.items():
@@ -165,8 +171,9 @@ class Progress:
         return replace(self, now=until, done=done, left=left, runs=runs)
 
     def stopped(self, keep: Placed) -> "Progress":
-        """The same without running nodes that don't run this way in the next stage: their KV caches are lost, and their
-        generated tokens become part of the prompts.
+        """Return the state without running nodes that don't run this way in the next stage.
+
+        Their KV caches are lost, and their generated tokens become part of the prompts.
         """
         done, left, runs = dict(self.done), dict(self.left), dict(self.runs)
         for name, run in self.runs.items():
@@ -191,7 +198,7 @@ class Progress:
         return NodeOutlook(run, result, ends)
 
     def _ready(self, name: str, run: NodeRun, done: Mapping[str, Array]) -> Array:
-        """Seconds from the run's start until each of its calls can begin."""
+        """Return seconds from the run's start until each of its calls can begin."""
         ready = np.zeros(len(run.left.places))
         for source, places in self.application.nodes[name].needs:
             waits = places[run.left.places]
@@ -206,12 +213,12 @@ class Progress:
         return self.memo[key]
 
     def until_now(self, name: str, run: NodeRun) -> ModelRun:
-        """The result of a run so far."""
+        """Return the result of a run so far."""
         elapsed = max(run.load_s, self.now - run.start_s)
         return self._simulated(name, run, self._ready(name, run, self.done), elapsed + _ROUNDING_S)
 
     def _cut(self, name: str, run: NodeRun) -> Left:
-        """The remaining calls of a run that stops now."""
+        """Return the remaining calls of a run that stops now."""
         elapsed = self.now - run.start_s
         if elapsed <= run.load_s:
             return run.left
@@ -219,7 +226,7 @@ class Progress:
             return self.cuts[run, self.now]
         result = self.until_now(name, run)
         kept = ~np.isfinite(result.done)
-        place = np.full(len(kept) + 1, -1)  # the last one is what -1 finds
+        place = np.full(len(kept) + 1, -1)  # index -1 finds the last entry
         place[:-1][kept] = np.arange(int(kept.sum()))
         calls = run.left.calls
         rest = Calls(

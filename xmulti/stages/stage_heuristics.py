@@ -8,8 +8,9 @@ from xmulti.stages.stages import Host, gpus, parallels
 
 
 def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """Max-heuristic: one node on all GPUs, in its fastest configuration. It never stops a node, so `preempt` changes
-    nothing.
+    """Return the Max-heuristic's stage: one node on all GPUs, in its fastest configuration.
+
+    It never stops a node, so `preempt` changes nothing.
     """
     del preempt
     name = next(name for name in progress.unfinished if progress.can_run(name))
@@ -19,9 +20,10 @@ def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
 
 
 def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """Min-heuristic: as many nodes at once as fit, on as many GPUs as possible, shared as evenly as possible; among
-    equal shares, the stage with the highest throughput. Without preemption running nodes stay as they are, and the
-    others share the free GPUs.
+    """Return the Min-heuristic's stage: as many nodes at once as fit, on as many GPUs as possible, shared evenly.
+
+    Among equal shares, it is the stage with the highest throughput. Without preemption running nodes stay unchanged,
+    and the others share the free GPUs.
     """
     locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     ways = {
@@ -45,8 +47,9 @@ def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
 def _even_shares(
     sizes: Mapping[str, Sequence[int]], room: int, closed: Callable[[Collection[str]], bool]
 ) -> Sequence[dict[str, int]]:
-    """GPUs for the largest number of nodes that fit together with their sources: all ways to share that leave the
-    fewest GPUs free, and of those the most even ones.
+    """Return ways to share GPUs among the largest number of nodes that fit together with their sources.
+
+    These are all ways that leave the fewest GPUs free, and of those the most even ones.
     """
     for count in range(len(sizes), -1, -1):
         found: dict[tuple[int, int], list[dict[str, int]]] = {}
@@ -60,7 +63,7 @@ def _even_shares(
 
 
 def _shares(sizes: Sequence[tuple[str, Sequence[int]]], room: int) -> Iterator[dict[str, int]]:
-    """All ways to give nodes GPUs."""
+    """Yield all ways to give nodes GPUs."""
     if not sizes:
         yield {}
         return

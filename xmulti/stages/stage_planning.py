@@ -1,4 +1,4 @@
-"""Plans of stages for an application: SamuLLM's search, and the heuristics beside it."""
+"""Plans of stages for an application: SamuLLM's search, and the baseline heuristics."""
 
 import math
 import time
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from xmulti.stages.application import Application
 
 SEED = 0
-"""Of the outputs that plans are made for."""
+"""Seed of the outputs for which plans are made."""
 SEARCHED, PLANS = 4, 20
-"""Branch and bound: stages to go on with from a state, and complete plans."""
+"""Branch and bound: the number of stages to continue with from a state, and of complete plans."""
 RESIDENTS, BUDGET = 512, 2048
-"""Of a replica: the most sequences at once, as they are simulated, and the tokens of an iteration."""
+"""Limits of a replica: the most sequences at once, as they are simulated, and the tokens of an iteration."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,12 @@ class StageProposal:
 
 
 def propose_stages(asked: Asked) -> list[StageProposal]:
-    """Plans by the better of both searches that go beyond the greedy, and by Max- and Min-heuristic, in this order;
-    InputError where a model or a call doesn't fit. Padding is counted as engines of today do: not at all.
+    """Return plans by the better of both searches beyond the greedy one, and by Max- and Min-heuristic, in this order.
+
+    Prompts have no padding, as in today's engines.
+
+    Raises:
+        InputError: A model or a call doesn't fit.
     """
     from xmulti.stages.application import draw
     from xmulti.stages.running_phase import execute
@@ -57,7 +61,7 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
         began = time.perf_counter()
         planned = search()
         search_s = time.perf_counter() - began
-        # as they run on these very outputs: with devices, and reloads where groups need linked GPUs
+        # simulated on the planned outputs: adds devices, and reloads where groups need linked GPUs
         stages = execute(application, host, planned).stages
         models = _models(asked, stages, application)
         facts = (StagePlan.VERSION, method, host.devices, host.linked, stages, search_s)
@@ -67,7 +71,7 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
 
 
 def _models(asked: Asked, stages: Sequence[ExecutionStage], application: "Application") -> tuple[StagedModel, ...]:
-    """What the engines of all nodes need, at the degrees that the stages have."""
+    """Return what the engines of all nodes need, at the degrees that the stages have."""
     degrees: dict[str, set[int]] = {}
     for stage in stages:
         for node in stage.nodes:
@@ -83,8 +87,10 @@ def _models(asked: Asked, stages: Sequence[ExecutionStage], application: "Applic
 
 
 def _schedule(setting: Setting, degree: DegreeCosts, residents: int) -> Schedule:
-    """How a replica serves at most so many calls at once: as it is simulated, but that prompts are cut rather than
-    decoding stopped for them. Its cache is no larger than they can fill.
+    """Return the schedule of a replica that serves at most `residents` calls at once.
+
+    It is as simulated, except that prompts are chunked instead of stopping decoding for them. Its cache is no larger
+    than these calls can fill.
     """
     name = f"{degree.tp}x{setting.cluster.device.kind}"
     part = replace(setting.cluster, name=name, nodes=1, devices_per_node=degree.tp)

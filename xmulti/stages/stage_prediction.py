@@ -1,4 +1,4 @@
-"""What a plan of stages takes for the outputs that came: its own simulation, with those instead of the planned ones."""
+"""The prediction of a plan of stages for actual outputs: its simulation, with these instead of the planned ones."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,9 +22,14 @@ def predict_stages(
     results: Mapping[str, Result],
     profiles: Mapping[tuple[str, int], Profile],
 ) -> Executed:
-    """The plan's stages on these results. An iteration costs what it does by the `profiles` that engines have opened
-    with, by node and degree, else what it was planned to; loading takes as long as it was planned to. InputError for a
-    call that the simulated cache, which leaves some room, can't hold.
+    """Return the simulation of the plan's stages on these results.
+
+    An iteration's cost comes from the `profiles` with which engines have opened, by node and degree, else from the
+    plan.
+    Loading times are the planned ones.
+
+    Raises:
+        InputError: The simulated cache, which leaves some room free, can't hold a call.
     """
     table = CostTable(
         CostTable.VERSION,
@@ -38,17 +43,17 @@ def predict_stages(
 
 
 def host_of(plan: StagePlan) -> Host:
-    """The machine that a plan is for."""
+    """Return the machine that a plan is for."""
     return Host(plan.devices, plan.linked)
 
 
 def placed_of(plan: StagePlan) -> list[Placed]:
-    """Each stage's nodes, with how they run."""
+    """Return each stage's nodes, and how each runs."""
     return [{node.name: Parallel(node.dp, node.tp) for node in stage.nodes} for stage in plan.stages]
 
 
 def _costs(model: StagedModel, profiles: Mapping[tuple[str, int], Profile]) -> ModelCosts:
-    """As planned, but for degrees that were measured."""
+    """Return the planned costs, with those of measured degrees replaced."""
     degrees = []
     for planned in model.costs.degrees:
         profile = profiles.get((model.name, planned.tp))

@@ -1,4 +1,4 @@
-"""`run --plan` with a plan of stages: engines come and go as the stages' turns do, beside what was predicted."""
+"""`run --plan` with a plan of stages: engines start and stop with the stages' turns; compared with the prediction."""
 
 import asyncio
 import tempfile
@@ -32,7 +32,7 @@ from xrunner.core.results import ResultFile, check_left
 
 @dataclass(frozen=True)
 class Loading:
-    """A node's engine from its start until it could be asked."""
+    """A node's engine from its start until it has opened."""
 
     name: str
     tp: int
@@ -42,34 +42,36 @@ class Loading:
 
 @dataclass(frozen=True)
 class StageRun:
-    """What a run of a plan of stages came to."""
+    """The result of a run of a plan of stages."""
 
     plan: StagePlan
     models: tuple[ModelRun, ...]
-    """Nodes that have run any calls, without what was predicted."""
+    """Nodes that have run any calls, without predictions."""
     resumed: int
-    """Calls that were done before; nothing is predicted then."""
+    """Calls that were done before; if there are any, nothing is predicted."""
     stages: tuple[ExecutionStage, ...]
-    """As they were."""
+    """The stages as they have run."""
     loadings: tuple[Loading, ...]
     predicted: Executed | None
-    """The plan's simulation with the outputs that came; None for a run that was resumed, or can't be simulated."""
+    """The plan's simulation with the actual outputs; None for a resumed run, or one that can't be simulated."""
 
     @property
     def seconds(self) -> float:
-        """From the first engine's start until the last call was done."""
+        """Seconds from the first engine's start until the last call was done."""
         return max((served.finish_s for model in self.models for served in model.measured), default=0.0)
 
     def stops(self, name: str) -> int:
-        """How often a node was stopped before its end."""
+        """Return how often a node was stopped before its end."""
         runs = [{node.name: (node.dp, node.devices) for node in stage.nodes}.get(name) for stage in self.stages]
         ran = [way for at, way in enumerate(runs) if way and (at == 0 or runs[at - 1] != way)]
         return max(0, len(ran) - 1)
 
 
 def run_stages(options: PlanRunOptions) -> StageRun:
-    """Run an application in a plan's stages, and predict that with the outputs that came. InputError for what can't be
-    read or run.
+    """Run an application in a plan's stages, and predict the run with its actual outputs.
+
+    Raises:
+        InputError: A file can't be read or run.
     """
     if options.requests is not None or options.application is None:
         raise InputError(
@@ -112,7 +114,7 @@ def _predicted(
 ) -> Executed | None:
     try:
         return predict_stages(plan, calls.application, asking.results, profiles)
-    except InputError as error:  # what has run stays
+    except InputError as error:  # the results of the run are kept
         output.note(f"nothing is predicted: {error}")
         return None
 
@@ -125,7 +127,7 @@ async def _run(
     progress: Callable[[int], None],
 ) -> "tuple[Asking, Following]":
     assert plan.cluster, "a plan that has been read"
-    starts = 1 if plan.cluster.is_cpu else plan.devices  # those that measure a machine do it one by one
+    starts = 1 if plan.cluster.is_cpu else plan.devices  # engines that measure a machine do so one after the other
     directories = {model.name: Path(str(model.directory)) for model in plan.models}
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
         engines = StageEngines(plan.nodes, Path(name), starts, lambda node, opened: following.opened(node, opened))
@@ -140,7 +142,7 @@ async def _run(
 
 
 def _flags(options: PlanRunOptions, plan: StagePlan) -> list[str]:
-    """Of all engines: a CPU device has an equal share of the cores, whatever else runs."""
+    """Return the flags of all engines: a CPU device has an equal share of the cores, whatever else runs."""
     threads = options.threads or max(1, usable_cpus() // plan.devices)
     return [*options.flags, "--threads", str(threads)]
 
@@ -159,17 +161,17 @@ class Following:
         self._turns = StageTurns(host_of(plan), placed_of(plan), sources, self._load_s)
         self._turns.end(calls.ended(asking.results))
         self._ended: set[str] = set()
-        """Nodes that have ended since the last look."""
+        """Nodes that have ended since the last check."""
         self._some_ended = asyncio.Event()
         self._starts: dict[str, tuple[int, float]] = {}
-        """Degrees, and when engines were started that haven't opened."""
+        """By node: the degree, and the start time, of engines that haven't opened."""
         self.stages: list[ExecutionStage] = []
         self.loadings: list[Loading] = []
         self.profiles: dict[tuple[str, int], Profile] = {}
-        """By node and degree: what engines have opened with."""
+        """By node and degree: the profile with which an engine has opened."""
 
     def opened(self, name: str, opened: Opened) -> None:
-        """An engine of a node can be asked."""
+        """Record that an engine of a node has opened."""
         tp = opened.schedule.stages[0].tp
         self.profiles.setdefault((name, tp), opened.profile)
         if name in self._starts:  # else it replaces one that was lost
@@ -194,7 +196,7 @@ class Following:
             await asyncio.gather(asked, return_exceptions=True)
 
     async def _begin(self, turn: Turn) -> None:
-        """Stop what doesn't go on, and start the others' engines where they are placed."""
+        """Stop the engines that don't continue, and start the others on their devices."""
         assert self._plan.cluster, "a plan that has been read"
         await self._engines.stop([name for name in self._plan.nodes if name not in turn.stays])
         for name, way in turn.placed.items():
@@ -205,7 +207,11 @@ class Following:
                 self._engines.start(name, unit_alone(node, place, self._flags, self._plan.cluster))
 
     async def _until_some_end(self, asked: "asyncio.Future[None]") -> None:
-        """Wait until a node has ended; InputError where a call or an engine can't be run."""
+        """Wait until a node has ended.
+
+        Raises:
+            InputError: A call or an engine can't be run.
+        """
         while not self._ended:
             self._some_ended.clear()
             look = asyncio.ensure_future(self._some_ended.wait())

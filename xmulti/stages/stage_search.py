@@ -1,5 +1,6 @@
-"""Branch and bound over stages: depth first, with the greedy stage before all others, so that the first descent is the
-greedy plan.
+"""Branch and bound over stages, depth first.
+
+The greedy stage comes before all others, so that the first descent is the greedy plan.
 """
 
 from collections.abc import Iterator
@@ -22,8 +23,9 @@ def best_stages(
     most_plans: int | None = MOST_PLANS,
     preempt: bool = True,
 ) -> tuple[PlannedStage, ...]:
-    """The plan that is done first among `most_plans` complete ones, each stage being one of the `top_stages` best by
-    throughput; both None: among all plans. Never later than the greedy plan.
+    """Return the plan that completes first among `most_plans` complete ones. It is never later than the greedy plan.
+
+    Each stage is one of the `top_stages` best by throughput. With both None, all plans are searched.
     """
     search = _Search(host, top_stages, most_plans, preempt)
     search.descend(Progress.beginning(application), ())
@@ -31,8 +33,10 @@ def best_stages(
 
 
 def lower_bound_s(progress: Progress, host: Host) -> float:
-    """A lower bound on the remaining seconds of any plan: each chain of calls takes an iteration per token; and all
-    tokens together take GPU seconds, of which the host has `devices` per second.
+    """Return a lower bound on the remaining seconds of any plan.
+
+    Each chain of calls takes an iteration per token. All tokens together take GPU seconds, of which the host has
+    `devices` per second.
     """
     longest, gpu_s = 0.0, 0.0
     for name in progress.unfinished:
@@ -67,7 +71,7 @@ def _least(progress: Progress, name: str, tp: int, runs: bool) -> _Least:
 
 
 def _longest_chain(outputs: np.ndarray, following: np.ndarray) -> int:
-    """The most tokens in a chain of calls."""
+    """Return the most tokens in a chain of calls."""
     total = outputs.copy()
     later = np.flatnonzero(following >= 0)
     for call in later[::-1]:  # a round's call stands after that of the round before
@@ -100,7 +104,7 @@ class _Search:
 
 
 def next_stages(progress: Progress, host: Host, top_stages: int | None, preempt: bool) -> list[Placed]:
-    """Candidates for the next stage: the greedy one, then others by falling throughput; None: all."""
+    """Return candidates for the next stage: the greedy one, then others by falling throughput; None: all."""
     first = greedy_stage(progress, host, preempt)
     locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     if top_stages is None:
@@ -113,7 +117,7 @@ def next_stages(progress: Progress, host: Host, top_stages: int | None, preempt:
 
 
 def _promising(progress: Progress, host: Host, locked: Placed, width: int) -> list[Placed]:
-    """Stages built as by the greedy, but keeping the `width` best candidates at each step."""
+    """Return stages built as by the greedy search, but with the `width` best candidates at each step."""
     level, seen = [dict(locked)], dict[tuple[tuple[str, Parallel], ...], Placed]()
     while level:
         rated: dict[tuple[tuple[str, Parallel], ...], tuple[float, Placed]] = {}
@@ -129,7 +133,10 @@ def _promising(progress: Progress, host: Host, locked: Placed, width: int) -> li
 
 
 def every_stage(progress: Progress, host: Host, locked: Placed) -> Iterator[Placed]:
-    """All possible stages of a state: any nodes whose sources are finished or in the stage, in any way that fits."""
+    """Yield all possible stages of a state.
+
+    A stage has any nodes whose sources are finished or in the stage, in any way that fits.
+    """
     names = [name for name in progress.unfinished if name not in locked]
 
     def extend(at: int, stage: dict[str, Parallel]) -> Iterator[Placed]:

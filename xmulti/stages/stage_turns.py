@@ -1,7 +1,7 @@
 """The rule for which nodes of a planned application run, and on which GPUs, for any outputs (SamuLLM, section 4.3).
 
-When a leading node ends, it is the next stage's turn. Nodes that are in both stages continue; a node that no later
-stage has keeps running; then the next stage's other nodes are placed and, if GPUs remain, running nodes that later
+When a leading node ends, it is the next stage's turn. Nodes that are in both stages continue, and a node that no later
+stage has keeps running. Then the next stage's other nodes are placed and, if GPUs remain, running nodes that later
 stages have. No stage begins while an earlier one has nodes that are neither placed nor finished. A stage whose leading
 node was finished before its turn is over as soon as its other nodes are placed. Simulated runs (`running_phase.py`) and
 real ones follow the same rule.
@@ -22,17 +22,18 @@ class Turn:
     placed: dict[str, Parallel]
     devices: dict[str, tuple[int, ...]]
     stays: frozenset[str]
-    """Nodes that continue unchanged on their GPUs: all other running nodes are stopped, and the rest of `placed` is
-    loaded.
+    """Nodes that continue unchanged on their GPUs.
+
+    All other running nodes are stopped, and the rest of `placed` is loaded.
     """
     moved: int
     """Number of nodes that are reloaded only because others need their GPUs."""
 
 
 class StageTurns:
-    """A plan's stages during a run: `next` returns the nodes to run, `end` takes nodes that have no calls left.
+    """A plan's stages during a run: `next` returns the nodes to run, `end` takes nodes without remaining calls.
 
-    `sources` maps each node to the nodes that it reads; every node stands after its sources. `load_s` is the loading
+    `sources` maps each node to the nodes that it reads; every node is after its sources. `load_s` is the loading
     time of a node.
     """
 
@@ -52,7 +53,7 @@ class StageTurns:
         """Devices of the running nodes."""
 
     def next(self) -> Turn:
-        """The nodes to run from now on, while there are unfinished nodes."""
+        """Return the nodes to run from now on; there must be unfinished nodes."""
         placed = self._placed()
         goes_on = {name: self.devices[name] for name, way in placed.items() if self.running.get(name) == way}
         reload_s = {name: self._load_s(name, placed[name]) for name in goes_on}
@@ -62,7 +63,7 @@ class StageTurns:
         return Turn(dict(placed), dict(self.devices), stays, len(goes_on) - len(stays))
 
     def end(self, names: Collection[str]) -> None:
-        """These nodes have no calls left."""
+        """Record that these nodes have no remaining calls."""
         leading = [name for name in self.running if not any(source in self.running for source in self._sources[name])]
         self.unfinished = [name for name in self.unfinished if name not in names]
         self.running = {name: way for name, way in self.running.items() if name not in names}
@@ -71,12 +72,12 @@ class StageTurns:
             self._at += 1
 
     def _stage(self, at: int) -> dict[str, Parallel]:
-        """The unfinished nodes of a planned stage."""
+        """Return the unfinished nodes of a planned stage."""
         stage = self._stages[at] if at < len(self._stages) else {}
         return {name: way for name, way in stage.items() if name in self.unfinished}
 
     def _pending(self, running: Mapping[str, Parallel]) -> bool:
-        """Whether the current stage has nodes that don't run as planned."""
+        """Return whether the current stage has nodes that don't run as planned."""
         return any(running.get(name) != way for name, way in self._stage(self._at).items())
 
     def _placed(self) -> dict[str, Parallel]:
@@ -87,7 +88,7 @@ class StageTurns:
         return placed
 
     def _is_over(self, placed: Mapping[str, Parallel]) -> bool:
-        """Whether the current stage would be over already, had its nodes run as `placed`."""
+        """Return whether the current stage would be over if its nodes had run as `placed`."""
         if self._at + 1 >= len(self._stages) or self._pending(placed):
             return False
         stage = self._stages[self._at]
@@ -95,7 +96,7 @@ class StageTurns:
         return any(name not in self.unfinished for name in leading)
 
     def _placed_beside(self, running: Mapping[str, Parallel]) -> dict[str, Parallel]:
-        """The nodes to run: those of the next stage with unfinished nodes, and running ones."""
+        """Return the nodes to run: those of the next stage with unfinished nodes, and running ones."""
         while self._at < len(self._stages) and not self._stage(self._at):
             self._at += 1
         stage = self._stage(self._at)
@@ -106,7 +107,7 @@ class StageTurns:
             for name in self.unfinished:  # the stage's others, sources first
                 if name in stage and name not in placed:
                     self._add(placed, name, stage[name])
-            for name in self.unfinished:  # then leftovers
+            for name in self.unfinished:  # then running nodes of later stages
                 if name in self.running and name not in placed and (name in later or name in stage):
                     self._add(placed, name, self.running[name])
             placed = self._with_sources(placed)
@@ -115,7 +116,7 @@ class StageTurns:
         return placed
 
     def _with_sources(self, placed: dict[str, Parallel]) -> dict[str, Parallel]:
-        """The nodes whose sources are all finished or run beside them."""
+        """Return the nodes whose sources are all finished or run too."""
         kept: dict[str, Parallel] = {}
         for name in self.unfinished:
             if name in placed and self._can_run(name, kept):
@@ -128,5 +129,5 @@ class StageTurns:
             placed[name] = way
 
     def _can_run(self, name: str, beside: Collection[str]) -> bool:
-        """Whether all sources of a node are finished, or run beside it."""
+        """Return whether all sources of a node are finished, or are in `beside`."""
         return all(source not in self.unfinished or source in beside for source in self._sources[name])

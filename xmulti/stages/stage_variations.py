@@ -1,8 +1,8 @@
-"""Plans that differ from the greedy plan in one stage: limited discrepancy search with one discrepancy (Harvey and
-Ginsberg, 1995).
+"""Plans that differ from the greedy plan in one stage: limited discrepancy search with one discrepancy.
 
-The few complete plans of the depth-first branch and bound differ only in their last stages, where little is left to
-gain. The greedy errs in the first stages: it ignores the critical path, and how long loading blocks GPUs.
+See Harvey and Ginsberg, 1995. The few complete plans of the depth-first branch and bound differ only in their last
+stages, where little can be gained. The greedy search errs in the first stages: it ignores the critical path, and how
+long loading blocks GPUs.
 """
 
 from xmulti.stages.application import Application
@@ -14,8 +14,9 @@ from xmulti.stages.stages import Host, PlannedStage, follow, go_on, greedy_stage
 def varied_stages(
     application: Application, host: Host, top_stages: int | None = 4, preempt: bool = True
 ) -> tuple[PlannedStage, ...]:
-    """The plan that is done first: the greedy plan, or one with a single other stage out of the `top_stages` best by
-    throughput (None: out of all), continued greedily.
+    """Return the plan that completes first: the greedy plan, or one with a single different stage.
+
+    That stage is one of the `top_stages` best by throughput (None: any); the plan continues greedily.
     """
     progress, before = Progress.beginning(application), tuple[PlannedStage, ...]()
     best = go_on(progress, host, greedy_stage, preempt)

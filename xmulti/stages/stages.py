@@ -1,7 +1,7 @@
 """Stages of an application on one host: SamuLLM's greedy search (Alg. 1).
 
-A stage is a set of nodes, each with a number of replicas and a tensor-parallel degree; it ends when a leading node
-does.
+A stage is a set of nodes, each with a number of replicas and a tensor-parallel degree. It ends when a leading node
+ends.
 """
 
 import math
@@ -13,7 +13,7 @@ from xmulti.stages.application import Application
 from xmulti.stages.progress import Parallel, Placed, Progress
 
 Choose = Callable[[Progress, "Host", bool], Placed]
-"""The next stage of a state; the flag says whether running nodes may be stopped."""
+"""Returns the next stage of a state; the flag says whether running nodes may be stopped."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PlannedStage:
 
 
 def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
-    """The ways to run a node on a host, by rising number of GPUs."""
+    """Return the ways to run a node on a host, by rising number of GPUs."""
     degrees = progress.application.replicas[progress.application.nodes[name].model]
     groups = [tp for tp in degrees if tp <= host.linked and host.linked % tp == 0]
     ways = [Parallel(dp, tp) for tp in groups for dp in range(1, host.devices // tp + 1)]
@@ -49,12 +49,12 @@ def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
 
 
 def gpus(stage: Placed) -> int:
-    """GPUs of a stage."""
+    """Return the number of GPUs of a stage."""
     return sum(way.gpus for way in stage.values())
 
 
 def candidates(progress: Progress, host: Host, stage: Placed, locked: Placed) -> Iterator[Placed]:
-    """Stages with one node more, or with one of the same nodes on more GPUs; nodes of `locked` stay unchanged."""
+    """Yield stages with one more node, or with one of their nodes on more GPUs; nodes of `locked` stay unchanged."""
     used = gpus(stage)
     for name in progress.unfinished:
         if name in locked or not progress.can_run(name, stage):
@@ -66,7 +66,10 @@ def candidates(progress: Progress, host: Host, stage: Placed, locked: Placed) ->
 
 
 def greedy_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
-    """The next stage: repeatedly takes the GPUs with the largest gain of throughput per GPU, while there is a gain."""
+    """Return the next stage by the greedy rule.
+
+    It repeatedly takes the GPUs with the largest gain of throughput per GPU, while there is a gain.
+    """
     locked = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     stage: Placed = dict(locked)
     throughput = progress.outlook(stage).throughput if stage else 0.0
@@ -86,12 +89,12 @@ def greedy_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed
 def plan_stages(
     application: Application, host: Host, choose: Choose = greedy_stage, preempt: bool = True
 ) -> tuple[PlannedStage, ...]:
-    """All stages until every node is finished, each chosen from the state after those before it."""
+    """Return all stages until every node is finished, each chosen from the state after those before it."""
     return go_on(Progress.beginning(application), host, choose, preempt)
 
 
 def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tuple[PlannedStage, ...]:
-    """All stages from a state on."""
+    """Return all stages from a state to the end."""
     stages = []
     while progress.unfinished:
         planned, progress = follow(progress, choose(progress, host, preempt))
@@ -100,12 +103,12 @@ def go_on(progress: Progress, host: Host, choose: Choose, preempt: bool) -> tupl
 
 
 def follow(progress: Progress, stage: Placed) -> tuple[PlannedStage, Progress]:
-    """A stage with its time, and the state after it."""
+    """Return a stage with its time, and the state after it."""
     outlook = progress.outlook(stage)
     after = progress.stopped(stage).advance(outlook, outlook.end_s)
     return PlannedStage(progress.now, outlook.end_s, stage), after
 
 
 def makespan(stages: tuple[PlannedStage, ...]) -> float:
-    """Seconds until the last stage ends."""
+    """Return seconds until the last stage ends."""
     return stages[-1].end_s if stages else 0.0

@@ -1,15 +1,15 @@
 """SeaLLM's two-stage placement: groups of one tensor-parallel degree, then services to groups, the most unserved first.
 
-A scorer, given by the caller, simulates a placement. With it, for every degree that is a power of two:
+The caller gives a scorer, which simulates a placement. For every degree that is a power of two:
 
-1. The nodes are cut into groups of so many devices. Where a service fits none, or not all find room, two neighbours
+1. The nodes are cut into groups of that many devices. If a service fits none, or not all find room, two neighbours
    are merged.
 2. Services go to groups, the group with the lowest rate first, the service with the highest unserved index first,
 
        UI_s = #(requests later than their bounds) + α · mean(latency / L̂_s),
 
    until no group takes another. Requests of services that have no group yet all count as late, and those services come
-   first. A service may be in several groups, once in each; requests are dealt out over them.
+   first. A service may be in several groups, once in each; its requests are distributed over them.
 
 Of the placements that have every service, the one with the most requests in time wins, then the least mean latency.
 """
@@ -25,20 +25,20 @@ MOST = 2
 
 @dataclass(frozen=True)
 class Group:
-    """Devices of one node, and the services on them, each of which runs on all."""
+    """Devices of one node and the services on them; each service runs on all devices."""
 
     devices: tuple[int, ...]
     services: tuple[str, ...] = ()
     """In order of their names."""
 
     def with_service(self, name: str) -> "Group":
-        """The same group with one more service."""
+        """Return the same group with one more service."""
         return replace(self, services=tuple(sorted((*self.services, name))))
 
 
 @dataclass(frozen=True)
 class Service:
-    """A service, as the placement needs it."""
+    """A service's data for the placement."""
 
     name: str
     rate_seq_s: float
@@ -95,8 +95,9 @@ def place_in_stages(
     replicas: bool = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Placed | None:
-    """The best placement over all degrees; None if none has every service. `replicas`: whether a service may be in
-    several groups.
+    """Return the best placement over all degrees; None if none has every service.
+
+    `replicas`: whether a service may be in several groups.
     """
     degrees = [1 << k for k in range(devices_per_node.bit_length())]
     placed = []
@@ -112,7 +113,7 @@ def place_in_stages(
 def partition(
     services: Sequence[Service], nodes: int, devices_per_node: int, tp: int, fits: Fits
 ) -> tuple[Group, ...] | None:
-    """Groups of `tp` devices, with neighbours merged until all services fit; None if they never do."""
+    """Return groups of `tp` devices, with neighbours merged until all services fit; None if they never do."""
     sizes = [[tp] * (devices_per_node // tp) for _ in range(nodes)]
     while not _has_room(services, [size for node in sizes for size in node], fits):
         if not _merge(services, sizes, fits):
@@ -127,8 +128,11 @@ def partition(
 
 
 def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> bool:
-    """Merge two neighbouring groups of one size: the largest size that is still too small for the most demanding
-    service, in the first node that has such a pair; if none is too small, the smallest pair of all.
+    """Merge two neighbouring groups of one size. Return whether there were any.
+
+    The size is the largest that is still too small for the most demanding service, in the first node that has such a
+    pair.
+    If none is too small, it is the smallest pair of all.
     """
     most = max([size for node in sizes for size in node])
     needs = max([_least(service.name, fits, most) for service in services])
@@ -146,7 +150,7 @@ def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> b
 
 
 def _least(name: str, fits: Fits, most: int) -> int:
-    """The fewest devices, of powers of two, on which a service fits alone; twice `most` if it fits on none."""
+    """Return the fewest devices, of powers of two, on which a service fits alone; twice `most` if it fits on none."""
     size = 1
     while size <= most and not fits(size, (name,)):
         size *= 2
@@ -156,8 +160,9 @@ def _least(name: str, fits: Fits, most: int) -> int:
 def _has_room(
     services: Sequence[Service], sizes: Sequence[int], fits: Fits, inside: Sequence[tuple[str, ...]] | None = None
 ) -> bool:
-    """Whether each service fits into a group, in addition to those already `inside`: the most demanding first, into the
-    smallest group that has room, the emptiest first.
+    """Return whether each service fits into a group, in addition to those already `inside`.
+
+    The most demanding service comes first. It goes into the smallest group that has room; of these, the emptiest.
     """
     inside = [*inside] if inside else [()] * len(sizes)
     most = max(sizes)
@@ -177,12 +182,14 @@ def _has_room(
 def _allocated(
     services: Sequence[Service], groups: tuple[Group, ...], fits: Fits, score: Scorer, replicas: bool
 ) -> tuple[Group, ...] | None:
-    """The second stage; None if a service stays without a group."""
+    """Return the second stage; None if a service stays without a group."""
     rates = {service.name: service.rate_seq_s for service in services}
     while True:
         places = _places(groups)
         missing = [service for service in services if service.name not in places]
-        outcomes = score(groups) if replicas and not missing else {}  # the missing go by their numbers of requests
+        outcomes = (
+            score(groups) if replicas and not missing else {}
+        )  # missing services are ordered by their numbers of requests
         again = services if replicas else ()
         order = sorted(missing or again, key=lambda s: _urgency(s, outcomes))
         found = next(_choices(groups, order, places, rates, fits), None)
@@ -192,7 +199,7 @@ def _allocated(
 
 
 def _places(groups: Sequence[Group]) -> dict[str, int]:
-    """Number of groups of each service."""
+    """Return the number of groups of each service."""
     counts: dict[str, int] = {}
     for group in groups:
         for name in group.services:
@@ -201,7 +208,10 @@ def _places(groups: Sequence[Group]) -> dict[str, int]:
 
 
 def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
-    """Lower is more urgent: by the unserved index, which counts all requests of a service without a group as late."""
+    """Return a sort key; lower is more urgent.
+
+    It is the unserved index, which counts all requests of a service without a group as late.
+    """
     index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
     return -index, service.name
 
@@ -213,8 +223,10 @@ def _choices(
     rates: Mapping[str, float],
     fits: Fits,
 ) -> Iterator[tuple[Group, ...]]:
-    """Allocations of one more service, in the order of Algorithm 1: groups by their rates, then services by urgency.
-    While some services have no group, only those are tried, first in allocations that leave room for the others.
+    """Yield allocations of one more service, in the order of Algorithm 1.
+
+    Groups are ordered by their rates, then services by urgency. While some services have no group, only those are
+    tried, first in allocations that leave room for the others.
     """
     missing = [service for service in order if not places.get(service.name)]
     sizes = [len(group.devices) for group in groups]
@@ -240,7 +252,7 @@ def _choices(
 
 
 def summary(tp: int, groups: tuple[Group, ...], outcomes: Mapping[str, Outcome]) -> Placed:
-    """A placement with every service, with its results summed over all requests."""
+    """Return a placement with every service, with its results summed over all requests."""
     requests = sum(outcome.requests for outcome in outcomes.values())
     late = sum(outcome.late for outcome in outcomes.values())
     normalised = sum(outcome.normalised * outcome.requests for outcome in outcomes.values()) / requests

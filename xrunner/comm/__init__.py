@@ -1,1 +1,1 @@
-"""What ranks send each other: messages, states between stages, KV transfer; and where each rank stands."""
+"""Communication between ranks: messages, states between stages, KV transfer, and each rank's place in the schedule."""

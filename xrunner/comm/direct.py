@@ -1,12 +1,14 @@
-"""Direct transport: from GPU to GPU by NCCL, where every rank has a GPU of its own.
+"""Direct transport: tensors go from GPU to GPU by NCCL, where every rank has its own GPU.
 
-Orders, results and tokens still go by MPI. Each tag of tensors has a communicator of its own, within which tensors
-between two ranks arrive in the order in which they were sent. Every pair that will ever exchange tensors does so once
-at the start, in the same order on every rank: NCCL connects two ranks at their first exchange, and both block on it.
+Orders, results and tokens still go by MPI. Each tag of tensors has its own communicator.
+Within it, tensors between two ranks arrive in the order in which they were sent.
+NCCL connects two ranks at their first exchange, and both block on it.
+So every pair that will exchange tensors does so once at the start, in the same order on every rank.
 
 An NCCL receive is a kernel that spins until its sender begins. Whatever synchronises with that GPU then waits for
-another rank: beside all-reduces and graphs of several communicators, for ever (NVIDIA/nccl#522, #783, #1766). So the
-sender announces by MPI that it has begun, and only then is the receive posted.
+another rank.
+With all-reduces and graphs of several communicators, it waits for ever (NVIDIA/nccl#522, #783, #1766).
+So the sender announces by MPI that it has begun. Only then is the receive posted.
 """
 
 import atexit
@@ -42,9 +44,12 @@ class _Receive:
 
 
 class DirectTransport(Transport):
-    """Sends and receives for one rank; all ranks of the job construct it at once. `backend` moves GPU tensors.
+    """One rank's direct transport; all ranks of the job construct it at once.
 
-    InputError where the ranks can't be connected.
+    `backend` is the torch.distributed backend that moves GPU tensors.
+
+    Raises:
+        InputError: The ranks can't be connected.
     """
 
     def __init__(
@@ -94,11 +99,11 @@ class DirectTransport(Transport):
         return receive
 
     def arrived(self, pending: Any) -> bool:
-        """Whether a receive is complete."""
+        """Return whether a receive is complete."""
         if not isinstance(pending, _Receive):
             return super().arrived(pending)
         announced = self._coming[pending.source, pending.tag]
-        while announced and super().arrived(announced[0].ready):  # in order, whichever of them is polled
+        while announced and super().arrived(announced[0].ready):  # in order, whichever receive is polled
             first = announced.popleft()
             first.receive = dist.irecv(first.tensor, first.source, group=self._communicators[first.tag])
         if pending.receive is None or not pending.receive.is_completed():
@@ -107,7 +112,7 @@ class DirectTransport(Transport):
         return True
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of [rows, hidden] over the group, queued like a kernel."""
+        """Return the sum of [rows, hidden] over the group; the sum is queued like a kernel."""
         return self._sum(x)
 
     def progress(self) -> None:
@@ -117,7 +122,10 @@ class DirectTransport(Transport):
         super().progress()
 
     def close(self) -> None:
-        """Complete all sends, drop all graphs and destroy the communicators. Nothing may be sent afterwards."""
+        """Complete all sends, drop all graphs and destroy the communicators.
+
+        Nothing may be sent afterwards.
+        """
         self.wait(lambda: not self._leaving)
         super().close()
         for group in (
@@ -127,7 +135,7 @@ class DirectTransport(Transport):
             dist.destroy_process_group(group)
 
     def _connect(self, exchanges: list[tuple[int, int, int]], place: Place, device: torch.device) -> None:
-        """One send of every pair that will ever exchange tensors, in one order, and one all-reduce of every group."""
+        """Send once between every pair that will exchange tensors, in one order, and all-reduce once in every group."""
         token = torch.zeros(1, device=device)
         if dist.get_world_size(self._group_communicator) > 1:
             dist.all_reduce(token, group=self._group_communicator)
@@ -139,12 +147,12 @@ class DirectTransport(Transport):
 
 
 def _empty() -> torch.Tensor:
-    """The buffer of a message without content."""
+    """Return the buffer of a message without content."""
     return torch.empty(0, dtype=torch.uint8)
 
 
 def pairs(places: list[Place], spec: Any) -> list[tuple[int, int, int]]:
-    """Every exchange of tensors that a schedule has: (tag, source, target), sorted."""
+    """Return every exchange of tensors that a schedule has: (tag, source, target), sorted."""
     exchanges = {(STATES, place.before, place.rank) for place in places if place.before is not None}
     exchanges |= {(CACHE, place.encoded_by, place.rank) for place in places if place.encoded_by is not None}
     schedule = places[0].schedule
@@ -155,7 +163,7 @@ def pairs(places: list[Place], spec: Any) -> list[tuple[int, int, int]]:
 
 
 def join(ranks: Ranks, backend: str) -> None:
-    """Initialise torch.distributed with the ranks of the job, once in a process."""
+    """Initialise torch.distributed with the ranks of the job, once per process."""
     if dist.is_initialized():
         return
     one_node = len(ranks.nodes) == 1

@@ -1,12 +1,14 @@
-"""The encoder's output, sent from the last encoder stage to the other decoding stages: each computes from it the
-cross-attention's keys and values of its own decoder layers.
+"""The encoder's output: the last encoder stage sends it to the other decoding stages.
 
-In a pipeline a stage stores it when a micro-batch first decodes with it, and works on others until then. No deadlock: a
-micro-batch waits only for an earlier one on later stages, which depends on earlier ones alone. Disaggregated (WAA), it
-is stored as it arrives, like the keys and values of `kv_transfer.py`.
+Each of these computes from it the cross-attention's keys and values of its decoder layers.
 
-Outputs are stored in the order in which they were sent, up to the last one that a micro-batch needs: where a cancelled
-sequence's blocks have a new holder, the new one's output came later and overwrites the cancelled one's.
+In a pipeline, a stage stores the output when a micro-batch first decodes with it. Until then it computes other
+micro-batches.
+There is no deadlock: a micro-batch waits only for an earlier one on later stages, which depends on earlier ones alone.
+Disaggregated (WAA), the output is stored as it arrives, like the keys and values of `kv_transfer.py`.
+
+Outputs are stored in the order in which they were sent, up to the last one that a micro-batch needs.
+Where a cancelled sequence's blocks have a new holder, the new holder's output comes later and overwrites the old one.
 """
 
 from collections import deque
@@ -25,7 +27,7 @@ from xrunner.models.weights import torch_dtype
 
 
 class EncodedReceiving:
-    """A rank's receives of the encoder's output from another rank."""
+    """One rank's receives of the encoder's output from another rank."""
 
     def __init__(
         self, model: EncoderDecoder, cache: KVCache, place: Place, transport: Transport, gpu: Gpu | None = None
@@ -36,13 +38,13 @@ class EncodedReceiving:
         self._coming: deque[tuple[Arrival, torch.Tensor, Any]] = deque()
 
     def expect(self, arrival: Arrival) -> None:
-        """Start receiving the output of a batch whose tokens have these slots."""
+        """Start receiving the output of an announced batch; `arrival.places` are the slots of its tokens."""
         shape = len(arrival.places), self._model.spec.hidden
         buffer = torch.empty(shape, dtype=torch_dtype(self._model.dtype), device=self._model.device)
         self._coming.append((arrival, buffer, self._transport.expect(buffer, self._source, CACHE)))
 
     def arrived(self) -> list[int]:
-        """The numbers of newly arrived batches, whose keys and values are now in the cache."""
+        """Return the numbers of newly arrived batches; their keys and values are now in the cache."""
         numbers = []
         while self._coming and self._transport.arrived(self._coming[0][2]):
             numbers.append(self._coming[0][0].number)
@@ -50,19 +52,22 @@ class EncodedReceiving:
         return numbers
 
     def wait_for(self, blocks: np.ndarray) -> int:
-        """Wait for the outputs that belong to these blocks; returns how many to `store` for them."""
+        """Wait for the outputs that belong to these blocks, and return the number of outputs to `store`."""
         needed = [i for i, (arrival, _, _) in enumerate(self._coming) if self._overlaps(arrival, blocks)]
         return self._wait(needed[-1] + 1 if needed else 0)
 
     def store(self, count: int) -> None:
-        """Compute the keys and values of the next `count` outputs, which have arrived."""
+        """Compute the keys and values of the next `count` outputs, which must have arrived."""
         for _ in range(count):
             arrival, buffer, _ = self._coming.popleft()
             (slots,) = send([arrival.places], self._gpu)
             self._model.cache_encoded(buffer, slots, self._cache)
 
     def drain(self) -> None:
-        """Store the outputs of cancelled sequences too, which no micro-batch has waited for."""
+        """Receive and store all remaining outputs.
+
+        These are outputs of cancelled sequences, for which no micro-batch has waited.
+        """
         self.store(self._wait(len(self._coming)))
 
     def _wait(self, count: int) -> int:
@@ -76,6 +81,6 @@ class EncodedReceiving:
 
 
 def slots_in(blocks: list[int], tokens: int, block_size: int) -> np.ndarray:
-    """The slots in the cache of the first `tokens` tokens of a sequence with these blocks: int64 [tokens]."""
+    """Return the cache slots of the first `tokens` tokens of a sequence with these blocks: int64 [tokens]."""
     places = np.arange(tokens)
     return np.asarray(blocks, dtype=np.int64)[places // block_size] * block_size + places % block_size

@@ -1,7 +1,7 @@
-"""The runner's use of a GPU beside its kernels: pinned memory, copies, events and graphs.
+"""The runner's use of a GPU apart from its kernels: pinned memory, copies, events and graphs.
 
-Everything is queued; nothing here waits for the device. Kernels are queued on one stream, and copies that need not be
-in order with them on a second one.
+Everything is queued; no call waits for the device. Kernels are queued on one stream.
+Copies that need not be in order with the kernels are queued on a second stream.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,14 @@ class Moment(Protocol):
     """An event in a stream."""
 
     def query(self) -> bool:
-        """Whether everything before it is complete."""
+        """Return whether all work before the event is complete."""
 
     def synchronize(self) -> None:
-        """Wait until everything before it is complete."""
+        """Wait until all work before the event is complete."""
 
 
 class Gpu:
-    """A CUDA device, the current one where it has no number; from now on it is the current one of this thread."""
+    """A CUDA device: the current one if `device` has no number. It becomes the current device of this thread."""
 
     def __init__(self, device: torch.device):
         self.device = made_current(device)
@@ -33,21 +33,27 @@ class Gpu:
         self.begin_graphs()
 
     def pinned(self, count: int) -> torch.Tensor:
-        """`count` bytes of pinned host memory; once freed, reused only after the copies from it are complete."""
+        """Return `count` bytes of pinned host memory.
+
+        Once freed, the memory is reused only after the copies from it are complete.
+        """
         return torch.empty(count, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """target ← source, between pinned memory and the device, in order with the kernels."""
+        """Copy `source` to `target`, between pinned memory and the device, in order with the kernels."""
         target.copy_(source, non_blocking=True)
 
     def moment(self) -> Moment:
-        """An event after everything queued so far."""
+        """Return an event after everything queued so far."""
         event = torch.cuda.Event()
         event.record()
         return event
 
     def copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> Moment:
-        """target ← source on the second stream, after everything queued so far; returns the event of its end."""
+        """Copy `source` to `target` on the second stream, after everything queued so far.
+
+        Returns the event of the copy's end.
+        """
         self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._copy_stream):
             target.copy_(source, non_blocking=True)
@@ -58,13 +64,14 @@ class Gpu:
         return moment
 
     def begin_graphs(self) -> None:
-        """Let graphs captured from now on share a new memory pool: torch refuses to capture into a pool whose graphs
-        are all gone.
+        """Let graphs captured from now on share a new memory pool.
+
+        torch refuses to capture into a pool whose graphs are all gone.
         """
         self._pool = torch.cuda.graph_pool_handle()
 
     def capture(self, compute: Callable[[], object]) -> Callable[[], None]:
-        """`compute` as a graph: the returned function queues the same kernels on the same tensors."""
+        """Capture `compute` as a graph; the returned function queues the same kernels on the same tensors."""
         # Work of first calls only must not be captured. Run on the computing stream: cuBLAS keeps memory for every
         # stream that it has been used on.
         for _ in range(2):
@@ -74,14 +81,15 @@ class Gpu:
         # A stream on a share of the multiprocessors captures itself: the kernels keep to them. The default one can't.
         stream = torch.cuda.current_stream(self.device)
         own = None if stream == torch.cuda.default_stream(self.device) else stream
-        # Other threads of the process, such as NCCL's watchdog, may go on meanwhile.
+        # Other threads of the process, such as NCCL's watchdog, may call CUDA meanwhile.
         with torch.cuda.graph(graph, pool=self._pool, stream=own, capture_error_mode="thread_local"):
             compute()
         return graph.replay
 
     def drop_graphs(self) -> None:
-        """Reset all graphs, also those that something still refers to, such as an error's traceback. Destroying an NCCL
-        communicator waits for ever for graphs that captured its all-reduces, so this comes first.
+        """Reset all graphs, including those that something still refers to, such as an error's traceback.
+
+        Destroying an NCCL communicator waits for ever for graphs that captured its all-reduces, so this comes first.
         """
         for graph in self._graphs:
             graph.reset()

@@ -18,15 +18,16 @@ from xrunner.comm.ranks import Ranks
 
 LIMIT_BYTES = 2**20
 _DTYPES = torch.float32, torch.bfloat16
-"""What the kernel is compiled for (`AT_DISPATCH_FLOAT_AND_BFLOAT16`): float16 is not among them."""
+"""Dtypes for which the kernel is compiled (`AT_DISPATCH_FLOAT_AND_BFLOAT16`); float16 is not among them."""
 _VECTOR_BYTES = 16
 """The kernel's widest loads. It refuses sizes that are no multiple of 4, and has narrower loads for those between."""
 
 
 class GroupSum:
-    """Sums tensors over a rank's tensor-parallel group; all ranks of the job construct it at once, a rank without a
-    group with None. Small tensors go by symmetric memory if every group of the job has it and no rank has
-    EXEGPT_SYMM_MEM=0. The sums of one group must all be queued on one stream.
+    """Sums tensors over a rank's tensor-parallel group; all ranks of the job construct it at once.
+
+    A rank without a group passes None. Small tensors go by symmetric memory if every group of the job has it
+    and no rank has EXEGPT_SYMM_MEM=0. The sums of one group must all be queued on one stream.
     """
 
     def __init__(self, ranks: Ranks, group: Any, device: torch.device):
@@ -38,7 +39,7 @@ class GroupSum:
             self._buffer = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of a contiguous tensor, queued like a kernel. May overwrite x."""
+        """Return the sum of a contiguous tensor over the group, queued like a kernel. May overwrite x."""
         if self._group is None:
             return x
         if self._buffer is None or not _is_small(x):
@@ -55,17 +56,23 @@ class GroupSum:
 
 
 def wanted() -> bool:
-    """Whether symmetric memory may be used; EXEGPT_SYMM_MEM=0 turns it off."""
+    """Return whether symmetric memory may be used; EXEGPT_SYMM_MEM=0 turns it off."""
     return os.environ.get("EXEGPT_SYMM_MEM") != "0"
 
 
 def _is_small(x: torch.Tensor) -> bool:
-    """By shape and dtype alone, which are the same on all ranks."""
+    """Return whether a tensor goes by symmetric memory.
+
+    Only its shape and dtype decide, which are the same on all ranks.
+    """
     return x.dtype in _DTYPES and 0 < x.nbytes <= LIMIT_BYTES and x.nbytes % _VECTOR_BYTES == 0
 
 
 def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tensor | None:
-    """This rank's buffer, uint8 [LIMIT_BYTES], which the others of its group can read; None where it can't be had."""
+    """Return this rank's buffer, uint8 [LIMIT_BYTES], which the other ranks of its group can read.
+
+    Return None where symmetric memory is not available.
+    """
     buffer = None
     try:
         if group is not None and wanted():
@@ -73,7 +80,7 @@ def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tens
     except (ImportError, AttributeError, RuntimeError):  # torch without it, too old, or without memory for it
         pass
     if not all(ranks.all(group is None or buffer is not None)) or group is None:
-        return None  # on all ranks: one that is alone at the rendezvous waits in vain
+        return None  # on all ranks: a single rank would wait at the rendezvous for ever
     from torch.distributed import _symmetric_memory as symm_mem
 
     try:
@@ -85,7 +92,11 @@ def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tens
 
 
 def _allocated(ranks: Ranks, group: Any, device: torch.device) -> torch.Tensor:
-    """A buffer that can be shared; RuntimeError where none of this group could be."""
+    """Return a buffer that can be shared within the group.
+
+    Raises:
+        RuntimeError: No rank of this group could share one.
+    """
     from torch.distributed import _symmetric_memory as symm_mem
 
     if not any(set(dist.get_process_group_ranks(group)) <= set(node) for node in ranks.nodes):

@@ -1,10 +1,11 @@
-"""KV transfer of a disaggregated schedule: a prefilled batch's keys and values, from encoding to decoding ranks.
+"""KV transfer of a disaggregated schedule: a prefilled batch's keys and values go from encoding to decoding ranks.
 
-The two sides may split layers into other stages and heads into other shards: every pair of ranks with heads of layers
-in common is a route. The encoding side gathers a batch's blocks into one contiguous buffer per route, sent while the
-next batch is prefilled; the decoding side scatters it into the blocks that the batch's sequences have held there since
-their admission. That is safe at any moment after the order that announces the batch: all work ordered before it, also
-that of the blocks' last holders, is complete by then.
+The two sides may split layers into other stages and heads into other shards.
+Every pair of ranks that have heads of layers in common is a route.
+The encoding side gathers a batch's blocks into one contiguous buffer per route, sent while the next batch is prefilled.
+The decoding side scatters the buffer into the blocks that the batch's sequences have held there since their admission.
+That is safe at any moment after the order that announces the batch: all work ordered before it is complete by then,
+including the work of the blocks' last holders.
 """
 
 import itertools
@@ -37,7 +38,7 @@ class Route:
     heads: range
 
     def parts(self, cache: KVCache, place: Place, spec: ModelSpec) -> Iterator[torch.Tensor]:
-        """The route's view of every tensor of a rank's cache, each [blocks, heads, head_size · block_size]."""
+        """Yield the route's view of every tensor of a rank's cache, each [blocks, heads, head_size · block_size]."""
         first = held_heads(place, spec).start
         for layer in self.layers:
             for tensors in (cache.keys, cache.values):
@@ -47,7 +48,7 @@ class Route:
 
 @dataclass(frozen=True)
 class Arrival:
-    """Announces a batch's keys and values, or the encoder's output from which they are computed."""
+    """The announcement of a batch's keys and values, or of the encoder's output from which they are computed."""
 
     number: int
     places: np.ndarray
@@ -55,8 +56,9 @@ class Arrival:
 
 
 def held_heads(place: Place, spec: ModelSpec) -> range:
-    """The KV heads of a rank's shard, as `Shard.cut` splits them: with fewer heads than shards, several have the same
-    one.
+    """Return the KV heads of a rank's shard, as `Shard.cut` splits them.
+
+    With fewer heads than shards, several shards have the same head.
     """
     count = max(1, spec.kv_heads // place.tp)
     first = place.part * spec.kv_heads // place.tp // count * count
@@ -64,7 +66,7 @@ def held_heads(place: Place, spec: ModelSpec) -> range:
 
 
 def routes(schedule: Schedule, replica: int, spec: ModelSpec) -> tuple[Route, ...]:
-    """Every route of a replica; each decoding rank gets every head of its layers from exactly one rank."""
+    """Return every route of a replica; each decoding rank gets every head of its layers from exactly one rank."""
     size = devices(schedule)
     places = [Place(schedule, rank) for rank in range(replica * size, (replica + 1) * size)]
     stages = [list(group) for _, group in itertools.groupby(places, lambda place: place.stage)]
@@ -74,7 +76,7 @@ def routes(schedule: Schedule, replica: int, spec: ModelSpec) -> tuple[Route, ..
 
 
 def _between(sources: list[Place], target: Place, spec: ModelSpec) -> Iterator[Route]:
-    """The routes from the ranks of one encoding stage to one decoding rank."""
+    """Yield the routes from the ranks of one encoding stage to one decoding rank."""
     source_layers, target_layers = sources[0].layers, target.layers
     first, end = max(source_layers.start, target_layers.start), min(source_layers.stop, target_layers.stop)
     layers = range(first, end)
@@ -87,7 +89,7 @@ def _between(sources: list[Place], target: Place, spec: ModelSpec) -> Iterator[R
 
 
 def _source(head: int, target: Place, sources: list[Place], spec: ModelSpec) -> int:
-    """The rank that sends a head; targets are spread over the ranks that have a copy."""
+    """Return the rank that sends a head; targets are spread over the ranks that have a copy."""
     holders = [source for source in sources if head in held_heads(source, spec)]
     return holders[target.part % len(holders)].rank
 
@@ -111,7 +113,7 @@ class _Side:
 
 
 def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
-    """A buffer for n blocks: [tensors, n, heads · head_size · block_size]."""
+    """Return a buffer for n blocks: [tensors, n, heads · head_size · block_size]."""
     first = parts[0]
     return torch.empty(len(parts), len(blocks), first[0].numel(), dtype=first.dtype, device=first.device)
 
@@ -120,7 +122,7 @@ class Sending(_Side):
     """An encoding rank's side of its routes."""
 
     def send(self, blocks: np.ndarray) -> None:
-        """Send these blocks, int64 [n]; they may be overwritten at once."""
+        """Send these blocks, int64 [n]; they may be overwritten as soon as this returns."""
         (index,) = send([blocks], self._gpu)
         for route, parts in self._routes:
             buffer = _buffer(parts, index)
@@ -145,8 +147,9 @@ class Receiving(_Side):
         self._coming.append((arrival, list(zip(buffers, pending, strict=True))))
 
     def arrived(self) -> list[int]:
-        """The numbers of newly arrived batches, now in the cache. In order of announcement, so that a block ends up
-        with its last holder's keys and values.
+        """Return the numbers of newly arrived batches, which are now in the cache.
+
+        They are stored in the order of announcement, so that a block ends up with its last holder's keys and values.
         """
         numbers = []
         while self._coming and all(self._transport.arrived(pending) for _, pending in self._coming[0][1]):
@@ -159,7 +162,7 @@ class Receiving(_Side):
 
 
 def buffer_bytes(place: Place, spec: ModelSpec, blocks: int) -> int:
-    """Bytes of the buffers in which a rank sends or receives `blocks` blocks."""
+    """Return the bytes of the buffers in which a rank sends or receives `blocks` blocks."""
     schedule = place.schedule
     if not blocks:
         return 0

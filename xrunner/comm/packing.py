@@ -1,4 +1,4 @@
-"""Packing: the arrays of a batch side by side in one buffer, so that one copy brings all of them to a GPU."""
+"""Packing: the arrays of a batch one after the other in one buffer, so that one copy brings all of them to a GPU."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,12 +8,14 @@ import torch
 from xrunner.comm.gpu import Gpu
 
 _ALIGNED = 16
-"""Every array begins at a multiple of so many bytes."""
+"""Every array begins at a multiple of this number of bytes."""
 
 
 def send(arrays: Sequence[np.ndarray], gpu: Gpu | None) -> list[torch.Tensor]:
-    """The arrays as tensors: on a GPU by one asynchronous copy from pinned memory; with None on the CPU, where they
-    share the arrays' memory.
+    """Return the arrays as tensors.
+
+    On a GPU they arrive by one asynchronous copy from pinned memory. Without a GPU (None), they share the arrays'
+    memory.
     """
     if gpu is None:
         return [torch.from_numpy(array) for array in arrays]
@@ -31,19 +33,19 @@ def fill(buffer: torch.Tensor, arrays: Sequence[np.ndarray], gpu: Gpu) -> None:
 
 
 def views(buffer: torch.Tensor, arrays: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """The buffer's parts, each of its array's dtype and shape."""
+    """Return the buffer's parts, each of its array's dtype and shape."""
     kinds = [torch.from_numpy(np.empty(0, array.dtype)).dtype for array in arrays]
     parts = zip(_places(arrays), kinds, arrays, strict=True)
     return [buffer[begin:end].view(kind).view(array.shape) for (begin, end), kind, array in parts]
 
 
 def packed_bytes(arrays: Sequence[np.ndarray]) -> int:
-    """Bytes of a buffer for all of them."""
+    """Return the bytes of a buffer for all arrays."""
     return max((-(-end // _ALIGNED) * _ALIGNED for _, end in _places(arrays)), default=0)
 
 
 def _places(arrays: Sequence[np.ndarray]) -> Iterator[tuple[int, int]]:
-    """Where each array begins and ends, in bytes."""
+    """Yield where each array begins and ends, in bytes."""
     begin = 0
     for array in arrays:
         yield begin, begin + array.nbytes

@@ -8,7 +8,10 @@ from xcore.specs.schedule import Schedule, Stage, devices
 
 @dataclass(frozen=True)
 class Place:
-    """A rank of a schedule. One rank is one device: `rank` modulo a replica's devices is the device's number."""
+    """A rank of a schedule.
+
+    One rank is one device: `rank` modulo a replica's devices is the device's number.
+    """
 
     schedule: Schedule
     rank: int

@@ -1,4 +1,6 @@
-"""The ranks of a job, grouped by node. Without a launcher such as mpirun, this process is a job of one rank.
+"""The ranks of a job, grouped by node.
+
+Without a launcher such as mpirun, this process is a job of one rank.
 
 Waiting ranks sleep: blocking MPI calls spin, and take a CPU and its memory bandwidth from what is being measured.
 mpi4py is imported only where a launcher has started several ranks.
@@ -25,19 +27,22 @@ T = TypeVar("T")
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 """Environment variables in which launchers give the number of started ranks."""
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-"""And those in which they give a process its own."""
+"""Environment variables in which launchers give a process its rank."""
 _NAPS_S = 1e-4, 2e-3
-"""The first sleep of a waiting rank and the longest; each is twice as long as the one before."""
+"""The first and the longest sleep of a waiting rank, in seconds; each is twice as long as the one before."""
 _BARRIERS = 9
 BAD_INPUT, INTERRUPTED = 2, 130
 
 
 class Agreed(InputError):
-    """A bad input raised on every rank of the job, so that all end alike and rank 0 prints why."""
+    """A bad input that is raised on every rank of the job, so that all end alike and rank 0 prints the reason."""
 
 
 class Ranks:
-    """The ranks of an MPI communicator `world`; `node` is the part of it on this node. Alone without them."""
+    """The ranks of an MPI communicator `world`; `node` is the communicator of the ranks on this node.
+
+    Without communicators, this process is the only rank.
+    """
 
     def __init__(self, world: Any = None, node: Any = None):
         self.world = world
@@ -64,14 +69,20 @@ class Ranks:
         return self.per_node * len(self.nodes)
 
     def apart(self) -> "Ranks":
-        """The same ranks, whose messages don't mix with these: for another model's engine. All must call it."""
+        """Return the same ranks with communicators of their own, for another model's engine.
+
+        Their messages don't mix with those of the original. All ranks must call it.
+        """
         return Ranks(self.world.Dup(), self._node.Dup()) if self.world else self
 
     def threads(self, asked: int | None = None) -> int | None:
-        """CPU threads of this rank: `asked`, else OMP_NUM_THREADS, else an equal share of the CPUs that the node's
-        ranks may use together, as far as this rank may use them. For a single rank `asked`; None is torch's own choice.
+        """Return the number of CPU threads of this rank.
 
-        InputError where the launcher has bound the rank to fewer CPUs.
+        It is `asked`, else OMP_NUM_THREADS. Without both, it is an equal share of the CPUs that the node's ranks may
+        use together, at most the CPUs of this rank. For a single rank it is `asked`; None is torch's default.
+
+        Raises:
+            InputError: The launcher has bound the rank to fewer CPUs.
         """
         if self.size == 1:
             return asked
@@ -88,7 +99,7 @@ class Ranks:
         return asked
 
     def all(self, value: T, *kinds: type) -> list[T]:
-        """Every rank's value, by rank, on every rank; all must call it.
+        """Return every rank's value, by rank, on every rank; all must call it.
 
         Values are numbers, strings, arrays, dataclasses of these `kinds` and of their fields, and tuples, lists and
         dicts of all these. Tuples and lists arrive as tuples.
@@ -101,7 +112,7 @@ class Ranks:
         return _values(received, sizes, kinds)
 
     def gather(self, value: T, to: int, *kinds: type) -> list[T]:
-        """Every rank's value, by rank, on rank `to`, nothing on the others; all must call it."""
+        """Return every rank's value, by rank, on rank `to`, and an empty list on the other ranks; all must call it."""
         if self.world is None:
             return [value]
         data, sizes = self._sizes(value)
@@ -110,7 +121,7 @@ class Ranks:
         return _values(received, sizes, kinds) if self.rank == to else []
 
     def deal(self, values: list[T] | None, *kinds: type) -> T:
-        """This rank's item of the values that rank 0 has for all ranks; all must call it."""
+        """Return this rank's item of the values that rank 0 has for all ranks; all must call it."""
         if self.world is None:
             assert values, "rank 0 has a value for itself"
             return values[0]
@@ -122,7 +133,7 @@ class Ranks:
         return value
 
     def clock(self) -> Callable[[], float]:
-        """A clock in seconds that is the same on every rank; all must call it.
+        """Return a clock in seconds that is the same on every rank; all must call it.
 
         On rank 0's node it is the system's own. On other nodes it is shifted by the median difference of the times at
         which this rank and rank 0 leave several barriers.
@@ -140,14 +151,18 @@ class Ranks:
         return lambda: time.perf_counter() - ahead
 
     def group(self, size: int) -> Any:
-        """The communicator of this rank's group of `size` neighbours on its node; None for a rank without a full group.
-        All must call it.
+        """Return the communicator of this rank's group of `size` neighbours on its node; all ranks must call it.
+
+        Return None for a rank without a full group.
         """
         group = self._node.Split(self.local // size)
         return group if group.size == size else None
 
     def between(self, other: int, first: bool) -> Callable[[Any], None]:
-        """A function that sends a buffer to rank `other` and back; without `first`, receives it and sends it back."""
+        """Return a function that sends a buffer to rank `other` and back.
+
+        Without `first`, the function receives the buffer and sends it back.
+        """
 
         def there_and_back(buffer: Any) -> None:
             for sends in (first, not first):
@@ -159,8 +174,10 @@ class Ranks:
         return there_and_back
 
     def agree(self, facts: Callable[[], dict[str, str]]) -> dict[str, str]:
-        """This rank's facts, which must be the same on every rank; raises Agreed on all of them where one differs or
-        its `facts` raises InputError.
+        """Return this rank's facts, which must be the same on every rank.
+
+        Raises:
+            Agreed: On all ranks, where one fact differs or `facts` raises InputError on one rank.
         """
         try:
             mine, failure = facts(), ""
@@ -178,8 +195,11 @@ class Ranks:
         return mine
 
     def attempt(self, make: Callable[[], T]) -> T:
-        """What `make` returns on this rank; raises Agreed on all ranks where it raises InputError on one. The sentence
-        names the rank unless all fail alike, as for one command line.
+        """Return what `make` returns on this rank.
+
+        Raises:
+            Agreed: On all ranks, where `make` raises InputError on one. The sentence names the rank unless all fail
+                alike, as for one command line.
         """
         values, failure = [], ""
         try:
@@ -194,8 +214,10 @@ class Ranks:
         return values[0]
 
     def share(self, make: Callable[[], T], *kinds: type) -> T:
-        """The value that `make` returns on rank 0, of `kinds` as in `all`, on every rank; raises Agreed on all of them
-        where `make` raises InputError.
+        """Return on every rank the value that `make` returns on rank 0, of `kinds` as in `all`.
+
+        Raises:
+            Agreed: On all ranks, where `make` raises InputError.
         """
         values: list[T] = []
 
@@ -213,7 +235,7 @@ class Ranks:
         return values[0] if values else unpack(data, kinds)
 
     def _sizes(self, value: object) -> tuple[bytes, list[int]]:
-        """A value as a message, and the bytes of every rank's message, once all ranks are here."""
+        """Return a value as a message and the bytes of every rank's message, once all ranks have called it."""
         self._wait(self.world.Ibarrier())
         data = pack(value)
         return data, _counts(self.world, len(data))
@@ -226,7 +248,7 @@ class Ranks:
 
 
 def _counts(world: Any, mine: int) -> list[int]:
-    """One number from every rank of a communicator."""
+    """Gather one number from every rank of a communicator."""
     gathered = np.empty(world.size, dtype=np.int64)
     world.Allgather(np.array([mine], dtype=np.int64), gathered)
     counts: list[int] = gathered.tolist()
@@ -234,24 +256,27 @@ def _counts(world: Any, mine: int) -> list[int]:
 
 
 def _values(received: bytearray, sizes: list[int], kinds: tuple[type, ...]) -> list[Any]:
-    """The values of all ranks from their concatenated messages."""
+    """Return the values of all ranks from their concatenated messages."""
     ends = list(itertools.accumulate(sizes))
     return [unpack(received[end - size : end], kinds) for size, end in zip(sizes, ends, strict=True)]
 
 
 def ranks_started() -> int:
-    """How many ranks the launcher started, this process being one of them; 1 without a launcher."""
+    """Return the number of ranks that the launcher started, including this process; 1 without a launcher."""
     return next((int(os.environ[name]) for name in _SIZES if os.environ.get(name, "").isdigit()), 1)
 
 
 def rank_started() -> int:
-    """This process's rank, as the launcher says before MPI is initialised; 0 without a launcher."""
+    """Return this process's rank as the launcher gives it, before MPI is initialised; 0 without a launcher."""
     return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 
 @contextmanager
 def job() -> Iterator[Ranks]:
-    """The job of which this process is a rank. An error on one rank alone ends the whole job and names the rank."""
+    """Yield the job of which this process is a rank.
+
+    An error on one rank alone ends the whole job; its message names the rank.
+    """
     started = ranks_started()
     if started == 1:
         yield Ranks()
@@ -282,7 +307,11 @@ def _mpi() -> Any:
 
 
 def _world(started: int) -> Any:
-    """MPI's communicator of all ranks; InputError where it doesn't have as many as were started."""
+    """Return MPI's communicator of all ranks.
+
+    Raises:
+        InputError: mpi4py can't be used, or MPI sees another number of ranks than were started.
+    """
     try:
         world = _mpi().COMM_WORLD
     except (ImportError, RuntimeError) as error:  # no mpi4py, or no MPI library for it

@@ -1,11 +1,11 @@
-"""The leader's way to the server's frontend, whose Unix socket is on rank 0's machine.
+"""The leader's connection to the server's frontend, whose Unix socket is on rank 0's machine.
 
     leader ───────────── Unix socket ────────────► frontend    on the same machine
     leader ── TCP ──► rank 0 ── Unix socket ─────► frontend    on another one
 
-Rank 0 passes bytes on as they are, both ways. Its threads block in the kernel: they neither poll nor call MPI. Each end
-of a TCP connection proves to the other that it has a secret that the ranks share; bytes aren't encrypted, as those of
-MPI aren't.
+Rank 0 passes bytes on unchanged, in both directions. Its threads block in the kernel: they neither poll nor call MPI.
+Each end of a TCP connection proves to the other that it has a secret that the ranks share.
+Bytes aren't encrypted, as MPI's aren't.
 """
 
 import contextlib
@@ -28,10 +28,12 @@ Connect = Callable[[], socket.socket]
 
 _CHUNK = 2**18
 _FRONTEND_S, _LOOK_S = 60.0, 0.1
-"""How long a leader waits for a frontend that starts beside it, and between two looks."""
+"""How long a leader waits for a frontend that is starting, and the time between two attempts."""
 _PROOF_S, _PATIENCE_S, _CLOSE_S = 2.0, 10.0, 10.0
-"""How long a leader may take to connect and to prove itself; how long it waits for the relay's proof, which takes one
-after the other; and how long a connection may take to end.
+"""Limits in seconds.
+
+How long a leader may take to connect and to prove itself. How long it waits for the relay's proof: the relay admits
+one peer after the other. How long a connection may take to end.
 """
 _NONCE = _PROOF = 32
 _SIOCGIFADDR = 0x8915
@@ -40,7 +42,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class Offer:
-    """Where rank 0 relays, as all ranks know."""
+    """The addresses at which rank 0 relays, as all ranks know them."""
 
     addresses: tuple[tuple[str, int], ...]
     """IPv4 addresses and ports: one for each of its interfaces by which it sends to other machines."""
@@ -49,9 +51,13 @@ class Offer:
 
 @contextlib.contextmanager
 def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
-    """What connects the rank that leads, whichever it comes to be, to the frontend at `path`; all ranks call it. Where
-    it ends without an error, rank 0 has passed on all that was sent: connections are closed before. InputError, where
-    it is called, for a frontend that can't be reached.
+    """Yield a function that connects the leading rank to the frontend at `path`; all ranks call it.
+
+    Any rank may come to lead. If the context ends without an error, rank 0 has passed on all bytes:
+    connections must be closed before.
+
+    Raises:
+        InputError: The frontend can't be reached; raised by the yielded function.
     """
     near = next(node for node in ranks.nodes if 0 in node)
     if len(ranks.nodes) == 1:
@@ -75,15 +81,16 @@ def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
 
 
 class Relay:
-    """Rank 0's end: who has the secret and connects from one of `peers`, other machines' addresses, is connected to the
-    Unix socket at `path`.
+    """Rank 0's end: connects peers to the frontend's Unix socket at `path`.
+
+    A peer must have the secret. `peers` are other machines' addresses; the relay listens where routes to them begin.
     """
 
     def __init__(self, path: str, peers: Iterable[str]):
         self._path, self._secret = path, secrets.token_hex(_NONCE)
         self._listening: list[socket.socket] = []
         for source in sorted(set(filter(None, map(_source, peers)))):
-            with contextlib.suppress(OSError):  # another address may do, and a leader on this machine needs none
+            with contextlib.suppress(OSError):  # another address may work, and a leader on this machine needs none
                 self._listening.append(socket.create_server((source, 0)))
         self.offer = Offer(tuple(listening.getsockname() for listening in self._listening), self._secret)
         self._tunnels: list[threading.Thread] = []
@@ -91,9 +98,9 @@ class Relay:
             _thread(self._accept, listening)
 
     def close(self) -> None:
-        """Take no more connections, and wait for the others to end."""
+        """Accept no more connections, and wait for the open ones to end."""
         for listening in self._listening:
-            listening.shutdown(socket.SHUT_RDWR)  # close alone doesn't wake who accepts
+            listening.shutdown(socket.SHUT_RDWR)  # close alone doesn't wake the accepting thread
             listening.close()
         until = time.monotonic() + _CLOSE_S
         for tunnel in self._tunnels:
@@ -103,19 +110,23 @@ class Relay:
         while True:
             try:
                 peer, _ = listening.accept()
-            except ConnectionError:  # a peer that has gone meanwhile
+            except ConnectionError:  # the peer has closed the connection meanwhile
                 continue
             except OSError:
                 return
             try:
                 frontend = self._admit(peer)
-            except OSError:  # a stranger, or no frontend yet: the leader tries again
+            except OSError:  # a peer without the secret, or no frontend yet: the leader tries again
                 peer.close()
                 continue
             self._tunnels.append(_thread(_relay, peer, frontend))
 
     def _admit(self, peer: socket.socket) -> socket.socket:
-        """The connection to the frontend for a peer that has the secret; else OSError."""
+        """Return a connection to the frontend for a peer that has the secret.
+
+        Raises:
+            OSError: The peer has not proved itself, or the frontend can't be reached.
+        """
         until, mine = time.monotonic() + _PROOF_S, secrets.token_bytes(_NONCE)
         peer.settimeout(_PROOF_S)
         peer.sendall(mine)
@@ -133,7 +144,11 @@ class Relay:
 
 
 def _connected(connect: Connect, where: str) -> socket.socket:
-    """A connection to the frontend, which may still be starting; InputError where there is none in time."""
+    """Return a connection to the frontend, which may still be starting.
+
+    Raises:
+        InputError: No connection was made in time.
+    """
     until = time.monotonic() + _FRONTEND_S
     while True:
         try:
@@ -156,7 +171,7 @@ def _open_unix(path: str) -> socket.socket:
 
 
 def _open_tcp(offer: Offer) -> socket.socket:
-    """A connection to the first of a relay's addresses at which one answers that has the secret."""
+    """Return a connection to the first of a relay's addresses where a program with the secret answers."""
     failure = OSError("no address")
     for address in offer.addresses:
         try:
@@ -179,12 +194,17 @@ def _open_tcp(offer: Offer) -> socket.socket:
 
 
 def _proof(secret: str, end: bytes, theirs: bytes, mine: bytes) -> bytes:
-    """That one end of a connection has the secret: over the other end's nonce, and its own."""
+    """Return the proof that one end has the secret: a digest over the other end's nonce and its own."""
     return hmac.digest(secret.encode(), end + theirs + mine, hashlib.sha256)
 
 
 def _read(connection: socket.socket, size: int, until: float) -> bytes:
-    """So many bytes; TimeoutError where they haven't come by then, ConnectionError at the end of the stream."""
+    """Read `size` bytes.
+
+    Raises:
+        TimeoutError: The bytes haven't come by `until`.
+        ConnectionError: The stream has ended.
+    """
     data = b""
     while len(data) < size:
         connection.settimeout(max(1e-3, until - time.monotonic()))
@@ -196,7 +216,7 @@ def _read(connection: socket.socket, size: int, until: float) -> bytes:
 
 
 def _prepare(connection: socket.socket) -> None:
-    """Let tokens go at once, and a machine that has gone be noticed."""
+    """Send small messages at once, and detect a machine that is gone."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -205,7 +225,7 @@ def _prepare(connection: socket.socket) -> None:
 
 
 def _relay(peer: socket.socket, frontend: socket.socket) -> None:
-    """Pass bytes on both ways until one end is closed."""
+    """Pass bytes on in both directions until one end is closed."""
     back = _thread(_pump, frontend, peer)
     _pump(peer, frontend)
     back.join()
@@ -229,7 +249,7 @@ def _thread(target: Callable[..., None], *arguments: object) -> threading.Thread
 
 
 def _addresses() -> tuple[str, ...]:
-    """The IPv4 addresses of this machine's interfaces, but loopback's."""
+    """Return the IPv4 addresses of this machine's interfaces, without loopback."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         for _, name in socket.if_nameindex():
@@ -240,7 +260,10 @@ def _addresses() -> tuple[str, ...]:
 
 
 def _source(address: str) -> str | None:
-    """This machine's address from which packets go to another one; None where there is no route. Nothing is sent."""
+    """Return this machine's address from which packets go to `address`; None where there is no route.
+
+    Nothing is sent.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
             asking.connect((address, 9))

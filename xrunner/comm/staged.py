@@ -23,8 +23,11 @@ class _Receive:
 
 
 class StagedTransport(Transport):
-    """Copies a tensor to the host on a second stream, then sends it; received tensors are copied to the device
-    likewise. Tokens are on the host already.
+    """One rank's staged transport.
+
+    It copies a tensor to the host on a second stream, then sends it. Received tensors are copied to the device
+    likewise.
+    Tokens are on the host already.
     """
 
     def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...], gpu: Gpu):
@@ -50,7 +53,7 @@ class StagedTransport(Transport):
         return _Receive(tensor, host, super().expect(host, source, tag))
 
     def arrived(self, pending: Any) -> bool:
-        """Whether a receive is complete, on the device too."""
+        """Return whether a receive is complete, on the device too."""
         if not isinstance(pending, _Receive):
             return super().arrived(pending)
         if pending.landed is None and super().arrived(pending.message):
@@ -58,7 +61,7 @@ class StagedTransport(Transport):
         return pending.landed is not None and pending.landed.query()
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of [rows, hidden] over the group, added on the host."""
+        """Return the sum of [rows, hidden] over the group, added on the host."""
         if self._group is None:
             return x
         host = self._like(x)
@@ -76,10 +79,13 @@ class StagedTransport(Transport):
         super().progress()
 
     def close(self) -> None:
-        """Complete all sends and drop all graphs. Nothing may be sent afterwards."""
+        """Complete all sends and drop all graphs.
+
+        Nothing may be sent afterwards.
+        """
         self.wait(lambda: not self._leaving)
         super().close()
 
     def _like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Pinned memory for a tensor of this shape."""
+        """Return pinned memory for a tensor of this shape."""
         return self._gpu.pinned(tensor.nbytes).view(tensor.dtype).view(tensor.shape)

@@ -4,8 +4,8 @@ Orders and results are small objects. Tensors (states, tokens, keys and values, 
 in host memory and sent from there by MPI. For GPUs there are two subclasses: `staged.py` sends tensors through pinned
 host memory, `direct.py` from GPU to GPU.
 
-No blocking MPI calls: they spin and keep a CPU busy. A rank polls, yields, then sleeps between polls, and completes its
-own sends meanwhile.
+There are no blocking MPI calls: they spin and keep a CPU busy. A rank polls, yields, then sleeps between polls.
+Meanwhile it completes its sends.
 """
 
 import os
@@ -23,19 +23,19 @@ from xrunner.comm.ranks import Ranks
 ORDER, NOTICE, RESULT, STATES, TOKENS, CACHE, CHANGE, REQUEST, SPANS = range(1, 10)
 """Message tags; messages of one tag arrive in the order in which they were sent."""
 _AWAKE_S = 2e-4
-"""Poll without sleeping for so long: most messages are already there."""
+"""Seconds of polling without sleep: most messages have arrived by then."""
 _NAPS_S = 2e-5, 2e-4
-"""The first sleep and the longest."""
+"""The first and the longest sleep, in seconds."""
 
 Pending = Any
 """A receive in progress, into a tensor."""
 
 
 class Transport:
-    """Sends and receives for one rank.
+    """One rank's sends and receives.
 
     `group` are the ranks of its tensor-parallel group, all of which construct it at once. `kinds` are the dataclasses
-    that may be sent as small objects; `gpu` is None where tensors are on the CPU.
+    that may be sent as small objects. `gpu` is None where tensors are on the CPU.
     """
 
     def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...] = (), gpu: Gpu | None = None):
@@ -57,7 +57,7 @@ class Transport:
         self.progress()
 
     def poll(self, source: int | None = None, tag: int = ORDER) -> Any:
-        """The next object from `source`, or from any rank; None where none has arrived."""
+        """Return the next object from `source`, or from any rank if None; None where no message has arrived."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -77,11 +77,14 @@ class Transport:
         return self._world.Irecv(_bytes(tensor), source, tag)
 
     def arrived(self, pending: Pending) -> bool:
-        """Whether a receive is complete."""
+        """Return whether a receive is complete."""
         return bool(pending.Test())
 
     def wait(self, poll: Callable[[], Any], between: Callable[[], object] = lambda: None) -> Any:
-        """Call `poll` until it returns neither None nor False, and return that; `between` is called between two."""
+        """Call `poll` until it returns neither None nor False, and return that.
+
+        `between` is called between two polls.
+        """
 
         def advance() -> None:
             self.progress()
@@ -98,7 +101,7 @@ class Transport:
         return tensor
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of [rows, hidden] over the group."""
+        """Return the sum of [rows, hidden] over the group."""
         return x if self._group is None else summed(x, self._group, self.progress)
 
     def progress(self) -> None:
@@ -109,7 +112,10 @@ class Transport:
                 self._sending.append(entry)
 
     def close(self) -> None:
-        """Complete all sends and drop all graphs. Nothing may be sent afterwards."""
+        """Complete all sends and drop all graphs.
+
+        Nothing may be sent afterwards.
+        """
         self.wait(lambda: not self._sending)
         if self.gpu:
             self.gpu.drop_graphs()
@@ -119,7 +125,10 @@ class Transport:
 
 
 def wait(poll: Callable[[], Any], between: Callable[[], object] = lambda: None) -> Any:
-    """Call `poll` until it returns neither None nor False, and return that; `between` is called between two."""
+    """Call `poll` until it returns neither None nor False, and return that.
+
+    `between` is called between two polls.
+    """
     began, (nap, longest) = time.perf_counter(), _NAPS_S
     while (result := poll()) is None or result is False:
         between()
@@ -132,8 +141,9 @@ def wait(poll: Callable[[], Any], between: Callable[[], object] = lambda: None) 
 
 
 def summed(x: torch.Tensor, group: Any, between: Callable[[], object] = lambda: None) -> torch.Tensor:
-    """The sum of a tensor over the ranks of a communicator, added in float32, as MPI lacks 16-bit floats. May overwrite
-    x.
+    """Return the sum of a tensor over the ranks of a communicator. May overwrite x.
+
+    It is added in float32, as MPI lacks 16-bit floats.
     """
     from mpi4py import MPI
 

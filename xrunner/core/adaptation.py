@@ -1,11 +1,13 @@
-"""Adaptation: another schedule while running, when lengths have drifted from those for which the current one was tuned
-(paper section 5.2; docs/theory.md).
+"""Adaptation: a new schedule during a run, when lengths have drifted from those that the current one was tuned for.
 
-The search runs in parallel. Where the new schedule has the same stages and needs no larger cache it takes over between
-two iterations, with all residents. Otherwise admission stops, the residents run to their ends, the ranks get another
-cache and, where layers move, other layers, and waiting requests continue there (`changes.py`): no request is lost or
-restarted. Several replicas change together: the leader follows the lengths of its own share of the requests and sends
-changes to the followers (`replicas.py`).
+See section 5.2 of the paper and docs/theory.md.
+
+The search runs in parallel with the run. If the new schedule has the same stages and needs no larger cache, it takes
+over between two iterations, with all resident requests. Otherwise admission stops and the resident requests run to
+completion.
+The ranks then get another cache and, where layers move, other layers. Waiting requests continue there (`changes.py`).
+No request is lost or restarted. Several replicas change together: the leader observes the lengths of its share
+of the requests and sends changes to the followers (`replicas.py`).
 """
 
 import threading
@@ -21,9 +23,11 @@ T = TypeVar("T")
 
 
 class Adaptation:
-    """Follows a run's lengths and finds schedules for drifted ones. `held` is the schedule whose layers and caches the
-    ranks hold; `broadcast` is called with every change. With `promises`, a schedule of other lengths takes over though
-    it leads to the same decisions: somebody predicts by them.
+    """Observes a run's lengths and finds schedules for drifted ones.
+
+    `held` is the schedule whose layers and caches the ranks hold. `broadcast` is called with every change. With
+    `promises`, a schedule for other lengths takes over even if its decisions are the same: predictions are made from
+    its lengths.
     """
 
     def __init__(
@@ -40,7 +44,7 @@ class Adaptation:
         self._drifted_s = 0.0
 
     def look(self, now: float) -> Change | None:
-        """The next change to make: a new schedule for drifted lengths; None while there is none."""
+        """Return the next change to make: a new schedule for drifted lengths; None if there is none."""
         if self._search is None:
             observed = self.drift.observed()
             if observed:
@@ -60,7 +64,7 @@ class Adaptation:
 
 
 def beside(work: Callable[[], T]) -> "Future[T]":
-    """The future result of `work` in a daemon thread."""
+    """Run `work` in a daemon thread, and return its future result."""
     future: Future[T] = Future()
 
     def do() -> None:
@@ -74,6 +78,6 @@ def beside(work: Callable[[], T]) -> "Future[T]":
 
 
 def same(schedule: Schedule, other: Schedule) -> bool:
-    """Whether two schedules lead to the same decisions; their workloads may differ."""
+    """Return whether two schedules lead to the same decisions; their workloads may differ."""
     fixed = all(getattr(schedule, name) == getattr(other, name) for name in (*OF_ONE_ENGINE, "kv_blocks"))
     return fixed and schedule.control.decisions == other.control.decisions

@@ -1,7 +1,7 @@
-"""A GPU that one rank has for itself: the next step is planned, and queued, while the current one is computed.
+"""The lane of a rank that has its GPU for itself: the next step is queued while the current one is computed.
 
-Sampled tokens stay on the device, where the next step takes them; the host gets them a step later. So a stop token ends
-its sequence a step later too, as on a pipeline.
+Sampled tokens stay on the device, where the next step takes them; the host gets them a step later.
+So a stop token ends its sequence a step later too, as on a pipeline.
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class _Flight:
 
 
 class AheadLane(OwnLane):
-    """The line of a rank that is alone with its GPU."""
+    """The lane of a rank that has its GPU for itself."""
 
     def run(self, step: Step, now: float) -> None:
-        """Queue a step that was decided at `now`; of those before, no more than the last is still computed then."""
+        """Queue a step that was decided at `now`; at most one earlier micro-batch is still computed then."""
         for micro_batch in self._micro_batching.split(step):
             self._land(1)
             sampled = self._sampled(micro_batch)
@@ -32,15 +32,17 @@ class AheadLane(OwnLane):
             self._flying.append(_Flight(receivers, self._worker.launch(batch, now)))
 
     def update(self) -> bool:
-        """Take the tokens that have come; whether there were any."""
+        """Take the tokens that have arrived. Return whether there were any."""
         count = len(self._flying)
         while self._flying and self._worker.is_complete(self._flying[0].on_device):
             self._take()
         return len(self._flying) < count
 
     def _sampled(self, micro_batch: MicroBatch) -> dict[int, int]:
-        """Where the tokens that a micro-batch takes, and that aren't here, are among those sampled last. All are waited
-        for where it needs others: a prompt's, those of a preempted sequence, a penalty's, or a grammar's.
+        """Return where a micro-batch's missing input tokens are among the tokens sampled last, by sequence index.
+
+        If it needs other missing tokens, wait for all: a prompt's, those of a preempted sequence, for a penalty or a
+        grammar.
         """
         short = [request for request, end in self._needs(micro_batch) if not request.ended and request.known < end]
         if not short:
@@ -54,7 +56,7 @@ class AheadLane(OwnLane):
         return {index: places[index] for index in indices}
 
     def _land(self, most: int) -> None:
-        """Wait until at most so many micro-batches are on the device, and take the others' tokens."""
+        """Wait until at most `most` micro-batches are on the device, and take the tokens of the completed ones."""
         while len(self._flying) > most:
             self._take()
 

@@ -1,4 +1,4 @@
-"""Capacity: the KV blocks and bytes that a rank needs, checked against its memory before they are taken."""
+"""Capacity: the KV blocks and bytes that a rank needs, checked against its memory before they are allocated."""
 
 import torch
 
@@ -16,7 +16,10 @@ from xrunner.rank.warm_up import Extent
 
 
 def cache_blocks(place: Place, spec: ModelSpec) -> int:
-    """KV blocks of a rank. Where it only encodes, a batch has them for itself, and leaves them when it is encoded."""
+    """Return the KV blocks of a rank.
+
+    On a rank that only encodes, one batch has the whole cache, and frees it once it is encoded.
+    """
     schedule = place.schedule
     if place.line[0].phase != "encode":
         return schedule.kv_blocks
@@ -27,13 +30,13 @@ def cache_blocks(place: Place, spec: ModelSpec) -> int:
 
 
 def cache_bytes(model: Model, schedule: Schedule, blocks: int) -> int:
-    """Bytes of a rank's KV cache of so many blocks."""
+    """Return the bytes of a rank's KV cache with `blocks` blocks."""
     tokens = blocks * schedule.block_size
     return tokens * model.cached_layers * model.share.kv_bytes(1, model.dtype)
 
 
 def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
-    """Bytes of what this rank gets from others, and sends at once at most."""
+    """Return the bytes of the buffers in which this rank receives, and of the most that it sends at once."""
     spec, schedule = model.spec, place.schedule
     states = extent.tokens * spec.hidden * torch_dtype(model.dtype).itemsize
     batches = 1 if place.line[0].phase == "both" else most_in_transfer(len(place.encoder.line))
@@ -48,8 +51,12 @@ def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
 def check_memory(
     device: torch.device, ranks: Ranks, what: str, need: int, instead: str = "use a schedule with fewer blocks"
 ) -> None:
-    """InputError, on all ranks, where the `need` bytes that each is about to take are more than their device has left;
-    `what` begins the sentence, and `instead` is the way out.
+    """Check that the `need` bytes that each rank is about to allocate fit into their device's free memory.
+
+    `what` begins the error's sentence, and `instead` is the way out.
+
+    Raises:
+        InputError: On all ranks, where a device has too little memory.
     """
     mine = ranks.host, identity(device)
     everyone = ranks.all((mine, need))

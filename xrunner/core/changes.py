@@ -23,10 +23,11 @@ def run_adapting(
     on_finish: Callable[[Result], None] | None = None,
     adjustment: float | None = None,
 ) -> tuple[Engine, RunReport]:
-    """Run requests to their ends, under another schedule whenever their lengths have drifted; all ranks call it.
+    """Run requests to completion, under another schedule whenever their lengths have drifted; all ranks call it.
 
-    Returns the engine that ended the run and the report of all of it. Times count from the beginning of the first
-    engine's run.
+    Returns:
+        The engine that ended the run, and the report of the whole run. Times count from the beginning of the first
+        engine's run.
     """
     whose = [list(range(len(requests)))]
     reports: list[RunReport | None] = []
@@ -49,19 +50,24 @@ def run_adapting(
 def _onward(
     engine: Engine, directory: str | Path, schedule: Schedule, left: Sequence[Request]
 ) -> tuple[Engine, str | None]:
-    """The engine of the next schedule, with room for whoever is left: there may be longer ones than were observed.
-    Where the ranks can't take it, one of the schedule as it was, and why.
+    """Return the engine of the next schedule, with KV blocks for all remaining requests.
+
+    There may be longer requests than were observed. If the ranks can't run it, return an engine of the old schedule
+    and the reason.
     """
     try:
         return engine.onward(directory, with_room(schedule, left)), None
     except Agreed as error:
         why_not = str(error)
-    # These lengths are known now: that they aren't those that it was found for is no reason to search again.
+    # The old schedule gets the observed lengths as its workload, so that their drift triggers no further search.
     return engine.onward(directory, replace(engine.schedule, workload=schedule.workload)), why_not
 
 
 def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused: Sequence[str | None]) -> RunReport:
-    """One report of all engines' runs, given the places of each one's requests, and why changes were refused."""
+    """Return one report of all engines' runs.
+
+    `whose` are the places of each engine's requests. `refused` are the reasons why changes were refused.
+    """
     results: list[Result] = []
     served: list[Served] = []
     spans: list[Span] = []
@@ -87,6 +93,9 @@ def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused
 
 
 def _with_pause(change: Change, before: Sequence[Span], after: Sequence[Span]) -> Change:
-    """A change of engine, with the moment at which the new one began to compute and the time without any work."""
+    """Return a change of engine, completed with its times.
+
+    These are the time when the new engine began to compute, and the time without any work.
+    """
     begins = min((span.start_s for span in after), default=0.0)
     return replace(change, changed_s=begins, pause_s=begins - max((span.end_s for span in before), default=begins))

@@ -1,5 +1,7 @@
-"""Compiling: requests whose grammars a thread compiles while others run. A schema of 200 properties takes 18 ms, of
-1,000 some 90 ms, for which all sequences would wait for their next tokens (`python -m benchmarks.grammars`).
+"""Compiling: a thread compiles the grammars of new requests while other requests run.
+
+A schema of 200 properties takes 18 ms, one of 1,000 properties about 90 ms.
+All sequences would wait that long for their next tokens (`python -m benchmarks.grammars`).
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,12 +15,12 @@ T = TypeVar("T")
 
 
 class Compiling(Generic[T]):
-    """Items of any kind, each with its request, until the request's grammar has been compiled or refused."""
+    """Items of any kind, each with its request, until the request's grammar is compiled or refused."""
 
     def __init__(self, grammars: Grammars):
         self._grammars = grammars
         self._waiting: list[tuple[T, str, Future[object]]] = []
-        """With the requests' ids."""
+        """(item, request id, result of the compilation), in the order in which they came."""
         self._aborted: set[str] = set()
 
     @cached_property
@@ -29,23 +31,26 @@ class Compiling(Generic[T]):
         return bool(self._waiting)
 
     def put(self, item: T, request: Request) -> bool:
-        """Let an item wait, if its request has a grammar that isn't compiled yet; whether it has to."""
+        """Queue an item if its request's grammar isn't compiled yet. Return whether it was queued."""
         if request.grammar is None or self._grammars.known(request.grammar):
             return False
         self._waiting.append((item, request.id, self._thread.submit(self._grammars.compile, request.grammar)))
         return True
 
     def abort(self, request_id: str) -> None:
-        """Report a request as aborted when it is taken, if it waits here."""
+        """Mark a queued request as aborted; `take` reports it."""
         if any(request_id == waiting for _, waiting, _ in self._waiting):
             self._aborted.add(request_id)
 
     def take(self) -> list[tuple[T, bool]]:
-        """The items that wait no longer, in the order in which they came, and whether each was aborted meanwhile."""
+        """Return the items whose grammars are done, and whether each was aborted meanwhile.
+
+        They are in the order in which they came.
+        """
         taken: list[tuple[T, bool]] = []
         while self._waiting and self._waiting[0][2].done():  # the thread takes them in this order
             item, request_id, compiled = self._waiting.pop(0)
-            compiled.result()  # raises what is a bug
+            compiled.result()  # an exception here is a bug
             taken.append((item, request_id in self._aborted))
             self._aborted.discard(request_id)
         return taken

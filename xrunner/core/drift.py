@@ -1,8 +1,8 @@
 """Drift: tests whether observed lengths still have the distributions for which the schedule was tuned.
 
-A two-sample Kolmogorov-Smirnov test on inputs and on outputs, over the requests that began last. Short outputs end
-first, so finished requests are a biased sample: a request counts only once all that began before it have ended. For
-whole tokens the test's limit is conservative.
+It is a two-sample Kolmogorov-Smirnov test on inputs and on outputs, over the requests that began last.
+Short outputs end first, so finished requests are a biased sample: a request counts only once all requests that began
+before it have ended. For whole tokens the test's limit is conservative.
 """
 
 import math
@@ -28,7 +28,7 @@ class Drift:
     workload: Workload
     window: int = field(default_factory=lambda: WINDOW)
     _began: deque[int] = field(default_factory=deque)
-    """Requests in the order in which they began, from the first unfinished one on."""
+    """Requests in the order in which they began, starting at the first unfinished one."""
     _ended: dict[int, RequestLengths] = field(default_factory=dict)
     """Finished requests among them."""
     _observed: deque[RequestLengths] = field(default_factory=deque)
@@ -38,11 +38,11 @@ class Drift:
     """The distance that the last test found, of inputs or of outputs."""
 
     def begin(self, index: int) -> None:
-        """A request's encoding begins."""
+        """Record that a request's prefill begins."""
         self._began.append(index)
 
     def end(self, index: int, input_tokens: int, output_tokens: int | None) -> None:
-        """A request has ended with `output_tokens` tokens; None: it was cancelled and doesn't count."""
+        """Record that a request has ended with `output_tokens` tokens; None: it was cancelled and doesn't count."""
         if output_tokens:
             self._ended[index] = RequestLengths(input_tokens, output_tokens)
         else:
@@ -54,7 +54,7 @@ class Drift:
             self._observed.popleft()
 
     def observed(self) -> Workload | None:
-        """The workload of the latest window where it has drifted, else None. Tests once per half a window."""
+        """Return the workload of the latest window if it has drifted, else None. Tests once per half window."""
         if len(self._observed) < self.window or self._fresh < self.window // 2:
             return None
         self._fresh = 0
@@ -64,14 +64,14 @@ class Drift:
         return observed if self.statistic > limit(self.window) else None
 
     def restart(self, workload: Workload) -> None:
-        """Compare with this workload from now on, without earlier requests."""
+        """Compare with this workload from now on, and drop earlier requests."""
         self.workload = workload
         self._observed.clear()
         self._fresh = 0
 
 
 def distance(distribution: LengthDistribution, other: LengthDistribution) -> float:
-    """The greatest difference of two distributions' cumulative probabilities."""
+    """Return the greatest difference of two distributions' cumulative probabilities."""
     lengths = np.union1d(distribution.s, other.s)
     below = [
         np.concatenate([[0.0], np.cumsum(d.p)])[np.searchsorted(d.s, lengths, "right")] for d in (distribution, other)
@@ -80,7 +80,8 @@ def distance(distribution: LengthDistribution, other: LengthDistribution) -> flo
 
 
 def limit(samples: int, significance: float = SIGNIFICANCE) -> float:
-    """The distance that `samples` samples of a distribution exceed with at most this probability (Massart's
-    inequality), at least `LEAST`.
+    """Return the distance that `samples` samples of a distribution exceed with at most this probability.
+
+    It is Massart's inequality, and at least `LEAST`.
     """
     return max(LEAST, math.sqrt(math.log(2.0 / significance) / (2.0 * samples)))

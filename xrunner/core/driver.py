@@ -1,7 +1,9 @@
-"""Driver: the rank that decides. It owns the ledger and gives every lane a step of the policy when it is free.
+"""Driver: the rank that decides.
 
-A sequence that ends by a stop token may have a later iteration booked already, or on its way. Its blocks may be taken
-again at once all the same, since every stage does its work in the order in which it was given.
+It owns the ledger and gives every free lane the policy's next step.
+
+A sequence that ends by a stop token may have a later iteration booked already, or on the stages.
+Its blocks may still be allocated again at once, since every stage does its work in the order in which it was ordered.
 """
 
 import time
@@ -33,31 +35,31 @@ _NAP_S = 0.02
 
 @dataclass(frozen=True)
 class Options:
-    """How drivers decide, and what they keep."""
+    """How drivers decide, and what they record."""
 
     stream: bool = True
     """Whether events have every token."""
     record: bool = False
-    """Whether a timeline and the requests' times are kept, which grow with the run."""
+    """Whether a timeline and the requests' times are recorded; both grow with the run."""
     spans: bool = False
     """Whether spans are kept until they are taken (`Engine.take_spans`)."""
     promises: bool = False
-    """Whether what the schedule's lengths let expect is promised: as `Adaptation` has it."""
+    """Whether predictions from the schedule's lengths are used; see `Adaptation`."""
     adjustment: float | None = None
     """As in `make_policy`."""
     order: Order = fcfs
-    """Who waits in front."""
+    """The order of waiting requests."""
     hints: Callable[[Request], Hints] | None = None
-    """What the order is told of each request."""
+    """The order's hints on each request; None: no hints."""
     policy: Policy | None = None
-    """What decides; None: the schedule's policy."""
+    """The policy that decides; None: the schedule's."""
 
 
 class Driver:
     """One replica's requests, on the lanes of its stages.
 
-    `aborted` are ids that any thread adds, each with the length of an output that is whole, else None. `pool` has the
-    cache's blocks, where they aren't the schedule's.
+    `aborted` are ids that any thread adds, each with the length of an output that is complete, else None.
+    `pool` has the cache's blocks, where they differ from the schedule's.
     """
 
     def __init__(
@@ -80,9 +82,9 @@ class Driver:
             self._others.append(EncodingLane(worker, outputs, assemble, self.ledger))
             worker.between = self._turn_others
         self.lanes = [*self._others, self._own]
-        """This rank's own is the last: a step of it keeps the driver busy."""
+        """This rank's own lane is the last one: a step of it keeps the driver busy."""
         self.look: Callable[[float], Change | None] = lambda now: None
-        """The next change of schedule, once there is one."""
+        """Returns the next change of schedule, or None."""
         self.asked: Change | None = None
         """A change that is made whatever the lengths are."""
         self.elsewhere: Callable[[str], object] = lambda request_id: None
@@ -91,11 +93,11 @@ class Driver:
         self.left: list[int] = []
         """Places of the requests that are left to another engine."""
         self.moving: Change | None = None
-        """To which schedule."""
+        """The change that needs another engine."""
         self._aborted, self._adjustment, self._hints = aborted, options.adjustment, options.hints
 
     def now(self) -> float:
-        """Seconds since the run began."""
+        """Return the seconds since the run began."""
         return self.worker.now()
 
     @property
@@ -105,19 +107,20 @@ class Driver:
 
     @property
     def computing(self) -> bool:
-        """Whether a step of this rank's lane is under way."""
+        """Whether a step of this rank's lane is in progress."""
         return not self._own.idle
 
     def add(self, requests: Iterable[tuple[int, Request]]) -> None:
-        """Let requests wait, each with its place, which no other has."""
+        """Add requests to the waiting ones, each with its unique place."""
         start = self.worker.model.start
         sequences = [self._sequence(index, request, start) for index, request in requests]
         self._make_room(sequences)
         self.ledger.submit(sequences)
 
     def _make_room(self, sequences: Iterable[Sequence]) -> None:
-        """Reckon with as many blocks as each of these alone needs, of those that the cache has: a schedule that has
-        taken over may reckon with fewer.
+        """Grow the pool so that each of these sequences fits alone, up to the cache's blocks.
+
+        A schedule that has taken over may have fewer blocks.
         """
         pool = self.ledger.pool
         if self.changes:
@@ -130,13 +133,13 @@ class Driver:
         return sequence
 
     def turn(self) -> bool:
-        """Take what has come, then give every free lane its next step; whether there was one."""
+        """Process all arrivals, then give every free lane its next step. Return whether there was a step."""
         self.update()
         steps = [self._offer(lane) for lane in self.lanes]
         return any(steps)
 
     def update(self) -> None:
-        """Take what has come: tokens, stops, aborts, another schedule."""
+        """Process all arrivals: tokens, stops, aborts, another schedule."""
         for lane in self.lanes:
             lane.update()
         self._book_stops()
@@ -144,11 +147,15 @@ class Driver:
         self._adapt()
 
     def run_phase(self, phase: StagePhase) -> bool:
-        """Give this rank's lane the next step of a phase; whether there was one."""
+        """Give this rank's lane the next step of a phase. Return whether there was one."""
         return self._offer(self._own, phase)
 
     def wait(self) -> None:
-        """Wait until something has come: at most until the next arrival, and a little at a time."""
+        """Wait for tokens, at most until the next arrival or for `_NAP_S`.
+
+        Raises:
+            RuntimeError: Requests wait that the policy never runs.
+        """
         now = self.now()
         arrival = self.ledger.waiting.next_arrival(now)
         until = min(inf if arrival is None else arrival, now + _NAP_S)
@@ -160,7 +167,7 @@ class Driver:
             time.sleep(max(0.0, until - self.now()))
 
     def drain(self) -> None:
-        """Run all requests to their ends, and let the other ranks of this replica go."""
+        """Run all requests to completion, and let the other ranks of this replica go."""
         while not self.idle:
             if not self.turn():
                 self.wait()
@@ -171,7 +178,7 @@ class Driver:
         self.ledger.check()
 
     def _offer(self, lane: Lane, phase: StagePhase | None = None) -> bool:
-        """Give a lane the policy's next step, if it is free, of its own phase or another; whether there was one."""
+        """Give a free lane the policy's next step, of the lane's phase or another. Return whether there was one."""
         if not lane.free:
             return False
         now = self.now()
@@ -194,15 +201,16 @@ class Driver:
         return True
 
     def _turn_others(self) -> None:
-        """Keep the other lanes at work while this rank computes or waits: they wait no longer than one of its layers
-        takes.
+        """Give the other lanes work while this rank computes or waits.
+
+        They wait at most as long as one of this rank's layers takes.
         """
         for lane in self._others:
             lane.update()
             self._offer(lane)
 
     def _adapt(self) -> None:
-        """Let another schedule take over, where one has been found for lengths that have drifted."""
+        """Change to another schedule, if one has been found for drifted lengths."""
         change = None if self.moving else self.asked or self.look(self.now())
         self.asked = None
         if change is None:
@@ -216,8 +224,9 @@ class Driver:
             self.left = [sequence.index for sequence in self.ledger.waiting.drain()]
 
     def _take_over(self, new: Schedule) -> None:
-        """Decide by another schedule from now on, in as many blocks as it reckons with, and as each of those needs who
-        wait, or may wait again.
+        """Decide by another schedule from now on, with its number of blocks.
+
+        The pool grows so that each waiting request fits alone, and each resident one that may wait again.
         """
         self.policy = make_policy(new, self._adjustment)
         self._own.follow(new)
@@ -234,7 +243,7 @@ class Driver:
             self.ledger.fail(sequence)
 
     def _forget(self) -> None:
-        """Drop what is known of requests that have left the ledger, once they are the most."""
+        """Drop the records of requests that have left the ledger, once they are the majority."""
         count = self.ledger.residents + len(self.ledger.waiting)
         self.outputs.forget((s for part in (self.ledger.waiting, self.ledger.resident) for s in part), count)
 

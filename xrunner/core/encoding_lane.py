@@ -1,9 +1,9 @@
-"""The encoding side's lane, where encoding and decoding have stages of their own (WAA).
+"""The encoding side's lane, where encoding and decoding have separate stages (WAA).
 
-The driver is the decoding side's first rank, and gives this lane work between two layers of its own and while it waits.
-A batch is encoded when the encoding side's first stage is free and no more batches are under way there than keep it
-busy, as in the replay, nor from there to here. It joins the decoding when its first tokens are here and every decoding
-rank has its keys and values.
+The driver is the decoding side's first rank. It gives this lane work between two of its own layers and while it waits.
+A batch is prefilled when the encoding side's first stage is free and the number of batches in progress allows it.
+That number is limited on the encoding stages and in transfer, as in the replay. A batch joins the decoding when
+its first tokens are here and every decoding rank has its keys and values.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ Array = np.ndarray
 
 @dataclass
 class _Batch:
-    """A batch from its order to its joining the decoding."""
+    """A batch from its order until it joins the decoding."""
 
     number: int
     sequences: list[Sequence]
@@ -39,15 +39,15 @@ class _Batch:
     prompts: PromptRows | None
     result: torch.Tensor
     pending: Any
-    """Its tokens."""
+    """The receive of its tokens."""
     missing: int
-    """How many decoding ranks have yet to say that its keys and values are there."""
+    """The number of decoding ranks that have not reported its keys and values yet."""
     out: bool = False
-    """Whether its tokens have come."""
+    """Whether its tokens have arrived."""
 
 
 class EncodingLane:
-    """Batches of prompts on their way through the encoding stages, and from there to the decoding ranks."""
+    """Batches of prompts on the encoding stages, and in transfer to the decoding ranks."""
 
     phase: StagePhase = "encode"
 
@@ -59,24 +59,24 @@ class EncodingLane:
         stages = len(self._encoder.line)
         self._most, self._most_in_transfer = most_underway(stages), most_in_transfer(stages)
         self._ordered = self._freed = self._outs = 0
-        """Batches so far: ordered; through the first stage; through the last."""
+        """Numbers of batches so far: ordered; through the first stage; through the last."""
         self._batches: deque[_Batch] = deque()
-        """Those that have yet to join, in the order in which they were ordered."""
+        """Batches that have not joined yet, in the order in which they were ordered."""
 
     @property
     def free(self) -> bool:
-        """Whether its first stage is free, and the number of batches under way allows another."""
+        """Whether its first stage is free, and the number of batches in progress allows another."""
         if self._freed < self._ordered or self._ordered - self._outs >= self._most:
             return False
         return len(self._batches) < self._most_in_transfer
 
     @property
     def idle(self) -> bool:
-        """Whether no batch is on its way."""
+        """Whether no batch is in progress."""
         return not self._batches and self._freed == self._ordered
 
     def update(self) -> bool:
-        """Take notices and tokens; batches that are wholly here join the decoding. Whether anything has come."""
+        """Take notices and tokens; complete batches join the decoding. Return whether anything has arrived."""
         came = False
         while (notice := self._transport.poll(tag=NOTICE)) is not None:
             came = True
@@ -97,13 +97,13 @@ class EncodingLane:
         return came
 
     def run(self, step: Step, now: float) -> None:
-        """Order a batch: to the encoding ranks what they compute, to the decoding ranks what will arrive."""
+        """Order a batch: send the encoding ranks their work, and announce to the decoding ranks what will arrive."""
         running = self._outputs.of(sequence for sequence, _ in step.encode)
         sent, places = self._tables(running)
         (micro_batch,) = MicroBatching(1).split(step)
         batch, receivers = self._assemble(micro_batch)
         for request in running:
-            request.table = None  # over here it has other blocks
+            request.table = None  # on the decoding side it has other blocks
             request.entered = 0  # the decoding side has a sampling state of its own
             request.sequence.ready_s = inf
         self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
@@ -125,15 +125,17 @@ class EncodingLane:
         self._transport.post(END, *self._encoder.followers)
 
     def _tables(self, running: list[Running]) -> tuple[Array | None, Array | None]:
-        """Give requests the block tables that the encoding side uses, where a batch has the cache for itself. Returns
-        the blocks that are sent from there, int64 [n], and the places that what is sent takes here, as in `Arrival`.
+        """Give requests the block tables of the encoding side, where one batch has the whole cache.
+
+        Returns:
+            The blocks that are sent from there, int64 [n], and the places of the received data here, as in `Arrival`.
         """
         pool, taken, sent, places = self._ledger.pool, 0, [], []
         for request in running:
             sequence = request.sequence
             count = pool.blocks_for(sequence.to_prefill)
             request.table, request.tabled = np.arange(taken, taken + count, dtype=np.int32), None
-            if request.start:  # an encoder's output goes as it is
+            if request.start:  # an encoder's output is sent unchanged
                 places.append(slots_in(sequence.blocks, sequence.input_tokens, pool.block_size))
             elif sequence.max_output > sequence.recomputed + 1:
                 sent.append(request.table)
@@ -142,6 +144,6 @@ class EncodingLane:
         return np.concatenate(sent).astype(np.int64) if sent else None, np.concatenate(places) if places else None
 
     def _arrived(self, number: int) -> None:
-        """A decoding rank has a batch's keys and values."""
+        """Record that a decoding rank has a batch's keys and values."""
         batch = next(batch for batch in self._batches if batch.number == number)
         batch.missing -= 1

@@ -41,16 +41,19 @@ from xrunner.rank.worker import END, Worker, serve
 
 DEFAULT = Options()
 Share = list[tuple[int, Request]]
-"""A replica's requests, with their places in the whole list."""
+"""A replica's requests, with their places in the complete list."""
 
 
 class Engine:
     """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
-    `model` is what this rank has of it, and `transport` its way to the other `ranks`; alone it has all. It works on the
-    model's device; `gpu` is how, where that isn't the CPU. `tokenizer` is the model's tokenizer.json, which grammars
-    need. `shared` are its KV blocks where other models take theirs of the same memory. InputError where the schedule is
-    for another model or dtype, or KV caches exceed their device's memory.
+    `model` is this rank's part of the model, and `transport` its connection to the other `ranks`. A single rank has the
+    whole model. The engine works on the model's device, through `gpu` where that isn't the CPU. `tokenizer` is the
+    model's tokenizer.json, which grammars need. `shared` has the engine's KV blocks where several models share one
+    memory.
+
+    Raises:
+        InputError: The schedule is for another model or dtype, or KV caches exceed their device's memory.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Engine:
         self._closed = False
 
     def _new_cache(self, model: Model) -> KVCache:
-        blocks = cache_blocks(self.place, model.spec) + (self._gpu is not None)  # one for rows that only fill up
+        blocks = cache_blocks(self.place, model.spec) + (self._gpu is not None)  # one for padding rows
         what = f"A KV cache of {self.schedule.kv_blocks} blocks on each rank"
         check_memory(model.device, self.ranks, what, cache_bytes(model, self.schedule, blocks))
         return model.new_cache(blocks, self.schedule.block_size)
@@ -105,11 +108,13 @@ class Engine:
         attention: str = "triton",
         shared: SharedCache | None = None,
     ) -> "Engine":
-        """This rank's engine, with its own part of the model in a directory, on its device. All ranks of a job call it
-        alike. It goes on with a run that began at `since`, by the ranks' clock; None: it begins its own. `attention` as
-        in `Model`, `shared` as in `Engine`.
+        """Load this rank's engine with its part of the model in a directory; all ranks of a job call it alike.
 
-        InputError, on all of them, where they disagree, where the schedule can't be run so, or a part can't be read.
+        The engine continues a run that began at `since`, by the ranks' clock; None: it begins its own run.
+        `attention` as in `Model`, `shared` as in `Engine`.
+
+        Raises:
+            InputError: On all ranks, where they disagree, the schedule can't be run so, or a part can't be read.
         """
         ranks.agree(lambda: job_facts(directory, schedule, ranks) | on_device(schedule, device, attention))
         place, gpu = Place(schedule, ranks.rank), gpu_of(device)
@@ -140,10 +145,12 @@ class Engine:
         return self.place.rank == self.place.driver and self.place.replica == 0
 
     def onward(self, directory: str | Path, schedule: Schedule) -> "Engine":
-        """The engine that goes on with this one's run under another schedule, and aborts whom this one is told to; all
-        ranks call it alike. The weights stay where stages do, and by this engine nothing can be run any more.
+        """Continue this run under another schedule in a new engine; all ranks call it alike.
 
-        InputError, on all of them, where it can't be run so; another schedule may follow.
+        Keeps the weights if stages are unchanged; pending aborts carry over. Nothing more can be run by this engine.
+
+        Raises:
+            InputError: On all ranks, where the schedule can't be run; another schedule may be tried after it.
         """
         model = self._release()
         if model is None or schedule.stages != self.schedule.stages:
@@ -160,8 +167,9 @@ class Engine:
         return engine
 
     def close(self) -> None:
-        """Give back this rank's memory, and what the ranks have together; nothing can be run any more. All ranks call
-        it, after a run that raised Agreed too.
+        """Free this rank's memory and what the ranks share; nothing more can be run.
+
+        All ranks call it, also after a run that raised Agreed.
         """
         self._release()
         if self.transport and not self._closed:
@@ -169,7 +177,7 @@ class Engine:
         self._closed = True
 
     def _release(self) -> Model | None:
-        """The weights, of which the next engine may be the owner; None where they have gone. The cache is free then."""
+        """Return the weights, so that the next engine can own them; None if they are gone. The cache is freed."""
         if self._worker:
             self._worker.between = lambda: None  # the driver's, which has the worker: a cycle would keep the cache
         model, self._model, self._worker, self._driver, self._replicas = self._model, None, None, None, None
@@ -190,9 +198,9 @@ class Engine:
         return self._worker
 
     def open(self, extent: Extent, options: Options = DEFAULT, reschedule: Reschedule | None = None) -> None:
-        """Be ready for requests within an extent; all ranks call it alike.
+        """Prepare for requests within an extent; all ranks call it alike.
 
-        With `reschedule`, another schedule takes over where lengths drift; where that one needs another engine,
+        With `reschedule`, another schedule takes over when lengths drift. If that schedule needs another engine,
         requests that haven't begun are left to it (`changes.run_adapting`).
         """
         what = f"A buffer for {extent.tokens} tokens on each rank"
@@ -203,7 +211,7 @@ class Engine:
         warm_up(self.model, cache, extent, compute.graphs, running, worker.gpu, compute.planning)
         if not running:
             self.ranks.agree(lambda: check_logits(self.model, cache, self.place.before is None, compute.planning))
-        shown = options.spans and self.place.part == 0  # the others of a tensor-parallel group do as the first
+        shown = options.spans and self.place.part == 0  # the other ranks of a tensor-parallel group have the same spans
         leader = None if self.leads or options.record else Place(self.schedule, 0).driver
         worker.begin(self._clock, options.record or shown, leader)
         zero = self.ranks.all(self._clock())[0] if self._since is None else self._since
@@ -212,27 +220,27 @@ class Engine:
             self._drive(options, reschedule)
 
     def count_from(self, zero: float) -> None:
-        """Let the run have begun at `zero`, by the ranks' clock."""
-        clock = self._clock  # not self: an engine that nobody holds is gone at once, and its graphs and cache with it
+        """Set the beginning of the run to `zero`, by the ranks' clock."""
+        clock = self._clock  # not self: without a cycle, an unused engine is freed at once, with its graphs and cache
         self.began, self.worker.now = zero, lambda: clock() - zero
 
     def _unused_cache(self) -> KVCache:
-        """What a warm-up may write to: other models may use a shared one already."""
+        """Return a cache that a warm-up may write to: other models may already use a shared one."""
         return self.model.new_cache(1, self.schedule.block_size) if self._shared else self.worker.cache
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Its requests' grammars, of the driver's rank."""
+        """The grammars of its requests, on the driver's rank."""
         model = self.worker.model
         return Grammars(self._tokenizer, model.eos, model.spec.vocab)
 
     def prepare_grammars(self) -> None:
-        """Let no request that runs wait until the tokenizer is read for the first grammar."""
+        """Read the tokenizer for grammars now, so that no running request waits for it."""
         if self._driver:
             self.grammars.prepare()
 
     def _drive(self, options: Options, reschedule: Reschedule | None) -> None:
-        """Make this replica's driver and its way to those of the others."""
+        """Make this replica's driver and its connection to the drivers of the other replicas."""
         size, replicas = devices(self.schedule), range(self.schedule.replicas)
         first, *others = (Place(self.schedule, size * replica).driver for replica in replicas)
         if self.leads:
@@ -256,9 +264,13 @@ class Engine:
         return Driver(self.worker, self.schedule, self._aborted, outputs, options, pool)
 
     def add(self, request: Request) -> None:
-        """Let a request run as soon as the policy admits it; on the leader, from the thread that steps. Replicas take
-        turns. A grammar that isn't known yet is compiled at once. InputError for one that can't be followed, a request
-        that is too long for the model or the cache, or has the id of one that hasn't ended.
+        """Add a request, which runs as soon as the policy admits it; on the leader, from the thread that steps.
+
+        Replicas take turns. A grammar that isn't known yet is compiled at once.
+
+        Raises:
+            InputError: The grammar can't be followed, the request is too long for the model or the cache, or an
+                unfinished request has the same id.
         """
         check_request(request, self.model.spec)
         self.grammars.check(request)
@@ -275,13 +287,15 @@ class Engine:
             driver.add([(index, request)])
 
     def abort(self, request_id: str, output_tokens: int | None = None) -> None:
-        """End a request before the next iteration; from any thread. Other ids are ignored. `output_tokens` is the
-        length of a whole output, as of one that a stop text ends: it counts for the drift of lengths.
+        """End a request before the next iteration; from any thread. Unknown ids are ignored.
+
+        `output_tokens` is the length of a complete output, such as one that a stop text ends: it counts for the drift
+        of lengths.
         """
         self._aborted[request_id] = output_tokens
 
     def step(self) -> list[Event]:
-        """Decide and order the next iteration, if there is one; what has come of those so far. On the leader."""
+        """Decide and order the next iteration, if there is one, and return the new events; on the leader."""
         driver, leader = self._parts()
         if not driver.turn():
             (leader if driver.idle else driver).wait()
@@ -289,32 +303,34 @@ class Engine:
         return self._taken()
 
     def update(self) -> None:
-        """Take what has come; on the leader, as the beginning of a step by `run_phase`."""
+        """Process all arrivals; on the leader, at the beginning of a step by `run_phase`."""
         self._parts()[0].update()
 
     def run_phase(self, phase: StagePhase) -> bool:
-        """Decide and order the next iteration of a phase alone, under a policy that has one; whether there was one. On
-        the leader.
+        """Decide and order the next iteration of one phase, under a policy that has phases; on the leader.
+
+        Return whether there was one.
         """
         return self._parts()[0].run_phase(phase)
 
     @property
     def computing(self) -> bool:
-        """Whether an iteration is under way, as far as the latest update has it; on the leader."""
+        """Whether an iteration is in progress, as of the latest update; on the leader."""
         return self._parts()[0].computing
 
     def take(self) -> list[Event]:
-        """What has come since the last events were taken; on the leader."""
+        """Return the new events since the last call; on the leader."""
         return self._taken()
 
     @property
     def ledger(self) -> Ledger:
-        """The leader's."""
+        """The leader's ledger."""
         return self._parts()[0].ledger
 
     def follow(self, schedule: Schedule) -> None:
-        """Change to another schedule before the next iteration; on the leader. See `moving` where it can't take over in
-        place.
+        """Change to another schedule before the next iteration; on the leader.
+
+        See `moving` where it can't take over in place.
         """
         driver, leader = self._parts()
         now = driver.now()
@@ -333,11 +349,11 @@ class Engine:
 
     @property
     def moving(self) -> Change | None:
-        """The change that needs another engine (`onward`), on the leader: this one begins no request any more."""
+        """The change that needs another engine (`onward`), on the leader: this engine begins no more requests."""
         return self._parts()[0].moving
 
     def take_spans(self) -> tuple[Span, ...]:
-        """What has been computed since the last call, where spans are kept: of each stage's first device."""
+        """Return the spans since the last call, where spans are kept: those of each stage's first device."""
         spans, own = list(self.worker.spans or ()), self.worker.spans
         if own:
             own.clear()
@@ -347,7 +363,7 @@ class Engine:
 
     @property
     def occupancy(self) -> Occupancy:
-        """What the leader's ledger holds."""
+        """The contents of the leader's ledger."""
         ledger, pool = self._parts()[0].ledger, self._parts()[0].ledger.pool
         residents = len(ledger.waiting), len(ledger.encoding), len(ledger.decoding)
         drift = self._parts()[0].outputs.drift
@@ -361,7 +377,7 @@ class Engine:
         return driver.idle and not leader.outstanding
 
     def serve(self) -> None:
-        """Do what the leader orders, until it drains; on all other ranks."""
+        """Follow the leader's orders until it drains; on all other ranks."""
         if self._driver is None:
             serve(self.worker)
             return
@@ -388,7 +404,7 @@ class Engine:
         follower.drain()
 
     def drain(self) -> list[Event]:
-        """Run all requests to their ends and let the other ranks go; the last events. On the leader."""
+        """Run all requests to completion, let the other ranks go, and return the last events; on the leader."""
         driver, leader = self._parts()
         leader.close()
         driver.drain()
@@ -396,20 +412,24 @@ class Engine:
         return self._taken()
 
     def with_room(self, schedule: Schedule) -> Schedule:
-        """The next engine's schedule, with the KV blocks that each unfinished request needs; on the leader."""
+        """Return the next engine's schedule, with enough KV blocks for each unfinished request; on the leader."""
         return with_room(schedule, self._unfinished.values())
 
     def surrender(self) -> None:
-        """End all requests without a word, since another engine goes on with them, and let the other ranks go. On the
-        leader.
+        """End all requests without results, since another engine continues them, and let the other ranks go.
+
+        On the leader.
         """
         self._aborted.update(dict.fromkeys(self._unfinished))
-        self.update()  # other replicas hear of it before they hear that no more orders come
+        self.update()  # other replicas get the aborts before END
         self.drain()
         self._aborted.clear()  # the next engine has the same ids
 
     def _taken(self) -> list[Event]:
-        """The events so far, which are taken away: in place, since driver and leader append to the list."""
+        """Return the events so far and remove them from the list.
+
+        The list is emptied in place, since driver and leader append to it.
+        """
         events = self._events[:]
         self._events.clear()
         for event in events:
@@ -431,11 +451,13 @@ class Engine:
         order: Order = fcfs,
         hints: Callable[[Request], Hints] | None = None,
     ) -> RunReport:
-        """Run requests to their ends; all ranks call it, with rank 0's requests. `on_finish` gets every result as it
-        comes, on the leader; the other ranks' reports are of no use. `reschedule` as in `open`,
-        `adjustment`, `order` and `hints` as in `Options`.
+        """Run requests to completion; all ranks call it, with rank 0's requests.
 
-        InputError, before any work, names a request that is too long for the model or the cache, or given twice.
+        `on_finish` gets every result as it comes, on the leader; the reports of other ranks are of no use.
+        `reschedule` as in `open`; `adjustment`, `order` and `hints` as in `Options`.
+
+        Raises:
+            InputError: Before any work, a request is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
         how = Options(stream=False, record=True, adjustment=adjustment, order=order, hints=hints)
@@ -454,7 +476,7 @@ class Engine:
         return RunReport.gather(self.ranks, self.worker, self._driver, results)
 
     def _run_to_completion(self) -> Iterator[Event]:
-        """All events until the last request has ended, on the leader."""
+        """Yield all events until the last request has ended, on the leader."""
         driver, leader = self._parts()
         leader.close()
         while not (driver.idle and leader.over):
@@ -462,7 +484,7 @@ class Engine:
         yield from self.drain()
 
     def _deal(self, requests: Rows[Request]) -> tuple[Share, Extent]:
-        """This rank's share of rank 0's requests, and how much any of them comes to use."""
+        """Return this rank's share of rank 0's requests, and their extent."""
         shares: list[tuple[Share, Extent]] = []
         if self.ranks.rank == 0:
             self.ranks.agree(lambda: self._check_requests(requests))

@@ -1,7 +1,7 @@
-"""Inbox: the engine's end of its connection to the frontend. The leader takes requests from it, and sends back what
-comes of them.
+"""Inbox: the engine's end of its connection to the frontend.
 
-Neither side waits for the other while sequences run: what the frontend hasn't read yet is kept here.
+The leader receives requests from it and sends back tokens and results. Neither side waits for the other while
+sequences run: messages that the frontend hasn't read yet are kept here.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from xrunner.core.events import Event, Token
 _CHUNK = 2**18
 """Bytes that are read at once."""
 _LOOK_S, _COMPILING_S = 1.0, 2e-3
-"""Longest wait of an idle engine, after which it looks whether it is to end, or whether a grammar is compiled."""
+"""Longest wait of an idle engine, in seconds, before it checks whether it is to end or a grammar is compiled."""
 
 
 class Gone(Exception):
@@ -58,16 +58,16 @@ class Inbox:
         """Orders that were read with BEGIN."""
 
     def fileno(self) -> int:
-        """The connection's, to wait for orders on several."""
+        """Return the connection's file descriptor, to wait for orders on several connections."""
         return self._connection.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits for room."""
+        """Whether a message has not been sent completely."""
         return bool(self._unsent)
 
     def take(self, wait_s: float = 0.0) -> list[object]:
-        """The orders that have come, after waiting up to `wait_s` for the first. Raises Gone."""
+        """Return the orders that have arrived, after waiting up to `wait_s` for the first. Raises Gone."""
         taken = self._taken or self._read(wait_s)
         self._taken = []
         return taken
@@ -87,28 +87,32 @@ class Inbox:
         return self._frames.feed(data)
 
     def begin(self) -> None:
-        """Forget the orders before the frontend's BEGIN: they were for the engine before this one, and come again."""
+        """Drop the orders before the frontend's BEGIN: they were for the previous engine, and come again."""
         while BEGIN not in self._taken:
             self._taken += self._read(_LOOK_S)
         self._taken = self._taken[self._taken.index(BEGIN) + 1 :]
 
     def send(self, message: object) -> None:
-        """Send a message, or keep it until there is room. Raises Gone."""
+        """Send a message, or keep it until there is room.
+
+        Raises Gone.
+        """
         self._unsent += framed(message)
         self._flush()
 
     def finish(self) -> None:
-        """Wait until all is sent. Raises Gone."""
+        """Wait until all messages are sent. Raises Gone."""
         self._connection.setblocking(True)
         try:
-            if self._unsent:  # a frontend that has all may have closed the connection
+            if self._unsent:  # a frontend that has received everything may have closed the connection
                 self._connection.sendall(self._unsent)
         except (BrokenPipeError, ConnectionResetError):
             raise Gone from None
 
     def leave(self) -> None:
-        """Let another rank connect in this one's place: return once the frontend has closed the connection. Orders that
-        come meanwhile come again, to that rank. Raises Gone.
+        """Let another rank connect in place of this one; return once the frontend has closed the connection.
+
+        Orders that arrive meanwhile come again, to that rank. Raises Gone.
         """
         self.send(MOVES)
         self.finish()
@@ -133,8 +137,9 @@ class Inbox:
 
 
 class Session:
-    """The frontend's requests on an open engine, until it drains; on the leader. `opened` says what the engine is.
-    Raises Gone where the frontend ends without a word.
+    """The frontend's requests on an open engine, until it drains; on the leader.
+
+    `opened` describes the engine. Raises Gone if the frontend closes the connection early.
     """
 
     def __init__(self, engine: Engine, inbox: Inbox, opened: Opened):
@@ -149,7 +154,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether all is done, and no more comes."""
+        """Whether everything is done and no more requests come."""
         return self.draining and self.engine.idle and not self._compiling
 
     @property
@@ -158,7 +163,7 @@ class Session:
         return _COMPILING_S if self._compiling else 0.0 if self.draining else _LOOK_S
 
     def take(self, wait_s: float = 0.0) -> None:
-        """Follow the orders that have come, after waiting up to `wait_s` for the first."""
+        """Follow the orders that have arrived, after waiting up to `wait_s` for the first."""
         for order in self.inbox.take(wait_s):
             self._follow(order)
         for request, aborted in self._compiling.take():
@@ -175,7 +180,7 @@ class Session:
                 self._compiling.abort(request_id)
         elif isinstance(order, Stop):
             self.engine.abort(order.id, order.output_tokens)
-            self._compiling.abort(order.id)  # of an engine before this one, which had made its tokens
+            self._compiling.abort(order.id)  # the stop may be for tokens of the previous engine
         elif isinstance(order, Follow):
             self.engine.follow(order.schedule)
         else:
@@ -184,7 +189,7 @@ class Session:
                 self._add(order)
 
     def _add(self, request: Request) -> None:
-        """Let a request wait; note where the engine can't run it."""
+        """Add a request to the engine; record a refusal if the engine can't run it."""
         try:
             self.engine.add(request)
         except InputError as error:
@@ -192,7 +197,7 @@ class Session:
             self._refused.append(refused)
 
     def send(self, events: Sequence[Event]) -> None:
-        """Send what has come of the engine's steps, and which schedule it has taken up."""
+        """Send the events of the engine's steps, and the schedules that have taken over."""
         if events or self._refused:
             self.inbox.send(_stepped(self.engine, events, self._refused))
             self._refused = []
@@ -202,8 +207,9 @@ class Session:
 
 
 def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
-    """Run the frontend's requests on an open engine until the frontend drains, or until another schedule needs another
-    engine: that schedule, to which the frontend gives again what hasn't ended. As `Session`.
+    """Run the frontend's requests on an open engine until the frontend drains, or a schedule needs another engine.
+
+    Return that schedule; the frontend sends it the unfinished requests again. Raises Gone, as `Session`.
     """
     session = Session(engine, inbox, opened)
     while not session.over:

@@ -1,4 +1,4 @@
-"""Joining a job: what its ranks must agree on, and their ways to each other."""
+"""Joining a job: the facts that its ranks must agree on, and the transports between them."""
 
 import os
 from pathlib import Path
@@ -26,11 +26,15 @@ from xrunner.models.planning import check_attention, described
 from xrunner.rank.assembly import DeviceBatch
 
 KINDS = DeviceBatch, Arrival, Request, Result, Token, Change, Span
-"""What ranks send each other, beside numbers and texts."""
+"""Dataclasses that ranks send each other, in addition to numbers and texts."""
 
 
 def job_facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[str, str]:
-    """What all ranks must agree on; InputError for a schedule that can't be run by so many ranks with this model."""
+    """Return the facts that all ranks must agree on.
+
+    Raises:
+        InputError: The schedule can't be run by this number of ranks with this model.
+    """
     spec = ModelSpec.from_directory(directory)
     reason = why_not(schedule, spec)
     if reason:
@@ -46,18 +50,25 @@ def job_facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[s
 
 
 def on_device(schedule: Schedule, device: torch.device, attention: str) -> dict[str, str]:
-    """What all ranks must agree on of their devices; InputError for attention that can't be had there."""
+    """Return the facts about their devices that all ranks must agree on.
+
+    Raises:
+        InputError: The device doesn't support this attention.
+    """
     check_attention(attention, schedule.model.spec, schedule.dtype, device)
     return {"device": device.type, "attention": str(described(attention, device))}
 
 
 def gpu_of(device: torch.device) -> Gpu | None:
-    """How a device is worked on; None for the CPU."""
+    """Return the `Gpu` of a device; None for the CPU."""
     return Gpu(device) if device.type == "cuda" else None
 
 
 def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
-    """A rank's way to the others, where all call it: from GPU to GPU if each has its own, else through host memory."""
+    """Return a rank's transport to the other ranks; all call it.
+
+    It goes from GPU to GPU if each rank has its own, else through host memory.
+    """
     if gpu is None:
         return Transport(ranks, place.group, KINDS)
     import torch.distributed as dist
@@ -72,7 +83,7 @@ def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
 
 
 def how_to_start(schedule: Schedule, started: int) -> str:
-    """The sentence for a job that was started with another number of ranks than its schedule has devices."""
+    """Return the sentence for a job that has another number of ranks than its schedule has devices."""
     need = ranks_needed(schedule)
     what = "one process was" if started == 1 else f"{started} ranks were"
     nodes, per_node = schedule.cluster.nodes, schedule.cluster.devices_per_node

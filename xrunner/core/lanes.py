@@ -1,10 +1,11 @@
-"""Lanes: lines of stages, each of which takes a step from the policy when its first stage is free; as in the replay
-(`xsimulator/replay/lanes.py`).
+"""Lanes: lines of stages. Each lane takes a step from the policy when its first stage is free, as in the replay.
+
+See `xsimulator/replay/lanes.py`.
 
     policy ──Step──► MicroBatching ──MicroBatch──► assembly ──DeviceBatch──► the first stage ──states──► the others
     ──tokens──► the driver
 
-Every driver is the first rank of a lane of its own. Where encoding and decoding are disaggregated it has another, the
+Every driver is the first rank of its own lane. Where encoding and decoding are disaggregated it has a second lane, the
 encoding side's (`encoding_lane.py`).
 """
 
@@ -27,31 +28,34 @@ from xrunner.rank.worker import END, Worker
 
 
 class Lane(Protocol):
-    """A line of stages at work."""
+    """A line of stages that runs steps."""
 
     phase: StagePhase
 
     @property
     def free(self) -> bool:
-        """Return whether it can take a step. Prompts wait for no token, so the number of steps under way is limited."""
+        """Return whether it can take a step.
+
+        Prompts wait for no token, so the number of steps in progress is limited.
+        """
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on its way."""
+        """Return whether no micro-batch is in progress."""
 
     def run(self, step: Step, now: float) -> None:
         """Order a step that was decided at `now`, before the ledger books it."""
 
     def update(self) -> bool:
-        """Take what has come from its stages; whether anything has."""
+        """Process what has arrived from its stages. Return whether anything has."""
 
     def close(self) -> None:
-        """Let its other ranks go, when it is idle."""
+        """Let the lane's other ranks go, once it is idle."""
 
 
 @dataclass(frozen=True)
 class _Flight:
-    """A micro-batch that is still on the stages."""
+    """A micro-batch that the stages are still computing."""
 
     step: int
     """The number of its step."""
@@ -62,34 +66,37 @@ class _Flight:
 
 
 class OwnLane:
-    """The line of which this rank is the first stage: to run a step is to do this rank's share of it.
+    """The line whose first stage is this rank: to run a step is to do this rank's share of it.
 
-    The next step is decided when this rank is free; lengths are booked then, whether their tokens are there or not. A
-    micro-batch that decodes is held back until the tokens that it takes are there.
+    The next step is decided when this rank is free. Lengths are booked then, whether the tokens have arrived or not. A
+    decoding micro-batch is held back until its input tokens have arrived.
     """
 
     def __init__(self, worker: Worker, schedule: Schedule, outputs: Outputs, assemble: Assembler):
         self.phase = worker.place.line[0].phase
         self._worker, self._outputs, self._assemble = worker, outputs, assemble
         self._flying: deque[Any] = deque()
-        """Micro-batches whose tokens are on their way, in order."""
+        """Micro-batches whose tokens have not arrived yet, in order."""
         self._steps = 0
-        """How many have been run."""
+        """Number of steps that have been run."""
         self.follow(schedule)
 
     def follow(self, schedule: Schedule) -> None:
-        """Split steps as a schedule says, or into one micro-batch for each stage."""
+        """Split steps as a schedule says, or into one micro-batch per stage."""
         self._micro_batching = schedule.control.micro_batching(len(self._worker.place.line), schedule.replicas)
 
     @property
     def free(self) -> bool:
-        """Return whether it can take a step. Prompts wait for no token, so the number of steps under way is limited."""
+        """Whether it can take a step.
+
+        Prompts wait for no token, so the number of steps in progress is limited.
+        """
         stages = len(self._worker.place.line)
         return stages == 1 or len({flight.step for flight in self._flying}) < most_underway(stages)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is on its way."""
+        """Whether no micro-batch is in progress."""
         return not self._flying
 
     def run(self, step: Step, now: float) -> None:
@@ -102,7 +109,7 @@ class OwnLane:
             self._order(*self._assemble(micro_batch), start)
 
     def update(self) -> bool:
-        """Take the tokens that have come; whether there were any."""
+        """Take the tokens that have arrived. Return whether there were any."""
         count, transport = len(self._flying), self._worker.transport
         while self._flying and transport and transport.arrived(self._flying[0].pending):
             flight = self._flying.popleft()
@@ -110,13 +117,13 @@ class OwnLane:
         return len(self._flying) < count
 
     def close(self) -> None:
-        """Let the other ranks go, when nothing is on its way."""
+        """Let the other ranks go, once nothing is in progress."""
         if self._worker.transport:
             self._worker.transport.post(END, *self._worker.place.followers)
         self._worker.drain()
 
     def _await_tokens(self, micro_batch: MicroBatch) -> None:
-        """Wait until the tokens that a micro-batch takes are there."""
+        """Wait until the input tokens of a micro-batch have arrived."""
         if not self._worker.transport:
             return
         needs = self._needs(micro_batch)
@@ -128,7 +135,7 @@ class OwnLane:
         self._worker.wait(known)
 
     def _needs(self, micro_batch: MicroBatch) -> list[tuple[Running, int]]:
-        """How many tokens must be known of each request of a micro-batch."""
+        """Return how many tokens of each request of a micro-batch must be known."""
         counts = [(s, 1 + s.behind - s.finished) for s in micro_batch.decode]
         return [(self._outputs.running[s.index], s.cached + n) for s, n in (*micro_batch.encode, *counts)]
 

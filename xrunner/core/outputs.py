@@ -1,7 +1,7 @@
-"""Outputs: the requests of one driver, and the tokens that have been made for them.
+"""Outputs: the requests of one driver, and the tokens that have been sampled for them.
 
-Tokens come later than the ledger books them. So a stop token may come when a later iteration of its sequence has been
-booked, or is on its way: what comes for a request that has ended is ignored.
+Tokens come later than the ledger books them. When a stop token arrives, a later iteration of its sequence may already
+be booked or computing. Results for a request that has ended are ignored.
 """
 
 import itertools
@@ -26,19 +26,21 @@ from xrunner.rank.token_mask import mask_without
 from xrunner.rank.worker import read_result
 
 _KEPT = 256
-"""Ended requests that are remembered at least: forgetting goes over all."""
+"""Minimum number of ended requests that are kept: dropping them goes through all."""
 
 _NO_TOKEN = "the model's logits are NaN or have overflowed, or rule out every token"
 _NO_GRAMMAR = "the grammar can't be followed any further"
 _LEAST_LOGPROB = -9999.0
-"""For minus infinity, which JSON lacks; as in vLLM."""
+"""Stands for minus infinity, which JSON lacks; as in vLLM."""
 
 
 class Outputs:
-    """`eos` are the model's stop tokens, `vocab` the number of its tokens, `grammars` those of its requests. `emit`
-    gets every result, and with `stream` every token, as it comes. With `record`, the times of finished requests are
-    kept in `served`. With `keyed`, a number of tokens, sequences get a key for each full block of so many as their
-    tokens come, by which a prefix is found again.
+    """The requests and outputs of one driver.
+
+    `eos` are the model's stop tokens, `vocab` the number of its tokens, `grammars` those of its requests.
+    `emit` gets every result and, with `stream`, every token as it comes.
+    With `record`, the times of finished requests are kept in `served`. `keyed` is a block size: as their tokens come,
+    sequences get a key for each full block, by which a prefix is found again.
     """
 
     def __init__(
@@ -52,10 +54,10 @@ class Outputs:
         keyed: int | None = None,
     ):
         self.running: dict[int, Running] = {}
-        """Requests by their places; ended ones are forgotten sooner or later."""
+        """Requests by their places; ended ones are dropped later."""
         self.served: list[Served] = []
         self.drift: Drift | None = None
-        """What follows the lengths of these requests."""
+        """The drift of these requests' lengths."""
         self._eos, self._vocab, self._grammars = eos, vocab, grammars
         self._emit, self._stream, self._record, self._keyed = emit, stream, record, keyed
         self._slots = Slots()
@@ -63,7 +65,7 @@ class Outputs:
         self._failed: list[Sequence] = []
 
     def add(self, index: int, request: Request, start: tuple[int, ...]) -> Sequence:
-        """A new request with its place, which no other has, and what its output begins with; its sequence."""
+        """Create a request with its unique place and the start of its output, and return its sequence."""
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
         running = self.running[index] = Running(request, sequence, prompt, start=start)
@@ -72,13 +74,13 @@ class Outputs:
             self._resume(running)
         if request.min_tokens:
             running.without_stops = mask_without({*self._eos, *request.stop_token_ids}, self._vocab)
-        if self._keyed and not request.prompt_logprobs:  # of a prefix from the cache there are no logits
+        if self._keyed and not request.prompt_logprobs:  # a prefix from the cache has no logits
             sequence.keys = running.keys
             running.extend_keys(self._keyed)
         return sequence
 
     def _resume(self, running: Running) -> None:
-        """Let a request go on where another engine left it, as after a preemption."""
+        """Continue a request where another engine left it, as after a preemption."""
         running.output = list(running.request.output_ids)
         running.sequence.generated = len(running.output)
         running.sequence.recompute(bool(running.start))
@@ -87,11 +89,11 @@ class Outputs:
                 running.constraint.consume(token)
 
     def of(self, sequences: Iterable[Sequence]) -> list[Running]:
-        """The requests of these sequences."""
+        """Return the requests of these sequences."""
         return [self.running[sequence.index] for sequence in sequences]
 
     def begin(self, request: Running, now: float) -> None:
-        """A request's encoding begins, unless it had begun."""
+        """Record that a request's prefill begins, unless it had begun."""
         if request.start_s is None:
             request.start_s = now
             if request.penalised:
@@ -100,8 +102,9 @@ class Outputs:
                 self.drift.begin(request.sequence.index)
 
     def give(self, receivers: list[Running], result: torch.Tensor, prompts: PromptRows | None = None) -> None:
-        """The tokens of a micro-batch to their requests, and log-probabilities of their `prompts`; those that end by
-        their tokens are reported.
+        """Give the tokens of a micro-batch to their requests, with the log-probabilities of their `prompts`.
+
+        Requests that end by their tokens are reported.
         """
         moment, tokens, logprobs = read_result(result, len(receivers))
         if prompts is not None:
@@ -133,21 +136,21 @@ class Outputs:
                 self._finish(receiver, "length", moment)
 
     def cancel(self, request: Running, now: float, output_tokens: int | None = None) -> None:
-        """End a request that was aborted; `output_tokens` is the length of an output that is whole all the same."""
+        """End an aborted request; `output_tokens` is the length of an output that is complete all the same."""
         self._end(request, "cancelled", now, output_tokens)
 
     def take_stopped(self) -> list[Sequence]:
-        """Sequences stopped by a stop token since the last call."""
+        """Return the sequences that a stop token ended since the last call."""
         stopped, self._stopped = self._stopped, []
         return stopped
 
     def take_failed(self) -> list[Sequence]:
-        """Sequences that have ended in an error since the last call."""
+        """Return the sequences that ended in an error since the last call."""
         failed, self._failed = self._failed, []
         return failed
 
     def forget(self, alive: Iterable[Sequence], count: int) -> None:
-        """Drop all but the `count` requests of sequences that are `alive`, once the others are the most."""
+        """Drop ended requests once they outnumber the `count` requests of the sequences that are `alive`."""
         if len(self.running) <= 2 * count + _KEPT:
             return
         kept = {sequence.index for sequence in alive}
@@ -155,8 +158,9 @@ class Outputs:
             del self.running[index]
 
     def _enter_prompts(self, prompts: PromptRows, values: np.ndarray, moment: float) -> np.ndarray:
-        """Append prompts' log-probabilities, the last of the values, to their requests, which fail where one is NaN;
-        the values before them.
+        """Append prompts' log-probabilities, the last ones in `values`, to their requests; return the values before.
+
+        A request fails where one of its log-probabilities is NaN.
         """
         *_, (indices, places), most = prompts
         begin = len(values) - len(indices) * (1 + 2 * most)
@@ -175,7 +179,7 @@ class Outputs:
         return values[:begin]
 
     def _stops(self, receiver: Running, token: int) -> bool:
-        """Whether a token ends an output, whose grammar gets it."""
+        """Return whether a token ends an output. A grammar consumes the token."""
         request, constraint = receiver.request, receiver.constraint
         if constraint is not None:
             constraint.consume(token)
@@ -184,7 +188,7 @@ class Outputs:
         return (token in self._eos and not request.ignore_eos) or token in request.stop_token_ids
 
     def _fail(self, running: Running, error: str, moment: float) -> None:
-        """End a request alone by an error, whose blocks no other request finds again."""
+        """End one request by an error; no other request reuses its blocks."""
         self._failed.append(running.sequence)
         self._end(running, "error", moment, None, error)
 
@@ -223,7 +227,7 @@ class Outputs:
 
 
 def _token(receiver: Running, token: int, moment: float) -> Token:
-    """The latest token as an event."""
+    """Return the latest token as an event."""
     index, own, likeliest, prompt = len(receiver.output) - 1, None, (), ()
     if receiver.logprobs:
         own, likeliest = receiver.logprobs[-1], receiver.likeliest[-1]
@@ -234,7 +238,7 @@ def _token(receiver: Running, token: int, moment: float) -> Token:
 
 
 def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
-    """Append what `log_probs` made, flat, to the requests that asked for it and have not ended."""
+    """Append the flat result of `log_probs` to the unfinished requests that asked for it."""
     asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
     for receiver, row in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):
         if not receiver.ended:
@@ -244,8 +248,9 @@ def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
 
 
 def _read_logprobs(row: list[float], most: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """A token's log-probability, and up to `most` likeliest tokens with theirs, of a row of `log_probs`; of tokens that
-    are ruled out `_LEAST_LOGPROB`.
+    """Return a token's log-probability and up to `most` likeliest tokens with theirs, from a row of `log_probs`.
+
+    Tokens that are ruled out get `_LEAST_LOGPROB`.
     """
     own, *best = (max(value, _LEAST_LOGPROB) for value in row)
     count = len(best) // 2

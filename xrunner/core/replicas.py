@@ -1,7 +1,10 @@
-"""Replicas: what the drivers of several copies of a model send each other. The first, the leader, gets all events,
-deals out the requests that come while it runs, and lets all copies change their schedule together.
+"""Replicas: the messages between the drivers of several copies of a model.
 
-Each side says END when no more will come, and waits for the other's: nothing is on its way when a run is over.
+The first driver, the leader, gets all events, deals out the requests that arrive during the run, and makes all copies
+change their schedule together.
+
+Each side says END when it will send no more, and waits for the other's END: no message is in transit when a run is
+over.
 """
 
 import time
@@ -14,19 +17,19 @@ from xrunner.core.events import Event, Token
 from xrunner.rank.worker import END
 
 _LOOK_S = 2e-3
-"""Longest wait for another replica's message, so that a frontend's orders and this rank's aborts are noticed."""
+"""Longest wait for another replica's message, in seconds, so that the frontend's orders and aborts are processed."""
 Order = tuple[int, Request] | str
 """A request with its place, the id of one to abort, or END: no more requests will come."""
 
 
 class Leader:
-    """The first replica's driver: `emit` takes its own events, and those of the `others` once it has listened."""
+    """The first replica's driver. `emit` takes its own events, and those of the `others` once it has listened."""
 
     def __init__(self, transport: Transport | None, others: Sequence[int], emit: Callable[[Event], None]):
         self.emit = emit
         self._transport, self._others = transport, tuple(others)
         self._running = len(others)
-        """Followers that have yet to say that no more events will come."""
+        """Number of followers that have not sent END yet."""
         self._closed = False
         self.outstanding = 0
         """Requests given to the others that have not ended."""
@@ -43,26 +46,28 @@ class Leader:
         self.outstanding += 1
 
     def abort(self, request_id: str) -> None:
-        """End a request, whichever other replica has it. Their lengths aren't followed (`Adaptation`): how long the
-        output is that a stop text ends doesn't matter there.
+        """End a request, whichever other replica has it.
+
+        The output length of a request that a stop text ends doesn't matter there: only the leader's lengths are
+        observed (`Adaptation`).
         """
         if self._transport:
             self._transport.post(request_id, *self._others, tag=REQUEST)
 
     def close(self) -> None:
-        """Tell the others, once, that no more requests will come."""
+        """Tell the other replicas, once, that no more requests will come."""
         if self._transport and not self._closed:
             self._transport.post(END, *self._others, tag=REQUEST)
         self._closed = True
 
     def wait(self) -> None:
-        """Sleep until something has come from the others, for a little while."""
+        """Sleep until a message of another replica has come, at most `_LOOK_S`."""
         if self._transport and not self.over:
             end = time.perf_counter() + _LOOK_S
             self._transport.wait(lambda: self.listen() or time.perf_counter() >= end)
 
     def listen(self) -> bool:
-        """Hand on what has come; whether anything had."""
+        """Process the messages that have come. Return whether there were any."""
         heard = False
         while self._running and self._transport and (message := self._transport.poll(tag=RESULT)) is not None:
             heard = True
@@ -75,12 +80,12 @@ class Leader:
         return heard
 
     def broadcast(self, change: Change | str) -> None:
-        """Let the others change too."""
+        """Send a change to the other replicas."""
         if self._transport:
             self._transport.post(change, *self._others, tag=CHANGE)
 
     def drain(self) -> None:
-        """Wait for all events."""
+        """Wait for all events of the other replicas."""
         self.broadcast(END)
         if self._transport:
             self._transport.wait(self._ended)
@@ -91,7 +96,7 @@ class Leader:
 
 
 class Follower:
-    """Another replica's driver: it reports to the leader, and takes the requests and changes that come from there."""
+    """Another replica's driver: it reports to the leader and follows the leader's requests and changes."""
 
     def __init__(self, transport: Transport, leader: int):
         self._transport, self._leader = transport, leader
@@ -99,30 +104,30 @@ class Follower:
         """Whether no change will come."""
         self._tokens: list[Token] = []
         self._orders: list[Order] = []
-        """What has come while it waited."""
+        """Orders that have come while it waited."""
 
     def emit(self, event: Event) -> None:
-        """Send a result, with the tokens before it; tokens alone wait for `flush`."""
+        """Send a result, with the tokens before it; tokens without a result are kept until `flush`."""
         if isinstance(event, Result):
             self.flush(event)
         else:
             self._tokens.append(event)
 
     def flush(self, *events: Event) -> None:
-        """Send the tokens that wait, and these events."""
+        """Send the kept tokens, then these events."""
         if self._tokens or events:
             self._transport.post([*self._tokens, *events], self._leader, tag=RESULT)
             self._tokens.clear()
 
     def orders(self) -> list[Order]:
-        """What has come."""
+        """Return the orders that have come."""
         orders, self._orders = self._orders, []
         while (order := self._transport.poll(self._leader, REQUEST)) is not None:
             orders.append(order)
         return orders
 
     def wait(self) -> None:
-        """Sleep until an order has come, for a little while: a change may come, too."""
+        """Sleep until an order has come, at most `_LOOK_S`: a change may come, too."""
         end = time.perf_counter() + _LOOK_S
         self._transport.wait(lambda: self._has_order() or time.perf_counter() >= end)
 
@@ -132,13 +137,13 @@ class Follower:
         return order is not None
 
     def look(self, now: float) -> Change | None:
-        """The next change; None where none has come."""
+        """Return the next change; None if none has come."""
         change = None if self._over else self._transport.poll(self._leader, CHANGE)
         self._over = self._over or change == END
         return None if self._over else change
 
     def drain(self) -> None:
-        """Wait until no change will come; those that come now have no request left to change for."""
+        """Wait until no more changes will come; the ones that still come have no request left to change for."""
         self._transport.post(END, self._leader, tag=RESULT)
         self._transport.wait(self._ended)
 

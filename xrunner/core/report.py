@@ -1,4 +1,4 @@
-"""RunReport: what a run of a list of requests gave, gathered from all ranks."""
+"""RunReport: the results of a run of a list of requests, gathered from all ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from xrunner.rank.worker import Worker
 
 @dataclass(frozen=True)
 class RunReport:
-    """What a run gave. Times in seconds since it began."""
+    """The results and measurements of a run. Times are in seconds since it began."""
 
     results: tuple[Result, ...]
     """In order of completion."""
@@ -24,20 +24,23 @@ class RunReport:
     """The finished requests: neither cancelled nor failed."""
     timeline: Timeline
     seconds: float
-    """From the beginning to the end of the last iteration."""
+    """Seconds from the beginning to the end of the last iteration."""
     changes: tuple[Change, ...] = ()
     """Schedules that took over while it ran."""
     left: tuple[int, ...] = ()
-    """Places of the requests that are to go on under another engine."""
+    """Places of the requests that continue under another engine."""
     moving: Change | None = None
     """The schedule of that engine."""
     preemptions: int = 0
     reused: int = 0
-    """Tokens of prompts that were found in the cache."""
+    """Prompt tokens that were found in the cache."""
 
     @staticmethod
     def gather(ranks: Ranks, worker: Worker, driver: Driver | None, results: Iterable[Result]) -> "RunReport":
-        """What all ranks did, on the leader; all ranks call it. On other drivers, what they leave."""
+        """Gather all ranks' results on the leader; all ranks call it.
+
+        On other drivers, return what they leave.
+        """
         spans_here = worker.spans or []
         here: tuple[Any, ...] = (spans_here, [], [], 0, 0)
         if driver:

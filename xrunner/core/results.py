@@ -16,10 +16,13 @@ _OPTIONAL = {"error", "logprobs", "likeliest", "prompt_logprobs", "prompt_likeli
 class ResultFile:
     """One JSON line per result, flushed to `FILE.partial` and renamed to `FILE` at the end.
 
-        open ──append──► FILE.partial (beside it FILE.partial.run, the run's fingerprint) ──complete──► FILE
+        open ──append──► FILE.partial (with FILE.partial.run, the run's fingerprint) ──complete──► FILE
 
-    `fingerprint` stands for model, schedule and requests. With `resume` an interrupted run's results are taken up, if
-    there are any. InputError where another run's partial file is in the way.
+    `fingerprint` stands for model, schedule and requests. With `resume`, an interrupted run's results are kept, if
+    there are any.
+
+    Raises:
+        InputError: Another run's partial file is in the way.
     """
 
     def __init__(self, path: str | Path, fingerprint: str, resume: bool = False):
@@ -48,18 +51,18 @@ class ResultFile:
             return
         if kind is None:
             self._complete()
-        elif not self._partial.stat().st_size:  # nothing to go on with
+        elif not self._partial.stat().st_size:  # there is nothing to resume
             self._partial.unlink()
             self._run.unlink()
 
     def append(self, result: Result) -> None:
-        """Write one result so that it is there whatever becomes of this process."""
+        """Write and flush one result, so that it survives this process."""
         row = to_dict(result)
         self._file.write(dumps({k: v for k, v in row.items() if v is not None or k not in _OPTIONAL}, None) + "\n")
         self._file.flush()
 
     def leave(self) -> None:
-        """Leave it to another rank of the job, which has gone on with it and completes it."""
+        """Leave the file to another rank of the job, which has continued it and completes it."""
         self._left = True
 
     def _complete(self) -> None:
@@ -67,7 +70,7 @@ class ResultFile:
         self._run.unlink()
 
     def _take_up(self, fingerprint: str) -> None:
-        """Read what the interrupted run left, and cut off a torn last line."""
+        """Read the interrupted run's results, and cut off a torn last line."""
         left = read_text(self._run).strip() if self._run.exists() else "unknown"
         if left != fingerprint:
             raise InputError(
@@ -89,8 +92,11 @@ def _partial(path: Path) -> Path:
 
 
 def check_left(path: Path, resume: bool) -> None:
-    """InputError where what earlier runs left to this file is in the way: results of one that was interrupted, or, of
-    one to be resumed, the whole of them.
+    """Check the files that earlier runs have left for this file.
+
+    Raises:
+        InputError: Without `resume`, an interrupted run has left results. With `resume`, there are only complete
+            results.
     """
     if not resume and _partial(path).exists():
         raise InputError(f"'{_partial(path)}' is left of an interrupted run: pass --resume to go on, or remove it.")
@@ -102,7 +108,7 @@ def check_left(path: Path, resume: bool) -> None:
 
 
 def read_results(path: str | Path) -> list[Result]:
-    """The results in a finished file, in order of completion."""
+    """Return the results in a finished file, in order of completion."""
     path = Path(path)
     if not path.is_file():
         raise InputError(f"There is no result file '{path}'.")
@@ -110,7 +116,7 @@ def read_results(path: str | Path) -> list[Result]:
 
 
 def _parsed(data: bytes, path: Path) -> Iterator[Result]:
-    """The results in a file's lines, which end with a line feed alone: texts may have other ends of lines in them."""
+    """Yield the results in a file's lines. Only a line feed ends a line: texts may contain other line ends."""
     for number, line in enumerate(data.split(b"\n"), 1):
         if line:
             try:

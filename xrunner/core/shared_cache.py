@@ -1,4 +1,4 @@
-"""What models have of a KV memory that they share on one device."""
+"""Shared caches: the blocks of several models in one KV memory of a device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from xrunner.models.shard import Shard
 
 @dataclass(frozen=True)
 class SharedCache:
-    """One model's blocks of a memory."""
+    """One model's blocks of a shared memory."""
 
     cache: KVCache
     pool: MergedPool
@@ -27,11 +27,15 @@ class SharedCache:
 def shared_caches(
     schedules: Sequence[Schedule], pool: Literal["quotas", "merged"], ranks: Ranks, device: torch.device = CPU
 ) -> list[SharedCache]:
-    """For each schedule of one stage its blocks of one memory of this rank, in which there is one merged block more
-    than the pools have. All ranks call it; InputError, on all of them, where a device hasn't got the memory.
+    """Return, for each schedule of one stage, its blocks of one memory of this rank. All ranks call it.
+
+    The memory has one merged block more than the pools.
+
+    Raises:
+        InputError: On all ranks, where a device hasn't enough memory.
     """
     merged, pools = shared_pools(schedules, pool)
-    need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # for rows that only fill up
+    need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # the extra block is for padding rows
     what = f"The memory for the KV blocks of {len(schedules)} models"
     check_memory(device, ranks, what, need, "plan with a smaller --gpu-memory-fraction")
     memory = scattered_zeros((need,), torch.uint8, device)

@@ -1,4 +1,4 @@
-"""Which schedules can be run with which models; the others can be planned with."""
+"""Which schedules can be run with which models; other schedules can only be planned with."""
 
 from xcore.errors import InputError
 from xcore.policies.from_schedule import make_policy
@@ -8,7 +8,7 @@ from xrunner.models.weights import DTYPES
 
 
 def why_not(schedule: Schedule, model: ModelSpec) -> str | None:
-    """Why this schedule can't be run with this model: one sentence with the way out; None where it can."""
+    """Return why this schedule can't be run with this model, in one sentence with the way out; None if it can."""
     try:
         schedule.check_model(model)
         schedule.check_stages()

@@ -1,4 +1,4 @@
-"""Batch: the tensors of one iteration, its prompts unpadded one after the other."""
+"""Batch: the tensors of one iteration; its prompts follow each other without padding."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,17 @@ _ROWS_STEP = 8
 
 
 def computed_rows(tokens: int) -> int:
-    """Rows that an iteration on so many tokens computes.
+    """Return the number of rows that an iteration on `tokens` tokens computes.
 
-    The CPU's matrix products are generated anew for every number of rows, for milliseconds: beyond 128, rows of
-    zeros fill up to a multiple of eight, so that there are few numbers and a warm-up has seen them.
+    The CPU's matrix products are generated anew for every number of rows, which takes milliseconds. Beyond 128, rows of
+    zeros pad to a multiple of eight. So there are few different numbers, and a warm-up has run them.
     """
     return tokens if tokens <= _EXACT_ROWS else -(-tokens // _ROWS_STEP) * _ROWS_STEP
 
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """A run of tokens that one call of the attention kernel takes; see `kernels/attention.py`."""
+    """A range of tokens for one call of the attention kernel; see `kernels/attention.py`."""
 
     begin: int
     end: int
@@ -38,40 +38,45 @@ class AttentionBatch:
     contexts: torch.Tensor
     """int32 [sequences]"""
     starts: torch.Tensor | None = None
-    """int32 [sequences]: of an encoder-decoder's decoding sequences, where their own tokens begin in the cache, after
-    their input's; None for prompts, and in a decoder-only model."""
+    """int32 [sequences]: the cache position where a sequence's output tokens begin, after its input's.
+
+    Only for an encoder-decoder's decoding sequences; None for prompts, and in a decoder-only model.
+    """
     work: WorkList | FlashInfer | None = None
-    """Where every sequence has one token, how a GPU's programs share the keys; or FlashInfer's plan of this part; None:
-    see `kernels/attention.py`."""
+    """The division of the work, or None: see `kernels/attention.py`.
+
+    If every sequence has one token: how a GPU's programs share the keys. With FlashInfer: its plan of this part.
+    """
 
 
 @dataclass(frozen=True)
 class Batch:
-    """All tokens of one iteration, prompts' and decoding ones one after the other, then rows that only fill up."""
+    """All tokens of one iteration: the prompts', then the decoding ones, then padding rows."""
 
     tokens: torch.Tensor
     """int64 [rows]"""
     positions: torch.Tensor
-    """int64 [rows]: place in its sequence"""
+    """int64 [rows]: position in its sequence"""
     slots: torch.Tensor
-    """int64 [tokens]: place in the cache, block · block_size + offset"""
+    """int64 [tokens]: slot in the cache, block · block_size + offset"""
     attention: tuple[AttentionBatch, ...]
     rows: torch.Tensor | None
-    """int64 [sequences]: the rows that are followed by a new token; None where all are"""
+    """int64 [sequences]: the rows after which a token is sampled; None: all rows"""
     sampling: Sampling | None = None
-    """How these tokens are chosen; None: greedily."""
+    """How the tokens are sampled; None: greedily."""
     logprobs: LogProbs | None = None
-    """Of which of these tokens log-probabilities are asked for; None: of none."""
+    """The sampled tokens whose log-probabilities are asked for; None: no token's."""
     prompt_logprobs: PromptLogProbs | None = None
-    """The same of tokens of prompts."""
+    """The prompt tokens whose log-probabilities are asked for; None: no token's."""
 
 
 def attend(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, parts: tuple[AttentionBatch, ...], **options: Any
 ) -> torch.Tensor:
-    """The attention of q [rows, heads, head_size] part by part, with the kernel's options: [rows, heads, head_size].
+    """Return the attention of q [rows, heads, head_size], part by part: [rows, heads, head_size].
 
-    The batch's keys and values are in the cache. Rows after the last part, which only fill up, give zeros.
+    `options` are the kernel's. The batch's keys and values are in the cache. Padding rows after the last part give
+    zeros.
     """
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for part in parts:

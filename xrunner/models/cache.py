@@ -34,7 +34,11 @@ class KVCache:
         dtype: str,
         device: torch.device = CPU,
     ) -> "KVCache":
-        """Empty tensors for `blocks` blocks; InputError where the device has no memory for them."""
+        """Return empty tensors for `blocks` blocks.
+
+        Raises:
+            InputError: The device has no memory for them.
+        """
         need = blocks * block_size * layers * spec.kv_bytes(1, dtype)
         free = free_memory(device)
         if need > free:
@@ -49,9 +53,10 @@ class KVCache:
 
     @classmethod
     def over(cls, memory: torch.Tensor, spec: ModelSpec, layers: int, block_size: int, dtype: str) -> "KVCache":
-        """Views of a memory, uint8 [bytes], in which other models' blocks lie too. A block lies in one place: the keys
-        and the values of its first layer, of the second, and so on, pieces of one size. It is called by the number of
-        the piece that it begins with, so that the tensors are the same memory from other beginnings on.
+        """Return a cache that is a view of a memory, uint8 [bytes], which also holds other models' blocks.
+
+        A block is contiguous: the keys and the values of its first layer, of the second, and so on, pieces of one size.
+        A block's number is the number of its first piece. So the tensors are the same memory, from different offsets.
         """
         kind = torch_dtype(dtype)
         pieces = memory.view(kind).view(-1, spec.kv_heads, block_size, spec.head_size)
@@ -61,7 +66,7 @@ class KVCache:
 
     @property
     def last(self) -> int:
-        """The last block that all layers have: over a memory, later ones have fewer."""
+        """The last block that all layers have: in a shared memory, later layers have fewer blocks."""
         return len(self.values[-1]) - 1
 
     @property
@@ -76,8 +81,10 @@ class KVCache:
 
 
 def scattered_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
-    """Zeros for scattered reads: on the CPU in huge pages, where the system has them. A block is about as large as a
-    small page, and address translation takes a seventh of decoding's attention.
+    """Return zeros for scattered reads: on the CPU in huge pages, where the system has them.
+
+    A block is about as large as a small page. With small pages, address translation takes a seventh of decoding's
+    attention.
     """
     if device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -23,7 +23,7 @@ _CHAT_TEMPLATE = """\
     {{- 'assistant: ' }}
 {%- endif %}
 """
-"""A line per message: random weights know no better."""
+"""One line per message; random weights need no more."""
 
 _LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 """Architectures with a Llama's config → transformers' names of their classes."""
@@ -68,7 +68,7 @@ _KEYS = {
         "n_positions": "context",
     },
 }
-"""Architecture → a config's keys and the sizes that they have."""
+"""Architecture → its config's keys for sizes, and the size that each key has."""
 _CONSTANTS: dict[str, dict[str, Any]] = {
     **{
         arch: {
@@ -103,7 +103,7 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
-"""Architecture → what its config has besides."""
+"""Architecture → the other keys and values of its config."""
 
 
 def create_model(
@@ -120,10 +120,12 @@ def create_model(
     seed: int = 0,
     shards: int = 1,
 ) -> ModelSpec:
-    """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read; returns its spec.
+    """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read, and return its spec.
 
-    `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written whole or not at all;
-    InputError where it exists already or sizes don't fit together.
+    `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written completely or not at all.
+
+    Raises:
+        InputError: The directory exists already, or sizes don't fit together.
     """
     target = Path(directory)
     if target.exists():
@@ -179,7 +181,10 @@ def _config(
 
 
 def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, shards: int) -> None:
-    """One file, or `shards` files of neighbouring layers with an index; the last also has what is outside of them."""
+    """Write one file, or `shards` files of neighbouring layers with an index.
+
+    The last file also has the tensors outside the layers.
+    """
     from safetensors.torch import save_file
 
     family = FAMILIES[spec.architecture]
@@ -201,7 +206,7 @@ def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, sha
 
 
 def _write_tokenizer(directory: Path, context: int) -> None:
-    """Every byte is a token; ids from 257 on have no text. A chat template, too."""
+    """Write a tokenizer in which every byte is a token, and a chat template. Ids from 257 on have no text."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

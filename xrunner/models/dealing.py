@@ -1,4 +1,4 @@
-"""Dealing: how a batch's decoding attention is shared by the programs of one device."""
+"""Dealing: how the programs of one device share a batch's decoding attention."""
 
 from dataclasses import dataclass
 
@@ -12,19 +12,19 @@ from xrunner.models.decoder import Model
 
 @dataclass(frozen=True)
 class Dealing:
-    """What work lists depend on beside the sequences: this device, its shard of the heads, and the layers' window."""
+    """The inputs of work lists other than the sequences: the device, its shard of the heads, and the layers' window."""
 
     programs: int
-    """For each KV head"""
+    """Programs for each KV head"""
     kv_heads: int
     window: int | None
 
     @staticmethod
     def of(model: Model, cache: KVCache) -> "Dealing | None":
-        """None on the CPU, where FlashInfer computes attention, and for an encoder-decoder, whose two attentions see
-        different parts of a sequence.
+        """Return the dealing of a model; None where work lists are not used.
 
-        Where layers' windows differ, lists are balanced for those that see everything.
+        These are the CPU, FlashInfer's attention, and an encoder-decoder, whose two attentions see different parts of a
+        sequence. Where layers' windows differ, lists are balanced for layers that see everything.
         """
         values = cache.values[0]
         programs = programs_of_decoding(model.share.heads, values)
@@ -34,5 +34,5 @@ class Dealing:
         return Dealing(programs, values.shape[1], windows.pop() if len(windows) == 1 else None)
 
     def deal(self, seq_lens: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The arrays of a `WorkList` for one new token of each of these sequences, int32 [sequences]."""
+        """Return the arrays of a `WorkList` for one new token of each of these sequences, int32 [sequences]."""
         return deal(seq_lens, self.programs, self.kv_heads, self.window)

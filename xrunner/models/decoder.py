@@ -1,4 +1,4 @@
-"""Model: a decoder-only transformer as its layers and what comes before and after them."""
+"""Model: a decoder-only transformer, as its layers and the modules before and after them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _LOGITS_ROWS = 64
 
 
 class Layer(Protocol):
-    """One layer in two halves, between which the attention kernel runs."""
+    """One layer in two halves; the attention kernel runs between them."""
 
     window: int | None
     """How many tokens a token sees, itself and those before it; None for all."""
@@ -31,29 +31,32 @@ class Layer(Protocol):
     def before_attention(
         self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """x [rows, hidden], positions int64 [rows] → q [rows, heads, head_size]; caches the keys and values of the
-        first tokens, as many as there are slots, int64 [tokens]. Rows behind them only fill up.
+        """Compute the queries: x [rows, hidden], positions int64 [rows] → q [rows, heads, head_size].
+
+        Caches the keys and values of the first tokens, as many as there are slots, int64 [tokens]. The rows after them
+        are padding.
         """
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden], which is overwritten, attended [rows, heads, head_size] → the layer's output
-        [rows, hidden].
+        """Compute the layer's output [rows, hidden] from x and the attention's output.
+
+        x [rows, hidden] is overwritten; attended is [rows, heads, head_size].
         """
 
 
 class Ends(Protocol):
-    """What comes before the first layer and after the last; a stage may hold one of them, or neither."""
+    """The modules before the first layer and after the last; a stage may hold one of them, or neither."""
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens], int64 [tokens] → [tokens, hidden]."""
+        """Embed tokens: int64 [tokens], positions int64 [tokens] → [tokens, hidden]."""
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocab]."""
+        """Compute the logits: [rows, hidden] → [rows, vocab]."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder-only transformer or a stage of one: some of its layers, whole or a shard of each."""
+    """A decoder-only transformer or a stage of one: some of its layers, each complete or a shard."""
 
     spec: ModelSpec
     """The whole model's sizes."""
@@ -64,16 +67,16 @@ class Model:
     """Tokens that end an output."""
     shard: Shard = WHOLE
     head: bool = True
-    """Whether tokens come out; else the states of every row, which the next stage takes."""
+    """Whether it outputs tokens; else it outputs the states of every row for the next stage."""
     start: tuple[int, ...] = ()
-    """What an encoder-decoder's output begins with in its cache, before the first token that it makes."""
+    """The tokens with which an encoder-decoder's output begins in its cache, before the first sampled token."""
     device: torch.device = CPU
     """Where its weights are, and where caches and batches must be."""
     attention: str = "triton"
-    """Whose kernels compute attention on a GPU: `triton` or `flashinfer`; see `models/planning.py`."""
+    """The kernels that compute attention on a GPU: `triton` or `flashinfer`; see `models/planning.py`."""
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
-        """An empty KV cache for this model's layers."""
+        """Return an empty KV cache for this model's layers."""
         return KVCache.allocate(self.share, self.cached_layers, blocks, block_size, self.dtype, self.device)
 
     @property
@@ -90,8 +93,9 @@ class Model:
     def sample(
         self, x: torch.Tensor, sampling: Sampling | None = None, logprobs: LogProbs | None = None
     ) -> torch.Tensor:
-        """Final norm, head and choice, greedy without a sampling: [rows, hidden] → int64 [rows], then, where asked for,
-        the bits of `log_probs`.
+        """Apply the final norm and the head, and sample: [rows, hidden] → int64 [rows]; greedily without a sampling.
+
+        With `logprobs`, the bits of `log_probs` follow.
         """
         logits = self.ends.logits(x)
         tokens = argmax(logits) if sampling is None else sample(logits, sampling)
@@ -103,7 +107,7 @@ class Model:
     def forward(
         self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None, between: Between = lambda: None
     ) -> torch.Tensor:
-        """One iteration: caches the batch's tokens and returns the states [rows, hidden] after the last of its layers.
+        """Run one iteration: cache the batch's tokens, and return the states [rows, hidden] after its last layer.
 
         A stage without the embedding gets `x`, the states [rows, hidden] of the stage before, which are overwritten.
         `between` is called after each layer, when a GPU may still compute it.
@@ -117,8 +121,9 @@ class Model:
 
     @torch.inference_mode()
     def next_tokens(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """The next token of every row that needs one, of the states [rows, hidden] of all, as `sample`; then, where
-        asked for, the bits of prompts' `log_probs`.
+        """Return the next token of every row that needs one, given the states [rows, hidden] of all rows, as `sample`.
+
+        Where asked for, the bits of the prompts' `log_probs` follow.
         """
         prompts = [] if batch.prompt_logprobs is None else [self._prompt_log_probs(x, batch.prompt_logprobs)]
         x = x if batch.rows is None else x[batch.rows]
@@ -129,7 +134,7 @@ class Model:
         return torch.cat([tokens, *prompts]) if prompts else tokens
 
     def _prompt_log_probs(self, x: torch.Tensor, asked: PromptLogProbs) -> torch.Tensor:
-        """The bits of `log_probs` of prompts' tokens, of the states [rows, hidden] of all: int64, flat."""
+        """Return the bits of the prompt tokens' `log_probs`, given all rows' states [rows, hidden]: int64, flat."""
         made = []
         for rows, tokens in zip(asked.rows.split(_LOGITS_ROWS), asked.tokens.split(_LOGITS_ROWS), strict=True):
             every = LogProbs(torch.arange(len(rows), device=x.device), asked.most)
@@ -138,5 +143,5 @@ class Model:
 
     @torch.inference_mode()
     def step(self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None) -> torch.Tensor:
-        """`forward`, then `next_tokens`."""
+        """Run `forward`, then `next_tokens`."""
         return self.next_tokens(self.forward(batch, cache, x), batch)

@@ -22,8 +22,9 @@ _LARGE = 32 * 2**20
 def keep_memory() -> None:
     """Keep memory that an iteration frees for the next one, on systems with glibc.
 
-    Its default returns every activation to the kernel, which clears and maps it again page by page: 4 to 10 % of a
-    prefill of some thousand tokens. Allocations beyond 32 MiB, such as weights and caches, are returned as before.
+    By default, glibc returns every activation to the kernel, which clears and maps it again page by page. That takes 4
+    to 10 % of a prefill of some thousand tokens. Allocations beyond 32 MiB, such as weights and caches, are returned as
+    before.
     """
     if (libc := _glibc()) is not None:
         libc.mallopt(_MMAP_THRESHOLD, _LARGE)
@@ -32,14 +33,19 @@ def keep_memory() -> None:
 
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
-    """The C library where it is glibc; None elsewhere."""
+    """Return the C library where it is glibc; None elsewhere."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if libc is not None and hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
 
 def find_device(name: str | None = None, local: int = 0) -> torch.device:
-    """The device of a node's rank `local`: `cpu`, or with `cuda` GPU number `local` modulo the node's GPUs, which
-    becomes the current one. None: a GPU where there is one, else the CPU. InputError for a GPU that isn't there.
+    """Return the device of the rank `local` of a node.
+
+    `cpu` is the CPU; `cuda` is GPU number `local` modulo the node's GPUs, which becomes the current device.
+    None: a GPU if there is one, else the CPU.
+
+    Raises:
+        InputError: The name is unknown, or there is no GPU.
     """
     if name not in (None, "cpu", "cuda"):
         raise InputError(f"There is no device '{name}': use cpu or cuda.")
@@ -53,8 +59,9 @@ def find_device(name: str | None = None, local: int = 0) -> torch.device:
 
 
 def made_current(device: torch.device) -> torch.device:
-    """The device with its number. A GPU (without a number the current one) becomes the current device of this thread,
-    for its Triton kernels, streams, events and graphs.
+    """Return the device with its number, and make a GPU the current device of this thread.
+
+    Its Triton kernels, streams, events and graphs need that. A GPU without a number is the current one.
     """
     if device.type != "cuda":
         return device
@@ -64,12 +71,12 @@ def made_current(device: torch.device) -> torch.device:
 
 
 def identity(device: torch.device) -> str:
-    """A name that is unique on its machine: ranks that see different GPUs may give them the same number."""
+    """Return a name that is unique on its machine: ranks that see different GPUs may give them the same number."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be allocated on a device; on the CPU without swapping."""
+    """Return the bytes that can be allocated on a device; on the CPU without swapping."""
     if device.type == "cuda":
         torch.cuda.empty_cache()  # include the memory that torch caches
         return torch.cuda.mem_get_info(device)[0]

@@ -1,4 +1,4 @@
-"""EncoderDecoder: a model that encodes prompts whole and reads them in every decoding iteration by cross-attention.
+"""EncoderDecoder: a model that encodes whole prompts and reads them in every decoding iteration by cross-attention.
 
 A sequence has one block table: its input's cross-attention keys and values come first, then those of its own tokens. So
 it needs as much cache as with a decoder-only model, and one kernel computes both attentions.
@@ -21,7 +21,10 @@ from xrunner.models.t5 import T5Ends, T5Layer
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoder(Model):
-    """An encoder-decoder or a stage of one. In its batches the prompts' part has no `starts`, the decoding one has."""
+    """An encoder-decoder or a stage of one.
+
+    In its batches, the decoding part has `starts`; the prompts' part has none.
+    """
 
     layers: tuple[T5Layer, ...]
     encoder: tuple[T5Layer, ...]
@@ -32,16 +35,17 @@ class EncoderDecoder(Model):
 
     @property
     def cached_layers(self) -> int:
-        """Layers of its KV cache: the decoder's, and at least one, which encoder layers use meanwhile."""
+        """Layers of its KV cache: the decoder's, and at least one, which encoder layers use during prefill."""
         return max(1, len(self.layers))
 
     @torch.inference_mode()
     def forward(
         self, batch: Batch, cache: KVCache, x: torch.Tensor | None = None, between: Between = lambda: None
     ) -> torch.Tensor:
-        """One iteration: caches what the prompts' cross-attention and the decoding tokens need, and returns the states
-        [rows, hidden] after the last of its layers: of prompts, where that is the encoder's last, the encoder's output.
-        `between` as in `Model.forward`.
+        """Run one iteration, and return the states [rows, hidden] after its last layer.
+
+        Caches what the prompts' cross-attention and the decoding tokens need. For prompts, the states after the
+        encoder's last layer are the encoder's output. `between` as in `Model.forward`.
         """
         x = self.ends.embed(batch.tokens, batch.positions) if x is None else x
         prompts, decoding = batch.attention[0], batch.attention[-1]
@@ -57,8 +61,9 @@ class EncoderDecoder(Model):
 
     @torch.inference_mode()
     def cache_encoded(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
-        """Cache every decoder layer's cross-attention keys and values of the encoder's output [tokens, hidden], at
-        slots int64 [tokens].
+        """Cache every decoder layer's cross-attention keys and values of the encoder's output [tokens, hidden].
+
+        They are written to slots int64 [tokens].
         """
         # Not strict: without a decoder layer the cache still has one layer.
         for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=False):
@@ -67,7 +72,7 @@ class EncoderDecoder(Model):
     def _encode(
         self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache, between: Between
     ) -> torch.Tensor:
-        """Prompts x [rows, hidden] through the encoder: [rows, hidden]; cached after its last layer.
+        """Run prompts x [rows, hidden] through the encoder: [rows, hidden]; cache them after its last layer.
 
         Until then their slots in the first layer's cache hold the keys and values of the current encoder layer.
         """
@@ -85,7 +90,7 @@ class EncoderDecoder(Model):
     def _decode(
         self, x: torch.Tensor, part: AttentionBatch, slots: torch.Tensor, cache: KVCache, between: Between
     ) -> torch.Tensor:
-        """One token x [rows, hidden] of every decoding sequence through the decoder: [rows, hidden]."""
+        """Run one token x [rows, hidden] of every decoding sequence through the decoder: [rows, hidden]."""
         assert part.starts is not None
         inputs = (replace(part, contexts=part.starts, starts=None),)
         for layer, keys, values in zip(self.layers, cache.keys, cache.values, strict=True):

@@ -19,11 +19,11 @@ Shapes = dict[str, tuple[int, ...]]
 PREFIX = "transformer."
 """Prefix of tensor names that the first checkpoints left out."""
 EXTRAS = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
-"""Causal masks, which old checkpoints have."""
+"""Causal masks, which old checkpoints contain."""
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
-    """InputError for what these layers don't compute, by the config's key."""
+    """Refuse a config that these layers don't compute: InputError names its key."""
     refused = {
         "activation_function": config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"),
         "scale_attn_weights": not config.get("scale_attn_weights", True),
@@ -36,7 +36,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
-    """Names and shapes of the tensors outside the layers."""
+    """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
         f"{PREFIX}wte.weight": (spec.vocab, spec.hidden),
         f"{PREFIX}wpe.weight": (spec.context, spec.hidden),
@@ -49,7 +49,7 @@ def outer_shapes(spec: ModelSpec) -> Shapes:
 
 
 def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
-    """Names and shapes of one layer's tensors; matrices are stored [inputs, outputs]."""
+    """Return names and shapes of one layer's tensors; matrices are stored [inputs, outputs]."""
     shapes: Shapes = {}
     query = spec.heads * spec.head_size
     matrices = {
@@ -69,13 +69,16 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[GPT2Layer], GPT2Ends]":
-    """These layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head where asked for."""
     ends = GPT2Ends(spec, config, weights, embedding, head)
     return [GPT2Layer(spec, config, weights, layer, shard) for layer in layers], ends
 
 
 class GPT2Layer:
-    """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
+    """One decoder layer, or a shard of it.
+
+    Its attention kernel is called between its two halves.
+    """
 
     window = None
 
@@ -104,14 +107,17 @@ class GPT2Layer:
     def before_attention(
         self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
+        """Compute x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
         normed = layer_norm(x, *self.input_norm, self.epsilon)
         q, k, v = self.qkv(normed).view(len(x), 3, self.spec.heads, self.spec.head_size).unbind(1)
         kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
         return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden], overwritten, and the attention's output [rows, heads, head_size] → the layer's output."""
+        """Compute the layer's output from x [rows, hidden] and the attention's output [rows, heads, head_size].
+
+        x is overwritten.
+        """
         update = self.shard.all_reduce(self.output(attended.flatten(1)))
         return self.shard.all_reduce(in_row_chunks(self._feed_forward, update, x))
 
@@ -140,9 +146,9 @@ class GPT2Ends:
             )
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens], int64 [tokens] → [tokens, hidden]."""
+        """Embed tokens: int64 [tokens], positions int64 [tokens] → [tokens, hidden]."""
         return F.embedding(tokens, self.embedding) + F.embedding(positions, self.position_embedding)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocab]."""
+        """Compute the logits: [rows, hidden] → [rows, vocab]."""
         return self.head(layer_norm(x, *self.norm, self.epsilon))

@@ -1,7 +1,7 @@
-"""Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; and what differs from it by a little.
+"""Llama: RMSNorm, rotary embedding, grouped-query attention, SwiGLU; and architectures that differ little from it.
 
-Mistral's attention sees a window, Qwen 2 adds biases to queries, keys and values and may have a window in its later
-layers, Qwen 3 normalises every head's query and key.
+Mistral's attention has a window. Qwen 2 adds biases to queries, keys and values, and may have a window in its later
+layers. Qwen 3 normalises every head's query and key.
 """
 
 import functools
@@ -30,12 +30,12 @@ EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|s
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
-    """InputError for what these layers don't compute, by the config's key."""
+    """Refuse a config that these layers don't compute: InputError names its key."""
     kind, types = config.get("model_type"), config.get("layer_types") or []
     _, parameters = _rope(config, name)
     refused = {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
-        "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # which has its own biases always
+        "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # qwen2 always has its own biases
         "mlp_bias": bool(config.get("mlp_bias")),
         "sliding_window": bool(config.get("sliding_window")) and kind == "llama",
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0) != 1.0,
@@ -49,7 +49,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
-    """Names and shapes of the tensors outside the layers."""
+    """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {"model.embed_tokens.weight": (spec.vocab, spec.hidden), "model.norm.weight": (spec.hidden,)}
     if not spec.tied_embeddings:
         shapes["lm_head.weight"] = (spec.vocab, spec.hidden)
@@ -57,7 +57,7 @@ def outer_shapes(spec: ModelSpec) -> Shapes:
 
 
 def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
-    """Names and shapes of one layer's tensors."""
+    """Return names and shapes of one layer's tensors."""
     query, kv = spec.heads * spec.head_size, spec.kv_heads * spec.head_size
     shapes: Shapes = {
         "input_layernorm": (spec.hidden,),
@@ -83,7 +83,7 @@ _ROPE = {
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-"""Types of rotary embeddings that run, and the parameters that each needs."""
+"""Types of rotary embeddings that can be run, and the parameters that each needs."""
 
 
 def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
@@ -112,7 +112,7 @@ def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
 
 
 def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines by position, each float32 [context, head_size / 2]."""
+    """Return the cosines and sines by position, each float32 [context, head_size / 2]."""
     kind, parameters = _rope(config, spec.name)
     theta = parameters["rope_theta"]
     frequencies = 1.0 / theta ** (torch.arange(0, spec.head_size, 2, dtype=torch.float32) / spec.head_size)
@@ -125,7 +125,10 @@ def rotary_tables(config: dict[str, Any], spec: ModelSpec) -> tuple[torch.Tensor
 
 
 def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's stretching of the context: slow waves slowed by `factor`, fast ones kept, a ramp between."""
+    """Return the frequencies after Llama 3.1's context extension.
+
+    Low frequencies are divided by `factor`, high ones kept, with a ramp between.
+    """
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -135,14 +138,17 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[LlamaLayer], LlamaEnds]":
-    """These layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head where asked for."""
     tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
     ends = LlamaEnds(spec, config, weights, embedding, head)
     return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends
 
 
 class LlamaLayer:
-    """One decoder layer, or a shard of it. Its attention kernel is called between its two halves."""
+    """One decoder layer, or a shard of it.
+
+    Its attention kernel is called between its two halves.
+    """
 
     def __init__(
         self, spec: ModelSpec, config: dict[str, Any], weights: Weights, layer: int, shard: Shard, tables: Any
@@ -179,12 +185,12 @@ class LlamaLayer:
     def before_attention(
         self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
+        """Compute x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
         spec, tokens = self.spec, len(slots)
         qkv = self.qkv(rms_norm(x, self.input_norm, self.epsilon)).view(len(x), -1, spec.head_size)
         both = spec.heads + spec.kv_heads
         if self.head_norm is not None:
-            # Of values too, for nothing: rows of one stride need no copy.
+            # This also normalises values, without need: rows with one stride need no copy.
             normed = rms_norm(qkv.view(-1, spec.head_size), self.ones, self.epsilon).view(qkv.shape)
             torch.mul(normed[:, :both], self.head_norm, out=qkv[:, :both])
         q, new = qkv[:, : spec.heads], qkv[:tokens]
@@ -202,7 +208,10 @@ class LlamaLayer:
         return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """x [rows, hidden], overwritten, and the attention's output [rows, heads, head_size] → the layer's output."""
+        """Compute the layer's output from x [rows, hidden] and the attention's output [rows, heads, head_size].
+
+        x is overwritten.
+        """
         x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
         return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
 
@@ -224,9 +233,9 @@ class LlamaEnds:
             self.head = PackedLinear(output_head(spec, weights, lambda: self.embedding if embedding else table()))
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens] → [tokens, hidden]."""
+        """Embed tokens: int64 [tokens] → [tokens, hidden]."""
         return F.embedding(tokens, self.embedding)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocab]."""
+        """Compute the logits: [rows, hidden] → [rows, vocab]."""
         return self.head(rms_norm(x, self.norm, self.epsilon))

@@ -1,4 +1,4 @@
-"""Loading: a model of a directory's weights, or of random ones, whole or a stage or shard of it."""
+"""Loading: a model with a directory's weights or random ones; the complete model, a stage or a shard of it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -30,12 +30,15 @@ def load_model(
     device: torch.device = CPU,
     attention: str = "triton",
 ) -> Model:
-    """The model of a directory in the Hugging Face layout, or a stage of it: these layers or the first so many, whole
-    or a shard of each, with or without the embedding and the head. Only its own tensors are read, straight onto the
-    device. Of an encoder-decoder `layers` are the decoder's, and the encoder's the same numbers (all without `layers`)
-    unless `encoder_layers` tells others. `attention` as in `Model`.
+    """Load the model of a directory in the Hugging Face layout, or a stage of it.
 
-    InputError for what can't be run, cut or read.
+    A stage has `layers`: a range, or the first ones by number. It has them complete or a shard of each, with or without
+    the embedding and the head. Only its own tensors are read, straight onto the device. For an encoder-decoder,
+    `layers` are the decoder's; its encoder layers have the same numbers (all without `layers`) unless `encoder_layers`
+    is given. `attention` as in `Model`.
+
+    Raises:
+        InputError: The model can't be run, split or read.
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
@@ -55,7 +58,7 @@ def random_model(
     device: torch.device = CPU,
     attention: str = "triton",
 ) -> Model:
-    """A model of these sizes with random weights, of all layers or only so many: what the profiler measures."""
+    """Return a model of these sizes with random weights, with all layers or `layers` of them, for the profiler."""
     weights = RandomWeights(torch_dtype(dtype), seed, device)
     return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention)
 
@@ -104,7 +107,7 @@ def _encoder_decoder(
     shard: Shard,
     ends: tuple[bool, bool, bool],
 ) -> EncoderDecoder:
-    """These layers of both stacks, with or without the embedding, the encoder's end and the head."""
+    """Return these layers of both stacks, with or without the embedding, the encoder's end and the head."""
 
     def stack(name: str, layers: range) -> tuple[t5.T5Layer, ...]:
         return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers)
@@ -130,7 +133,7 @@ def _encoder_decoder(
 
 
 def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """The config with the special tokens of generation_config.json, where that has any, as `generate` takes them."""
+    """Return the config with the special tokens of generation_config.json, if it has any, as `generate` takes them."""
     path = directory / "generation_config.json"
     if not path.is_file():
         return config
@@ -141,7 +144,7 @@ def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str
 
 
 def _eos(config: dict[str, Any], name: str) -> frozenset[int]:
-    """End-of-text tokens."""
+    """Return the end-of-text tokens."""
     value = config.get("eos_token_id")
     values = value if isinstance(value, list) else [] if value is None else [value]
     if not all(isinstance(v, int) for v in values):

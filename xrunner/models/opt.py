@@ -20,7 +20,7 @@ EXTRAS: tuple[str, ...] = ()
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
-    """InputError for what these layers don't compute, by the config's key."""
+    """Refuse a config that these layers don't compute: InputError names its key."""
     refused = {
         "do_layer_norm_before": not config.get("do_layer_norm_before", True),  # opt-350m
         "activation_function": config.get("activation_function", "relu") != "relu",
@@ -34,7 +34,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
-    """Names and shapes of the tensors outside the layers."""
+    """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
         "embed_tokens.weight": (spec.vocab, spec.hidden),
         "embed_positions.weight": (spec.context + _FIRST_POSITION, spec.hidden),
@@ -48,7 +48,7 @@ def outer_shapes(spec: ModelSpec) -> Shapes:
 
 
 def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
-    """Names and shapes of one layer's tensors."""
+    """Return names and shapes of one layer's tensors."""
     query = spec.heads * spec.head_size
     shapes: Shapes = {f"self_attn.{part}_proj.weight": (query, spec.hidden) for part in "qkv"}
     shapes |= {
@@ -65,7 +65,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> tuple[list[GPT2Layer], GPT2Ends]:
-    """These layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head where asked for."""
     ends = OPTEnds(spec, weights, embedding, head)
     return [OPTLayer(spec, weights, layer, shard) for layer in layers], ends
 

@@ -21,8 +21,12 @@ CHOICES = ("triton", "flashinfer", "auto")
 def choose_attention(
     asked: str | None, spec: ModelSpec, dtype: str, device: torch.device
 ) -> tuple[str, tuple[str, ...]]:
-    """The library that computes a model's attention on a device, `triton` (the default) or `flashinfer`, and for `auto`
-    a sentence that names it. InputError for an unknown name, and where FlashInfer is asked for and can't compute it.
+    """Return the library that computes a model's attention on a device: `triton` (the default) or `flashinfer`.
+
+    For `auto`, a sentence that names it is returned too.
+
+    Raises:
+        InputError: The name is unknown, or FlashInfer is asked for and can't compute it.
     """
     if asked not in (None, *CHOICES):
         raise InputError(f"Attention '{asked}' is not known: use one of {', '.join(CHOICES)}.")
@@ -38,13 +42,13 @@ def choose_attention(
 
 
 def check_attention(attention: str, spec: ModelSpec, dtype: str, device: torch.device) -> None:
-    """InputError where FlashInfer is to compute a model's attention and can't."""
+    """Raise InputError where FlashInfer is to compute a model's attention and can't."""
     if attention == "flashinfer" and (reason := _why_not(spec, dtype, device)):
         raise InputError(f"--attention flashinfer can't compute '{spec.name}' here: {reason}. Pass --attention triton.")
 
 
 def described(attention: str, device: torch.device) -> str | None:
-    """The library whose kernels compute attention, with FlashInfer's version; None on the CPU, which has no choice."""
+    """Return the library that computes attention, with FlashInfer's version; None on the CPU, which has no choice."""
     if device.type != "cuda":
         return None
     return attention if attention == "triton" else f"flashinfer {attention_flashinfer.flashinfer().__version__}"
@@ -57,8 +61,9 @@ def _why_not(spec: ModelSpec, dtype: str, device: torch.device) -> str | None:
 
 
 class Planning:
-    """FlashInfer's plans for one device's batches over its cache. `graph`: the sequences and the most blocks of a CUDA
-    graph's batch, for plans that a graph uses.
+    """FlashInfer's plans for one device's batches over its cache.
+
+    `graph`: the sequences and the most blocks of a CUDA graph's batch, for plans that a graph uses.
     """
 
     def __init__(self, model: Model, cache: KVCache, workspace: torch.Tensor, graph: tuple[int, int] | None = None):
@@ -68,18 +73,19 @@ class Planning:
 
     @staticmethod
     def of(model: Model, cache: KVCache) -> "Planning | None":
-        """The planning of a model over its cache; None unless FlashInfer computes its attention."""
+        """Return the planning of a model over its cache; None unless FlashInfer computes its attention."""
         if model.attention != "flashinfer":
             return None
         return Planning(model, cache, FlashInfer.new_workspace(model.device))
 
     def for_graph(self, sequences: int, blocks: int) -> "Planning":
-        """The planning of a CUDA graph's batches, in the same workspace."""
+        """Return the planning of a CUDA graph's batches, in the same workspace."""
         return Planning(self._model, self._cache, self._workspace, (sequences, blocks))
 
     def plan(self, attention: Sequence[tuple[Any, ...]]) -> list[FlashInfer]:
-        """Plan the parts of a batch, (begin, end, tables, offsets, contexts) as in `DeviceBatch.attention`. The plans
-        are valid until the next batch is planned.
+        """Plan the parts of a batch, (begin, end, tables, offsets, contexts) as in `DeviceBatch.attention`.
+
+        The plans are valid until the next batch is planned.
         """
         while len(self._parts) < len(attention):
             windows = {layer.window for layer in self._model.layers}
@@ -88,6 +94,6 @@ class Planning:
         return [part.plan(*arrays) for part, (_, _, *arrays) in zip(self._parts, attention, strict=False)]
 
     def planned(self, batch: Batch, attention: Sequence[tuple[Any, ...]]) -> Batch:
-        """The batch with the plans of its parts."""
+        """Return the batch with the plans of its parts."""
         parts = zip(batch.attention, self.plan(attention), strict=True)
         return replace(batch, attention=tuple(replace(part, work=plan) for part, plan in parts))

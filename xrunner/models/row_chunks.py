@@ -1,5 +1,7 @@
-"""Long batches in chunks of rows on the CPU: a chunk's intermediate results stay in its caches, and mapped memory is
-reused. A GPU gains neither and computes the whole batch at once: fewer launches of larger kernels.
+"""Long batches in chunks of rows on the CPU: a chunk's intermediate results stay in the CPU's caches.
+
+Mapped memory is also reused. A GPU gains neither and computes the whole batch at once: fewer launches of larger
+kernels.
 """
 
 from collections.abc import Callable
@@ -12,7 +14,7 @@ _ROWS = 1024
 
 
 def in_row_chunks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
-    """`function` of tensors [rows, width], whose rows it treats independently, computed chunk by chunk: [rows, ...]."""
+    """Compute `function` of tensors [rows, width] chunk by chunk: [rows, ...]. It must treat rows independently."""
     if len(tensors[0]) <= _ROWS or device.on_gpu(tensors[0]):
         return function(*tensors)
     return torch.cat([function(*chunk) for chunk in zip(*(t.split(_ROWS) for t in tensors), strict=True)])

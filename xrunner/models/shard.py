@@ -1,7 +1,7 @@
 """Shard: one device's share of every layer under tensor parallelism.
 
 Heads and the feed-forward's width are split: the matrices that produce them by outputs, those that consume them by
-inputs. A shard's contribution to the hidden states is then a partial sum, and the all-reduce gives the layer's.
+inputs. A shard's contribution to the hidden states is then a partial sum; the all-reduce gives the layer's output.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,10 @@ AllReduce = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Shard:
-    """Shard `rank` of `of`. The embedding and the head are not split: every shard has all of them."""
+    """Shard number `rank` of `of` shards.
+
+    The embedding and the head are not split: every shard has all of them.
+    """
 
     rank: int
     of: int
@@ -26,9 +29,10 @@ class Shard:
     all_reduce: AllReduce
 
     def share(self, spec: ModelSpec) -> ModelSpec:
-        """The sizes of a shard. With fewer KV heads than shards, several shards have a copy of one.
+        """Return the sizes of a shard. With fewer KV heads than shards, several shards have a copy of one.
 
-        InputError where the model can't be split so.
+        Raises:
+            InputError: The model can't be split so.
         """
         if self.of not in spec.tp_degrees(self.of):
             possible = ", ".join(map(str, spec.tp_degrees(spec.heads)))
@@ -37,8 +41,10 @@ class Shard:
         return replace(spec, heads=spec.heads // self.of, kv_heads=kv_heads, ffn=spec.ffn // self.of)
 
     def cut(self, tensor: torch.Tensor, shape: tuple[int, ...], side_by_side: int = 1) -> torch.Tensor:
-        """This shard's part, of shape `shape`, along the axis where the shapes differ; the tensor itself where none
-        does. Of `side_by_side` matrices in one tensor (query, key and value), the same part of each.
+        """Return this shard's part, of shape `shape`, along the axis where the shapes differ.
+
+        If no axis differs, return the tensor itself. If the tensor has `side_by_side` matrices (query, key and value),
+        the result has the same part of each.
         """
         for axis, (full, part) in enumerate(zip(tensor.shape, shape, strict=True)):
             if full != part:
@@ -49,7 +55,7 @@ class Shard:
         return tensor
 
     def once(self, term: torch.Tensor) -> torch.Tensor | None:
-        """A term of the sum over shards that must count once, a bias or the residual: the first shard adds it."""
+        """Return `term` on the first shard, else None: a bias or the residual, which must count once in the sum."""
         return term if self.rank == 0 else None
 
 

@@ -36,7 +36,7 @@ EXTRAS = (
 
 
 def check_config(config: dict[str, Any], name: str) -> None:
-    """InputError for what these layers don't compute, by the config's key."""
+    """Refuse a config that these layers don't compute: InputError names its key."""
     if config.get("feed_forward_proj", "relu") not in _ACTIVATIONS:
         raise InputError(
             f"Model '{name}' has feed_forward_proj = {config['feed_forward_proj']!r}, which can't be run: "
@@ -45,7 +45,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
-    """Names and shapes of the tensors outside the layers."""
+    """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
         "shared.weight": (spec.vocab, spec.hidden),
         "encoder.final_layer_norm.weight": (spec.hidden,),
@@ -58,7 +58,7 @@ def outer_shapes(spec: ModelSpec) -> Shapes:
 
 
 def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
-    """Names and shapes of the tensors of one layer of each stack, where it has so many."""
+    """Return names and shapes of the tensors of one layer of each stack, if the stack has that layer."""
     stacks = {"encoder": spec.encoder_layers, "decoder": spec.layers}
     return {k: v for stack, count in stacks.items() if layer < count for k, v in _shapes(spec, stack, layer).items()}
 
@@ -77,7 +77,7 @@ def _shapes(spec: ModelSpec, stack: str, layer: int) -> Shapes:
 
 
 _BUCKETS = 32
-"""Of relative positions, in every published T5."""
+"""Buckets of relative positions, in every published T5."""
 
 
 def _bias_name(stack: str) -> str:
@@ -85,8 +85,9 @@ def _bias_name(stack: str) -> str:
 
 
 def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, shard: Shard) -> torch.Tensor:
-    """What is added to scores by the distance of key and query, for `kernels/attention.py`: float32 [heads, 2 · D + 1],
-    D the distance from which on all are alike.
+    """Return what is added to scores by the distance of key and query, for `kernels/attention.py`.
+
+    float32 [heads, 2 · D + 1]; D is the distance from which on all distances share a bias.
     """
     buckets = config.get("relative_attention_num_buckets", _BUCKETS)
     most = config.get("relative_attention_max_distance", 128)
@@ -97,10 +98,10 @@ def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, sta
 
 
 def relative_buckets(most: int, buckets: int, both_ways: bool) -> torch.Tensor:
-    """The bucket of every distance from -most to most (after the query): int64 [2 · most + 1].
+    """Return the bucket of every distance from -most to most (key after the query): int64 [2 · most + 1].
 
-    Half of a direction's buckets are for one distance each, the others for ranges that grow logarithmically. Both ways,
-    each direction has half of all; else what lies ahead counts as here.
+    Half of a direction's buckets are for one distance each, the others for ranges that grow logarithmically. With
+    `both_ways`, each direction has half of all buckets; else keys after the query have distance 0.
     """
     distance = torch.arange(-most, most + 1)
     ahead = torch.zeros_like(distance)
@@ -118,8 +119,9 @@ def relative_buckets(most: int, buckets: int, both_ways: bool) -> torch.Tensor:
 
 
 class T5Layer:
-    """One layer of a stack, or a shard of it: self-attention, a decoder's cross-attention, and the feed-forward. The
-    attention kernel is called between the halves of each attention.
+    """One layer of a stack, or a shard of it: self-attention, a decoder's cross-attention, and the feed-forward.
+
+    The attention kernel is called between the halves of each attention.
     """
 
     window = None
@@ -152,14 +154,16 @@ class T5Layer:
     def before_attention(
         self, x: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
     ) -> torch.Tensor:
-        """x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
+        """Compute x [rows, hidden] → q [rows, heads, head_size]; see `decoder.Layer`."""
         q, k, v = self._heads(self.qkv(rms_norm(x, self.input_norm, self.epsilon)), 3)
         kv_write(k[: len(slots)], v[: len(slots)], keys, values, slots)
         return q
 
     def after_attention(self, x: torch.Tensor, attended: torch.Tensor, cross: Attend | None = None) -> torch.Tensor:
-        """x [rows, hidden], overwritten, and what self-attention gave, [rows, heads, head_size] → the layer's output. A
-        decoder's is given `cross`: what cross-attention makes of its queries, [rows, heads, head_size] both.
+        """Compute the layer's output from x [rows, hidden] and self-attention's output [rows, heads, head_size].
+
+        x is overwritten. A decoder's layer gets `cross`, which computes cross-attention of its queries,
+        [rows, heads, head_size] both.
         """
         x = self.shard.all_reduce(self.output(attended.flatten(1), residual=self.shard.once(x)))
         if cross:
@@ -168,7 +172,10 @@ class T5Layer:
         return self.shard.all_reduce(in_row_chunks(self._feed_forward, x))
 
     def cross_keys_values(self, encoded: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The encoder's output [tokens, hidden] → cross-attention's k and v, each [tokens, heads, head_size]."""
+        """Compute cross-attention's k and v from the encoder's output [tokens, hidden].
+
+        Each is [tokens, heads, head_size].
+        """
         k, v = self._heads(self.cross_projection(encoded), 2)
         return k, v
 
@@ -177,12 +184,12 @@ class T5Layer:
         return self.down(geglu(inner) if self.spec.gated else inner, residual=self.shard.once(x))
 
     def _heads(self, x: torch.Tensor, parts: int) -> tuple[torch.Tensor, ...]:
-        """[tokens, parts · heads · head_size] → so many of [tokens, heads, head_size]."""
+        """Split [tokens, parts · heads · head_size] into `parts` tensors [tokens, heads, head_size]."""
         return x.view(len(x), parts, self.spec.heads, self.spec.head_size).unbind(1)
 
 
 class T5Ends:
-    """The embedding, what follows each stack, and the head, where a stage holds them."""
+    """The embedding, the final norm of each stack, and the head, where a stage holds them."""
 
     def __init__(
         self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, encoder_end: bool, head: bool
@@ -203,14 +210,14 @@ class T5Ends:
             )
 
     def embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """int64 [tokens] → [tokens, hidden]."""
+        """Embed tokens: int64 [tokens] → [tokens, hidden]."""
         return F.embedding(tokens, self.embedding)
 
     def encoded(self, x: torch.Tensor) -> torch.Tensor:
-        """The encoder's last layer's output → what its cross-attention reads, [tokens, hidden]."""
+        """Normalise the encoder's last layer's output: what cross-attention reads, [tokens, hidden]."""
         assert self.encoder_norm is not None, "the encoder ends on another stage"
         return rms_norm(x, self.encoder_norm, self.epsilon)
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocab]."""
+        """Compute the logits: [rows, hidden] → [rows, vocab]."""
         return self.head(rms_norm(x, self.decoder_norm, self.epsilon) * self.scale)

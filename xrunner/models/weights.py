@@ -18,22 +18,26 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The torch dtype of that name; InputError for one that models don't run in."""
+    """Return the torch dtype of that name.
+
+    Raises:
+        InputError: Models don't run in it.
+    """
     if name not in DTYPES:
         raise InputError(f"Models can't run in dtype '{name}' here: use {' or '.join(DTYPES)}.")
     return DTYPES[name]
 
 
 class Weights(Protocol):
-    """Gives tensors by name, on a device."""
+    """A source of tensors by name, on a device."""
 
     device: torch.device
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor of that name, which must have that shape."""
+        """Return the tensor of that name, which must have that shape."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a tensor."""
+        """Return whether there is such a tensor."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class StoredTensor:
 
     name: str
     dtype: str | None
-    """As safetensors names it: F32, BF16, F8_E4M3, …; None: this machine doesn't have the file."""
+    """As safetensors names it: F32, BF16, F8_E4M3, …; None: the file is not on this machine."""
     file: Path
 
 
@@ -57,8 +61,10 @@ class SafetensorsWeights:
         self._where = self._index()
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """The tensor in this source's dtype on its device; InputError names the file or tensor that is missing, torn or
-        misshapen.
+        """Return the tensor in this source's dtype on its device.
+
+        Raises:
+            InputError: The file or tensor is missing, torn or misshapen; the message names it.
         """
         if name not in self._where:
             raise InputError(f"The weights in '{self.directory}' lack the tensor '{name}'.")
@@ -124,7 +130,7 @@ class SafetensorsWeights:
 
 
 class RandomWeights:
-    """Tensors drawn at random, so scaled that every layer changes its input and greedy output doesn't degenerate."""
+    """Tensors drawn at random, scaled so that every layer changes its input and greedy output doesn't degenerate."""
 
     def __init__(self, dtype: torch.dtype, seed: int = 0, device: torch.device = CPU):
         self.dtype = dtype
@@ -132,7 +138,10 @@ class RandomWeights:
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Norms are one, biases small; matrices keep their input's scale, the embeddings and head give it 1 and 3."""
+        """Draw a tensor of that shape.
+
+        Norms are one and biases small. Matrices keep their input's scale; the embeddings give it 1 and the head 3.
+        """
         if len(shape) == 1:
             if name.endswith("bias"):
                 drawn = torch.randn(shape, generator=self._generator, device=self.device)
@@ -159,8 +168,9 @@ def read(weights: Weights, prefix: str, name: str, shape: tuple[int, ...]) -> to
 
 
 def output_head(spec: ModelSpec, weights: Weights, embedding: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """The head's matrix, [vocab, hidden]. A tied one is the embedding, unless the files hold a head of its own, which
-    transformers uses too.
+    """Return the head's matrix, [vocab, hidden].
+
+    A tied head is the embedding, unless the files hold a separate head, which transformers uses too.
     """
     if spec.tied_embeddings and "lm_head.weight" not in weights:
         return embedding()
@@ -172,7 +182,10 @@ _EMBEDDINGS = ("shared.weight", "embed_tokens.weight", "embed_positions.weight",
 
 
 def _inputs(name: str, shape: tuple[int, ...]) -> int:
-    """Number of inputs that a matrix sums over: 1 for an embedding; GPT-2 stores its matrices [inputs, outputs]."""
+    """Return the number of inputs that a matrix sums over.
+
+    It is 1 for an embedding. GPT-2 stores its matrices [inputs, outputs].
+    """
     if name.endswith(_EMBEDDINGS):
         return 1
     return shape[0] if ".c_" in name else shape[1]

@@ -1,1 +1,1 @@
-"""What one rank does: batches, compute, decoding graphs, warm-up."""
+"""One rank's work: batches, compute, decoding graphs, warm-up."""

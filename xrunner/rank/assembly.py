@@ -24,7 +24,7 @@ from xrunner.rank.sampling_state import SamplingState
 Array = np.ndarray
 
 _WITHOUT_STARTS = 3
-"""Number of arrays of a part of the attention without `starts`, which only an encoder-decoder's decoding has."""
+"""Number of arrays of an attention part without `starts`; only an encoder-decoder's decoding part has them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,10 @@ class _Part:
     attention: tuple[Array, ...]
     """Block tables, offsets and contexts, and `starts` in an encoder-decoder's decoding: see `AttentionBatch`."""
     rows: Array
-    """int64: rows after which a token is sampled: a prompt's last, none of an encoder-decoder's prompts."""
+    """int64: rows after which a token is sampled.
+
+    That is a prompt's last row; an encoder-decoder's prompts have none.
+    """
     receivers: list[Running]
     """Requests that get the sampled tokens."""
 
@@ -63,7 +66,7 @@ class _Decoding:
 
     @staticmethod
     def of(sequences: tuple[Sequence, ...], running: list[Running], blocks: list[list[int]]) -> "_Decoding":
-        """The arrays of these sequences, which have their blocks."""
+        """Return the arrays of these sequences, which have their blocks."""
         starts = [np.array([len(request.prompt) for request in running], dtype=np.int32)] if running[0].start else []
         offsets = np.arange(len(running) + 1, dtype=np.int32)
         return _Decoding(sequences, blocks, running, _tables(running), offsets, np.arange(len(running)), tuple(starts))
@@ -71,7 +74,7 @@ class _Decoding:
 
 @dataclass(frozen=True, eq=False)
 class DeviceBatch:
-    """What a device gets for the forward pass of one micro-batch: the arrays of a `Batch`, and its span's facts."""
+    """The input of a device for the forward pass of one micro-batch: a `Batch`'s arrays, and the facts of its span."""
 
     phase: Phase
     micro_batch: int
@@ -87,30 +90,29 @@ class DeviceBatch:
     new_tokens: int
     """Tokens sampled after it: one for each decoding sequence and for each prompt that ends here."""
     transferred: Array | None = None
-    """Blocks transferred to the decoding side afterwards, where disaggregated: int64 [n]"""
+    """Blocks that are sent to the decoding side afterwards, where disaggregated: int64 [n]"""
     sampling: tuple[Array, ...] | None = None
     """See `sampling_arrays`; None: all greedy."""
     edits: tuple[Array, ...] | None = None
     """See `edit_arrays`; None: no row's logits are edited."""
     logprobs: tuple[Array, int] | None = None
-    """See `logprob_rows`; None: nobody asks for log-probabilities."""
+    """See `logprob_rows`; None: no request asks for log-probabilities."""
     prompt_logprobs: PromptRows | None = None
     """See `prompt_logprob_rows`."""
     fed: tuple[Array, Array] | None = None
-    """Rows whose tokens aren't known here, and their places among those that this rank has sampled last: int64 [n]
-    each."""
+    """Rows whose tokens aren't known on the host, and their places among the tokens sampled last: int64 [n] each."""
     work_lists: tuple[tuple[Array, ...], ...] = ()
-    """For each part of the attention the arrays of its `WorkList`, or none; see `with_work_lists`."""
+    """For each attention part the arrays of its `WorkList`, or none; see `with_work_lists`."""
 
     @property
     def prompts(self) -> int:
-        """Number of leading rows that are prompts', in an encoder-decoder."""
+        """Number of leading rows that belong to prompts, in an encoder-decoder."""
         _, end, *arrays = self.attention[0]
         return end if len(arrays) == _WITHOUT_STARTS else 0
 
     @property
     def decoding_blocks(self) -> Array:
-        """The blocks of the decoding sequences, in an encoder-decoder: int32 [sequences, most blocks]"""
+        """The blocks of the decoding sequences, in an encoder-decoder: int32 [sequences, most blocks]."""
         _, _, tables, *other_arrays = self.attention[-1]
         return tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
 
@@ -123,14 +125,14 @@ class DeviceBatch:
 
     @property
     def sampling_arrays(self) -> list[Array]:
-        """Those of `arrays` that only the rank that samples needs."""
+        """The part of `arrays` that only the sampling rank needs."""
         logprobs = [] if self.logprobs is None else [self.logprobs[0]]
         prompts = [] if self.prompt_logprobs is None else self.prompt_logprobs[:2]
         return [*(self.sampling or ()), *(self.edits or ()), *logprobs, *prompts]
 
     @property
     def result_size(self) -> int:
-        """Elements of what `Worker.run` returns on the rank that samples."""
+        """Number of elements that `Worker.run` returns on the sampling rank."""
         rows, most = self.logprobs or ((), 0)
         prompt_rows, *_, prompt_most = self.prompt_logprobs or ((), 0)
         return 1 + self.new_tokens + len(rows) * (1 + 2 * most) + len(prompt_rows) * (1 + 2 * prompt_most)
@@ -141,7 +143,10 @@ class DeviceBatch:
         return itertools.zip_longest(self.attention, self.work_lists, fillvalue=())
 
     def with_work_lists(self, dealing: Dealing | None) -> "DeviceBatch":
-        """A copy with a work list for each part in which every sequence has one token; without a `dealing`, itself."""
+        """Return a copy with a work list for each part in which every sequence has one token.
+
+        Without a `dealing`, return the batch itself.
+        """
         if dealing is None:
             return self
         parts = ((end - begin, contexts) for begin, end, _, _, contexts, *_ in self.attention)
@@ -149,11 +154,11 @@ class DeviceBatch:
         return replace(self, work_lists=lists)
 
     def to_device(self, gpu: Gpu | None = None, state: SamplingState | None = None) -> Batch:
-        """Its tensors on a GPU, or on the CPU without one; with the sampling state on the rank that samples."""
+        """Return its tensors on a GPU, or on the CPU without one; with the sampling state on the sampling rank."""
         return self.of_tensors(send(self.arrays, gpu), state)
 
     def of_tensors(self, tensors: Items[torch.Tensor], state: SamplingState | None = None) -> Batch:
-        """The `Batch` of tensors in the order of `arrays`."""
+        """Return the `Batch` of tensors in the order of `arrays`."""
         remaining = iter(tensors)
         return Batch(
             tokens=next(remaining),
@@ -173,24 +178,25 @@ class DeviceBatch:
         )
 
     def sampling_of(self, tensors: Iterator[torch.Tensor], state: SamplingState) -> Sampling | None:
-        """The `Sampling` of the arrays' tensors, which are taken; enters new tokens into the state."""
+        """Return the `Sampling` of the arrays' tensors, which are consumed; enter new tokens into the state."""
         if self.sampling is None:
             return None
         count = len(self.sampling) + len(self.edits or ())
         return state.sampling(self.sampling, self.edits, list(itertools.islice(tensors, count)))
 
     def logprobs_of(self, tensors: Iterator[torch.Tensor]) -> LogProbs | None:
-        """The `LogProbs` of the rows' tensor, which is taken."""
+        """Return the `LogProbs` of the rows' tensor, which is consumed."""
         return None if self.logprobs is None else LogProbs(next(tensors), self.logprobs[1])
 
     def prompt_logprobs_of(self, tensors: Iterator[torch.Tensor]) -> PromptLogProbs | None:
-        """The `PromptLogProbs` of the rows' and the tokens' tensors, which are taken."""
+        """Return the `PromptLogProbs` of the rows' and the tokens' tensors, which are consumed."""
         asked = self.prompt_logprobs
         return None if asked is None else PromptLogProbs(next(tensors), next(tensors), asked[-1])
 
     def padded(self, sequences: int, width: int, scratch: int, block_size: int) -> "DeviceBatch":
-        """A copy of a decoding batch, padded to `sequences` sequences, which write to block `scratch` alone, and to
-        tables of `width` blocks. States of all rows are computed, and no tokens sampled.
+        """Return a copy of a decoding batch, padded to `sequences` sequences and to tables of `width` blocks.
+
+        The padding sequences write only to block `scratch`. States of all rows are computed, and no tokens are sampled.
         """
         (_, _, tables, _, contexts, *starts) = self.attention[0]
         count = self.computed
@@ -215,8 +221,9 @@ class DeviceBatch:
 
 
 class Assembler:
-    """Makes device batches of micro-batches. A decoding batch's tables are rebuilt when a sequence joins or leaves it.
+    """Makes device batches from micro-batches.
 
+    A decoding batch's tables are rebuilt when a sequence joins or leaves it.
     `running` is by `Sequence.index`. A finished sequence of a static batch computes its last cached token again, in
     place, which changes nothing.
     """
@@ -229,8 +236,10 @@ class Assembler:
     def __call__(
         self, micro_batch: MicroBatch, sampled: Mapping[int, int] | None = None
     ) -> tuple[DeviceBatch, list[Running]]:
-        """The device batch of a micro-batch, and the requests that its sampled tokens go to, in order. `sampled` are
-        the places of sequences, by their indices, among the tokens that were sampled last and aren't known here yet.
+        """Return the device batch of a micro-batch, and the requests that get its sampled tokens, in order.
+
+        `sampled` are places among the tokens sampled last, by sequence index, for tokens that aren't known on the host
+        yet.
         """
         parts = [self._encoding(micro_batch)] if micro_batch.encode else []
         if micro_batch.decode:
@@ -270,14 +279,14 @@ class Assembler:
         return replace(part, rows=part.rows[last], receivers=receivers)
 
     def _catching_up(self, running: list[Running]) -> _Part:
-        """Decoding where an encoder-decoder's preempted sequences compute their outputs again."""
+        """Assemble decoding where an encoder-decoder's preempted sequences compute their outputs again."""
         counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
         part = self._ragged(running, counts)
         starts = np.array([len(request.prompt) for request in running], dtype=np.int32)
         return replace(part, attention=(*part.attention, starts))
 
     def _ragged(self, running: list[Running], counts: Items[tuple[Sequence, int]]) -> _Part:
-        """The next tokens of sequences, as many as each computes."""
+        """Assemble the next tokens of sequences, as many as each computes."""
         for request in running:
             request.update_table()
         begins = [sequence.cached - sequence.finished for sequence, _ in counts]
@@ -317,13 +326,13 @@ class Assembler:
         )
 
     def _slots(self, sequences: Array, positions: Array, tables: Array) -> Array:
-        """Every token's slot in the cache, block · block_size + offset: int64 [tokens]."""
+        """Return every token's slot in the cache, block · block_size + offset: int64 [tokens]."""
         blocks, offsets = np.divmod(positions, self._block_size)
         return tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
 
 
 def _tables(running: list[Running]) -> Array:
-    """The sequences' block tables, padded with zeros: int32 [sequences, most blocks]."""
+    """Return the sequences' block tables, padded with zeros: int32 [sequences, most blocks]."""
     tables = [request.table for request in running if request.table is not None]
     padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)
     for row, table in zip(padded, tables, strict=True):
@@ -332,7 +341,7 @@ def _tables(running: list[Running]) -> Array:
 
 
 def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tuple[Array, Array] | None:
-    """`DeviceBatch.fed` of a micro-batch whose decoding rows begin at `begin`."""
+    """Return `DeviceBatch.fed` of a micro-batch whose decoding rows begin at `begin`."""
     rows = [(begin + i, sampled[s.index]) for i, s in enumerate(micro_batch.decode) if s.index in sampled]
     if not rows:
         return None
@@ -341,5 +350,5 @@ def _fed(micro_batch: MicroBatch, begin: int, sampled: Mapping[int, int]) -> tup
 
 
 def _filled(array: Array, count: int, value: int) -> Array:
-    """The array, padded with `value` to `count` elements."""
+    """Return the array, padded with `value` to `count` elements."""
     return np.concatenate([array, np.full(count - len(array), value, dtype=array.dtype)])

@@ -1,5 +1,6 @@
-"""Compute: a rank's share of a micro-batch on its device. On a GPU everything is queued: it is launched, and complete
-later.
+"""Compute: a rank's share of a micro-batch on its device.
+
+On a GPU everything is queued: a batch is launched first, and completes later.
 """
 
 from collections.abc import Callable
@@ -17,18 +18,18 @@ from xrunner.rank.sampling_state import SamplingState
 
 @dataclass(frozen=True)
 class Launched:
-    """A micro-batch that a device computes."""
+    """A micro-batch that a device is computing."""
 
     states: torch.Tensor
     """[rows, hidden]: after this rank's layers."""
     tokens: torch.Tensor | None
-    """int64, on the host: where this rank samples, what `Model.sample` returns."""
+    """int64, on the host: on the sampling rank, what `Model.sample` returns; else None."""
     moment: Moment | None
-    """When both are complete; None: they are."""
+    """The event when both are complete; None: they are complete already."""
 
 
 class Compute:
-    """One rank's layers, and its sampling.
+    """One rank's layers and its sampling.
 
     `gpu` is None on the CPU. `graphs`: whether the layers can be captured in CUDA graphs. `takes_states`: whether
     another stage is before this one. `wait` waits for the event at the end of every micro-batch, and calls `between`
@@ -50,22 +51,24 @@ class Compute:
         self.state = SamplingState(model.spec.vocab, model.device) if samples else None
         self._dealing, self.planning = Dealing.of(model, cache), Planning.of(model, cache)
         self._last = torch.empty(0)
-        """The tokens sampled last, on the device: int64 [tokens], and what follows them"""
+        """The tokens sampled last, on the device: int64 [tokens], followed by log-probabilities if asked for."""
         self.graphs = None
         if gpu and graphs:
             self.graphs = DecodeGraphs(model, cache, gpu, samples, takes_states, self.planning)
 
     def __call__(self, batch: DeviceBatch, x: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """A batch's states [rows, hidden], given x of the stage before, and where this rank samples what `Model.sample`
-        returns, on the host. Everything is complete when this returns.
+        """Return a batch's states [rows, hidden] and, on the sampling rank, `Model.sample`'s result on the host.
+
+        x are the states of the stage before. Everything is complete when this returns.
         """
         launched = self.launch(batch, x)
         self.complete(launched)
         return launched.states, launched.tokens
 
     def launch(self, batch: DeviceBatch, x: torch.Tensor | None, between: Between = lambda: None) -> Launched:
-        """Compute a batch, given the states x [rows, hidden] of the stage before. `between` is called between layers,
-        unless one graph has them all.
+        """Compute a batch, given the states x [rows, hidden] of the stage before.
+
+        `between` is called between layers, unless one graph computes all of them.
         """
         graph = self.graphs.replay(batch, x, self._feed) if self.graphs else None
         if graph is None:
@@ -85,14 +88,14 @@ class Compute:
         return self._launched(states, tokens)
 
     def _feed(self, batch: DeviceBatch, tokens: torch.Tensor) -> None:
-        """Put the tokens sampled last where a batch takes them as input, int64 [rows]."""
+        """Copy the tokens sampled last into a batch's input, int64 [rows], where the batch takes them."""
         if batch.fed is not None:
             rows, places = send(batch.fed, self._gpu)
             # `NO_TOKEN` has no embedding; what follows it is ignored.
             tokens.index_copy_(0, rows, self._last.index_select(0, places).clamp_(min=0))
 
     def _sampled(self, graph: DecodeGraph, batch: DeviceBatch) -> torch.Tensor:
-        """What `Model.sample` returns of a decoding batch, by the graph where all are greedy."""
+        """Return what `Model.sample` returns for a decoding batch; by the graph if all requests are greedy."""
         if self.state is None or (batch.sampling is None and batch.logprobs is None):
             return graph.greedy_tokens()[: batch.computed]
         tensors = iter(send(batch.sampling_arrays, self._gpu))
@@ -100,7 +103,7 @@ class Compute:
         return self._model.sample(graph.states[: batch.computed], sampling, logprobs)
 
     def _launched(self, states: torch.Tensor, tokens: torch.Tensor | None) -> Launched:
-        """What was queued, with the tokens' copy to the host."""
+        """Return the queued batch, with the tokens' copy to the host."""
         if self._gpu is None:
             return Launched(states, tokens, None)
         host = None

@@ -1,9 +1,10 @@
-"""CUDA graphs for decoding: a rank's layers of a decoding iteration as one call, where Python and some hundred launches
-would take longer than the GPU. On the rank that samples, final norm, head and argmax are a second graph, skipped where
-tokens aren't all greedy.
+"""CUDA graphs for decoding: a rank's layers of a decoding iteration as one call.
 
-A graph repeats the same kernels on the same tensors. So each of a few numbers of sequences has its graphs and buffers,
-and a batch is padded to the next such number with sequences in a scratch block. Graphs are captured in the warm-up,
+Without a graph, Python and some hundred launches would take longer than the GPU. On the sampling rank, final norm,
+head and argmax are a second graph, skipped where tokens aren't all greedy.
+
+A graph repeats the same kernels on the same tensors. So there are graphs and buffers for a few numbers of sequences.
+A batch is padded to the next such number with sequences in a scratch block. Graphs are captured in the warm-up,
 since capturing stops the device. Batches with prompts, or larger than the largest graph, run eagerly.
 """
 
@@ -26,9 +27,10 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class DecodeGraphs:
-    """The graphs of one rank's layers over its cache, whose last block is the scratch block. `samples`: whether the
-    rank samples tokens. `takes_states`: whether another stage is before this one. `planning`: that of FlashInfer, where
-    it computes attention.
+    """The graphs of one rank's layers over its cache, whose last block is the scratch block.
+
+    `samples`: whether the rank samples tokens. `takes_states`: whether another stage is before this one. `planning`:
+    FlashInfer's planning, where it computes attention.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class DecodeGraphs:
                 )
 
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None) -> "DecodeGraph | None":
-        """Run this rank's layers for a batch by a graph and return it, valid until the next batch; None where no graph
-        fits. Its rows beyond the batch's tokens are padding. `feed` puts tokens into its input that aren't known here.
+        """Run this rank's layers for a batch by a graph; return the graph, or None where no graph fits.
+
+        It is valid until the next batch. Its rows beyond the batch's tokens are padding. `feed` writes tokens that
+        aren't known on the host into its input.
         """
         index = bisect.bisect_left(SIZES, len(batch.tokens))
         graph = self._graphs.get(SIZES[index]) if batch.phase == "decode" and index < len(SIZES) else None
@@ -91,7 +95,7 @@ class DecodeGraph:
     ):
         self.size = len(padding.tokens)
         self.states = torch.empty(0)
-        """[size, hidden], after the layers"""
+        """[size, hidden], after the layers."""
         self._tokens = torch.empty(0)
         self._gpu, self._planning = gpu, planning
         self._buffer = torch.empty(packed_bytes(padding.arrays), dtype=torch.uint8, device=model.device)
@@ -125,14 +129,14 @@ class DecodeGraph:
         self._compute()
 
     def greedy_tokens(self) -> torch.Tensor:
-        """The likeliest token after each of the states: int64 [size], valid until the next batch."""
+        """Return the likeliest token after each of the states: int64 [size], valid until the next batch."""
         assert self._sample, "this rank doesn't sample"
         self._sample()
         return self._tokens
 
 
 def _empty(model: Model) -> DeviceBatch:
-    """A decoding batch without sequences."""
+    """Return a decoding batch without sequences."""
     none, empty = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
     attention = (
         0,

@@ -16,7 +16,7 @@ Array = np.ndarray
 
 @dataclass(eq=False)
 class Running:
-    """A request in the runner: what is not in the ledger's `Sequence`."""
+    """A request in the runner: the state that is not in the ledger's `Sequence`."""
 
     request: Request
     sequence: LedgerSequence
@@ -28,40 +28,40 @@ class Running:
     start_s: float | None = None
     first_token_s: float | None = None
     ended: bool = False
-    """Whether its last token is there, or it was cancelled; later tokens for it are ignored."""
+    """Whether its last token has come, or it was cancelled; later tokens for it are ignored."""
     start: tuple[int, ...] = ()
     """Tokens that an encoder-decoder caches before its output; see `Model.start`."""
     slot: int | None = None
     """Its row of the sampling state, while it runs with a penalty."""
     without_stops: Array | None = None
-    """The mask of all tokens but its stop tokens, int32 [ceil(vocab / 32)]; None without `min_tokens`."""
+    """The mask of all tokens except its stop tokens, int32 [ceil(vocab / 32)]; None without `min_tokens`."""
     tabled: list[int] | None = None
-    """The blocks of which the table was made; None where a transfer has set it."""
+    """The blocks from which the table was made; None where a transfer has set it."""
     entered: int = 0
-    """Tokens of its prompt and output entered in that row so far."""
+    """Number of its prompt's and output's tokens that have been entered in the sampling state's row."""
     constraint: Constraint | None = None
-    """Its grammar, which has got all tokens of the output so far."""
+    """Its grammar, which has consumed all tokens of the output so far."""
     logprobs: list[float] = field(default_factory=list)
-    """Of its output's tokens, where it asks for them."""
+    """Log-probabilities of its output's tokens, if it asks for them."""
     likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
     """As `Result.likeliest`."""
     prompt_logprobs: list[float | None] = field(default_factory=lambda: [None])
-    """Of the prompt's tokens, where it asks for them."""
+    """Log-probabilities of the prompt's tokens, if it asks for them."""
     prompt_likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=lambda: [()])
     """As `Result.prompt_likeliest`."""
     prompt_ordered: int = 1
-    """Tokens of the prompt whose log-probabilities have been ordered: the first has none."""
+    """Number of the prompt's tokens whose log-probabilities have been ordered: the first has none."""
     keys: list[bytes] = field(default_factory=list)
-    """Its sequence's: see `extend_keys`."""
+    """Its sequence's keys; see `extend_keys`."""
 
     @cached_property
     def greedy(self) -> bool:
-        """`Request.greedy`, asked for in every iteration."""
+        """`Request.greedy`, cached since every iteration reads it."""
         return self.request.greedy
 
     @cached_property
     def counted(self) -> bool:
-        """`Request.counted`, asked for in every iteration."""
+        """`Request.counted`, cached since every iteration reads it."""
         return self.request.counted
 
     @cached_property
@@ -71,7 +71,7 @@ class Running:
 
     @cached_property
     def logprobs_asked(self) -> int | None:
-        """`Request.logprobs`, asked for in every iteration."""
+        """`Request.logprobs`, cached since every iteration reads it."""
         return self.request.logprobs
 
     @cached_property
@@ -82,32 +82,35 @@ class Running:
 
     @property
     def needs_output(self) -> bool:
-        """Whether a token is chosen by those before it in another way than by the model."""
+        """Whether sampling a token needs the tokens before it other than as the model's input."""
         return self.slot is not None or self.constraint is not None
 
     @property
     def known(self) -> int:
-        """How many tokens of prompt, start and output there are so far."""
+        """Number of the known tokens of prompt, start and output."""
         return len(self.prompt) + len(self.start) + len(self.output)
 
     @property
     def lacks_output(self) -> bool:
-        """Whether tokens of the output that a preemption made part of the prompt haven't come yet."""
+        """Whether output tokens that a preemption made part of the prompt haven't come yet."""
         return len(self.output) < self.sequence.recomputed
 
     def extend_keys(self, block_size: int) -> None:
-        """Let the blocks be found that its known tokens fill: its prompt, and the output that has come."""
+        """Add keys for the blocks that its known tokens fill, so that they can be found.
+
+        The known tokens are its prompt and the output so far.
+        """
         if self.known >= (len(self.keys) + 1) * block_size:
             extend_keys(self.keys, [*self.request.prompt_ids, *self.output], block_size)
 
     def update_table(self) -> None:
-        """Make the block table, if there is none or the sequence has other blocks than it was made of."""
+        """Make the block table, if there is none or the sequence's blocks have changed."""
         blocks = self.sequence.blocks
         if self.table is None or (self.tabled is not None and self.tabled is not blocks):
             self.table, self.tabled = np.asarray(blocks, dtype=np.int32), blocks
 
     def enter(self) -> tuple[Sequence[int], list[int]]:
-        """The tokens of the prompt and of the output that the sampling state lacks; marks them as entered."""
+        """Return the tokens of the prompt and of the output that the sampling state lacks; mark them as entered."""
         begin, prompt = self.entered, len(self.prompt)
         self.entered = prompt + len(self.output)
         if begin >= prompt:
@@ -115,24 +118,24 @@ class Running:
         return self.request.prompt_ids[begin:], self.output[:]
 
     def mask(self, made: int) -> Array | None:
-        """Which tokens may be its output's at place `made`, as `LogitEdits.allowed`; None: all."""
+        """Return the tokens that are allowed at place `made` of the output, as `LogitEdits.allowed`; None: all."""
         without_stops = self.without_stops if made < self.request.min_tokens else None
         if self.constraint is None:
             return without_stops
         assert made == len(self.output), "a grammar's mask needs the token before"
         allowed = self.constraint.mask()
         both = allowed if without_stops is None else allowed & without_stops
-        return both if both.any() else allowed  # a grammar that must end goes before the shortest length
+        return both if both.any() else allowed  # a grammar that must end has priority over the shortest length
 
     def tokens(self, begin: int, end: int) -> Array:
-        """The tokens at these positions: int64 [end - begin]"""
+        """Return the tokens at these positions: int64 [end - begin]."""
         if end <= len(self.prompt):
             return self.prompt[begin:end]
         beyond = [self.token(position) for position in range(max(begin, len(self.prompt)), end)]
         return np.concatenate([self.prompt[begin:], np.array(beyond, dtype=np.int64)])
 
     def token(self, position: int) -> int:
-        """The token at a position of prompt, start and output; 0 for one that isn't known yet."""
+        """Return the token at a position of prompt, start and output; 0 if it isn't known yet."""
         beyond = position - len(self.prompt)
         if beyond < 0:
             return int(self.prompt[position])

@@ -1,4 +1,4 @@
-"""Sampling arrays: how the tokens of a batch are chosen, from its requests to what travels with a `DeviceBatch`."""
+"""Sampling arrays: how the tokens of a batch are sampled, from its requests to the arrays of a `DeviceBatch`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,15 +9,18 @@ from xrunner.rank.running import Running
 Array = np.ndarray
 Arrays = tuple[Array, ...]
 PromptRows = tuple[Array, Array, Array, int]
-"""Rows of a batch, the tokens after them, these tokens' sequences (by index) and places, int64 [n], [n] and [2, n]; and
-how many likeliest tokens each gets."""
+"""Rows of a batch and the tokens after them.
+
+Rows, int64 [n]; the tokens after them, [n]; these tokens' sequences (by index) and places, [2, n]; and the
+number of likeliest tokens that each gets.
+"""
 
 
 def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) -> tuple[Arrays | None, Arrays | None]:
-    """The arrays of a `Sampling` in order, without `seen`, then the slots of the sampling state to clear, int64 [n],
-    and the slots and tokens to enter there, int64 [2, n]; and those of its edits. None and None where all are greedy.
+    """Return the arrays of a `Sampling` and those of its edits; None and None where all requests are greedy.
 
-    `sampled` as in `Assembler`.
+    The first are in order, without `seen`. Then come the slots of the sampling state to clear, int64 [n],
+    and the slots and tokens to enter there, int64 [2, n]. `sampled` as in `Assembler`.
     """
     if all(receiver.greedy for receiver in receivers):
         return None, None
@@ -44,16 +47,19 @@ def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) ->
 
 
 def logprob_rows(receivers: Sequence[Running]) -> tuple[Array, int] | None:
-    """The rows of requests that ask for log-probabilities, int64 [n], and the most that one of them asks for; None
-    where none does. Requests that have ended count: their results are read by the same rule.
+    """Return the rows of requests that ask for log-probabilities, int64 [n], and the most that one of them asks for.
+
+    Return None where no request asks. Ended requests count: their results are read by the same rule.
     """
     asked = [(row, r.logprobs_asked) for row, r in enumerate(receivers) if r.logprobs_asked is not None]
     return (np.array([row for row, _ in asked], dtype=np.int64), max(most for _, most in asked)) if asked else None
 
 
 def prompt_logprob_rows(encode: Sequence[tuple[Running, int]]) -> PromptRows | None:
-    """Tokens of prompts whose log-probabilities a micro-batch gives, of its prompts and how many tokens each computes;
-    None where none asks. Marks them as ordered: a preempted prompt is computed again, and they aren't.
+    """Return the prompt tokens whose log-probabilities a micro-batch computes; None where no request asks.
+
+    `encode` are its prompts and the number of tokens that each computes. The tokens are marked as ordered: when a
+    preempted prompt is computed again, they aren't ordered again.
     """
     places: list[tuple[int, int, int, int]] = []
     offset, most = 0, 0
@@ -75,9 +81,11 @@ def prompt_logprob_rows(encode: Sequence[tuple[Running, int]]) -> PromptRows | N
 def edit_arrays(
     receivers: Sequence[Running], made: Sequence[int], penalties: Array, entries: "_Entries"
 ) -> Arrays | None:
-    """The arrays of `LogitEdits` in order, without `seen` and `counts`, then the slots of the counts to clear, int64
-    [n], and the slots and tokens to count there, int64 [2, n]; None where no row is edited. `made` is how many tokens
-    of its output each row has. Edited rows' repetition penalties are taken out of `penalties`, float32 [rows].
+    """Return the arrays of `LogitEdits`; None where no row is edited.
+
+    They are in order, without `seen` and `counts`. Then come the slots of the counts to clear, int64 [n], and the slots
+    and tokens to count there, int64 [2, n]. `made` is the number of output tokens of each row. The repetition penalties
+    of edited rows are moved out of `penalties`, float32 [rows].
     """
     masks: list[Array] = []
     mask_of: dict[int, int] = {}
@@ -117,14 +125,14 @@ def edit_arrays(
 
 
 class _Entries:
-    """What is new to the sampling state."""
+    """The new entries of the sampling state."""
 
     def __init__(self) -> None:
         self.cleared: list[int] = []
         """Slots whose sequences begin."""
         self.slots: list[int] = []
         self.tokens: list[int] = []
-        """Of prompts and outputs, with their slots."""
+        """Tokens of prompts and outputs, with their slots."""
         self.uncounted: list[int] = []
         """Slots whose counted sequences begin."""
         self.counted_slots: list[int] = []
@@ -132,7 +140,7 @@ class _Entries:
         """Tokens of outputs that are counted, with their slots."""
 
     def enter(self, receiver: Running) -> None:
-        """Add what the state lacks of a sequence with a penalty."""
+        """Add the tokens of a sequence with a penalty that the state lacks."""
         slot = receiver.slot
         if slot is None:
             assert receiver.ended, "a sequence with a penalty has a slot"
@@ -153,6 +161,6 @@ class _Entries:
 
 
 def _log(shares: Sequence[float]) -> Array:
-    """The logarithms of shares, -inf of 0: float32 [shares]."""
+    """Return the logarithms of shares, -inf for 0: float32 [shares]."""
     with np.errstate(divide="ignore"):
         return np.log(np.array(shares, dtype=np.float64)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Sampling state: the tokens so far of each sequence with a penalty, on the rank that samples.
+"""Sampling state: the tokens so far of each sequence with a penalty, on the sampling rank.
 
 A sequence has a slot, which is a row, from the beginning of its prefill to its end. The driver allocates slots and
 sends only new tokens: the prompt with the sequence's first sampling, one output token with each later one.
@@ -15,7 +15,7 @@ from exegpt.kernels.sampling import Sampling
 _SLOT = 6
 """Index of the slots among the arrays of a sampling."""
 _UNCOUNTED = -2
-"""Index of the slots that begin to be counted among the arrays of edits."""
+"""Index of the slots whose counting begins, among the arrays of edits."""
 
 
 class Slots:
@@ -26,7 +26,7 @@ class Slots:
         self._count = 0
 
     def allocate(self) -> int:
-        """A free slot: the one that was freed last, or a new one."""
+        """Return a free slot: the one that was freed last, or a new one."""
         if self._free:
             return self._free.pop()
         self._count += 1
@@ -38,8 +38,9 @@ class Slots:
 
 
 class SamplingState:
-    """One byte per slot and token of the vocabulary, and a count where a sequence's tokens are counted, on the sampling
-    rank; doubles when a slot is beyond it.
+    """The sampling rank's record of sampled tokens; it doubles when a slot is beyond it.
+
+    One byte per slot and token of the vocabulary, and a count where a sequence's tokens are counted.
     """
 
     def __init__(self, vocab: int, device: torch.device):
@@ -52,8 +53,10 @@ class SamplingState:
     def sampling(
         self, arrays: Sequence[np.ndarray], edits: Sequence[np.ndarray] | None, tensors: Sequence[torch.Tensor]
     ) -> Sampling:
-        """A batch's sampling, after its new tokens are entered, from `DeviceBatch.sampling`'s arrays, those of its
-        edits, and all of them as tensors on the device.
+        """Return a batch's sampling, after its new tokens are entered.
+
+        `arrays` are those of `DeviceBatch.sampling`, `edits` those of its edits, and `tensors` all of them on the
+        device.
         """
         *rows, log_min_p, cleared, added = tensors[: len(arrays)]
         self.seen = _reserved(self.seen, arrays[_SLOT])
@@ -66,7 +69,7 @@ class SamplingState:
         return Sampling(*rows, self.seen, log_min_p if len(log_min_p) else None, made)
 
     def _edits(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> LogitEdits:
-        """A batch's edits, after its new tokens are counted."""
+        """Return a batch's edits, after its new tokens are counted."""
         *edits, cleared, added = tensors
         self.counts = _reserved(self.counts, arrays[_UNCOUNTED])
         if len(cleared):
@@ -79,7 +82,7 @@ class SamplingState:
 
 
 def _reserved(state: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
-    """The state [slots, vocab], grown where a slot is beyond it."""
+    """Return the state [slots, vocab], grown if a slot is beyond it."""
     (size, vocab), needed = state.shape, 1 + int(slots.max(initial=0))
     if needed <= size:
         return state

@@ -1,4 +1,4 @@
-"""Token masks: which tokens of the vocabulary may come, a bit each, as `LogitEdits.allowed` has them."""
+"""Token masks: the tokens of the vocabulary that are allowed, one bit each, as in `LogitEdits.allowed`."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -7,25 +7,25 @@ import numpy as np
 
 
 class Constraint(Protocol):
-    """What a sequence's output must keep to, as far as its tokens have come."""
+    """A rule that a sequence's output must follow, advanced by the tokens so far."""
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow."""
+        """Return whether no token can follow."""
 
     @property
     def failed(self) -> bool:
-        """Whether that is because it can't be followed."""
+        """Return whether the rule can't be followed any further."""
 
     def mask(self) -> np.ndarray:
-        """The tokens that may come next: int32 [ceil(vocab / 32)]."""
+        """Return the tokens that are allowed next: int32 [ceil(vocab / 32)]."""
 
     def consume(self, token: int) -> None:
-        """Go on by a token of the output."""
+        """Advance by a token of the output."""
 
 
 def mask_without(tokens: Iterable[int], vocab: int) -> np.ndarray:
-    """The mask of all tokens but these: int32 [ceil(vocab / 32)]."""
+    """Return the mask of all tokens except these: int32 [ceil(vocab / 32)]."""
     words = np.full(-(-vocab // 32), -1, dtype=np.int32)
     for token in tokens:
         words.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)

@@ -26,10 +26,10 @@ _SHAPES_S = 3.0
 """Seconds at most for the first calls of the matrix products by number of rows."""
 _MOST_ROWS = 1024
 _MOST_HEADS = 128
-"""More sequences than that rarely get a token at once."""
+"""Rows of the head's warm-up: more sequences than that rarely get a token at once."""
 
 _PROMPTS = (2, 4, 8, 16, 32, 64, 128)
-"""Lengths of prompts for which a GPU's attention has tiles of their own."""
+"""Lengths of prompts for which a GPU's attention has separate tiles."""
 
 _warm_rows: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
 """Numbers of rows with which a model's matrix products have run."""
@@ -37,22 +37,22 @@ _warm_rows: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Extent:
-    """The most that some requests can use."""
+    """The most that a set of requests can use."""
 
     blocks: int
     """KV blocks"""
     tokens: int
-    """computed in one iteration"""
+    """Tokens computed in one iteration"""
     sequences: int
-    """decoded in one iteration"""
+    """Sequences decoded in one iteration"""
     longest: int
     """KV blocks of one sequence"""
     prompts: int
-    """encoded in one iteration"""
+    """Prompts prefilled in one iteration"""
 
     @staticmethod
     def of(schedule: Schedule, sequences: Sequence[tuple[int, int]]) -> "Extent":
-        """The extent of requests of these (prompt, output) lengths under a schedule."""
+        """Return the extent of requests of these (prompt, output) lengths under a schedule."""
         pool = BlockPool(schedule.kv_blocks, schedule.block_size)
         start = bool(schedule.model.spec.encoder_layers)
         blocks = [pool.blocks_for(most_cached(prompt, output, start)) for prompt, output in sequences]
@@ -65,7 +65,10 @@ class Extent:
 
     @staticmethod
     def within(schedule: Schedule, input_tokens: int, max_output: int) -> "Extent":
-        """The extent of any number of requests of at most so many tokens: what an engine that stays open needs."""
+        """Return the extent of any number of requests of at most these lengths.
+
+        An engine that stays open needs it.
+        """
         sequences = schedule.control.of_kind("residents") or schedule.kv_blocks
         return Extent.of(schedule, [(input_tokens, max_output)] * sequences)
 
@@ -95,14 +98,15 @@ def warm_up(
     gpu: Gpu | None = None,
     planning: Planning | None = None,
 ) -> None:
-    """Do once what is slower the first time, on a cache without sequences. All ranks of a tensor-parallel group call it
-    at once.
+    """Do once what is slower the first time, on a cache without sequences.
 
-    On the CPU it compiles the attention kernels, maps the blocks that the run may use, and runs oneDNN's matrix
-    products, which are generated for every number of rows, with the numbers that iterations will have. On a GPU it
-    compiles every variant of the kernels that the run may need and captures the decoding graphs. Where a run is
-    `running` already, products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is
-    the rank's, where FlashInfer computes attention.
+    All ranks of a tensor-parallel group call it at once.
+
+    On the CPU it compiles the attention kernels and maps the blocks that the run may use. It also runs oneDNN's matrix
+    products with the numbers of rows of iterations: they are generated for every number. On a GPU it compiles every
+    variant of the kernels that the run may need and captures the decoding graphs. If a run is `running` already,
+    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is the rank's, where
+    FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
@@ -121,7 +125,7 @@ def warm_up(
 
 
 def _variants(extent: Extent) -> Iterator[tuple[int, int, int]]:
-    """(sequences, new tokens of each, blocks of a table) for which a GPU compiles other kernels."""
+    """Yield (sequences, new tokens of each, blocks of a table) for which a GPU compiles different kernels."""
     many = {2**i + 1 for i in range(6, (extent.prompts - 1).bit_length())}  # up to the next power of two; 1 up to 64
     widths = sorted({1, extent.longest})  # with a long table several programs share a sequence's keys
     yield from ((1, 1, width) for width in widths)
@@ -137,7 +141,10 @@ def _variants(extent: Extent) -> Iterator[tuple[int, int, int]]:
 def _run_once(
     model: Model, cache: KVCache, sequences: int, new: int, width: int, planning: Planning | None = None
 ) -> None:
-    """One forward pass of equal sequences, `new` tokens each, sampled greedily and at random; skipped if too long."""
+    """Run one forward pass of equal sequences, `new` tokens each; skip it if it is too long.
+
+    Tokens are sampled greedily and at random.
+    """
     blocks, _, block_size, _ = cache.values[0].shape
     context = max(2, new)
     if context > min(block_size * blocks, model.spec.longest_request or context):
@@ -154,16 +161,21 @@ def _run_once(
 def _forward(
     model: Model, cache: KVCache, batch: Batch, x: torch.Tensor | None, planning: Planning | None
 ) -> torch.Tensor:
-    if planning:  # which reads the tables, and so waits until what was planned before is computed
+    if planning:  # planning reads the tables, and so waits until earlier plans are computed
         (part,) = batch.attention
         batch = planning.planned(batch, [(part.begin, part.end, part.tables, part.offsets, part.contexts)])
     return model.forward(batch, cache, x)
 
 
 def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning | None = None) -> dict[str, str]:
-    """InputError unless a token can be sampled after one of two prompts, on a cache without sequences; no facts. A
-    stage that does not embed tokens gets states of zeros, and one without a head must have states that are not NaN.
+    """Check that a token can be sampled after one of two prompts, on a cache without sequences; return no facts.
+
+    A stage that does not embed tokens gets states of zeros. A stage without a head must compute at least one finite
+    value.
     All ranks of a tensor-parallel group call it at once.
+
+    Raises:
+        InputError: No token can be sampled.
     """
     usable = [_usable(model, cache, model.spec.vocab * place // 3, embeds, planning) for place in (1, 2)]
     cache.touch(1)
@@ -176,7 +188,10 @@ def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning 
 
 
 def _usable(model: Model, cache: KVCache, token: int, embeds: bool, planning: Planning | None) -> bool:
-    """Whether a stage's result after a prompt of one token, given twice if there is room, is of use."""
+    """Return whether a stage's result after a prompt of one token, repeated if there is room, is usable.
+
+    It must be a token; for a stage without a head, states with at least one finite value.
+    """
     blocks, _, block_size, _ = cache.values[0].shape
     length = min(2, block_size * blocks - len(model.start), model.spec.context)
     if length < 1:
@@ -194,7 +209,7 @@ def _usable(model: Model, cache: KVCache, token: int, embeds: bool, planning: Pl
 
 
 def _warm_up_rows(model: Model, cache: KVCache, extent: Extent) -> None:
-    """Run the matrix products with the numbers of rows of iterations, for `_SHAPES_S` at most."""
+    """Run the matrix products with the iterations' numbers of rows, for at most `_SHAPES_S`."""
     began = time.perf_counter()
     for rows in sorted(
         {computed_rows(n) for n in range(2, min(extent.tokens, _MOST_ROWS) + 1)} - _warm_rows.setdefault(model, set())
@@ -216,8 +231,10 @@ def alike(
     device: torch.device,
     dealing: Dealing | None = None,
 ) -> Batch:
-    """A batch of equal sequences that share the blocks from 0 on, with the last `new` of their `context` tokens, and
-    tables of at least `width` blocks. In an encoder-decoder's decoding the output's tokens begin at `start`.
+    """Return a batch of equal sequences that share the blocks from 0 on, with tables of at least `width` blocks.
+
+    Each has the last `new` of its `context` tokens. In an encoder-decoder's decoding the output's tokens begin at
+    `start`.
     """
     blocks, tokens = -(-context // block_size), sequences * new
     tables = [[*range(blocks), *[0] * (width - blocks)]] * sequences
@@ -234,7 +251,7 @@ def alike(
 
 
 def _samplings(model: Model) -> tuple[Sampling, Sampling]:
-    """Samplings of one row: with temperature, top-k, top-p and penalty; with min-p and all edits too."""
+    """Return samplings of one row: one with temperature, top-k, top-p and penalty; one with min-p and all edits too."""
     device, vocab = model.device, model.spec.vocab
     temperature, top_p, penalty, log_min_p = (torch.full((1,), value, device=device) for value in (0.7, 0.9, 1.1, -3.0))
     top_k = torch.ones(1, dtype=torch.int32, device=device)
@@ -249,7 +266,7 @@ def _samplings(model: Model) -> tuple[Sampling, Sampling]:
 
 @torch.inference_mode()
 def _products(model: Model, cache: KVCache, rows: int) -> None:
-    """One layer's matrix products, and the head's, for `rows` rows; other layers have the same shapes."""
+    """Run one layer's matrix products and the head's, for `rows` rows; other layers have the same shapes."""
     x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
     layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
     slots = torch.zeros(1, dtype=torch.int64)

@@ -21,7 +21,7 @@ from xrunner.rank.compute import Compute, Launched
 END = "end"
 """The order that ends a worker's run."""
 _SPANS_AT_ONCE = 16
-"""Some 3 KB: MPI takes as much at once, though nobody receives it any more."""
+"""About 3 KB: MPI sends that much at once, even if no rank receives it any more."""
 FREE = "free"
 """The notice that the first encoding stage is free for the next batch."""
 
@@ -49,20 +49,20 @@ class Worker:
         self.now: Callable[[], float] = lambda: 0.0
         """Seconds since the run began, the same on every rank."""
         self._ended = 0.0
-        """When the last batch was computed."""
+        """When the last batch was complete."""
         self.spans: list[Span] | None = []
-        """What it has computed; None: that isn't kept."""
+        """The spans of what it has computed; None: they aren't kept."""
         self._report_to: int | None = None
-        """The rank that gets the spans; None: they are kept here."""
+        """The rank that collects the spans; None: they are kept here."""
         self.between: Callable[[], object] = lambda: None
-        """What else this rank does between the layers of an iteration, and while it waits."""
+        """Called between the layers of an iteration, and while this rank waits."""
         self.gpu = gpu
         self.compute = self._compute()
         self.sending, self.receiving = self._kv_transfer()
         self.encoded = self._encoded_in_pipeline()
 
     def begin(self, now: Callable[[], float], record: bool = True, report_to: int | None = None) -> None:
-        """Start a run, whose spans are kept if asked to `record`, or sent to the rank `report_to`."""
+        """Start a run. Its spans are kept if `record`, or sent to the rank `report_to`."""
         self.now, self.spans, self._ended = now, [] if record else None, 0.0
         self._report_to = report_to
 
@@ -71,11 +71,11 @@ class Worker:
         return self.transport.wait(poll, self.between) if self.transport else wait(poll)
 
     def run(self, batch: DeviceBatch, start: float | None = None) -> torch.Tensor | None:
-        """Compute a batch; what `complete` returns."""
+        """Compute a batch, and return what `complete` returns."""
         return self.complete(self.launch(batch, start))
 
     def launch(self, batch: DeviceBatch, start: float | None = None) -> Running:
-        """Begin to compute a batch; its span begins at `start`, or when its states are there."""
+        """Begin to compute a batch; its span begins at `start`, or when its states have arrived."""
         place = self.place
         x = None if place.before is None else self._receive(batch, place.before)
         outputs = self.encoded.wait_for(batch.decoding_blocks) if self.encoded else 0
@@ -85,13 +85,15 @@ class Worker:
         return Running(batch, start, self.compute.launch(batch, x, self._between_layers))
 
     def is_complete(self, running: Running) -> bool:
-        """Whether a batch is computed."""
+        """Return whether a batch is computed."""
         moment = running.launched.moment
         return moment is None or moment.query()
 
     def complete(self, running: Running) -> torch.Tensor | None:
-        """Wait until a batch is computed, and pass its states on. Where this rank samples, returns the time of its end,
-        as the bits of a float64, and what `Model.sample` returns: int64 [batch.result_size].
+        """Wait until a batch is computed, and send its states on.
+
+        On the sampling rank, return int64 [batch.result_size]: the time of the batch's end, as the bits of a float64,
+        then the result of `Model.sample`.
         """
         batch, place = running.batch, self.place
         self.compute.complete(running.launched, self.between)
@@ -108,14 +110,14 @@ class Worker:
         return torch.cat([torch.tensor([end], dtype=torch.float64).view(torch.int64), tokens])
 
     def _report(self, spans: list[Span]) -> None:
-        """Send spans to where they are collected, as many at a time as MPI sends though nobody waits for them."""
+        """Send spans to the rank that collects them, as many at a time as MPI sends without a receiver."""
         if self._report_to is not None and len(spans) >= _SPANS_AT_ONCE:
             assert self.transport
             self.transport.post(spans, self._report_to, tag=SPANS)
             spans.clear()
 
     def _pass_on(self, batch: DeviceBatch, x: torch.Tensor) -> None:
-        """Send states [rows, hidden] to the stage after, and the encoder's output to the ranks that need it."""
+        """Send states [rows, hidden] to the next stage, and the encoder's output to the ranks that need it."""
         for rank in self.place.after:
             assert self.transport
             self.transport.send(x, rank, STATES)
@@ -126,18 +128,18 @@ class Worker:
             self.transport.send(x[: batch.prompts], rank, CACHE)
 
     def follow(self) -> None:
-        """Begin to take the driver's orders (`serve`)."""
+        """Begin to follow the driver's orders (`serve`)."""
         self.between = self._report_arrived
 
     def next_order(self) -> DeviceBatch | Arrival | str | None:
-        """The driver's next order, where one has come."""
+        """Return the driver's next order; None if none has come."""
         self.between()
         assert self.transport, "a single rank has no driver to serve"
         order: DeviceBatch | Arrival | str | None = self.transport.poll(self.place.driver)
         return order
 
     def obey(self, order: DeviceBatch | Arrival | str) -> bool:
-        """Do what the driver orders; whether there is more to come."""
+        """Do what the driver orders. Return whether more orders will come."""
         if isinstance(order, str):
             self.between = lambda: None
             self.drain()
@@ -158,12 +160,12 @@ class Worker:
         return True
 
     def drain(self) -> None:
-        """Receive what is still on its way here, at a run's end."""
+        """Receive what is still in transfer to this rank, at a run's end."""
         if self.encoded:
             self.encoded.drain()
 
     def _between_layers(self) -> None:
-        with torch.inference_mode(False):  # what is received may be copied when no layer is computed
+        with torch.inference_mode(False):  # a received tensor may be copied while no layer is computed
             if self.transport:
                 self.transport.progress()
             self.between()
@@ -175,7 +177,7 @@ class Worker:
                 self.transport.post(number, self.place.driver, tag=NOTICE)
 
     def _compute(self) -> Compute:
-        """This rank's layers on its device, with graphs where its all-reduces can be captured."""
+        """Return this rank's layers on its device, with graphs where its all-reduces can be captured."""
         place, transport = self.place, self.transport
         graphs = place.line[0].phase != "encode" and (place.tp == 1 or bool(transport and transport.capturable))
         arguments = self.model, self.cache, place.samples, self.gpu, graphs, place.before is not None
@@ -184,7 +186,7 @@ class Worker:
         return Compute(*arguments, wait=lambda moment, between: transport.wait(moment.query, between))
 
     def _kv_transfer(self) -> tuple[Sending | None, Receiving | EncodedReceiving | None]:
-        """This rank's side of the KV transfer, where disaggregated."""
+        """Return this rank's side of the KV transfer, where disaggregated."""
         phase = self.place.line[0].phase
         if phase == "both":
             return None, None
@@ -195,7 +197,7 @@ class Worker:
         return (Sending(*arguments), None) if phase == "encode" else (None, Receiving(*arguments))
 
     def _encoded_in_pipeline(self) -> EncodedReceiving | None:
-        """Receives the encoder's output from a later stage of the same pipeline."""
+        """Return the receives of the encoder's output from a later stage of the same pipeline; None if not needed."""
         needed = self.place.line[0].phase == "both" and self.place.encoded_by is not None
         return self._receives_encoded() if needed else None
 
@@ -204,8 +206,10 @@ class Worker:
         return EncodedReceiving(self.model, self.cache, self.place, self.transport, self.gpu)
 
     def _receive(self, batch: DeviceBatch, before: int) -> torch.Tensor:
-        """The states of a batch's rows from the stage before: [rows, hidden]. A new tensor each time, since layers work
-        in place and it may still be in transfer to the stage after when the next batch's states arrive.
+        """Return the states of a batch's rows from the stage before: [rows, hidden].
+
+        The tensor is new each time: layers work in place, and it may still be in transfer to the next stage when the
+        next batch's states arrive.
         """
         assert self.transport
         kind = torch_dtype(self.model.dtype)
@@ -214,7 +218,7 @@ class Worker:
 
 
 def serve(*workers: Worker) -> None:
-    """Run the orders of these workers' drivers on this rank, one at a time as they come, until each has had END."""
+    """Run the orders of these workers' drivers on this rank, one at a time as they come, until each has sent END."""
     serving = list(workers)
     for worker in serving:
         worker.follow()
@@ -238,8 +242,9 @@ def serve(*workers: Worker) -> None:
 
 
 def read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
-    """The time of a batch's end, its `count` tokens, and `log_probs` of them and of prompts, flat, from the tensor that
-    `Worker.run` returned.
+    """Return the time of a batch's end, its `count` tokens, and the `log_probs` of tokens and prompts, flat.
+
+    `result` is the tensor that `Worker.run` returned.
     """
     array = result.numpy()
     return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)
