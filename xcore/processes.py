@@ -39,6 +39,7 @@ class Processes:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[T]:
         """Call a module's function with each tuple of arguments, in several processes; return the results in order.
+
         Re-raises what the function raises. `progress` is called with (done, total) after each result.
         """
         if len(arguments) < 2 or (len(arguments) < self._worth and self._pool is None):

@@ -31,8 +31,7 @@ class Traits:
     grows: bool = False
     """Whether it allocates blocks as sequences get longer (`Ledger.grow`), so that admission may be *grow*."""
     caches_prefixes: bool = False
-    """Whether it prefills only the uncached part of a prompt (`Sequence.to_prefill`), so that prefixes may be cached.
-    """
+    """Whether it prefills only a prompt's uncached part (`Sequence.to_prefill`), so that prefixes may be cached."""
     splits_prompts: bool = False
     """Whether a prompt may be encoded in several iterations, which an encoder doesn't support."""
     complexity: float = inf
