@@ -11,8 +11,9 @@ from exegpt.kernels.work_list import TILE, WorkList, most_slots
 
 
 def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | None) -> None:
-    """Launch it with the arguments that `attention_gpu` gives both kernels: by a work list, or by `splits` programs for
-    each sequence and KV head.
+    """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
+
+    It runs by a work list, or by `splits` programs for each sequence and KV head.
     """
     q, kv_heads = common["q"], common["v_cache"].shape[1]
     if work is not None:
@@ -28,7 +29,7 @@ def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | N
     )
 
 
-# Parts of one array of tables begin anywhere in it.
+# Slices of one array of tables begin anywhere in it.
 @triton.jit(
     do_not_specialize=["window", "splits", "table_stride", "reach"],
     do_not_specialize_on_alignment=["block_table"],
@@ -67,7 +68,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     WINDOWED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """One new token of every sequence: this program's items of the work list, for one KV head."""
+    """Compute one new token of every sequence: this program's items of the work list, for one KV head."""
     pid, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     rows = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + rows % GROUP

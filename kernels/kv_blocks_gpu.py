@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 _BLOCK_SIZE = 2048
-"""Words that one program copies at most."""
+"""Most words that one program copies."""
 
 
 def copy_blocks_gpu(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: torch.Tensor, gather: bool) -> None:
-    """`kv_blocks.gather_blocks`, or else `scatter_blocks`, by Triton."""
+    """Run `kv_blocks.gather_blocks`, or else `scatter_blocks`, by Triton."""
     itemsize = buffer.element_size()
     part_bytes, block_bytes = buffer.shape[2] * itemsize, cache[0].stride(0) * itemsize
     addresses = tuple(tensor.data_ptr() for tensor in cache)
@@ -37,7 +37,7 @@ def copy_blocks_gpu(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer:
 
 @functools.lru_cache(maxsize=64)
 def _on_device(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Addresses on the device. A cache is allocated once, so its own are copied there once."""
+    """Return addresses on the device. A cache is allocated once, so its addresses are copied there once."""
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
@@ -53,7 +53,7 @@ def _copy(  # type: ignore[no-untyped-def]
     BLOCK_SIZE: tl.constexpr,  # words that a program copies
     ALIGNMENT: tl.constexpr,  # bytes that divide all addresses, a block and a part
 ):
-    """Some words of one block's part of one tensor."""
+    """Copy some words of one block's part of one tensor."""
     i, tensor = tl.program_id(0).to(tl.int64), tl.program_id(2)
     words = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     mask = words < part_words

@@ -1,7 +1,7 @@
-"""What the attention kernels share: the online softmax over tiles of keys, and results that several programs make.
+"""The common part of the attention kernels: the online softmax over tiles of keys, and results of several programs.
 
-Where several programs share the keys of the same rows, each leaves a partial result, and the one that finishes last
-merges them (flash-decoding, without a second launch).
+If several programs share the keys of the same rows, each leaves a partial result, and the one that finishes last merges
+them (flash-decoding, without a second launch).
 """
 
 from typing import Any
@@ -12,8 +12,9 @@ import triton.language as tl
 
 
 def partial_results(slots: int, q: torch.Tensor) -> dict[str, Any]:
-    """Room for partial results, float32 [slots, heads, head_size], and the log-sum-exp of each, [slots, heads]; None
-    for 0.
+    """Allocate partial results and their log-sum-exp; both are None for 0 slots.
+
+    They are float32 [slots, heads, head_size] and [slots, heads].
     """
     if not slots:
         return {"partial_out": None, "partial_lse": None}
@@ -36,7 +37,7 @@ def load_q(  # type: ignore[no-untyped-def]
     HEAD_DIM: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The queries of a tile of rows: [BLOCK_M, HEAD_DIM]."""
+    """Load the queries of a tile of rows: [BLOCK_M, HEAD_DIM]."""
     offs_d = tl.arange(0, HEAD_DIM)
     row = token.to(tl.int64) * q_stride_token + head * q_stride_head
     mask = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
@@ -71,12 +72,12 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr,  # whether some rows don't see all keys
     DTYPE: tl.constexpr,
 ):
-    """Online softmax over the tiles `begin` to `end` of keys."""
+    """Compute the online softmax over the tiles `begin` to `end` of keys."""
     offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, q.shape[1])
     in_head = (offs_d < HEAD_SIZE)[None, :]
     blocks = tl.cdiv(seen_end, BLOCK_SIZE)
-    # The numbers of a tile's blocks are loaded one iteration ahead and carried by the loop: if K and V hung on a load
-    # of their own iteration, Triton would spend its stages on that one, and keep a single buffer of K and V.
+    # The numbers of a tile's blocks are loaded one iteration ahead and carried by the loop. If K and V depended on a
+    # load of their own iteration, Triton would spend its stages on that load, and keep a single buffer of K and V.
     place = begin * BLOCK_N + offs_n
     block = tl.load(block_table + place // BLOCK_SIZE, mask=place // BLOCK_SIZE < blocks, other=0)
     for tile in range(begin, end):
@@ -85,8 +86,8 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         place = (tile + 1) * BLOCK_N + offs_n
         block = tl.load(block_table + place // BLOCK_SIZE, mask=place // BLOCK_SIZE < blocks, other=0)
 
-        # K needs no mask along the keys, scores have one. V does: what lies outside the sequence may be NaN, which it
-        # stays times a weight of zero. Values that only some rows see are finite: see `kv_write`.
+        # K needs no mask along the keys: scores have one. V needs one: values outside the sequence may be NaN, which
+        # times a weight of zero is NaN. Values that only some rows see are finite: see `kv_write`.
         k_at, v_at = k_cache + row[:, None] + offs_d[None, :], v_cache + row[:, None] + offs_d[None, :]
         k = (tl.load(k_at) if q.shape[1] == HEAD_SIZE else tl.load(k_at, mask=in_head, other=0.0)).to(DTYPE)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * sm_scale
@@ -136,10 +137,10 @@ def store_result(  # type: ignore[no-untyped-def]
     arrived_at,
     HEAD_SIZE: tl.constexpr,
 ):
-    """Store the result; or a partial one, and where it is the last of its rows, what comes of all."""
+    """Store the result, or a partial one; the last program of its rows stores the merged result."""
     offs_d = tl.arange(0, acc.shape[1])
     kept = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
-    l_i = tl.where(l_i > 0, l_i, 1.0)  # of rows that see nothing here: what they get is 0, with a weight of 2^-inf
+    l_i = tl.where(l_i > 0, l_i, 1.0)  # rows that see nothing here get 0, with a weight of 2^-inf
     acc = acc / l_i[:, None]
     out_at = out + out_row[:, None] + offs_d[None, :]
     if partial_out is None:
@@ -170,9 +171,9 @@ def _merged(  # type: ignore[no-untyped-def]
     kept,  # bool [BLOCK_M, HEAD_DIM]
     HEAD_SIZE: tl.constexpr,
 ):
-    """All parts' results, each weighted by its share of the sum of exponentials: float32 [BLOCK_M, HEAD_DIM].
+    """Merge all parts' results, each weighted by its share of the sum of exponentials: float32 [BLOCK_M, HEAD_DIM].
 
-    The order is the parts', whoever came last: the result is the same in every run.
+    The order is that of the parts, whichever came last: the result is the same in every run.
     """
     offs_d = tl.arange(0, kept.shape[1])
     acc = tl.zeros(kept.shape, tl.float32)
