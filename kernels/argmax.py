@@ -30,7 +30,7 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
     """Compute `argmax` in plain PyTorch."""
-    top, place = logits.max(dim=-1)  # NaN where any is
+    top, place = logits.max(dim=-1)  # NaN if any value is
     return place.where(top.isfinite(), NO_TOKEN)
 
 

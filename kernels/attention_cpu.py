@@ -233,11 +233,11 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
             past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
             blocks = -(-max(past, context + queries - 1) // block_size)
             skipped = max(starts[sequence], context - window if causal else 0) // block_size
-            begin = skipped * block_size  # what scores[:, 0] belongs to
+            begin = skipped * block_size  # the key of scores[:, 0]
             width = blocks * block_size - begin
             x = np.zeros((rows, head_size), np.float32)
             scores = np.empty((rows, width), np.float32)
-            unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # what each row sees lies between
+            unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
             for r in range(queries * group):
                 for d in range(head_size):
                     x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
@@ -261,7 +261,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                 if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
                     _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
                     continue
-                # What a row does not see may be NaN, of another sequence even, and stays so times a weight of zero.
+                # Values that a row does not see may be NaN, even another sequence's; NaN times a weight of zero is NaN.
                 for r in range(queries * group):
                     begins = max(unseen[r], at)
                     seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size

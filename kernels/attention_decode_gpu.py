@@ -50,7 +50,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     partial_out,  # float32 [slots, heads, HEAD_SIZE], or None
     partial_lse,  # float32 [slots, heads], or None
     sm_scale,  # times log2(e), as all scores are in powers of two
-    window,  # tokens that are seen, where WINDOWED
+    window,  # tokens that are seen, if WINDOWED
     splits,  # programs for each sequence and KV head, without a work list
     q_stride_token,
     q_stride_head,
@@ -60,7 +60,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     reach,
     GROUP: tl.constexpr,  # query heads of a KV head
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -123,9 +123,9 @@ def _attend_decode(  # type: ignore[no-untyped-def]
             HEAD_SIZE=HEAD_SIZE,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
-            CAUSAL=False,  # nothing lies behind the token
-            WINDOWED=False,  # it begins at `start`
-            MASKED=True,  # limited by memory: masks cost nothing, and a second loop would begin anew
+            CAUSAL=False,  # no token follows
+            WINDOWED=False,  # the window begins at `start`
+            MASKED=True,  # bound by memory: masks cost nothing, and a second loop would restart the pipeline
             DTYPE=DTYPE,
         )
         store_result(

@@ -50,7 +50,7 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     partial_out,  # float32 [splits * tokens, heads, HEAD_SIZE], or None
     partial_lse,  # float32 [splits * tokens, heads], or None
     sm_scale,  # times log2(e), as all scores are in powers of two
-    window,  # tokens that are seen, where WINDOWED
+    window,  # tokens that are seen, if WINDOWED
     tokens,
     sequences,
     q_stride_token,
@@ -61,12 +61,12 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     reach,
     GROUP: tl.constexpr,  # query heads of a KV head
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,  # tokens of a tile
     BLOCK_N: tl.constexpr,
-    SEQUENCES: tl.constexpr,  # a power of two, no fewer than there are
+    SEQUENCES: tl.constexpr,  # a power of two, at least `sequences`
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -74,7 +74,7 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     """Compute one tile of queries over one split of the keys that they see, for one KV head."""
     kv_head, split = tl.program_id(1), tl.program_id(2)
     kv_heads, splits = tl.num_programs(1), tl.num_programs(2)
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late ones see the most keys and go first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late tiles see the most keys and go first
     sequence, first, last = _find_tile(cu_seqlens_q, sequences, tile, BLOCK_Q, SEQUENCES)
     if first >= last:
         return

@@ -20,7 +20,7 @@ def njit(*arguments: Any, **options: Any) -> Any:
     def compiled(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(*arguments, **options)(function)
-        except Exception:  # of many kinds: numba's own, the system's, pickle's
+        except Exception:  # many types: numba's own, the system's, pickle's
             if not options.get("cache"):
                 raise
         kernel = numba.njit(*arguments, **options | {"cache": False})(function)  # raises the kernel's own errors again

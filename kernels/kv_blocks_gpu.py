@@ -46,10 +46,10 @@ def _copy(  # type: ignore[no-untyped-def]
     addresses_ptr,  # int64 [tensors]: of the cache's
     blocks_ptr,  # int64 [n]
     buffer_ptr,  # [tensors, n, part_words] words
-    part_words,  # of a block that are copied
-    block_words,  # from one block to the next
+    part_words,  # words of a block that are copied
+    block_words,  # words from one block to the next
     GATHER: tl.constexpr,
-    WORD: tl.constexpr,  # its dtype
+    WORD: tl.constexpr,  # dtype of a word
     BLOCK_SIZE: tl.constexpr,  # words that a program copies
     ALIGNMENT: tl.constexpr,  # bytes that divide all addresses, a block and a part
 ):

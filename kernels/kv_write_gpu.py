@@ -44,7 +44,7 @@ def _write(  # type: ignore[no-untyped-def]
     v_stride_token,
     v_stride_head,
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # tokens of a program
 ):

@@ -62,7 +62,9 @@ class PackedLinear:
             name, algorithm = _FUSED[self.activation]
             return ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
         if residual is not None and self.bias is None:
-            return residual.addmm_(x, self.weight.t())  # one launch; into another tensor, the residual is copied first
+            return residual.addmm_(
+                x, self.weight.t()
+            )  # one launch; another output tensor would copy the residual first
         y = F.linear(x, self.weight, self.bias)
         if self.activation:
             y = y.relu() if self.activation == "relu" else F.gelu(y, approximate="tanh")

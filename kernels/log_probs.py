@@ -24,8 +24,7 @@ def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> to
 
     Returns:
         float64 [n, 1 + 2·most], for each requested row: its token's log-probability, the greatest log-probabilities,
-            and
-        their tokens; of equals the lower token comes first. A row without a token has no meaningful values.
+        and their tokens; of equals the lower token comes first. A row without a token has no meaningful values.
     """
     tokens = tokens.clamp(min=0)
     if device.on_gpu(logits):  # no kernel of its own: requests are rare, and each row is read only a few times
@@ -42,7 +41,7 @@ def log_probs_reference(logits: torch.Tensor, tokens: torch.Tensor, asked: LogPr
     chosen = logits.index_select(0, asked.rows).float()
     x = torch.log_softmax(chosen, dim=1)
     own = x.gather(1, tokens.index_select(0, asked.rows).unsqueeze(1))
-    bits = (chosen + 0.0).view(torch.int32)  # both zeros are one
+    bits = (chosen + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     places = torch.arange(logits.shape[1] - 1, -1, -1, device=x.device)
     keys = (ordered.long() << 32) | places

@@ -58,6 +58,6 @@ def _norm(  # type: ignore[no-untyped-def]
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y = x_hat * weight + tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-    else:  # rounded before it is weighted, as models are trained
+    else:  # rounded before the weight is applied, as in training
         y = x_hat.to(out_ptr.dtype.element_ty).to(tl.float32) * weight
     tl.store(out_ptr + row * n_cols + cols, y.to(out_ptr.dtype.element_ty), mask=mask)

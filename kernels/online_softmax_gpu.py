@@ -1,6 +1,6 @@
 """The common part of the attention kernels: the online softmax over tiles of keys, and results of several programs.
 
-If several programs share the keys of the same rows, each leaves a partial result, and the one that finishes last merges
+If several programs share the keys of the same rows, each leaves a partial result. The program that finishes last merges
 them (flash-decoding, without a second launch).
 """
 
@@ -30,7 +30,7 @@ def load_q(  # type: ignore[no-untyped-def]
     q,  # [tokens, heads, HEAD_SIZE]
     token,  # [BLOCK_M], or one for all rows
     head,  # [BLOCK_M]
-    real,  # bool [BLOCK_M]: rows that do not only fill up
+    real,  # bool [BLOCK_M]: rows that aren't padding
     q_stride_token,
     q_stride_head,
     HEAD_SIZE: tl.constexpr,
@@ -58,7 +58,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     head,  # int32 [BLOCK_M]
     position,  # int32 [BLOCK_M]: of the queries
     start,  # the first key that is seen
-    seen_end,  # the first one behind it that is not
+    seen_end,  # the first later key that is not seen
     window,
     sm_scale,
     reach,
@@ -124,15 +124,15 @@ def store_result(  # type: ignore[no-untyped-def]
     acc,  # float32 [BLOCK_M, HEAD_DIM]
     l_i,  # float32 [BLOCK_M]
     m_i,  # float32 [BLOCK_M]
-    real,  # bool [BLOCK_M]: rows that do not only fill up
+    real,  # bool [BLOCK_M]: rows that aren't padding
     out,
     out_row,  # int64 [BLOCK_M]: where each row of the result begins
     partial_out,  # float32 [.., HEAD_SIZE], or None where nothing is split
     partial_lse,  # float32 [..], or None
     partial_row,  # int64 [BLOCK_M]: each row of the first part
     part_stride,  # rows from one part to the next
-    part,  # this program's
-    parts,  # of these rows' keys; fewer than two: the result is whole
+    part,  # index of this program's part
+    parts,  # number of parts of these rows' keys; fewer than two: the result is whole
     arrived,  # int32, zeros
     arrived_at,
     HEAD_SIZE: tl.constexpr,
@@ -152,7 +152,7 @@ def store_result(  # type: ignore[no-untyped-def]
             row = partial_row + part * part_stride
             tl.store(partial_out + row[:, None] * HEAD_SIZE + offs_d[None, :], acc, mask=kept)
             tl.store(partial_lse + row, m_i + tl.log2(l_i), mask=real)
-            # All threads' stores, then the count, which releases them and acquires those of the programs before.
+            # All threads' stores come first. The count then releases them and acquires those of earlier programs.
             tl.debug_barrier()
             if tl.atomic_add(arrived + arrived_at, 1, sem="acq_rel") == parts - 1:
                 tl.store(arrived + arrived_at, 0)

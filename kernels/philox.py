@@ -38,7 +38,7 @@ def philox(
     """
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(ROUNDS):
-        # A product of 64 bits wraps round into int64's sign, which the masks take off.
+        # A product of 64 bits overflows into int64's sign, which the masks remove.
         a, b = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = ((b >> 32) & _LOW) ^ c1 ^ k0, b & _LOW, ((a >> 32) & _LOW) ^ c3 ^ k1, a & _LOW
         k0, k1 = (k0 + WEYL[0]) & _LOW, (k1 + WEYL[1]) & _LOW

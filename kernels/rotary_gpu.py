@@ -90,7 +90,7 @@ def _rotate(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # tokens of a program
 ):

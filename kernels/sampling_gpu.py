@@ -125,7 +125,7 @@ def _sample(  # type: ignore[no-untyped-def]
         least = _kth_of_block(x, tl.arange(0, LISTED) < listed, k)
     elif some:
         least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE, STAGES)
-    if MIN_P:  # a launch of its own: without one, nothing is added to a row's work
+    if MIN_P:  # a separate kernel: rows without min-p do no more work
         log_min_p = tl.load(log_min_p_ptr + row)
         if drawn & (log_min_p > float("-inf")):
             top = _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE, STAGES)
@@ -176,8 +176,7 @@ def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.c
 
     Returns:
         The greatest of every column of the row's blocks, float32 [BLOCK_SIZE]; the place of the greatest of all, the
-            first
-        of equals; and whether a logit is NaN or has overflowed, or all are ruled out.
+        first of equals; and whether a logit is NaN or has overflowed, or all are ruled out.
     """
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     place = tl.zeros([BLOCK_SIZE], tl.int32)
@@ -294,7 +293,7 @@ def _next_digit(counts, prefix, k):  # type: ignore[no-untyped-def]
 @triton.jit
 def _key(x):  # type: ignore[no-untyped-def]
     """Convert floats to unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
-    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # both zeros are one
+    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
@@ -314,8 +313,8 @@ def _race(  # type: ignore[no-untyped-def]
     penalty,
     seed,
     position,
-    least,  # the scaled logits that count begin here
-    above,  # those of the tokens that race are greater; -inf for all
+    least,  # the least scaled logit that counts
+    above,  # tokens with greater scaled logits race; -inf for all
     BLOCK_SIZE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
@@ -326,8 +325,7 @@ def _race(  # type: ignore[no-untyped-def]
 
     Returns:
         The token that arrives first, the lowest of equals; the mass of the tokens that race; the mass of all that
-            count;
-        and whether a logit is NaN or has overflowed, or all are ruled out.
+        count; and whether a logit is NaN or has overflowed, or all are ruled out.
     """
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     token = tl.zeros([BLOCK_SIZE], tl.int32)
@@ -344,7 +342,9 @@ def _race(  # type: ignore[no-untyped-def]
         mass = tl.where(x >= least, tl.exp(x - unit), 0.0)
         total += mass
         races = (x >= least) & (x > above)
-        if tl.max(races.to(tl.int32), 0) > 0:  # the times are what takes long, and few blocks have great logits
+        if (
+            tl.max(races.to(tl.int32), 0) > 0
+        ):  # the random times take most of the time, and few blocks have large logits
             score = x - tl.log(_arrival_times(seed, position, start, BLOCK_SIZE, ROUNDS))
             better = races & (score > best)
             best = tl.where(better, score, best)

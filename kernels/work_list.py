@@ -1,7 +1,7 @@
 """The work list of decoding attention on a GPU: the keys of a batch dealt evenly to a fixed number of programs.
 
-Sequences lie one after the other on a line of tiles of `TILE` keys, which is split into equal shares (as stream-K
-splits the tiles of a matrix product). Programs are therefore busy for the same time however lengths differ. Neither
+Sequences lie one after the other on a line of tiles of `TILE` keys. The line is split into equal shares, as stream-K
+splits the tiles of a matrix product. Programs are therefore busy for the same time however lengths differ. Neither
 their number nor the sizes of these arrays depends on lengths: a CUDA graph is captured once, and replayed with other
 contents.
 """

@@ -92,10 +92,10 @@ def _problem(error: dict[str, Any]) -> str:
     """Return the message of one of pydantic's errors, in this project's words."""
     cause = error.get("ctx", {}).get("error")
     where = ".".join(str(part) for part in error["loc"]) or "the top level"
-    if isinstance(cause, InputError):  # a noun's own sentence, which doesn't say which one of a list it is
+    if isinstance(cause, InputError):  # a noun's own sentence doesn't name the list entry
         in_list = any(isinstance(part, int) for part in error["loc"])
         return (f"{where}: " if in_list else "") + str(cause).rstrip(".")
-    value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
+    value = reprlib.repr(error["input"])  # never all of it: a YAML file's aliases can make it endless
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
     if form:
@@ -164,7 +164,7 @@ def fingerprint(noun: Any) -> str:
 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file completely or not at all: to a temporary file in the same directory, then rename."""
-    path = Path(os.path.realpath(path))  # what a link names is written, and the link stays
+    path = Path(os.path.realpath(path))  # the target of a link is written, and the link stays
     handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -233,8 +233,7 @@ def read_lines(path: Path, what: str = "file", newline: str | None = None) -> It
 
     Raises:
         InputError: The file is missing, or a line has over MAX_LINE characters. Such a file is no list of lines, and
-            would
-            fill the memory.
+            would fill the memory.
     """
     check_file(path, what)
     with path.open(encoding="utf-8-sig", newline=newline) as file:
@@ -262,7 +261,7 @@ def parse_json(text: str, what: str) -> Any:
         return value
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text.strip() else ""
-        why = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"  # some of its messages end so
+        why = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"  # some of its messages end in " at"
     except RecursionError:
         why = "it is nested too deeply"
     except UnicodeEncodeError:
@@ -308,7 +307,7 @@ def read_yaml(path: Path, what: str) -> Any:
     except InputError:
         raise
     except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
-        # nested too deeply; a date that is none; a tag whose value isn't of its kind
+        # nested too deeply; an invalid date; a tag whose value has another type
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"'{path}' can't be read as YAML: {why}.") from None
 

@@ -45,7 +45,7 @@ def check_output(path: Path | None) -> None:
         return
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a file in it.")
-    if path.exists() and not path.is_file():  # it would be replaced, and the machine without its /dev/null
+    if path.exists() and not path.is_file():  # the rename would replace it, such as /dev/null
         raise InputError(f"'{path}' is a device or a pipe: name a file, or leave the option out.")
     if not path.parent.is_dir():
         raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")

@@ -220,7 +220,7 @@ _UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "day": 86_400 * 10**9}
 def _value(column: Any, place: int, name: str, before: int, path: Path) -> Any:
     try:
         return column[place].as_py()
-    except Exception as error:  # of many kinds, by the column's type: text that is no UTF-8, a time zone, an overflow
+    except Exception as error:  # many types, by the column's type: text that is no UTF-8, a time zone, an overflow
         why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise InputError(
             f"'{path}', row {before + place + 1}, column '{name}': its value of type {column.type} can't be read "

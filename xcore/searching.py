@@ -38,6 +38,6 @@ def write_answer(answer: object) -> None:
 def _end_with_the_parent() -> None:
     while os.read(0, 1):
         pass
-    if os.getpgrp() == os.getpid():  # of a group of its own: with the processes that it has started
+    if os.getpgrp() == os.getpid():  # it has its own group: end the processes that it has started, too
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

@@ -71,7 +71,7 @@ def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: in
     """
     available = pool.available
     if len(sequences) * pool.blocks_for(min(most, pool.total * pool.block_size)) <= available:
-        return most  # even if each took as many new blocks as an empty one
+        return most  # enough even if each needed as many new blocks as an empty sequence
     cached = [sequence.cached for sequence in sequences if not sequence.finished]
     blocks = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + available
     low, high = 1, min(most, 1 + pool.block_size * (1 + available))

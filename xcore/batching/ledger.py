@@ -190,7 +190,7 @@ class Ledger:
             return 1
         if not self.admission.grows:
             return step.repeats
-        if self.preempted and self._prefixes:  # one whose blocks have survived may come back at once
+        if self.preempted and self._prefixes:  # a sequence whose blocks are still cached may return at once
             return 1
         if any(sequence.behind for sequence in step.decode):
             return 1
@@ -238,7 +238,7 @@ class Ledger:
             return False
         missing = self.admission.blocks(sequence)
         reused: list[int] = []
-        if self._prefixes:  # all but the last token, which is computed to give the next
+        if self._prefixes:  # all but the last token: its computation gives the next token
             reused = self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
             missing += self._prefixes.free_among(reused) - len(reused)
         if missing > self.pool.available:
@@ -407,7 +407,7 @@ class Ledger:
         self.encoding = [s for s in self.encoding if s not in gone]
         self.decoding = [s for s in self.decoding if s not in gone]
         for sequence in sequences:
-            if sequence.ready_s == inf:  # what is written to its blocks later must not be the next holder's
+            if sequence.ready_s == inf:  # later writes to its blocks must not reach the next holder
                 self._arriving.append(sequence)
             else:
                 self._free(sequence)

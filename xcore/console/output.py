@@ -57,7 +57,7 @@ def log(text: str, event: str, **facts: Any) -> bool:
     """Print a note as `note` does, and return whether it was written."""
     try:
         _print_note(text, event, facts)
-    except (OSError, ValueError):  # of a file that is closed
+    except (OSError, ValueError):  # ValueError: the file is closed
         return False
     return True
 
@@ -68,7 +68,7 @@ def _print_note(text: str, event: str, facts: dict[str, Any]) -> None:
     if os.environ.get(LOG_FORMAT) != "json":
         if stderr().is_terminal:
             return stderr().print(text, markup=False, soft_wrap=True)
-        return print(text, file=sys.stderr, flush=True)  # rich would end the process where the reader has gone
+        return print(text, file=sys.stderr, flush=True)  # rich would end the process if the reader has ended
     import json
     from datetime import datetime, timezone
 

@@ -30,8 +30,8 @@ class Adjustment:
     def count(self, residents: int) -> int:
         """Return how many sequences to encode next if `residents` are resident.
 
-        If B_E sequences would miss the target of the decoding batch by more than the threshold, the number is lower or
-        higher than B_E by up to the threshold.
+        It is B_E, unless the decoding batch would then miss its target by more than the threshold. In this case it is
+        lower or higher than B_E by up to the threshold.
         """
         missed = residents + self.encode_batch - self.decode_batch
         if abs(missed) <= self.threshold * self.decode_batch:
@@ -61,9 +61,10 @@ class Adjustment:
 def _exchanges(
     candidates: Items[Sequence], chosen: list[int], others: list[int], excess: float
 ) -> Iterator[tuple[float, int, int]]:
-    """Yield for each chosen candidate but the first the exchange that brings the sum nearest to its target.
+    """Yield for each chosen candidate but the first the exchanges that bring the sum nearest to its target.
 
-    `others` are in the order of their lengths. An exchange is the remaining error and the places of both candidates.
+    `others` are in the order of their lengths. There are up to two exchanges: with the nearest shorter and longer
+    candidate. Each is the remaining error and the places of both candidates.
     """
     for leaves in range(1, len(chosen)):
         wanted = candidates[chosen[leaves]].input_tokens - excess

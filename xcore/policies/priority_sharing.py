@@ -74,7 +74,7 @@ class PrioritySharing:
 def _decode(unit: Unit, tenant: Tenant, now: float, lasts_s: float) -> None:
     """Start a row of decode iterations of a model that stays first for `lasts_s` seconds."""
     unit.decode(tenant, None if lasts_s > 0 else 1)
-    if tenant.job and lasts_s < inf:  # the runner's are over at once
+    if tenant.job and lasts_s < inf:  # the runner's rows are over at once
         tenant.job.cut(now + lasts_s)
 
 

@@ -114,12 +114,12 @@ class SpatialSharing:
             for tenant in decoding:
                 if self._fits(unit, tenant.limits.decode_share):
                     unit.decode(tenant, 1 if waits else None)
-        if waits:  # each row gives way after the iteration that runs
+        if waits:  # each row ends after its running iteration
             for job in unit.running:
                 job.cut(now)
 
     def _must_wait(self, unit: Unit, now: float) -> bool:
-        """Start the first prefill that can run; return whether another one lacks only devices."""
+        """Start the first prefill that can run; if none can, return whether one lacks only devices."""
         blocked, count = False, len(unit.tenants)
         for place in range(self._next, self._next + count):
             tenant = unit.tenants[place % count]

@@ -20,7 +20,7 @@ from xcore.traces.trace import Note, form_of, labels_of, read_labels, read_trace
 Encode = Callable[[str], Sequence[int]]
 """A function from text to token ids."""
 
-_MOST = float(np.finfo(np.float32).max)  # what sampling computes in; a whole number in JSON has no limit
+_MOST = float(np.finfo(np.float32).max)  # the dtype of sampling; a whole number in JSON has no limit
 _LEAST = 1e-4
 """Least divisor of logits; a smaller one makes them overflow."""
 _LATEST_S = 30 * 24 * 3600

@@ -153,13 +153,13 @@ class ClusterSpec(Noun):
 
 _T = 1e12
 
-# What an all-reduce reaches, bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 64 KB to 256 MB
-# in the tables of aiconfigurator 0.12.0, the medians of what fits vLLM's, TensorRT-LLM's and NCCL's kernels (H100: 291,
-# 267, 291 GB/s; 6, 4, 13 µs).
+# Bandwidth that an all-reduce reaches: bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 64 KB
+# to 256 MB in the tables of aiconfigurator 0.12.0. They are the medians of the fits to vLLM's, TensorRT-LLM's and
+# NCCL's kernels (H100: 291, 267, 291 GB/s; 6, 4, 13 µs).
 # PCIe: rings (`xprofiler/rings.py`), whose bandwidth depends on the board (docs/devices.md). PCIe 4: a pair of the L40S
-# there; four and eight as TensorRT-LLM's published L40S rows have it (`python -m benchmarks.published --fit-links`).
+# there; four and eight fitted to TensorRT-LLM's published L40S rows (`python -m benchmarks.published --fit-links`).
 # PCIe 5: two RTX PRO 6000 of the board on which vLLM 0.19's and TensorRT-LLM 1.3.0rc10's kernels were measured
-# (`python -m benchmarks.pcie_all_reduce --fit`); larger groups are taken to reach the same.
+# (`python -m benchmarks.pcie_all_reduce --fit`); larger groups are assumed to reach the same.
 _PCIE4 = LinkSpec(19e9, 15e-6, ((2, 20.2e9), (4, 18e9), (8, 17e9)))
 _PCIE4_A40 = LinkSpec(19e9, 15e-6, ((4, 19e9), (8, 17e9)))  # 19 GB/s: given with the paper's cluster
 _PCIE5 = LinkSpec(14.6e9, 18e-6, ((2, 14.6e9),))
@@ -177,8 +177,8 @@ _IB400x8 = LinkSpec(350e9, 10e-6)
 _HOPPER, _ADA, _BLACKWELL, _PRO = (0.54, 0.75), (0.40, 0.75), (0.50, 0.63), (0.44, 0.85)
 
 
-# What PyTorch and vLLM print of these devices in public logs (A40 and L40S with error correction; drivers differ by 0.1
-# to 0.3 GiB). The A800 is taken to have the A100's.
+# Memory that PyTorch and vLLM print for these devices in public logs (A40 and L40S with error correction; drivers
+# differ by 0.1 to 0.3 GiB). The A800 is assumed to have the A100's.
 _VISIBLE_GIB = {
     "A40": 44.4,
     "A100-40GB": 39.5,
@@ -384,15 +384,15 @@ def _from_yaml(path: Path) -> ClusterSpec:
         problems.append("it needs the kind of its devices, or device, intra and inter")
     elif isinstance(data["device"], dict):
         data["device"] = {"kind": path.stem} | data["device"]
-    if like or problems:  # where the kind is at fault, any does to look at the rest
+    if like or problems:  # if the kind is wrong, any kind serves to check the rest
         for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
             section = data.get(key, {})
             if key == "device" and isinstance(section, dict) and "memory_bytes" in section:
-                section = {"visible_bytes": None} | section  # the kind's is of another memory
+                section = {"visible_bytes": None} | section  # the kind's value belongs to another memory
             if key == "intra" and isinstance(section, dict) and "bandwidth_bytes_s" in section:
-                section = {"ring_bytes_s": ()} | section  # the kind's rings are of another link
+                section = {"ring_bytes_s": ()} | section  # the kind's rings belong to another link
             data[key] = to_dict(noun) | section if isinstance(section, dict) else section
-    if data.get("nodes") == 1 and "intra" in data:  # nothing crosses the link that isn't named
+    if data.get("nodes") == 1 and "intra" in data:  # no message crosses the missing link
         data.setdefault("inter", data["intra"])
     if data.get("devices_per_node") == 1 and "inter" in data:
         data.setdefault("intra", data["inter"])

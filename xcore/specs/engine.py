@@ -178,7 +178,7 @@ _VLLM_WAITS = (
     LinkWait(NVLINK4_BYTES_S, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
     # Published runs of vLLM 0.15 on A100-80GB.
     LinkWait(NVLINK3_BYTES_S, ((2, 15e-6), (4, 25e-6))),
-    # PCIe: no serving run was fitted. What the rings lack is taken to be the engine's, as over NVLink 4.
+    # PCIe: no serving run was fitted. The time that the rings lack counts as the engine's, as over NVLink 4.
     LinkWait(0.0, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
 )
 _VLLM = EngineSpec(
@@ -214,7 +214,7 @@ ENGINES = {
         ),
         _VLLM,
         # Synchronous scheduling. Time per iteration calibrated on every tenth request of a vLLM server's run
-        # (benchmarks/silicon.py, table a), sampling included: what a sequence adds to it was not told apart there.
+        # (benchmarks/silicon.py, table a), sampling included; the part of each sequence was not separated there.
         replace(
             _VLLM,
             name="vllm-0.11",
@@ -225,11 +225,11 @@ ENGINES = {
             sort_sequence_s=0.0,
             memory=vllm_memory("0.11"),
         ),
-        # Its scheduler overlaps iterations as vLLM's does, and runs the same kernels: taken as vLLM's, compared with
-        # nothing.
+        # Its scheduler overlaps iterations as vLLM's does, and runs the same kernels. It is assumed equal to vLLM's,
+        # without a comparison.
         replace(_VLLM, name="sglang", memory=SGLANG),
-        # Ours. Its own time and its sampler were measured on one H100; links are taken as vLLM's. It decides
-        # synchronously; that a replica of one GPU plans its next iteration ahead (`xrunner/core/ahead.py`) is left out.
+        # Ours. Its own time and its sampler were measured on one H100; links are assumed equal to vLLM's. It decides
+        # synchronously: the planning ahead of a one-GPU replica (`xrunner/core/ahead.py`) is ignored.
         replace(
             _VLLM,
             name=OWN_ENGINE,

@@ -87,7 +87,9 @@ class ModelSpec(Noun):
         from xcore.document import fingerprint, to_dict
 
         sizes = to_dict(self.sizes)
-        return fingerprint({name: size for name, size in sizes.items() if size is not None})  # what it lacks is no size
+        return fingerprint(
+            {name: size for name, size in sizes.items() if size is not None}
+        )  # missing sizes don't count
 
     @functools.cached_property
     def layers_fingerprint(self) -> str:

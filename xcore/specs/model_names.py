@@ -8,7 +8,7 @@ from typing import Any
 
 from xcore.errors import InputError
 
-# Trained further, their tensors as large as before.
+# Words of models that were trained further, with tensors of the same sizes.
 _TUNED = {"instruct", "chat", "base", "it", "hf", "pt", "thinking", "preview", "meta"}
 _QUANTISED = re.compile(r"awq|gptq|gguf|[if]p?\d+|int[48]|w\d+a\d+|nvfp4|mxfp4|bnb|[48]bit|q[2-8](_k.*|_0)?")
 _DATE = re.compile(r"(0[1-9]|1[0-2]|2[3-9])\d\d")
@@ -88,8 +88,7 @@ def resolve(name: str, known: Mapping[str, str]) -> Named:
 
     Raises:
         InputError: The name is unknown. The message says why such a model isn't supported, or names very similar
-            models, or
-            says the way out.
+            models, or says the way out.
     """
     text = name.strip().lower()
     if text in known:

@@ -265,7 +265,7 @@ class Profile(Noun):
         from xcore.document import fingerprint, to_dict
 
         content = to_dict(self)
-        content.pop("layers", None)  # which follows from the model
+        content.pop("layers", None)  # it follows from the model
         for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]

@@ -262,8 +262,7 @@ class Workload(Noun):
 
         Returns:
             The workload, the factor, and the share of requests that are still longer. Those of a list are clipped here;
-                those
-            from distributions are clipped when they are drawn.
+            those from distributions are clipped when they are drawn.
         """
         factor = min(1.0, context / self._total_quantile(0.99))
         if not self.requests:

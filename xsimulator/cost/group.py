@@ -137,8 +137,7 @@ class Group:
 
         Returns:
             The points of the batch; the seconds of a layer's rest, the embedding, the head and the engine at each,
-                [points, 4];
-            and a layer's attention: its points of batch, its points of context, and the seconds at both.
+            [points, 4]; and a layer's attention: its points of batch, its points of context, and the seconds at both.
         """
         layer = self.tables.decoder
         tables = (layer.rest, self.tables.embedding, self.tables.head, self.overhead)

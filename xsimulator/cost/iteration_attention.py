@@ -13,9 +13,9 @@ def iteration_attention(
     Prompt (or chunk) i has `tokens[i]` new tokens and `past[i]` tokens in the cache. `decoding` sequences have a mean
     context of `context` tokens, including the new one.
 
-    If the profile measured prompts and decoding in one kernel, the longest chunk shares the kernel with the decoding
-    sequences, and every other chunk adds its time alone. Otherwise every phase has its own kernel. Whole prompts then
-    cost the mean over their lengths of a batch of that length; chunks and decoding cost the sum.
+    If the profile measured prompts and decoding in one kernel, the longest chunk shares it with the decoding sequences.
+    Every other chunk adds its time alone. Otherwise every phase has its own kernel. Whole prompts then cost the mean
+    over their lengths of a batch of that length; chunks and decoding cost the sum.
     """
     if tables.mixed_attention is None or not tokens:
         decode = tables.decode_attention.at(decoding, context) if decoding else 0.0

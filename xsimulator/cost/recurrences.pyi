@@ -100,9 +100,9 @@ def repeated(
     Iterations that give tokens (`gives` [n] is not 0) limit each other: at most two per stage, less one, are in flight.
     `seconds` and `hops` [n, micro-batches, stages] are those of one such iteration. `waits` [n, micro-batches] is
     positive if a micro-batch needs the tokens of its previous iteration, 0 if it has only prompts, negative if it is
-    empty. An iteration of empty micro-batches alone lasts until all stages are free. Writes the time at which each
-    micro-batch leaves the last stage in the first and in the last of these iterations, [n, micro-batches], and the time
-    from which the next iteration may begin, [n].
+    empty. An iteration of empty micro-batches alone lasts until all stages are free. Writes `firsts` and `lasts` [n,
+    micro-batches]: when each micro-batch leaves the last stage in the first and in the last of these iterations. Writes
+    `frees` [n]: when the next iteration may begin.
     """
 
 def slots(

@@ -168,7 +168,7 @@ class Pipeline:
     ) -> tuple[int, float, Array]:
         """Simulate the iterations; return how many ran, when the next is decided, and the cells' ends."""
         if len(self.stages) == 1:
-            hops = np.zeros((len(micro_batches), 1))  # it has nowhere to send
+            hops = np.zeros((len(micro_batches), 1))  # a single stage sends nothing
         else:
             hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)

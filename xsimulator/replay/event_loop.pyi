@@ -32,8 +32,7 @@ def run(
         flags: [requests]; 1: counts, 2: counts for the latency too.
         sides: The packed stages.
         settings: [policy, batch, its other variable, KV blocks, block size, whether encoder-decoder, admission grow,
-            prefix
-            caching, prefixes shared within a step, iterations ahead].
+            prefix caching, prefixes shared within a step, iterations ahead].
         limits: [3], seconds of the time to first token, per output token, and of the latency.
         allowed: [3], the number of counting requests that may miss each limit.
         missed: [3], the number of counting requests that have missed each limit already; updated.
@@ -42,8 +41,7 @@ def run(
         parents: [texts], of a `Prefixes`; empty without prefix caching.
         shared: [texts], of a `Prefixes`; empty without prefix caching.
         figures: [requests, 6], written: began, first token, finished (NaN where it hasn't happened); tokens found in
-            the
-            cache when first admitted, and in all; preemptions.
+            the cache when first admitted, and in all; preemptions.
         busy: [stages], written: seconds of work.
 
     Returns:

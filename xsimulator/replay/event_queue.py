@@ -41,7 +41,7 @@ def events(actors: Items[Actor], until: float = inf) -> Iterator[float]:
         actors[place].act(now)
         yield now
     if not all(actor.idle for actor in actors):
-        raise RuntimeError("a waiting request can never be admitted")  # ledgers refuse those
+        raise RuntimeError("a waiting request can never be admitted")  # ledgers refuse such requests
 
 
 def run(actors: Items[Actor], until: float = inf) -> None:

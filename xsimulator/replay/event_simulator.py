@@ -74,9 +74,8 @@ def replay(
         adjustment: As in `make_policy`.
         caps: Output tokens that requests allow, if they end sooner without notice.
         prompts: Tokens of the prompts, if the schedule caches prefixes; the output's tokens may follow. Without them,
-            the
-            requests' identities say which prompts begin alike. Without either, only a preempted request finds blocks:
-                its own.
+            the requests' identities say which prompts begin alike. Without either, only a preempted request finds
+            blocks: its own.
         order: Order of the waiting requests.
         hints: The requests' hints, if `order` needs more than lengths.
         lanes: Run the lanes in Python even where the compiled event loop covers everything.

@@ -31,7 +31,7 @@ def chunks_of(distribution: LengthDistribution, room: float, filled: float) -> A
     most = max(1, int(room))
     filled = min(max(filled, 0.0), 1.0)
     full, rest = np.divmod(distribution.s, most)
-    last = min(most, distribution.max + 1)  # chunks are no longer than prompts, however many tokens there is room for
+    last = min(most, distribution.max + 1)  # chunks are no longer than prompts, even if more tokens fit
     fresh = np.bincount(rest.astype(np.intp), weights=distribution.p, minlength=last + 1)
     fresh[0], fresh[last] = 0.0, fresh[last] + full @ distribution.p
     chunks: Array = (1 - filled) * fresh + filled * _begun_anywhere(distribution, most)

@@ -42,7 +42,7 @@ class Occupancy:
 
         Prefills come one after the other, `service` iterations each with the coefficient of `variation`. This is a
         closed network of n residents with two stations: one with a queue and one without. A new prefill finds the queue
-        of the n - 1 other residents and waits W = f·X·s²·κ / (1 - f·X·s) iterations, with f = (n - 1)/n, κ = (1 +
+        of the n - 1 other residents. It waits W = f·X·s²·κ / (1 - f·X·s) iterations. Here f = (n - 1)/n, κ = (1 +
         variation²)/2 and X = n / (stay + W).
         """
         residents, stay = self.residents, runs + idle

@@ -165,7 +165,7 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     if life.together is None:
         return first.beside(*columns)
     together = life.together > 0
-    left = np.hypot(deviation, (1.0 - life.together) * first.between)  # what they still differ by is near normal
+    left = np.hypot(deviation, (1.0 - life.together) * first.between)  # the remaining differences are nearly normal
     if together.all():
         return Times(columns[0], left, p)
     last_together = Times(columns[0][together], left[together], p[together])

@@ -66,8 +66,7 @@ def phase_times(
         micro_batches: Decoding micro-batches.
         hops: Seconds from the previous stage to each stage [stages], of an encoding and of a decoding micro-batch.
         repeats: Run the phase until its period settles. Otherwise run it once in an empty pipeline; its period is then
-            its
-            length.
+            its length.
         sequences: Sequences encoded in a phase; if they are fewer than the micro-batches, they join these in turn.
     """
     encode = np.asarray(encode, dtype=np.float64, order="C")

@@ -37,7 +37,7 @@ class Encoding:
     traversal: float
     """The same time with other batches before and behind it."""
     kv_transfer: float
-    """Time from that end until the decoding side can merge the batch."""
+    """Time from the end of a batch's encoding until the decoding side can merge it."""
     deviation: float
     """Standard deviation of a batch's encoding time, since its lengths vary."""
     busy: Array

@@ -122,7 +122,7 @@ def outcome(
     ends = np.concatenate([[times.first_encoded[0]], tagged.decoded - tagged.lead])
 
     share = tagged.together(load.first_by_encoding)
-    behind = share * (1.0 - 1.0 / encode_count) / 2  # of the encoding, after a sequence's own
+    behind = share * (1.0 - 1.0 / encode_count) / 2  # share of the encoding after a sequence's own
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift

@@ -2,9 +2,9 @@
 
 The encoding side transfers B_E sequences every T_E seconds, the period of its slowest stage. The decoding side merges
 them between two iterations. With k iterations from one KV transfer to the next, the decoding side is exactly RRA's
-decoding phase with N_D = k, so its batch is a sawtooth. The k at which those iterations last T_E is the fixed point of
-B_D = B_E · E[D] · T_D(B_D) / T_E, with each iteration at its own batch (`decoding_cycle.py`). If KV transfers come
-faster than iterations, m of them join at each, and B_D = m · B_E · E[D].
+decoding phase with N_D = k. Its batch is a sawtooth. At the fixed point, these k iterations last T_E: B_D = B_E · E[D]
+· T_D(B_D) / T_E, with each iteration at its own batch (`decoding_cycle.py`). If KV transfers come faster than
+iterations, m of them join at each, and B_D = m · B_E · E[D].
 
 If memory doesn't hold the fixed point's residents (their 99.9th percentile), the decoding side is saturated and the
 encoding side waits. A query gets its blocks when its encoding begins, so that waiting comes before its latency counts.
@@ -240,7 +240,7 @@ class WAA:
         full = self.saturated(encode_batch, room)
         rate = min(full.rate, encode_batch / self.encoding(encode_batch).period)
         deviation = float(np.hypot(full.encoder.deviation, full.more * (full.batch - 1) ** 0.5))
-        # it seldom has two batches at once
+        # the encoding side seldom has two batches at once
         encoder = replace(full.encoder, traversal=full.encoder.alone, deviation=deviation)
         iteration_s = float(full.seconds[0])
         cycle = Cycle(
