@@ -1,4 +1,4 @@
-"""Greedy sampling: the place of the greatest logit."""
+"""Greedy sampling: the index of the greatest logit."""
 
 import math
 
@@ -13,12 +13,13 @@ NO_TOKEN = -1
 """The token of a row from which none can be chosen: a logit is NaN or has overflowed, or all are ruled out."""
 
 _CHUNK = 512
-"""Logits looked at together."""
+"""Number of logits that are compared together."""
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """Return the place of every row's greatest value, the first where several are equal, or `NO_TOKEN`: [rows, vocab] →
-    int64 [rows].
+    """Return the index of every row's greatest value, or `NO_TOKEN`: [rows, vocab] → int64 [rows].
+
+    Of several equal values the first counts.
     """
     if not compiled(logits):
         return argmax_reference(logits)
@@ -28,14 +29,14 @@ def argmax(logits: torch.Tensor) -> torch.Tensor:
 
 
 def argmax_reference(logits: torch.Tensor) -> torch.Tensor:
-    """`argmax` in plain PyTorch."""
-    top, place = logits.max(dim=-1)  # NaN where any is
+    """Compute `argmax` in plain PyTorch."""
+    top, place = logits.max(dim=-1)  # NaN if any value is
     return place.where(top.isfinite(), NO_TOKEN)
 
 
 @njit
 def place_of_greatest(line):  # type: ignore[no-untyped-def]
-    """Return the place of a line's greatest value, the first where several are equal, or `NO_TOKEN`."""
+    """Return the index of a line's greatest value, the first of equals, or `NO_TOKEN`."""
     # The greatest of each chunk in vector registers, then its place within the winning chunk.
     top, first = -math.inf, 0
     for start in range(0, len(line), _CHUNK):

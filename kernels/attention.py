@@ -1,4 +1,4 @@
-"""Attention of new tokens over the paged cache: whole prompts, pieces of prompts and decoding, in ragged batches."""
+"""Attention of new tokens over the paged cache: whole prompts, chunks of prompts and decoding, in ragged batches."""
 
 import math
 
@@ -12,7 +12,7 @@ from exegpt.kernels.threads import compiled
 from exegpt.kernels.work_list import WorkList, deal
 
 _UNBOUNDED = 2**31 - 1
-"""A window that nothing is outside of."""
+"""A window that contains every token."""
 
 
 def attention(
@@ -31,23 +31,23 @@ def attention(
     bias: torch.Tensor | None = None,
     work: WorkList | FlashInfer | None = None,
 ) -> torch.Tensor:
-    """Attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
+    """Compute the attention of every sequence's last tokens over its cache: [tokens, heads, head_size].
 
     q         [tokens, heads, head_size], the sequences' new tokens one after the other
-    keys      of the shape that `kv_layout.key_shape` tells; the new tokens are already in it
+    keys      of the shape `kv_layout.key_shape`; the new tokens are already in it
     values    [blocks, kv_heads, block_size, head_size]
     tables    int32 [sequences, most blocks]: the blocks of each sequence in order, then anything valid
     offsets   int32 [sequences + 1]: sequence i has the new tokens offsets[i] to offsets[i + 1], at least one
-    contexts  int32 [sequences]: tokens in the cache, the new ones included; of another sequence's, in a cross-attention
+    contexts  int32 [sequences]: tokens in the cache, including the new ones; in cross-attention another sequence's
     out       where to write the result, or None
-    scale     what q · k is multiplied by; 1 / √head_size where None
-    window    how many tokens a token sees, itself and those before it; all where None
-    causal    whether a token sees none after itself; else all that are in the cache, and no window
+    scale     factor of q · k; None: 1 / √head_size
+    window    number of tokens that a token sees, itself and earlier ones; None: all
+    causal    whether a token sees no later token; otherwise it sees the whole cache, without a window
     starts    int32 [sequences]: the first token that is seen, below every new token's place; the cache's first if None
-    bias      float32 [heads, 2 · D + 1], added to the scores: bias[h, D + d] for a key d tokens after the query, those
-              further than D away as at D; None for none
-    work      how decoding's keys are dealt to a GPU's programs, made of these `contexts`; None: each sequence's alike.
-              Or FlashInfer's plan for this batch, which then computes instead of Triton
+    bias      float32 [heads, 2 · D + 1], added to the scores: bias[h, D + d] for a key d tokens after the query; keys
+              further away than D count as at D; None: no bias
+    work      how decoding's keys are dealt to a GPU's programs, built from these `contexts`; None: each sequence's
+              alike. Or FlashInfer's plan for this batch, which then computes instead of Triton
     """
     if out is None:
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
@@ -74,8 +74,9 @@ def attention(
 
 
 def programs_of_decoding(heads: int, values: torch.Tensor) -> int | None:
-    """Programs for each KV head to which `work_list.deal` deals decoding's keys, for `heads` query heads over a cache's
-    values; None on the CPU, which takes no work list.
+    """Return the number of programs per KV head to which `work_list.deal` deals decoding's keys; None on the CPU.
+
+    There are `heads` query heads over a cache with these `values`. The CPU takes no work list.
     """
     if not device.on_gpu(values):
         return None
@@ -87,7 +88,7 @@ def programs_of_decoding(heads: int, values: torch.Tensor) -> int | None:
 def make_work_list(
     seq_lens: np.ndarray, heads: int, values: torch.Tensor, window: int | None = None
 ) -> WorkList | None:
-    """A work list on the cache's device for one new token of each of these sequences; None on the CPU."""
+    """Build a work list on the cache's device for one new token of each of these sequences; None on the CPU."""
     programs = programs_of_decoding(heads, values)
     if programs is None:
         return None
@@ -110,7 +111,7 @@ def attention_reference(
     starts: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """`attention` in plain PyTorch, one sequence after the other, in float32."""
+    """Compute `attention` in plain PyTorch, one sequence after the other, in float32."""
     out = torch.empty_like(q) if out is None else out
     scale = scale or 1 / math.sqrt(q.shape[2])
     group, block_size = q.shape[1] // values.shape[1], values.shape[2]
@@ -138,8 +139,10 @@ def attention_reference(
 
 
 def _weighted(weights: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Return weights [heads, queries, keys] · v [heads, keys, head_size] of the keys that are `seen`, bool [queries,
-    keys], alone: NaN times a weight of zero would be NaN. A query gets NaN where it sees a value that is not finite.
+    """Return weights [heads, queries, keys] · v [heads, keys, head_size] over the keys that are `seen` alone.
+
+    `seen` is bool [queries, keys]. Other keys are left out, since NaN times a weight of zero would be NaN. A query gets
+    NaN if it sees a value that is not finite.
     """
     finite = v.isfinite()
     if finite.all():

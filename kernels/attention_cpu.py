@@ -1,9 +1,10 @@
-"""Attention over a paged cache on the processor, compiled by numba.
+"""Attention over a paged cache on the CPU, compiled by numba.
 
-Both halves of attention are products of a narrow tile with one block of the cache: the scores of 16 tokens are
-`q [rows, head_size] · K [head_size, block]`, the output is `p [rows, block] · V [block, head_size]`. Keys are stored
-transposed so that both read the block as contiguous vectors and sum along registers, never across one. The product is
-written in LLVM's vector types because its accumulators must stay in registers, which loops over arrays don't achieve.
+Both halves of attention are products of a narrow tile with one block of the cache. The scores of 16 tokens are `q
+[rows, head_size] · K [head_size, block]`; the output is `p [rows, block] · V [block, head_size]`. Keys are stored
+transposed, so that both products read the block as contiguous vectors and sum along registers, never across one. The
+product is written in LLVM's vector types: its accumulators must stay in registers, which loops over arrays don't
+achieve.
 """
 
 import functools
@@ -24,24 +25,24 @@ _FLOAT = ir.FloatType()
 _REGISTERS = 256
 """Floats that one tile accumulates at a time: half of AVX-512's registers."""
 _AHEAD = 2
-"""Blocks between the one that is prefetched and the one that is used."""
+"""Distance in blocks between the block that is prefetched and the block that is used."""
 _ROWS = 8
 """Rows of a tile of prompt tokens: their K and V are read once for all of them."""
 
 
 def _splat(builder: Any, vector: Any, value: Any) -> Any:
-    """A vector whose lanes all hold `value`."""
+    """Return a vector whose lanes all hold `value`."""
     undefined = ir.Constant(vector, ir.Undefined)
     lanes = ir.Constant(ir.VectorType(ir.IntType(32), vector.count), [0] * vector.count)
     return builder.shuffle_vector(builder.insert_element(undefined, value, ir.IntType(32)(0)), undefined, lanes)
 
 
 def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bool, a: Any, b: Any, c: Any) -> None:
-    """LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
+    """Emit LLVM code for c[r, :] (+)= Σ_k a[r, k] · b[k, :] with all accumulators in registers.
 
-    `a` and `c` are lists of pointers to rows, `b` a pointer to a contiguous [depth, columns] matrix. With few rows the
-    depth is split over independent accumulators, since one chain of additions waits for itself; a `depth` that is known
-    only at run time, an LLVM value, is not split.
+    `a` and `c` are lists of pointers to rows, `b` is a pointer to a contiguous [depth, columns] matrix. With few rows
+    the depth is split over independent accumulators, since one chain of additions waits for itself. A `depth` that is
+    known only at run time, an LLVM value, is not split.
     """
     vector = ir.VectorType(_FLOAT, columns)
     zero = ir.Constant(vector, [0.0] * columns)
@@ -76,9 +77,9 @@ def _emit_tile(builder: Any, rows: int, depth: Any, columns: int, accumulate: bo
 
 @intrinsic(prefer_literal=True)
 def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, b_start, c, c_start, c_stride):  # type: ignore[no-untyped-def]
-    """c[c_start + r·c_stride + n] (+)= Σ_k a[a_start + r·a_stride + k] · b[b_start + k·columns + n], float32.
+    """Compute c[c_start + r·c_stride + n] (+)= Σ_k a[a_start + r·a_stride + k] · b[b_start + k·columns + n] in float32.
 
-    `rows`, `depth`, `columns` and `accumulate` are compile-time constants; starts and strides count floats from the
+    `rows`, `depth`, `columns` and `accumulate` are compile-time constants. Starts and strides count floats from the
     arrays' first.
     """
     sizes = (rows, depth, columns, accumulate)
@@ -108,7 +109,7 @@ def _tile_product(_, rows, depth, columns, accumulate, a, a_start, a_stride, b, 
 
 @intrinsic(prefer_literal=True)
 def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # type: ignore[no-untyped-def]
-    """c[c_start + n] += Σ_k a[a_start + k] · b[b_start + k·columns + n], float32, over `depth` values of k.
+    """Compute c[c_start + n] += Σ_k a[a_start + k] · b[b_start + k·columns + n] in float32, over `depth` values of k.
 
     Only `columns` is a compile-time constant.
     """
@@ -129,8 +130,10 @@ def _add_row_product(_, columns, a, a_start, depth, b, b_start, c, c_start):  # 
 
 @intrinsic(prefer_literal=True)
 def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
-    """Ask for `count` (a compile-time constant) floats of an array from `start` on: blocks lie scattered in memory, so
-    the hardware can't guess where the next one is. Into the second cache: the first can wait for few lines at a time.
+    """Prefetch `count` (a compile-time constant) floats of an array from `start` on.
+
+    Blocks lie scattered in memory, so the hardware can't predict the next one. The target is the second cache: the
+    first can wait for few lines at a time.
     """
     if not isinstance(count, types.IntegerLiteral):
         return None
@@ -151,7 +154,7 @@ def _prefetch(_, count, array, start):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=True, error_model="numpy")
 def _exponentials(scores, top):  # type: ignore[no-untyped-def]
-    """Softmax of scores in place, of which `top` is the greatest; all are finite, which fast arithmetic assumes."""
+    """Replace scores by their softmax; `top` is the greatest, and all are finite, which fast arithmetic assumes."""
     total = np.float32(0)
     for t in range(len(scores)):
         e = exp(scores[t] - top)
@@ -164,7 +167,7 @@ def _exponentials(scores, top):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _softmax(scores):  # type: ignore[no-untyped-def]
-    """Softmax of scores in place; NaN for all where one is NaN, or the greatest infinite."""
+    """Replace scores by their softmax; all become NaN if one is NaN, or the greatest is infinite."""
     top = greatest(scores)
     if np.isfinite(top):
         _exponentials(scores, top)
@@ -174,7 +177,7 @@ def _softmax(scores):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _add_bias(scores, bias, begin, place):  # type: ignore[no-untyped-def]
-    """Add to the scores of keys `begin` and following what they get for their distance from a query's place."""
+    """Add the position bias to the scores of the keys from `begin` on, by their distance from a query's place."""
     reach = len(bias) // 2
     for t in range(len(scores)):
         scores[t] += bias[min(max(begin + t - place, -reach), reach) + reach]
@@ -182,7 +185,7 @@ def _add_bias(scores, bias, begin, place):  # type: ignore[no-untyped-def]
 
 @njit
 def _tiles(offsets, contexts, tokens):  # type: ignore[no-untyped-def]
-    """[tiles, 4]: sequence, first query, queries (at most `tokens`), and the context of the first query."""
+    """Return [tiles, 4]: sequence, first query, queries (at most `tokens`), and the context of the first query."""
     count = 0
     for s in range(len(contexts)):
         count += -(-(offsets[s + 1] - offsets[s]) // tokens)
@@ -202,15 +205,15 @@ _SIGNATURE = (
     "void(float32[:, :, :], float32[:, :, :, ::1], float32[:, :, :, ::1], int32[:, :], int32[::1], int32[::1],"
     " int32[::1], float32[:, ::1], float64, int64, boolean, float32[:, :, ::1])"
 )
-"""Fixed, so that no layout of an argument compiles the kernel again in the midst of a run."""
+"""Fixed, so that no layout of an argument compiles the kernel again during a run."""
 
 
 @functools.cache
 def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callable[..., None]:
-    """The kernel for `group` query heads per KV head: attend(q, keys, values, tables, offsets, contexts, starts, bias,
-    scale, window, causal, out).
+    """Compile the kernel for `group` query heads per KV head.
 
-    See `attention.attention` for the arguments. Compiled once for these sizes and kept on disk.
+    It is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out); see
+    `attention.attention` for the arguments. It is compiled once for these sizes and kept on disk.
     """
     tokens = 1 if decode else max(1, _ROWS // group)
     rows = tokens * group
@@ -230,11 +233,11 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
             past = contexts[sequence] if not causal else 0  # seen by all of the tile's queries
             blocks = -(-max(past, context + queries - 1) // block_size)
             skipped = max(starts[sequence], context - window if causal else 0) // block_size
-            begin = skipped * block_size  # what scores[:, 0] belongs to
+            begin = skipped * block_size  # the key of scores[:, 0]
             width = blocks * block_size - begin
             x = np.zeros((rows, head_size), np.float32)
             scores = np.empty((rows, width), np.float32)
-            unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # what each row sees lies between
+            unseen, ends = np.empty(rows, np.int64), np.empty(rows, np.int64)  # each row sees the keys between them
             for r in range(queries * group):
                 for d in range(head_size):
                     x[r, d] = q[first + r // group, head * group + r % group, d] * np.float32(scale)
@@ -258,7 +261,7 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                 if unseen[queries * group - 1] <= at and at + block_size <= ends[0]:
                     _tile_product(rows, block_size, head_size, 1, scores, at, width, values, block, x, 0, head_size)
                     continue
-                # What a row does not see may be NaN, of another sequence even, and stays so times a weight of zero.
+                # Values that a row does not see may be NaN, even another sequence's; NaN times a weight of zero is NaN.
                 for r in range(queries * group):
                     begins = max(unseen[r], at)
                     seen, place = min(ends[r], at + block_size) - begins, block + (begins - at) * head_size

@@ -11,8 +11,9 @@ from exegpt.kernels.work_list import TILE, WorkList, most_slots
 
 
 def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | None) -> None:
-    """Launch it with the arguments that `attention_gpu` gives both kernels: by a work list, or by `splits` programs for
-    each sequence and KV head.
+    """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
+
+    It runs by a work list, or by `splits` programs for each sequence and KV head.
     """
     q, kv_heads = common["q"], common["v_cache"].shape[1]
     if work is not None:
@@ -28,7 +29,7 @@ def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | N
     )
 
 
-# Parts of one array of tables begin anywhere in it.
+# Slices of one array of tables begin anywhere in it.
 @triton.jit(
     do_not_specialize=["window", "splits", "table_stride", "reach"],
     do_not_specialize_on_alignment=["block_table"],
@@ -49,7 +50,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     partial_out,  # float32 [slots, heads, HEAD_SIZE], or None
     partial_lse,  # float32 [slots, heads], or None
     sm_scale,  # times log2(e), as all scores are in powers of two
-    window,  # tokens that are seen, where WINDOWED
+    window,  # tokens that are seen, if WINDOWED
     splits,  # programs for each sequence and KV head, without a work list
     q_stride_token,
     q_stride_head,
@@ -59,7 +60,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     reach,
     GROUP: tl.constexpr,  # query heads of a KV head
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -67,7 +68,7 @@ def _attend_decode(  # type: ignore[no-untyped-def]
     WINDOWED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """One new token of every sequence: this program's items of the work list, for one KV head."""
+    """Compute one new token of every sequence: this program's items of the work list, for one KV head."""
     pid, kv_head, kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     rows = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + rows % GROUP
@@ -122,9 +123,9 @@ def _attend_decode(  # type: ignore[no-untyped-def]
             HEAD_SIZE=HEAD_SIZE,
             BLOCK_SIZE=BLOCK_SIZE,
             BLOCK_N=BLOCK_N,
-            CAUSAL=False,  # nothing lies behind the token
-            WINDOWED=False,  # it begins at `start`
-            MASKED=True,  # limited by memory: masks cost nothing, and a second loop would begin anew
+            CAUSAL=False,  # no token follows
+            WINDOWED=False,  # the window begins at `start`
+            MASKED=True,  # bound by memory: masks cost nothing, and a second loop would restart the pipeline
             DTYPE=DTYPE,
         )
         store_result(

@@ -1,6 +1,6 @@
-"""Attention by FlashInfer, where it is installed: another way to compute `attention.attention` over a paged cache.
+"""Attention by FlashInfer, if it is installed: another implementation of `attention.attention` over a paged cache.
 
-A GPU's cache is FlashInfer's HND layout. Block tables are given as compressed rows to `plan`, on the host and once per
+A GPU's cache has FlashInfer's HND layout. `plan` gets the block tables as compressed rows, on the host and once per
 batch; `run` then computes every layer. A CUDA graph holds `run` alone: `plan` comes before each replay, and writes to
 buffers of fixed sizes. Interface: docs.flashinfer.ai, flashinfer.decode and flashinfer.prefill, as of 0.7.2.
 """
@@ -16,23 +16,23 @@ import torch
 from exegpt.kernels.device import architecture
 
 HEAD_SIZES = frozenset((64, 128, 256))
-"""For which both wrappers have kernels."""
+"""Head sizes for which both wrappers have kernels."""
 _DTYPES = frozenset((torch.float16, torch.bfloat16))
 _LEAST_CAPABILITY = 80
-"""Its bfloat16 needs Ampere."""
+"""Least compute capability: its bfloat16 needs Ampere."""
 _TENSOR_CORES_FROM = 4
-"""Query heads of a KV head from which decoding by matrix units is the quicker of its two ways (SGLang's rule)."""
+"""Query heads per KV head from which decoding by matrix units is the faster of its two ways (SGLang's rule)."""
 _WORKSPACE_BYTES = 256 * 2**20
-"""For the partial results of split sequences: twice what it recommends, since batches here are up to 512 sequences."""
+"""Bytes for the partial results of split sequences: twice the recommended size, for batches of up to 512 sequences."""
 
 
 def flashinfer() -> ModuleType:
-    """The package, whose import takes seconds; ImportError where it isn't installed or can't be loaded."""
+    """Import the package, which takes seconds; ImportError if it isn't installed or can't be loaded."""
     return importlib.import_module("flashinfer")
 
 
 def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
-    """Why FlashInfer can't compute attention of such heads on a device; None where it can."""
+    """Return why FlashInfer can't compute attention of such heads on a device; None if it can."""
     if device.type != "cuda":
         return "FlashInfer runs on GPUs alone"
     if dtype not in _DTYPES:
@@ -47,7 +47,7 @@ def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | N
         if error.name == "flashinfer":
             return "FlashInfer is not installed (pip install 'exegpt[gpu-fast]')"
         return f"FlashInfer can't be imported ({error})"
-    except Exception as error:  # a driver or a torch that it wasn't built for, among others
+    except Exception as error:  # among others, a driver or a torch that it wasn't built for
         return f"FlashInfer can't be imported ({error})"
     return None
 
@@ -56,16 +56,18 @@ class Pages(NamedTuple):
     """Block tables as compressed rows, on the host."""
 
     indptr: torch.Tensor
-    """int32 [sequences + 1]: sequence i has the blocks indices[indptr[i]] to indices[indptr[i + 1]]"""
+    """int32 [sequences + 1]: sequence i has the blocks indices[indptr[i]] to indices[indptr[i + 1]]."""
     indices: torch.Tensor
-    """int32 [blocks that are used]"""
+    """int32 [used blocks]."""
     last_page_len: torch.Tensor
-    """int32 [sequences]: tokens in each one's last block, 1 to block_size"""
+    """int32 [sequences]: tokens in each sequence's last block, 1 to block_size."""
 
 
 def pages(tables: torch.Tensor, contexts: torch.Tensor, block_size: int) -> Pages:
-    """The blocks that sequences of `contexts` tokens, int32 [sequences], use of their rows of `tables`, int32
-    [sequences, most blocks]."""
+    """Return the used blocks of each row of `tables`, int32 [sequences, most blocks].
+
+    The sequences have `contexts` tokens, int32 [sequences].
+    """
     used = (contexts + block_size - 1) // block_size
     indptr = torch.nn.functional.pad(used.cumsum(0), (1, 0)).int()
     in_use = torch.arange(tables.shape[1]) < used[:, None]
@@ -73,10 +75,10 @@ def pages(tables: torch.Tensor, contexts: torch.Tensor, block_size: int) -> Page
 
 
 class FlashInfer:
-    """The plan of one batch's attention at a time, for layers with these windows (None: no window) and `heads` query
-    heads over caches like `values`. Several plans on one stream may share a workspace.
+    """Plans and runs the attention of one batch at a time, on caches like `values` with `heads` query heads.
 
-    `graph`: the sequences and the most blocks of a decoding batch whose `run` is captured in a CUDA graph.
+    The layers have these windows (None: no window). Several plans on one stream may share a workspace. `graph`: the
+    sequences and the most blocks of a decoding batch whose `run` is captured in a CUDA graph.
     """
 
     def __init__(
@@ -98,14 +100,15 @@ class FlashInfer:
 
     @staticmethod
     def new_workspace(device: torch.device) -> torch.Tensor:
-        """A workspace for all plans of one stream. FlashInfer wants it zeroed."""
+        """Allocate a workspace for all plans of one stream. FlashInfer needs it zeroed."""
         return torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
 
     def plan(
         self, tables: torch.Tensor | np.ndarray, offsets: torch.Tensor | np.ndarray, contexts: torch.Tensor | np.ndarray
     ) -> "FlashInfer":
-        """Plan `run` for a batch, whose arrays are those of `attention.attention`, and return itself. The batch planned
-        before must have been computed: its plan is overwritten.
+        """Plan `run` for a batch, whose arrays are those of `attention.attention`, and return itself.
+
+        The previous batch must have been computed: its plan is overwritten.
         """
         tables, offsets, contexts = (torch.as_tensor(array).cpu() for array in (tables, offsets, contexts))
         decode = int(offsets[-1]) == len(contexts)
@@ -129,7 +132,7 @@ class FlashInfer:
     def run(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, window: int | None
     ) -> torch.Tensor:
-        """One layer's causal attention for the batch that was planned: [tokens, heads, head_size]."""
+        """Compute one layer's causal attention for the planned batch: [tokens, heads, head_size]."""
         return self._planned[window].run(q, (keys, values), out=out)
 
     def _prefill(self) -> Any:

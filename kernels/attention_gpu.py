@@ -1,7 +1,7 @@
 """Attention over a paged cache on a GPU, in Triton: the online softmax of FlashAttention-2.
 
-A program has a tile of rows, which are tokens of one sequence times the query heads of one KV head, and goes through
-the keys that they see, BLOCK_N at a time. Nothing is read back to the host.
+A program has a tile of rows, which are tokens of one sequence times the query heads of one KV head. It goes through the
+keys that they see, BLOCK_N at a time. Nothing is read back to the host.
 """
 
 import math
@@ -18,7 +18,7 @@ from exegpt.kernels.work_list import TILE, WorkList
 
 
 def programs_of_decoding(heads: int, values: torch.Tensor) -> int:
-    """Programs for each KV head of a work list, for `heads` query heads over a cache: as many as run at a time."""
+    """Return the programs per KV head of a work list for `heads` query heads: as many as run at a time."""
     kv_heads, head_size = values.shape[1], values.shape[3]
     gpu = architecture(values.device)
     tile = choose_tile(gpu, "decode", 1, heads // kv_heads, head_size, values.element_size(), biased=False)
@@ -42,10 +42,10 @@ def attention_gpu(
     work: WorkList | None = None,
     splits: int | None = None,
 ) -> torch.Tensor:
-    """`attention.attention` by Triton, with keys like values. Without a work list `splits` programs share the keys of
-    the same rows; None: as many as FlashAttention's rule says.
+    """Compute `attention.attention` by Triton, with keys in the layout of values.
 
-    `keys` and `values` are contiguous, and so are the vectors of `q` and `out`.
+    Without a work list, `splits` programs share the keys of the same rows; None: the number follows FlashAttention's
+    rule. `keys` and `values` are contiguous, and so are the vectors of `q` and `out`.
     """
     if not len(q):
         return out
@@ -88,7 +88,7 @@ def _sizes(
     bias: torch.Tensor | None,
     tile: Tile,
 ) -> dict[str, Any]:
-    """The sizes that both kernels take."""
+    """Return the sizes that both kernels take."""
     return {
         "q_stride_token": q.stride(0),
         "q_stride_head": q.stride(1),

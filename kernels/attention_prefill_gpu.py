@@ -1,4 +1,4 @@
-"""Prefill's attention on a GPU: any numbers of new tokens, by a program for every tile of them."""
+"""Prefill's attention on a GPU: any number of new tokens, by a program for every tile of them."""
 
 from typing import Any
 
@@ -12,8 +12,9 @@ from exegpt.kernels.online_softmax_gpu import attend_tiles, load_q, partial_resu
 def attend_prefill(
     common: dict[str, Any], cu_seqlens_q: torch.Tensor, tiles: int, block_q: int, splits: int, causal: bool
 ) -> None:
-    """Launch it with the arguments that `attention_gpu` gives both kernels: in `tiles` tiles of `block_q` tokens at
-    most, by `splits` programs for each.
+    """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
+
+    It computes `tiles` tiles of at most `block_q` tokens, by `splits` programs for each.
     """
     q, kv_heads, sequences = common["q"], common["v_cache"].shape[1], len(common["block_table"])
     slots = len(q) * splits if splits > 1 else 0
@@ -49,7 +50,7 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     partial_out,  # float32 [splits * tokens, heads, HEAD_SIZE], or None
     partial_lse,  # float32 [splits * tokens, heads], or None
     sm_scale,  # times log2(e), as all scores are in powers of two
-    window,  # tokens that are seen, where WINDOWED
+    window,  # tokens that are seen, if WINDOWED
     tokens,
     sequences,
     q_stride_token,
@@ -60,20 +61,20 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     reach,
     GROUP: tl.constexpr,  # query heads of a KV head
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_Q: tl.constexpr,  # tokens of a tile
     BLOCK_N: tl.constexpr,
-    SEQUENCES: tl.constexpr,  # a power of two, no fewer than there are
+    SEQUENCES: tl.constexpr,  # a power of two, at least `sequences`
     CAUSAL: tl.constexpr,
     WINDOWED: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """One tile of queries over one split of the keys that they see, for one KV head."""
+    """Compute one tile of queries over one split of the keys that they see, for one KV head."""
     kv_head, split = tl.program_id(1), tl.program_id(2)
     kv_heads, splits = tl.num_programs(1), tl.num_programs(2)
-    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late ones see the most keys and go first
+    tile = tl.num_programs(0) - 1 - tl.program_id(0)  # late tiles see the most keys and go first
     sequence, first, last = _find_tile(cu_seqlens_q, sequences, tile, BLOCK_Q, SEQUENCES)
     if first >= last:
         return
@@ -89,7 +90,7 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     start = 0
     if starts is not None:
         start = tl.load(starts + sequence)
-    # Tiles of keys: all that are seen, and of this split; those between `full` and `full_end` all rows see whole.
+    # Tiles of keys: all that are seen, and of this split; all rows see those between `full` and `full_end` whole.
     seen, full, seen_end, full_end = start, start, seq_len, seq_len
     if WINDOWED:
         seen = tl.maximum(start, first_position - window + 1)
@@ -108,7 +109,7 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
     l_i = tl.zeros([BLOCK_M], tl.float32)
     m_i = tl.full([BLOCK_M], float("-inf"), tl.float32)
     bounds = (begin, full, full_end, end)
-    for part in tl.static_range(3):  # what not all rows see yet, what all see whole, the diagonal
+    for part in tl.static_range(3):  # what not all rows see yet, what all rows see whole, the diagonal
         if part > 0 or WINDOWED or starts is not None:
             acc, l_i, m_i = attend_tiles(
                 acc=acc,
@@ -164,8 +165,10 @@ def _find_tile(  # type: ignore[no-untyped-def]
     BLOCK_Q: tl.constexpr,
     SEQUENCES: tl.constexpr,
 ):
-    """The sequence of a tile of queries, the tile's first token, and where the sequence's new tokens end: no later than
-    that where there is no such tile. Sequence i has tiles from cu_seqlens_q[i] // BLOCK_Q + i on.
+    """Return the sequence of a tile of queries, the tile's first token, and the end of the sequence's new tokens.
+
+    Sequence i has tiles from cu_seqlens_q[i] // BLOCK_Q + i on. If there is no such tile, the end is no later than its
+    first token.
     """
     offs = tl.arange(0, SEQUENCES)
     begins = tl.load(cu_seqlens_q + offs, mask=offs < sequences, other=1 << 30)  # sums stay below 2^31

@@ -1,4 +1,4 @@
-"""The tiles of attention on a GPU, and the splits of its keys where there are too few programs."""
+"""The tiles of attention on a GPU, and the splits of its keys if there are too few programs."""
 
 import functools
 import math
@@ -12,14 +12,14 @@ class Tile:
     """What one program computes at a time."""
 
     block_m: int
-    """Rows: tokens of a sequence times the query heads of a KV head, then rows that only fill up."""
+    """Rows: tokens of a sequence times the query heads of a KV head, then padding rows."""
     block_n: int
     """Columns: keys."""
     num_warps: int
     num_stages: int
-    """Triton's: K and V are read `num_stages` - 1 tiles ahead."""
+    """Triton's stages: K and V are read `num_stages` - 1 tiles ahead."""
     resident: int
-    """Programs that a multiprocessor runs at a time."""
+    """Number of programs that a multiprocessor runs at a time."""
 
 
 TILES: dict[tuple[int, int, str], Tile] = {
@@ -48,33 +48,36 @@ TILES: dict[tuple[int, int, str], Tile] = {
     (100, 128, "decode"): Tile(16, 64, 4, 3, 3),  # 128 registers, 70 KiB; with 128 keys 12 bytes spill
     (100, 256, "decode"): Tile(16, 32, 4, 3, 2),  # 206 registers, 73 KiB
 }
-"""16-bit elements, by (architecture, columns of a head at most, phase): of the tiles tried, those that spill nothing,
-read ahead, and fit most often on a multiprocessor; then those with more keys. The registers and shared memory beside
-them are what Triton 3.7 compiles them to. Only those of (90, 128) and (90, 64, "prefill") have been timed beside others
-(docs/log/kernels.md)."""
+"""Tiles for 16-bit elements, by (architecture, columns of a head at most, phase).
+
+Of the tiles tried, these spill nothing, read ahead, and fit most often on a multiprocessor; then those with more keys.
+The comments say the registers and the shared memory to which Triton 3.7 compiles them. Only those of (90, 128) and (90,
+64, "prefill") have been timed against others (docs/log/kernels.md).
+"""
 
 _FLOAT32 = {64: Tile(32, 32, 4, 3, 2), 256: Tile(16, 16, 4, 3, 2)}
-"""32-bit elements, which no matrix unit multiplies: both tiles are in registers."""
+"""Tiles for 32-bit elements, which no matrix unit multiplies: both tiles are in registers."""
 
 
 def family(capability: int) -> int:
-    """The architecture whose rows of `TILES` a compute capability takes: 86 stands for all with 99 KiB of shared memory
-    for a program (86, 89, 120), and for what isn't known.
+    """Return the architecture whose rows of `TILES` a compute capability takes.
+
+    86 stands for all with 99 KiB of shared memory per program (86, 89, 120), and for unknown ones.
     """
     return capability // 10 * 10 if capability in (80, 87, 90, 100, 103) else 86
 
 
 def head_dim(head_size: int) -> int:
-    """Columns that a tile has for a head: a power of two, and no fewer than matrix units take."""
+    """Return the columns of a tile for a head: a power of two, and no fewer than matrix units take."""
     return max(16, _next_power_of_2(head_size))
 
 
 def shared_bytes(capability: int, tile: Tile, head_size: int, itemsize: int) -> int:
-    """Shared memory that Triton gives a program, 2 KiB too much at most.
+    """Return the shared memory that Triton gives a program, at most 2 KiB too much.
 
-    Q, the buffers of K and V, and the weights of the values where warps that share rows exchange them. Matrix units
-    that read shared memory themselves (from compute capability 9.0 on, for 64 rows and more) have a buffer more, and
-    take the weights from registers.
+    It holds Q, the buffers of K and V, and the weights of the values if warps that share rows exchange them. Matrix
+    units that read shared memory themselves (from compute capability 9.0 on, for at least 64 rows) have one more
+    buffer, and take the weights from registers.
     """
     width = head_dim(head_size)
     by_themselves = capability in (90, 100, 103) and tile.block_m >= 64 and itemsize == 2
@@ -87,14 +90,15 @@ def shared_bytes(capability: int, tile: Tile, head_size: int, itemsize: int) -> 
 def choose_tile(
     gpu: Architecture, phase: str, tokens: int, group: int, head_size: int, itemsize: int, biased: bool
 ) -> Tile:
-    """The tile for sequences of about `tokens` new tokens and `group` query heads per KV head, elements of `itemsize`
-    bytes, with or without a position bias.
+    """Return the tile for sequences of about `tokens` new tokens and `group` query heads per KV head.
+
+    Elements have `itemsize` bytes. `biased`: whether there is a position bias.
     """
     width = head_dim(head_size)
     if itemsize == 4:
         tile = _FLOAT32[64 if width <= 64 else 256]
     else:
-        row = "prefill" if group > 16 else phase  # as many rows, even of one token
+        row = "prefill" if group > 16 else phase  # as many rows, even for one token
         tile = TILES[family(gpu.capability), min(size for size in (64, 128, 256) if width <= size), row]
     if biased or (phase == "decode" and group > 16):  # addresses of the bias, or masks, take registers, too
         tile = replace(tile, block_n=max(16, tile.block_n // 2))
@@ -109,11 +113,11 @@ def choose_tile(
 
 @functools.lru_cache(maxsize=1024)
 def num_splits(programs: int, slots: int, most_tiles: int) -> int:
-    """How many programs share the keys of each of `programs` tiles of rows, where the device runs `slots` programs at a
-    time and there are up to `most_tiles` tiles of keys.
+    """Return how many programs share the keys of each of `programs` tiles of rows.
 
-    FlashAttention's rule (`num_splits_heuristic` in flash_api.cpp): one where the programs fill 0.8 of the slots; else
-    the fewest whose waves are 85 % as full as the fullest, of the numbers that change the greatest share.
+    The device runs `slots` programs at a time, and there are up to `most_tiles` tiles of keys. This is FlashAttention's
+    rule (`num_splits_heuristic` in flash_api.cpp): 1 if the programs fill 0.8 of the slots. Otherwise it is the fewest
+    whose waves are 85 % as full as the fullest, of the numbers that change the greatest share.
     """
     if programs >= 0.8 * slots:
         return 1

@@ -1,4 +1,4 @@
-"""`njit` for kernels whose machine code is kept on disk, or compiled anew in each process where that can't be done."""
+"""`njit` for kernels whose machine code is kept on disk, or compiled anew in each process if that fails."""
 
 import functools
 import sys
@@ -9,8 +9,10 @@ import numba
 
 
 def njit(*arguments: Any, **options: Any) -> Any:
-    """`numba.njit` with the same arguments. A cache that can't be used (a folder without write permission, a full disk,
-    a torn file) is left out and named once on standard error.
+    """Compile as `numba.njit` does, with the same arguments, but go on without a cache that can't be used.
+
+    Such a cache is in a folder without write permission, on a full disk, or in an incomplete file. It is reported once
+    on standard error.
     """
     if len(arguments) == 1 and callable(arguments[0]) and not options:
         return numba.njit(arguments[0])
@@ -18,10 +20,10 @@ def njit(*arguments: Any, **options: Any) -> Any:
     def compiled(function: Callable[..., Any]) -> Any:
         try:
             return numba.njit(*arguments, **options)(function)
-        except Exception:  # of many kinds: numba's own, the system's, pickle's
+        except Exception:  # many types: numba's own, the system's, pickle's
             if not options.get("cache"):
                 raise
-        kernel = numba.njit(*arguments, **options | {"cache": False})(function)  # raises again what is the kernel's
+        kernel = numba.njit(*arguments, **options | {"cache": False})(function)  # raises the kernel's own errors again
         _tell()
         return kernel
 
@@ -30,7 +32,7 @@ def njit(*arguments: Any, **options: Any) -> Any:
 
 @functools.cache
 def _tell() -> None:
-    """Say once per process that the cache is left out."""
+    """Report once per process that no cache is used."""
     print(
         "The kernels' cache can't be used, so they are compiled at every start: set NUMBA_CACHE_DIR to a folder that "
         "can be written.",

@@ -1,4 +1,4 @@
-"""Which kernels take a tensor, and the architecture that a GPU's are cut for."""
+"""Which kernels take a tensor, and the architecture that determines a GPU's tiles."""
 
 import functools
 from dataclasses import dataclass
@@ -8,28 +8,31 @@ import torch
 
 
 def on_gpu(x: torch.Tensor) -> bool:
-    """Whether the Triton kernels take this tensor. Called as `device.on_gpu`, so that there is one place to ask."""
+    """Return whether the Triton kernels take this tensor.
+
+    Call it as `device.on_gpu`, so that all callers ask at one place.
+    """
     return x.device.type == "cuda"
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a kernel's tile and grid are chosen by."""
+    """The properties of a GPU that determine a kernel's tile and grid."""
 
     capability: int
-    """Compute capability: 90 for 9.0"""
+    """Compute capability: 90 for 9.0."""
     multiprocessors: int
     shared_bytes: int
     """Shared memory that one program may use."""
 
 
 H100 = Architecture(90, 132, 227 * 1024)
-"""What is assumed where kernels are interpreted."""
+"""The assumed architecture if kernels are interpreted."""
 
 
 @functools.cache
 def architecture(device: torch.device) -> Architecture:
-    """The architecture of a GPU."""
+    """Return the architecture of a GPU."""
     if device.type != "cuda":
         return H100
     properties: Any = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""The exponential function in a form that LLVM turns into vector instructions: no branch, no call; and sums of it."""
+"""The exponential function in a form that LLVM turns into vector instructions (no branch, no call), and sums of it."""
 
 import math
 
@@ -8,14 +8,15 @@ from numba import njit
 _C1, _C2, _C3, _C4, _C5, _C6, _C7 = (np.float32(math.log(2) ** k / math.factorial(k)) for k in range(1, 8))
 _LOG2_E = np.float32(1 / math.log(2))
 _SUMMED = 1024
-"""Terms that are added in float32."""
+"""Number of terms that are added in float32."""
 
 
 @njit(fastmath=True, error_model="numpy")
 def exp(x):  # type: ignore[no-untyped-def]
-    """e^x in float32 as 2^i · 2^f, with f in [-½, ½] by its Taylor series.
+    """Compute e^x in float32 as 2^i · 2^f, with f in [-½, ½] by its Taylor series.
 
-    Relative error below 3e-7 for |x| < 1 and below 1e-5 within [-87, 88]; beyond, the value at the border.
+    The relative error is below 3e-7 for |x| < 1 and below 1e-5 within [-87, 88]. Beyond, the result is the value at the
+    border.
     """
     y = min(max(x * _LOG2_E, np.float32(-126)), np.float32(127))
     rounded = np.floor(y + np.float32(0.5))
@@ -34,7 +35,7 @@ def exp(x):  # type: ignore[no-untyped-def]
 
 @njit(fastmath=True, error_model="numpy")
 def mass_of(values, top):  # type: ignore[no-untyped-def]
-    """The sum of e^(value - top), in float32 where few are added."""
+    """Return the sum of e^(value - top); up to `_SUMMED` terms are added in float32."""
     total = np.float64(0)
     for begin in range(0, len(values), _SUMMED):
         part = np.float32(0)

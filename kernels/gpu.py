@@ -1,4 +1,4 @@
-"""What the Triton kernels share. Imported only where one is launched: importing Triton takes a while."""
+"""The common part of the Triton kernels. It is imported only to launch one: importing Triton takes a while."""
 
 from typing import Any
 
@@ -20,6 +20,8 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 
 
 def operand(dtype: torch.dtype) -> Any:
-    """The Triton dtype in which tiles of `dtype` are multiplied: itself; float32 in the interpreter, which stores
-    bfloat16 as integers."""
+    """Return the Triton dtype in which tiles of `dtype` are multiplied.
+
+    It is `dtype` itself, but float32 in the interpreter, which stores bfloat16 as integers.
+    """
     return tl.float32 if INTERPRETED else _DTYPES[dtype]

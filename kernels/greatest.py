@@ -6,16 +6,16 @@ from numba import njit
 _LEAST, _MOST = np.int32(-(2**31)), np.int32(2**31 - 1)
 _SIGN, _REST = np.int32(31), _MOST
 _MINUS_INFINITY = np.int32(np.float32(-np.inf).view(np.int32) ^ _REST)
-"""Of the integers below, the one that stands for minus infinity: NaNs with a sign lie under it."""
+"""The integer that stands for minus infinity; NaNs with a sign lie below it."""
 
 
 @njit(error_model="numpy")
 def greatest(values):  # type: ignore[no-untyped-def]
-    """Return the greatest of a contiguous float32 array, and NaN where any of them is NaN.
+    """Return the greatest value of a contiguous float32 array; NaN if any value is NaN.
 
-    Compared as integers, whose order is that of the floats once a negative one's other bits are flipped: unlike a
-    maximum of floats it needs no rule for NaN, so it vectorises. NaNs lie beyond both infinities, by their signs, and
-    no compiler that assumes their absence can drop the test.
+    Values are compared as integers, which have the order of the floats once a negative one's other bits are flipped.
+    Unlike a maximum of floats this needs no rule for NaN, so it vectorises. NaNs lie beyond both infinities, by their
+    signs, and no compiler that assumes their absence can drop the test.
     """
     bits = values.view(np.int32)
     top, bottom = _LEAST, _MOST

@@ -1,8 +1,8 @@
-"""Blocks of the paged cache into a contiguous buffer, to be sent, and out of one.
+"""Copies between blocks of the paged cache and a contiguous buffer that is sent or received.
 
 A cache is given as its tensors, all layers' keys and values, each [blocks, ...], or as the same KV heads of each: a
-block's part contiguously. Parts are equally large, and as far apart in one tensor as in the others. A buffer is
-contiguous, [tensors, n, part], `part` being the elements of one block's part. Blocks are int64 [n], on the cache's
+block's part is contiguous. Parts are equally large, and have the same distance in every tensor. A buffer is contiguous,
+[tensors, n, part], where `part` is the number of elements of one block's part. Blocks are int64 [n], on the cache's
 device.
 """
 
@@ -14,7 +14,7 @@ from exegpt.kernels import device
 
 
 def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: torch.Tensor) -> None:
-    """buffer[t, i] ← block blocks[i] of the cache's tensor t."""
+    """Copy blocks to a buffer: buffer[t, i] ← block blocks[i] of the cache's tensor t."""
     if device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
@@ -25,7 +25,7 @@ def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: t
 
 
 def scatter_blocks(buffer: torch.Tensor, cache: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
-    """Block blocks[i] of the cache's tensor t ← buffer[t, i]; no block is named twice."""
+    """Copy a buffer to blocks: block blocks[i] of the cache's tensor t ← buffer[t, i]; no block occurs twice."""
     if device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 

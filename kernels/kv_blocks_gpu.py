@@ -9,11 +9,11 @@ import triton
 import triton.language as tl
 
 _BLOCK_SIZE = 2048
-"""Words that one program copies at most."""
+"""Most words that one program copies."""
 
 
 def copy_blocks_gpu(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: torch.Tensor, gather: bool) -> None:
-    """`kv_blocks.gather_blocks`, or else `scatter_blocks`, by Triton."""
+    """Run `kv_blocks.gather_blocks`, or else `scatter_blocks`, by Triton."""
     itemsize = buffer.element_size()
     part_bytes, block_bytes = buffer.shape[2] * itemsize, cache[0].stride(0) * itemsize
     addresses = tuple(tensor.data_ptr() for tensor in cache)
@@ -37,7 +37,7 @@ def copy_blocks_gpu(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer:
 
 @functools.lru_cache(maxsize=64)
 def _on_device(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Addresses on the device. A cache is allocated once, so its own are copied there once."""
+    """Return addresses on the device. A cache is allocated once, so its addresses are copied there once."""
     return torch.tensor(addresses, dtype=torch.int64, device=device)
 
 
@@ -46,14 +46,14 @@ def _copy(  # type: ignore[no-untyped-def]
     addresses_ptr,  # int64 [tensors]: of the cache's
     blocks_ptr,  # int64 [n]
     buffer_ptr,  # [tensors, n, part_words] words
-    part_words,  # of a block that are copied
-    block_words,  # from one block to the next
+    part_words,  # words of a block that are copied
+    block_words,  # words from one block to the next
     GATHER: tl.constexpr,
-    WORD: tl.constexpr,  # its dtype
+    WORD: tl.constexpr,  # dtype of a word
     BLOCK_SIZE: tl.constexpr,  # words that a program copies
     ALIGNMENT: tl.constexpr,  # bytes that divide all addresses, a block and a part
 ):
-    """Some words of one block's part of one tensor."""
+    """Copy some words of one block's part of one tensor."""
     i, tensor = tl.program_id(0).to(tl.int64), tl.program_id(2)
     words = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     mask = words < part_words

@@ -1,6 +1,6 @@
 """The layouts of keys and values in the paged cache, by device; nothing else depends on the device's layout.
 
-Values are [blocks, kv_heads, block_size, head_size] everywhere, and on a GPU keys are like them: a token's key is
+Values are [blocks, kv_heads, block_size, head_size] everywhere. On a GPU, keys have the same layout: a token's key is
 written as one row, and other libraries read it (FlashInfer's `HND` layout). The CPU's kernel multiplies by a block of
 keys as a matrix, and takes [blocks, kv_heads, head_size, block_size]; see `attention_cpu.py`.
 """
@@ -11,10 +11,10 @@ from exegpt.kernels import device
 
 
 def key_shape(values: torch.Tensor) -> torch.Size:
-    """The shape of a cache's keys on the device where its values [blocks, kv_heads, block_size, head_size] are."""
+    """Return the shape of a cache's keys on the device of its values [blocks, kv_heads, block_size, head_size]."""
     return values.shape if device.on_gpu(values) else values.mT.shape
 
 
 def keys_like_values(keys: torch.Tensor) -> torch.Tensor:
-    """A view of a cache's keys as [blocks, kv_heads, block_size, head_size], on any device."""
+    """Return a view of a cache's keys as [blocks, kv_heads, block_size, head_size], on any device."""
     return keys if device.on_gpu(keys) else keys.mT

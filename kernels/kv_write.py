@@ -13,11 +13,11 @@ from exegpt.kernels.threads import compiled
 def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
     """Store k and v, each [tokens, kv_heads, head_size], at their tokens' slots, int64 [tokens].
 
-    Slot s is place s mod block_size of block s // block_size. `values` is [blocks, kv_heads, block_size, head_size],
+    Slot s is position s mod block_size of block s // block_size. `values` is [blocks, kv_heads, block_size, head_size];
     `keys` has the shape of `kv_layout.key_shape`.
 
-    A value that is not finite is stored as zeros with a key of NaN: a query that sees it gets NaN, and one of the same
-    tile that does not sees no difference, since zero times an infinity would be NaN.
+    A value that is not finite is stored as zeros with a key of NaN. A query that sees it gets NaN. A query of the same
+    tile that doesn't see it gets no difference; zero times an infinity would be NaN.
     """
     if device.on_gpu(k):
         from exegpt.kernels.kv_write_gpu import kv_write_gpu
@@ -33,7 +33,7 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
 def kv_write_reference(
     k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """`kv_write` in plain PyTorch."""
+    """Run `kv_write` in plain PyTorch."""
     block_size = values.shape[2]
     block, place = slots // block_size, slots % block_size
     whole = v.to(values.dtype).isfinite().all(-1, keepdim=True)
@@ -43,7 +43,7 @@ def kv_write_reference(
 
 @njit(error_model="numpy")
 def store_value(target, value):  # type: ignore[no-untyped-def]
-    """Copy a token's value, or zeros where it is not finite; return whether it is."""
+    """Copy a token's value, or zeros if it is not finite; return whether it is."""
     whole = True
     for d in range(len(value)):
         target[d] = value[d]

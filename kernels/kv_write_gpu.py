@@ -8,7 +8,7 @@ import triton.language as tl
 def kv_write_gpu(
     k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """`kv_write.kv_write` by Triton, with keys like values."""
+    """Run `kv_write.kv_write` by Triton, with keys in the layout of values."""
     tokens, kv_heads, head_size = k.shape
     block_m = 4 if tokens < 1024 else 16
     _write[triton.cdiv(tokens, block_m), kv_heads](
@@ -30,7 +30,7 @@ def kv_write_gpu(
     )
 
 
-# Part of a batch begins anywhere in its slots.
+# A slice of a batch begins anywhere in its slots.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
 def _write(  # type: ignore[no-untyped-def]
     k,  # [tokens, kv_heads, HEAD_SIZE]
@@ -44,11 +44,11 @@ def _write(  # type: ignore[no-untyped-def]
     v_stride_token,
     v_stride_head,
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # tokens of a program
 ):
-    """Some tokens' keys and values of one KV head."""
+    """Write some tokens' keys and values of one KV head."""
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     kv_head, kv_heads = tl.program_id(1), tl.num_programs(1)
     offs_d = tl.arange(0, HEAD_DIM)
@@ -72,15 +72,16 @@ def cache_rows(  # type: ignore[no-untyped-def]
     HEAD_SIZE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Where the tokens' rows of one KV head begin in a cache: int64 [BLOCK_M]."""
+    """Return where the tokens' rows of one KV head begin in a cache: int64 [BLOCK_M]."""
     slot = tl.load(slots + token, mask=real, other=0)
     return ((slot // BLOCK_SIZE * kv_heads + kv_head) * BLOCK_SIZE + slot % BLOCK_SIZE) * HEAD_SIZE
 
 
 @triton.jit
 def store_values(source, target, offs_d, mask):  # type: ignore[no-untyped-def]
-    """Copy values from the pointers `source` [BLOCK_M] to `target` [BLOCK_M], columns `offs_d` [HEAD_SIZE], zeros for
-    those that are not finite; return which are: bool [BLOCK_M].
+    """Copy values from the pointers `source` [BLOCK_M] to `target` [BLOCK_M], columns `offs_d` [HEAD_SIZE].
+
+    Values that are not finite are stored as zeros. Returns which values are finite: bool [BLOCK_M].
     """
     row = tl.load(source[:, None] + offs_d[None, :], mask=mask, other=0.0).to(target.dtype.element_ty)
     whole = tl.min((tl.abs(row.to(tl.float32)) < float("inf")).to(tl.int32), 1) > 0

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens and of the likeliest ones: the model's own, of logits as they come."""
+"""Log-probabilities of sampled tokens and of the likeliest ones: the model's own, from unedited logits."""
 
 from dataclasses import dataclass
 
@@ -11,21 +11,23 @@ from exegpt.kernels.threads import follow_torch
 
 @dataclass(frozen=True)
 class LogProbs:
-    """The rows whose log-probabilities are asked for."""
+    """The rows whose log-probabilities are requested."""
 
     rows: torch.Tensor
-    """int64 [n], on the logits' device"""
+    """int64 [n], on the logits' device."""
     most: int
-    """How many of the likeliest tokens each gets."""
+    """Number of likeliest tokens for each row."""
 
 
 def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> torch.Tensor:
-    """Of logits [rows, vocab] and the token of each row, int64 [rows]: float64 [n, 1 + 2·most], of each row asked for
-    its token's log-probability, the greatest log-probabilities, and their tokens; of equals the lower token first.
-    Nothing of use where there is no token.
+    """Return log-probabilities of logits [rows, vocab] with the token of each row, int64 [rows].
+
+    Returns:
+        float64 [n, 1 + 2·most], for each requested row: its token's log-probability, the greatest log-probabilities,
+        and their tokens; of equals the lower token comes first. A row without a token has no meaningful values.
     """
     tokens = tokens.clamp(min=0)
-    if device.on_gpu(logits):  # no kernel of its own: it is asked for rarely, and reads each row a few times
+    if device.on_gpu(logits):  # no kernel of its own: requests are rare, and each row is read only a few times
         return log_probs_reference(logits, tokens, asked)
     out = torch.empty(len(asked.rows), 1 + 2 * asked.most, dtype=torch.float64)
     follow_torch()
@@ -34,12 +36,12 @@ def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> to
 
 
 def log_probs_reference(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> torch.Tensor:
-    """`log_probs` in plain PyTorch."""
-    # Not `logsumexp`: of one large row that may add in another order than of several.
+    """Compute `log_probs` in plain PyTorch."""
+    # Not `logsumexp`: it may add one large row in another order than several rows.
     chosen = logits.index_select(0, asked.rows).float()
     x = torch.log_softmax(chosen, dim=1)
     own = x.gather(1, tokens.index_select(0, asked.rows).unsqueeze(1))
-    bits = (chosen + 0.0).view(torch.int32)  # both zeros are one
+    bits = (chosen + 0.0).view(torch.int32)  # -0.0 becomes 0.0
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
     places = torch.arange(logits.shape[1] - 1, -1, -1, device=x.device)
     keys = (ordered.long() << 32) | places
@@ -49,11 +51,11 @@ def log_probs_reference(logits: torch.Tensor, tokens: torch.Tensor, asked: LogPr
 
 @dataclass(frozen=True)
 class PromptLogProbs:
-    """Tokens of prompts whose log-probabilities are asked for."""
+    """Tokens of prompts whose log-probabilities are requested."""
 
     rows: torch.Tensor
-    """int64 [n]: rows of the batch's states, after each of which a token follows"""
+    """int64 [n]: rows of the batch's states; a token follows after each."""
     tokens: torch.Tensor
-    """int64 [n]: these tokens"""
+    """int64 [n]: these tokens."""
     most: int
     """As in `LogProbs`."""

@@ -8,12 +8,12 @@ from exegpt.kernels.exponential import mass_of
 from exegpt.kernels.greatest import greatest
 
 _CHUNK = 64
-"""Logits that are passed over together where none of them is among the likeliest."""
+"""Logits that are skipped together if none of them is among the likeliest."""
 
 
 @njit(error_model="numpy")
 def _likeliest(x, most):  # type: ignore[no-untyped-def]
-    """The places of so many greatest values of x, the greatest first, of equals the first."""
+    """Return the places of the `most` greatest values of x, the greatest first; of equals the first comes first."""
     places, count = np.empty(most, np.int64), 0
     for begin in range(0, len(x) if most else 0, _CHUNK):
         end = min(begin + _CHUNK, len(x))
@@ -35,7 +35,7 @@ def _likeliest(x, most):  # type: ignore[no-untyped-def]
     ["void(float32[:, ::1], int64[::1], int64[::1], float64[:, ::1])"], parallel=True, cache=True, error_model="numpy"
 )
 def log_probs_rows(logits, rows, tokens, out):  # type: ignore[no-untyped-def]
-    """out [n, 1 + 2·most] ← `log_probs` of these rows of logits [rows, vocab] and the token of each row."""
+    """Write `log_probs` of these rows of logits [rows, vocab], with the token of each row, to out [n, 1 + 2·most]."""
     most = (out.shape[1] - 1) // 2
     for i in prange(len(rows)):
         x = logits[rows[i]]

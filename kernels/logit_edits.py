@@ -1,8 +1,8 @@
-"""Logit edits: what a request changes of its model's logits before a token is chosen.
+"""Logit edits: a request's changes of its model's logits before a token is chosen.
 
-In vLLM's order (`vllm.v1.sample.sampler`, 0.22): the mask of allowed tokens, the bias, then the repetition, frequency
-and presence penalties. Only rows of requests that ask for one are edited. A mask leaves NaN and infinities, which fail
-the request wherever they are.
+They come in vLLM's order (`vllm.v1.sample.sampler`, 0.22): the mask of allowed tokens, the bias, then the repetition,
+frequency and presence penalties. Only rows of requests with an edit are edited. A mask leaves NaN and infinities, which
+fail the request wherever they are.
 """
 
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from exegpt.kernels.threads import follow_torch
 
 @dataclass(frozen=True)
 class LogitEdits:
-    """The edits of some rows, each of which is named once, on the logits' device."""
+    """The edits of some rows, on the logits' device; each row occurs once."""
 
     rows: torch.Tensor
-    """int64 [edited]: the rows of the logits that are edited; of the following, one element for each."""
+    """int64 [edited]: the edited rows of the logits; the following tensors have one element for each."""
     penalty: torch.Tensor
     """float32 [edited]: repetition penalty, as `Sampling.penalty`, which is 1 for these rows."""
     frequency: torch.Tensor
-    """float32 [edited]: subtracted as often as a token is in its sequence's output; 0 for none."""
+    """float32 [edited]: subtracted for each occurrence of a token in its sequence's output; 0 for none."""
     presence: torch.Tensor
-    """float32 [edited]: subtracted once where a token is in its sequence's output; 0 for none."""
+    """float32 [edited]: subtracted once if a token is in its sequence's output; 0 for none."""
     slot: torch.Tensor
-    """int64 [edited]: its sequence's row of `seen` and `counts`; any row where there is no penalty."""
+    """int64 [edited]: its sequence's row of `seen` and `counts`; any row if there is no penalty."""
     mask: torch.Tensor
-    """int64 [edited]: its row of `allowed`; -1 where all tokens are."""
+    """int64 [edited]: its row of `allowed`; -1 if all tokens are allowed."""
     allowed: torch.Tensor
-    """int32 [masks, ceil(vocab / 32)]: token t is allowed where bit t mod 32 of word t // 32 is set."""
+    """int32 [masks, ceil(vocab / 32)]: token t is allowed if bit t mod 32 of word t // 32 is set."""
     biased: torch.Tensor
     """int64 [2, biases]: rows of the logits and tokens, each pair once."""
     bias: torch.Tensor
@@ -39,11 +39,11 @@ class LogitEdits:
     seen: torch.Tensor
     """uint8 [slots, vocab]: see `Sampling.seen`."""
     counts: torch.Tensor
-    """int32 [slots, vocab]: how often a token is in a sequence's output so far."""
+    """int32 [slots, vocab]: occurrences of each token in a sequence's output so far."""
 
 
 def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-    """The edited logits, a new tensor: [rows, vocab] → float32 [rows, vocab]."""
+    """Return the edited logits as a new tensor: [rows, vocab] → float32 [rows, vocab]."""
     x = _biased(logits, edits)
     if device.on_gpu(x):
         from exegpt.kernels.logit_edits_gpu import edit_rows_gpu
@@ -58,7 +58,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
 
 
 def _biased(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-    """A copy in float32 with the bias, which may come before the mask: it is finite."""
+    """Return a copy in float32 with the bias, which may come before the mask: it is finite."""
     x = torch.empty(logits.shape, device=logits.device).copy_(logits)
     if edits.bias.shape[0]:
         row, token = edits.biased
@@ -67,7 +67,7 @@ def _biased(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
 
 
 def edit_logits_reference(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-    """`edit_logits` in plain PyTorch."""
+    """Compute `edit_logits` in plain PyTorch."""
     vocab, out = logits.shape[1], logits.float()
     x = out[edits.rows]
     if len(edits.allowed):

@@ -18,7 +18,7 @@ _MINUS_INFINITY = np.float32(-np.inf)
     error_model="numpy",
 )
 def edit_rows(x, rows, penalty, frequency, presence, slot, mask, allowed, seen, counts):  # type: ignore[no-untyped-def]
-    """The mask and the penalties of rows of x [rows, vocab], in place; the rest is `LogitEdits`', as arrays."""
+    """Apply the mask and the penalties to rows of x [rows, vocab], in place; the rest are `LogitEdits`' arrays."""
     vocab = x.shape[1]
     for i in prange(len(rows)):
         row = x[rows[i]]

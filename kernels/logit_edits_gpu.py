@@ -7,11 +7,11 @@ import triton.language as tl
 from exegpt.kernels.logit_edits import LogitEdits
 
 _BLOCK_SIZE = 4096
-"""Logits of a row that a program edits."""
+"""Number of a row's logits that a program edits."""
 
 
 def edit_rows_gpu(x: torch.Tensor, edits: LogitEdits, block_size: int = _BLOCK_SIZE) -> None:
-    """The mask and the penalties of rows of x, float32 [rows, vocab], in place."""
+    """Apply the mask and the penalties to rows of x, float32 [rows, vocab], in place."""
     n_cols = x.shape[1]
     block_size = min(block_size, max(16, triton.next_power_of_2(n_cols)))
     _edit[(edits.rows.shape[0], triton.cdiv(n_cols, block_size))](
@@ -46,7 +46,7 @@ def _edit(  # type: ignore[no-untyped-def]
     n_cols,  # the vocabulary
     BLOCK_SIZE: tl.constexpr,
 ):
-    """A block of one row."""
+    """Edit a block of one row."""
     i = tl.program_id(0)
     cols = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     inside = cols < n_cols

@@ -11,7 +11,7 @@ from exegpt.kernels.threads import compiled
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """Rows of x [tokens, hidden] over their root mean square, times weight [hidden]."""
+    """Normalise rows of x [tokens, hidden] by their root mean square, times weight [hidden]."""
     if device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
 
@@ -24,7 +24,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
 
 
 def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """`rms_norm` in plain PyTorch; sums in float32 whatever the dtype."""
+    """Compute `rms_norm` in plain PyTorch, with sums in float32 for every dtype."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)).to(x.dtype) * weight
 
@@ -32,9 +32,9 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, epsilon: float) ->
 def layer_norm(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Rows of x [tokens, hidden] with mean 0 and variance 1, times weight, plus bias, both [hidden].
+    """Normalise rows of x [tokens, hidden] to mean 0 and variance 1, times weight, plus bias, both [hidden].
 
-    With `residual` [tokens, hidden], x is first added to it in place, and its rows are what is normalised.
+    With `residual` [tokens, hidden], x is first added to it in place, and its rows are normalised.
     """
     if device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
@@ -46,7 +46,7 @@ def layer_norm(
 def layer_norm_reference(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, epsilon: float, residual: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """`layer_norm` in plain PyTorch, and on the CPU."""
+    """Compute `layer_norm` in plain PyTorch, as on the CPU."""
     return F.layer_norm(x if residual is None else residual.add_(x), weight.shape, weight, bias, epsilon)
 
 

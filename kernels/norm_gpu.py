@@ -8,7 +8,7 @@ import triton.language as tl
 def norm_gpu(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float, residual: torch.Tensor | None
 ) -> torch.Tensor:
-    """`norm.layer_norm` where there is a bias, `norm.rms_norm` where there is none, by Triton."""
+    """Compute `norm.layer_norm` if there is a bias, else `norm.rms_norm`, by Triton."""
     n_rows, n_cols = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block_size = triton.next_power_of_2(n_cols)
@@ -41,7 +41,7 @@ def _norm(  # type: ignore[no-untyped-def]
     residual_stride,
     BLOCK_SIZE: tl.constexpr,  # at least n_cols
 ):
-    """One row, in registers as a whole."""
+    """Normalise one row, which is in registers as a whole."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK_SIZE)
     mask = cols < n_cols
@@ -58,6 +58,6 @@ def _norm(  # type: ignore[no-untyped-def]
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
     if bias_ptr is not None:
         y = x_hat * weight + tl.load(bias_ptr + cols, mask=mask, other=0.0).to(tl.float32)
-    else:  # rounded before it is weighted, as models are trained
+    else:  # rounded before the weight is applied, as in training
         y = x_hat.to(out_ptr.dtype.element_ty).to(tl.float32) * weight
     tl.store(out_ptr + row * n_cols + cols, y.to(out_ptr.dtype.element_ty), mask=mask)

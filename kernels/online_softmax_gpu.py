@@ -1,7 +1,7 @@
-"""What the attention kernels share: the online softmax over tiles of keys, and results that several programs make.
+"""The common part of the attention kernels: the online softmax over tiles of keys, and results of several programs.
 
-Where several programs share the keys of the same rows, each leaves a partial result, and the one that finishes last
-merges them (flash-decoding, without a second launch).
+If several programs share the keys of the same rows, each leaves a partial result. The program that finishes last merges
+them (flash-decoding, without a second launch).
 """
 
 from typing import Any
@@ -12,8 +12,9 @@ import triton.language as tl
 
 
 def partial_results(slots: int, q: torch.Tensor) -> dict[str, Any]:
-    """Room for partial results, float32 [slots, heads, head_size], and the log-sum-exp of each, [slots, heads]; None
-    for 0.
+    """Allocate partial results and their log-sum-exp; both are None for 0 slots.
+
+    They are float32 [slots, heads, head_size] and [slots, heads].
     """
     if not slots:
         return {"partial_out": None, "partial_lse": None}
@@ -29,14 +30,14 @@ def load_q(  # type: ignore[no-untyped-def]
     q,  # [tokens, heads, HEAD_SIZE]
     token,  # [BLOCK_M], or one for all rows
     head,  # [BLOCK_M]
-    real,  # bool [BLOCK_M]: rows that do not only fill up
+    real,  # bool [BLOCK_M]: rows that aren't padding
     q_stride_token,
     q_stride_head,
     HEAD_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """The queries of a tile of rows: [BLOCK_M, HEAD_DIM]."""
+    """Load the queries of a tile of rows: [BLOCK_M, HEAD_DIM]."""
     offs_d = tl.arange(0, HEAD_DIM)
     row = token.to(tl.int64) * q_stride_token + head * q_stride_head
     mask = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
@@ -57,7 +58,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     head,  # int32 [BLOCK_M]
     position,  # int32 [BLOCK_M]: of the queries
     start,  # the first key that is seen
-    seen_end,  # the first one behind it that is not
+    seen_end,  # the first later key that is not seen
     window,
     sm_scale,
     reach,
@@ -71,12 +72,12 @@ def attend_tiles(  # type: ignore[no-untyped-def]
     MASKED: tl.constexpr,  # whether some rows don't see all keys
     DTYPE: tl.constexpr,
 ):
-    """Online softmax over the tiles `begin` to `end` of keys."""
+    """Compute the online softmax over the tiles `begin` to `end` of keys."""
     offs_n, offs_d = tl.arange(0, BLOCK_N), tl.arange(0, q.shape[1])
     in_head = (offs_d < HEAD_SIZE)[None, :]
     blocks = tl.cdiv(seen_end, BLOCK_SIZE)
-    # The numbers of a tile's blocks are loaded one iteration ahead and carried by the loop: if K and V hung on a load
-    # of their own iteration, Triton would spend its stages on that one, and keep a single buffer of K and V.
+    # The numbers of a tile's blocks are loaded one iteration ahead and carried by the loop. If K and V depended on a
+    # load of their own iteration, Triton would spend its stages on that load, and keep a single buffer of K and V.
     place = begin * BLOCK_N + offs_n
     block = tl.load(block_table + place // BLOCK_SIZE, mask=place // BLOCK_SIZE < blocks, other=0)
     for tile in range(begin, end):
@@ -85,8 +86,8 @@ def attend_tiles(  # type: ignore[no-untyped-def]
         place = (tile + 1) * BLOCK_N + offs_n
         block = tl.load(block_table + place // BLOCK_SIZE, mask=place // BLOCK_SIZE < blocks, other=0)
 
-        # K needs no mask along the keys, scores have one. V does: what lies outside the sequence may be NaN, which it
-        # stays times a weight of zero. Values that only some rows see are finite: see `kv_write`.
+        # K needs no mask along the keys: scores have one. V needs one: values outside the sequence may be NaN, which
+        # times a weight of zero is NaN. Values that only some rows see are finite: see `kv_write`.
         k_at, v_at = k_cache + row[:, None] + offs_d[None, :], v_cache + row[:, None] + offs_d[None, :]
         k = (tl.load(k_at) if q.shape[1] == HEAD_SIZE else tl.load(k_at, mask=in_head, other=0.0)).to(DTYPE)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * sm_scale
@@ -123,23 +124,23 @@ def store_result(  # type: ignore[no-untyped-def]
     acc,  # float32 [BLOCK_M, HEAD_DIM]
     l_i,  # float32 [BLOCK_M]
     m_i,  # float32 [BLOCK_M]
-    real,  # bool [BLOCK_M]: rows that do not only fill up
+    real,  # bool [BLOCK_M]: rows that aren't padding
     out,
     out_row,  # int64 [BLOCK_M]: where each row of the result begins
     partial_out,  # float32 [.., HEAD_SIZE], or None where nothing is split
     partial_lse,  # float32 [..], or None
     partial_row,  # int64 [BLOCK_M]: each row of the first part
     part_stride,  # rows from one part to the next
-    part,  # this program's
-    parts,  # of these rows' keys; fewer than two: the result is whole
+    part,  # index of this program's part
+    parts,  # number of parts of these rows' keys; fewer than two: the result is whole
     arrived,  # int32, zeros
     arrived_at,
     HEAD_SIZE: tl.constexpr,
 ):
-    """Store the result; or a partial one, and where it is the last of its rows, what comes of all."""
+    """Store the result, or a partial one; the last program of its rows stores the merged result."""
     offs_d = tl.arange(0, acc.shape[1])
     kept = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
-    l_i = tl.where(l_i > 0, l_i, 1.0)  # of rows that see nothing here: what they get is 0, with a weight of 2^-inf
+    l_i = tl.where(l_i > 0, l_i, 1.0)  # rows that see nothing here get 0, with a weight of 2^-inf
     acc = acc / l_i[:, None]
     out_at = out + out_row[:, None] + offs_d[None, :]
     if partial_out is None:
@@ -151,7 +152,7 @@ def store_result(  # type: ignore[no-untyped-def]
             row = partial_row + part * part_stride
             tl.store(partial_out + row[:, None] * HEAD_SIZE + offs_d[None, :], acc, mask=kept)
             tl.store(partial_lse + row, m_i + tl.log2(l_i), mask=real)
-            # All threads' stores, then the count, which releases them and acquires those of the programs before.
+            # All threads' stores come first. The count then releases them and acquires those of earlier programs.
             tl.debug_barrier()
             if tl.atomic_add(arrived + arrived_at, 1, sem="acq_rel") == parts - 1:
                 tl.store(arrived + arrived_at, 0)
@@ -170,9 +171,9 @@ def _merged(  # type: ignore[no-untyped-def]
     kept,  # bool [BLOCK_M, HEAD_DIM]
     HEAD_SIZE: tl.constexpr,
 ):
-    """All parts' results, each weighted by its share of the sum of exponentials: float32 [BLOCK_M, HEAD_DIM].
+    """Merge all parts' results, each weighted by its share of the sum of exponentials: float32 [BLOCK_M, HEAD_DIM].
 
-    The order is the parts', whoever came last: the result is the same in every run.
+    The order is that of the parts, whichever came last: the result is the same in every run.
     """
     offs_d = tl.arange(0, kept.shape[1])
     acc = tl.zeros(kept.shape, tl.float32)

@@ -1,7 +1,7 @@
-"""Philox: random times that depend on nothing but a row's seed, a position and a token.
+"""Philox: random times that depend only on a row's seed, a position and a token.
 
-Of token t it is word t mod 4 of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3") with the
-row's seed as key and (t // 4, position, 0, 0) as counter.
+The number of token t is word t mod 4 of Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"),
+with the row's seed as key and (t // 4, position, 0, 0) as counter.
 """
 
 import torch
@@ -12,12 +12,15 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 _LOW = 0xFFFFFFFF
 SERIES_BELOW = 2.0**-8
-"""Below this, -log(1 - v) is taken by its series: 1 - v would round v away."""
+"""Below this v, -log(1 - v) is computed by its series: 1 - v would round v away."""
 MOST = 1 - 2.0**-24
 
 
 def arrival_times(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Exponential times of mean 1 of every row's tokens, seed and position int64 [rows]: float32 [rows, vocab]."""
+    """Return exponential times of mean 1 of every row's tokens: float32 [rows, vocab].
+
+    Seed and position are int64 [rows].
+    """
     groups = torch.arange(-(-vocab // 4), device=seed.device).expand(len(seed), -1)
     zero = torch.zeros_like(groups)
     words = philox(seed.unsqueeze(1), groups, position.unsqueeze(1) & _LOW, zero, zero)
@@ -29,10 +32,13 @@ def arrival_times(seed: torch.Tensor, position: torch.Tensor, vocab: int) -> tor
 def philox(
     seed: torch.Tensor, c0: torch.Tensor, c1: torch.Tensor, c2: torch.Tensor, c3: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Philox-4x32-10 of a 64-bit key and a counter of four 32-bit words, all as int64: four words below 2^32."""
+    """Compute Philox-4x32-10 of a 64-bit key and a counter of four 32-bit words: four words below 2^32.
+
+    All are int64.
+    """
     k0, k1 = seed & _LOW, (seed >> 32) & _LOW
     for _ in range(ROUNDS):
-        # A product of 64 bits wraps round into int64's sign, which the masks take off.
+        # A product of 64 bits overflows into int64's sign, which the masks remove.
         a, b = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
         c0, c1, c2, c3 = ((b >> 32) & _LOW) ^ c1 ^ k0, b & _LOW, ((a >> 32) & _LOW) ^ c3 ^ k1, a & _LOW
         k0, k1 = (k0 + WEYL[0]) & _LOW, (k1 + WEYL[1]) & _LOW

@@ -27,7 +27,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sine
 
 
 def rotate_reference(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    """`rotate` in plain PyTorch."""
+    """Compute `rotate` in plain PyTorch."""
     cos, sin = cosines[positions].unsqueeze(1), sines[positions].unsqueeze(1)
     a, b = x.float().chunk(2, dim=-1)
     x.copy_(torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1))
@@ -44,10 +44,10 @@ def rotate_and_write(
     values: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """Rotate q [tokens, heads, head_size] in place, store k rotated and v, [tokens, kv_heads, head_size], in the cache.
+    """Rotate q [tokens, heads, head_size] in place; store k rotated and v, [tokens, kv_heads, head_size], in the cache.
 
-    `rotate` of q and k, then `kv_write`, whose arguments they are, in one kernel. What k holds afterwards is undefined:
-    rotated or not.
+    It is `rotate` of q and k, then `kv_write`, with their arguments, in one kernel. Afterwards the content of k is
+    undefined: rotated or not.
     """
     if device.on_gpu(q):
         from exegpt.kernels.rotary_gpu import rotate_and_write_gpu
@@ -72,7 +72,7 @@ def rotate_and_write_reference(
     values: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """`rotate_and_write` in plain PyTorch."""
+    """Compute `rotate_and_write` in plain PyTorch."""
     rotate_reference(q, positions, cosines, sines)
     rotate_reference(k, positions, cosines, sines)
     kv_write_reference(k, v, keys, values, slots)

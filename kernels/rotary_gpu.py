@@ -1,4 +1,4 @@
-"""RoPE on a GPU; where there are keys and values, too, they go into the paged cache by the same launch."""
+"""RoPE on a GPU; keys and values, if given, go into the paged cache by the same launch."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from exegpt.kernels.kv_write_gpu import cache_rows, store_values
 
 
 def rotate_gpu(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
-    """`rotary.rotate` by Triton."""
+    """Run `rotary.rotate` by Triton."""
     _launch(x, positions, cosines, sines)
 
 
@@ -23,7 +23,7 @@ def rotate_and_write_gpu(
     values: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """`rotary.rotate_and_write` by Triton, with keys like values."""
+    """Run `rotary.rotate_and_write` by Triton, with keys in the layout of values."""
     _launch(q, positions, cosines, sines, k, v, keys, values, slots)
 
 
@@ -68,7 +68,7 @@ def _launch(
     )
 
 
-# Part of a batch begins anywhere in its positions and slots.
+# A slice of a batch begins anywhere in its positions and slots.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions", "slots"])
 def _rotate(  # type: ignore[no-untyped-def]
     q,  # [tokens, HEADS, HEAD_SIZE]
@@ -90,11 +90,11 @@ def _rotate(  # type: ignore[no-untyped-def]
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HEAD_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,  # HEAD_SIZE filled up to a power of two
+    HEAD_DIM: tl.constexpr,  # HEAD_SIZE padded to a power of two
     BLOCK_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr,  # tokens of a program
 ):
-    """Some tokens' q of one head, rotated in place, or their k and v of one KV head, k rotated, into the cache."""
+    """Rotate some tokens' q of one head in place, or write their k (rotated) and v of one KV head into the cache."""
     token = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     head = tl.program_id(1)
     real = token < tokens

@@ -1,8 +1,8 @@
-"""Sampling: logit edits, temperature, min-p, top-k, top-p, and chance that depends on nothing but a row's own seed.
+"""Sampling: logit edits, temperature, min-p, top-k, top-p, and a random draw that depends only on a row's own seed.
 
 A token is drawn by a race: token t arrives after an exponential time (`philox.arrival_times`) divided by its
-probability, and the first one wins. So a row's token is the same in whatever batch it is, on whatever device, up to the
-rounding of logits that are nearly as good.
+probability, and the first one wins. A row's token is therefore the same in every batch and on every device, up to the
+rounding of logits that are nearly equal.
 """
 
 import math
@@ -22,30 +22,35 @@ _NONE = torch.empty(0)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How each row's token is chosen: tensors of one element per row but `seen`, on the logits' device."""
+    """How each row's token is chosen: tensors of one element per row, except `seen`, on the logits' device."""
 
     temperature: torch.Tensor
-    """float32: logits are divided by it; 0 takes the greatest, the first of equals."""
+    """float32: divisor of the logits; 0 takes the greatest, the first of equals."""
     top_k: torch.Tensor
-    """int32: only so many of the greatest logits, and those equal to the last of them; 0 for all."""
+    """int32: keeps only this many of the greatest logits, and those equal to the last of them; 0 for all."""
     top_p: torch.Tensor
-    """float32: of those, only the likeliest that together have this share of their probability; 1 for all."""
+    """float32: of those, keeps only the likeliest that together have this share of their probability; 1 for all."""
     penalty: torch.Tensor
-    """float32: repetition penalty, which positive logits of tokens that its sequence has are divided by and negative
-    ones multiplied; 1 for none."""
+    """float32: repetition penalty of the tokens that a sequence has; 1 for none.
+
+    It divides positive logits and multiplies negative ones.
+    """
     seed: torch.Tensor
-    """int64"""
+    """int64: seed of the row."""
     position: torch.Tensor
-    """int64: the place of the token to come in its sequence, modulo 2^32: another one at another place."""
+    """int64: the next token's position in its sequence, modulo 2^32; other positions give other random numbers."""
     slot: torch.Tensor
-    """int64: its sequence's row of `seen`; any row of it where there is no penalty."""
+    """int64: its sequence's row of `seen`; any row of it if there is no penalty."""
     seen: torch.Tensor
-    """uint8 [slots, vocab], one slot at least: whether a token is in a sequence's prompt or output so far."""
+    """uint8 [slots, vocab], at least one slot: whether a token is in a sequence's prompt or output so far."""
     log_min_p: torch.Tensor | None = None
-    """float32: tokens whose logit over the temperature is below the greatest by more than this logarithm are dropped,
-    before top-k and top-p; -inf for none. None: no row has one."""
+    """float32: logarithm of min-p, -inf for none; None: no row has one.
+
+    Tokens are dropped, before top-k and top-p, if their logit over the temperature is below the greatest by more than
+    this.
+    """
     edits: LogitEdits | None = None
-    """What else changes logits, beforehand; None: nothing."""
+    """Further changes of logits, which come first; None: nothing."""
 
 
 def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
@@ -66,7 +71,7 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
 
 
 def sample_reference(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """`sample` in plain PyTorch, by sorting."""
+    """Compute `sample` in plain PyTorch, by sorting."""
     vocab = logits.shape[1]
     x = logits.float() if sampling.edits is None else edit_logits_reference(logits, sampling.edits)
     penalty = sampling.penalty.unsqueeze(1)

@@ -1,7 +1,7 @@
 """Sampling on the CPU, compiled by numba: `sampling.sample_reference` without sorting.
 
-The greatest logit of every chunk of a row shows where to search: few chunks hold the k greatest, or what is left of the
-mass once negligible logits are put aside. Of few tokens the times are made one by one, of many eight at a time.
+The greatest logit of every chunk of a row shows where to search: few chunks hold the k greatest, or the mass that
+remains without negligible logits. Random times of few tokens are computed one by one, those of many eight at a time.
 """
 
 import numpy as np
@@ -19,19 +19,21 @@ _MASK, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
 _SCALE, _SHIFT, _MOST32 = np.float32(2.0**-32), np.float32(2.0**-33), np.float32(MOST)
 _GROUPS = 256
 _CHUNK = 64
-"""Logits of which the greatest is kept."""
+"""Number of logits in a chunk, of which the greatest is kept."""
 _FEW = 8
-"""Below this share of the vocabulary tokens are drawn one by one: eight at a time take as long as one."""
+"""Below this share of the vocabulary, tokens are drawn one by one: eight at a time take as long as one."""
 _LOWEST = np.float32(np.finfo(np.float32).min)
-"""Below all but minus infinity, which is never drawn."""
+"""Below all logits except minus infinity, which is never drawn."""
 _MARGIN = np.float32(1 + 1e-4)
 """More than the relative error of `exponential.exp`."""
 
 
 @njit(error_model="numpy")
 def _uniform(seed, position, first, out):  # type: ignore[no-untyped-def]
-    """The v of `arrival_times` of four times as many tokens as out's rows are long, from group `first` on: out[j, g] is
-    token 4 · (first + g) + j's. Written so that LLVM takes several groups at a time."""
+    """Write the v of `arrival_times` for four times as many tokens as out's rows are long, from group `first` on.
+
+    out[j, g] is that of token 4 · (first + g) + j. It is written so that LLVM computes several groups at a time.
+    """
     for g in range(out.shape[1]):
         k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _HALF
         c0, c1, c2, c3 = np.uint64(first + g), np.uint64(position) & _MASK, np.uint64(0), np.uint64(0)
@@ -55,7 +57,7 @@ def _arrival_time(v):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
-    """The token of x, from `least` on, that arrives first."""
+    """Return the token of x that arrives first, of those whose logit is at least `least`."""
     v = np.empty((4, _GROUPS), np.float32)
     best, token = np.float32(-np.inf), 0
     for first in range(0, len(x), 4 * _GROUPS):
@@ -71,7 +73,7 @@ def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _draw_of(x, places, seed, position):  # type: ignore[no-untyped-def]
-    """`_draw` of a few tokens."""
+    """Return the result of `_draw` for a few tokens."""
     v = np.empty((4, 1), np.float32)
     best, token = np.float32(-np.inf), 0
     for t in places:
@@ -84,7 +86,7 @@ def _draw_of(x, places, seed, position):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _chunk_tops(x):  # type: ignore[no-untyped-def]
-    """The greatest value of each chunk of x."""
+    """Return the greatest value of each chunk of x."""
     tops = np.empty(-(-len(x) // _CHUNK), np.float32)
     for chunk in range(len(tops)):
         tops[chunk] = greatest(x[chunk * _CHUNK : (chunk + 1) * _CHUNK])
@@ -93,7 +95,7 @@ def _chunk_tops(x):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _places(x, tops, least):  # type: ignore[no-untyped-def]
-    """Where x is at least so much, by looking into the chunks whose tops are."""
+    """Return where x is at least `least`; only chunks whose tops are at least that are searched."""
     places, count = np.empty(len(x), np.int32), 0
     for chunk in range(len(tops)):
         if tops[chunk] >= least:
@@ -106,17 +108,20 @@ def _places(x, tops, least):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _kth_greatest(x, tops, k):  # type: ignore[no-untyped-def]
-    """The k-th greatest value of x, or its least finite one: k chunks have a value that is no less than the k-th of
-    their tops."""
+    """Return the k-th greatest value of x, or its least finite one.
+
+    At least k chunks have a value that is no less than the k-th of their tops.
+    """
     bound = np.sort(tops)[len(tops) - k] if k <= len(tops) else _LOWEST
     return _least_kept(x[_places(x, tops, max(bound, _LOWEST))], k, 0.0)
 
 
 @njit(error_model="numpy")
 def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
-    """The greatest value for which it and all above are at least k and have the mass `wanted`, in units of the
-    greatest's; the least where none does. By bisection between values, of which only those that are still in question
-    are looked at.
+    """Return the greatest value that, with all above it, has at least k values and the mass `wanted`.
+
+    If no value does, return the least. The mass is in units of the greatest's. The search bisects between values, and
+    looks only at undecided ones.
     """
     low, high = values.min(), values.max()
     top = high
@@ -137,11 +142,14 @@ def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
-    """The greatest value for which it and all above have this share of the mass of those that are at least `least`."""
+    """Return the greatest value that, with all above it, has the share `share` of the mass.
+
+    The mass is that of the values that are at least `least`.
+    """
     top = greatest(tops)
     values = x if least == _LOWEST else x[_places(x, tops, least)]
     mass = mass_of(values, top)
-    # All of the values below this have no more mass together than is left out, rounded or not.
+    # All values below this together have no more mass than is left out, rounded or not.
     negligible = top + np.float32(np.log(0.99 * (1 - share) * mass / len(values)))
     return _least_kept(x[_places(x, tops, max(least, negligible))], 0, share * mass)
 
@@ -156,8 +164,9 @@ def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
     error_model="numpy",
 )
 def sample_rows(logits, temperature, top_k, top_p, log_min_p, penalty, seed, position, slot, seen, out):  # type: ignore[no-untyped-def]
-    """out[row] ← the next token of every row of logits [rows, vocab], or `NO_TOKEN`; the rest is `sampling.Sampling`'s
-    as arrays: log_min_p [0] where no row has one.
+    """Write the next token of every row of logits [rows, vocab], or `NO_TOKEN`, to out [rows].
+
+    The other arguments are `sampling.Sampling`'s arrays; log_min_p is [0] if no row has one.
     """
     vocab = logits.shape[1]
     for row in prange(len(logits)):

@@ -2,14 +2,14 @@
 
 Greedy: one pass, in which each column of a block keeps the greatest logit that it saw.
 
-Top-k: the same pass. The k-th greatest of what the columns kept is no greater than that of the whole row, and not many
-logits lie above it, so a second pass lists these, and all else looks at the list alone. Where the list is full, the
-k-th greatest logit of the row is found by radix selection, eight bits at a time.
+Top-k: the same pass. The k-th greatest of the columns' logits is no greater than that of the whole row, and few logits
+lie above it. A second pass therefore lists these, and the rest of the work reads the list alone. If the list is full,
+the k-th greatest logit of the row is found by radix selection, eight bits at a time.
 
-Top-p: all tokens that top-k keeps race. The winner is the row's token if top-p keeps it, which it does where the tokens
-above it have less than the share asked for. Otherwise top-p drops it and everything that is no greater, and those above
-it race again, with the same times: in the end the winner is that of the race of the kept tokens alone. A race's winner
-is dropped with at most the probability 1 - top_p, so 1 / top_p races are expected at most. FlashInfer's samplers reject
+Top-p: all tokens that top-k keeps race. The winner is the row's token if top-p keeps it: the tokens above it have less
+than the requested share. Otherwise top-p drops it and every token that is no greater, and the tokens above it race
+again, with the same times. In the end, the winner is that of the race of the kept tokens alone. A race's winner is
+dropped with at most the probability 1 - top_p, so at most 1 / top_p races are expected. FlashInfer's samplers reject
 likewise, with fresh random numbers.
 """
 
@@ -22,15 +22,17 @@ from exegpt.kernels.philox import ROUNDS
 from exegpt.kernels.sampling import Sampling
 
 _BLOCK_SIZE = 2048
-"""Logits of a row that are loaded together."""
+"""Number of a row's logits that are loaded together."""
 _NUM_WARPS = 8
 _NUM_STAGES = 3
-"""Triton's: blocks are read two ahead."""
+"""Triton's stages: blocks are read two ahead."""
 _MAX_REGISTERS = 128
-"""Of a thread: two programs run on a multiprocessor at a time. Of eight ways timed on an H100 this was the fastest
-(docs/log/kernels.md)."""
+"""Registers per thread: two programs run on a multiprocessor at a time.
+
+Of eight numbers timed on an H100 this was the fastest (docs/log/kernels.md).
+"""
 _LISTED = 1024
-"""Tokens of a row's list. Twice the greatest top-k that people use leaves room for those equal to the last."""
+"""Tokens of a row's list: twice the largest usual top-k, with slots left for logits equal to the last."""
 
 
 def sample_gpu(
@@ -39,7 +41,7 @@ def sample_gpu(
     block_size: int = _BLOCK_SIZE,
     listed: int = _LISTED,
 ) -> torch.Tensor:
-    """`sampling.sample` by Triton, `block_size` logits of a row at a time, with lists of at most `listed` tokens."""
+    """Run `sampling.sample` by Triton, `block_size` logits of a row at a time, with lists of up to `listed` tokens."""
     n_rows, n_cols = logits.shape
     out = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
     block_size = min(block_size, max(16, triton.next_power_of_2(n_cols)))
@@ -94,7 +96,7 @@ def _sample(  # type: ignore[no-untyped-def]
     NO_TOKEN: tl.constexpr,
     MIN_P: tl.constexpr,
 ):
-    """One row's token, or NO_TOKEN."""
+    """Choose one row's token, or NO_TOKEN."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * logits_stride
     seen_ptr += tl.load(slot_ptr + row) * n_cols
@@ -123,7 +125,7 @@ def _sample(  # type: ignore[no-untyped-def]
         least = _kth_of_block(x, tl.arange(0, LISTED) < listed, k)
     elif some:
         least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE, STAGES)
-    if MIN_P:  # a launch of its own: without one, nothing is added to a row's work
+    if MIN_P:  # a separate kernel: rows without min-p do no more work
         log_min_p = tl.load(log_min_p_ptr + row)
         if drawn & (log_min_p > float("-inf")):
             top = _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE, STAGES)
@@ -154,7 +156,10 @@ def _scaled(  # type: ignore[no-untyped-def]
     temperature,
     penalty,
 ):
-    """The logits of some columns with the penalty, over the temperature: float32 [BLOCK_SIZE], -inf beyond the row."""
+    """Return the logits of some columns with the penalty, over the temperature: float32 [BLOCK_SIZE].
+
+    They are -inf beyond the row.
+    """
     mask = cols < n_cols
     x = tl.load(logits_ptr + cols, mask=mask, other=float("-inf")).to(tl.float32)
     if penalty != 1:
@@ -167,8 +172,11 @@ def _scaled(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the greatest scaled logit of every column of a row's blocks, float32 [BLOCK_SIZE]; the place of the
-    greatest of all, the first of equals; and whether a logit is NaN or has overflowed, or all are ruled out.
+    """Survey a row's scaled logits in one pass.
+
+    Returns:
+        The greatest of every column of the row's blocks, float32 [BLOCK_SIZE]; the place of the greatest of all, the
+        first of equals; and whether a logit is NaN or has overflowed, or all are ruled out.
     """
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     place = tl.zeros([BLOCK_SIZE], tl.int32)
@@ -198,8 +206,9 @@ def _list(  # type: ignore[no-untyped-def]
     LISTED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """List the tokens whose scaled logits are `bound` at least, in order, and return how many they are: those beyond
-    the list are only counted.
+    """List the tokens whose scaled logits are at least `bound`, in order, and return their number.
+
+    Tokens beyond the list are only counted.
     """
     count = tl.zeros([], tl.int32)
     for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
@@ -217,7 +226,10 @@ def _list(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The scaled logits and the columns of the listed tokens: -inf and `n_cols` beyond them. float32, int32 [LISTED]"""
+    """Return the scaled logits, float32 [LISTED], and the columns, int32 [LISTED], of the listed tokens.
+
+    Beyond the listed tokens they are -inf and `n_cols`.
+    """
     places = tl.arange(0, LISTED)
     cols = tl.load(list_ptr + places, mask=places < listed, other=n_cols)
     return _scaled(logits_ptr, seen_ptr, cols, n_cols, temperature, penalty), cols
@@ -225,7 +237,7 @@ def _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, pena
 
 @triton.jit
 def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The greatest of a row's scaled logits."""
+    """Return the greatest of a row's scaled logits."""
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
         cols = start + tl.arange(0, BLOCK_SIZE)
@@ -237,10 +249,10 @@ def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl
 def _kth_greatest(
     logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr
 ):  # type: ignore[no-untyped-def]
-    """The k-th greatest of a row's scaled logits, 0 < k <= n_cols, by radix selection.
+    """Return the k-th greatest of a row's scaled logits, 0 < k <= n_cols, by radix selection.
 
     Keys are 32 bits wide and in the order of the logits. Of the keys that begin with the prefix found so far, the next
-    eight bits are counted; the digit of the k-th greatest is the highest one that, with those above it, has k of them.
+    eight bits are counted. The digit of the k-th greatest is the highest one that has, with those above it, k of them.
     """
     prefix = tl.zeros([], tl.uint32)
     for i in range(4):
@@ -255,7 +267,7 @@ def _kth_greatest(
 
 @triton.jit
 def _kth_of_block(x, real, k):  # type: ignore[no-untyped-def]
-    """`_kth_greatest` of the elements of one block that are `real`, of which there are k at least."""
+    """Return `_kth_greatest` of the elements of one block that are `real`, of which there are at least k."""
     prefix = tl.zeros([], tl.uint32)
     for i in range(4):
         prefix, k = _next_digit(_count_digits(x, real, prefix, 24 - 8 * i), prefix, k)
@@ -264,14 +276,14 @@ def _kth_of_block(x, real, k):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _count_digits(x, real, prefix, shift):  # type: ignore[no-untyped-def]
-    """How many keys that begin with a prefix go on with each digit: int32 [256]"""
+    """Count for each digit the keys that begin with a prefix and go on with the digit: int32 [256]."""
     key = _key(x) >> shift
     return tl.histogram((key & 255).to(tl.int32), 256, mask=real & (key >> 8 == prefix))
 
 
 @triton.jit
 def _next_digit(counts, prefix, k):  # type: ignore[no-untyped-def]
-    """The prefix of the k-th greatest key with its next digit, and its place among those that begin like this."""
+    """Return the prefix of the k-th greatest key with its next digit, and its rank among the keys with that prefix."""
     reached = tl.cumsum(counts, 0, reverse=True) >= k
     digit = tl.sum(reached.to(tl.int32), 0) - 1
     k -= tl.sum(tl.where(tl.arange(0, 256) > digit, counts, 0), 0)
@@ -280,14 +292,14 @@ def _next_digit(counts, prefix, k):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _key(x):  # type: ignore[no-untyped-def]
-    """Floats as unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
-    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # both zeros are one
+    """Convert floats to unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
 @triton.jit
 def _logit(key):  # type: ignore[no-untyped-def]
-    """The float of a key."""
+    """Convert a key to its float."""
     bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
@@ -301,16 +313,19 @@ def _race(  # type: ignore[no-untyped-def]
     penalty,
     seed,
     position,
-    least,  # the scaled logits that count begin here
-    above,  # those of the tokens that race are greater; -inf for all
+    least,  # the least scaled logit that counts
+    above,  # tokens with greater scaled logits race; -inf for all
     BLOCK_SIZE: tl.constexpr,
     ROUNDS: tl.constexpr,
 ):
-    """Return the token that arrives first, the lowest of equals; the mass of the tokens that race; that of all that
-    count; and whether a logit is NaN or has overflowed, or all are ruled out.
+    """Run one race of a row's tokens.
 
-    Masses are in units of e^above, zero for all: a race's winner is no further below the greatest logit than times lie
-    apart in their logarithms, so they don't overflow.
+    Masses are in units of e^above; for a race of all tokens they are zero. A race's winner is no further below the
+    greatest logit than times differ in their logarithms, so they don't overflow.
+
+    Returns:
+        The token that arrives first, the lowest of equals; the mass of the tokens that race; the mass of all that
+        count; and whether a logit is NaN or has overflowed, or all are ruled out.
     """
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     token = tl.zeros([BLOCK_SIZE], tl.int32)
@@ -327,7 +342,9 @@ def _race(  # type: ignore[no-untyped-def]
         mass = tl.where(x >= least, tl.exp(x - unit), 0.0)
         total += mass
         races = (x >= least) & (x > above)
-        if tl.max(races.to(tl.int32), 0) > 0:  # the times are what takes long, and few blocks have great logits
+        if (
+            tl.max(races.to(tl.int32), 0) > 0
+        ):  # the random times take most of the time, and few blocks have large logits
             score = x - tl.log(_arrival_times(seed, position, start, BLOCK_SIZE, ROUNDS))
             better = races & (score > best)
             best = tl.where(better, score, best)
@@ -340,7 +357,7 @@ def _race(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`_race` of the listed tokens `cols`, int32 [LISTED], whose logits are x, -inf beyond the list."""
+    """Run `_race` of the listed tokens `cols`, int32 [LISTED], whose logits are x, -inf beyond the list."""
     counts = (x >= least) & (cols < n_cols)
     races = counts & (x > above)
     unit = tl.where(above > float("-inf"), above, float("inf"))
@@ -355,7 +372,7 @@ def _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS: tl.const
 
 @triton.jit
 def _arrival_times(seed, position, start, BLOCK_SIZE: tl.constexpr, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`philox.arrival_times` of BLOCK_SIZE tokens from `start` on: float32 [BLOCK_SIZE]."""
+    """Return `philox.arrival_times` of BLOCK_SIZE tokens from `start` on: float32 [BLOCK_SIZE]."""
     group = (start // 4 + tl.arange(0, BLOCK_SIZE // 4)).to(tl.uint32)
     a, b, c, d = _words(seed, position, group, ROUNDS)
     return _times(tl.join(tl.join(a, c), tl.join(b, d)).reshape([BLOCK_SIZE]))
@@ -363,7 +380,7 @@ def _arrival_times(seed, position, start, BLOCK_SIZE: tl.constexpr, ROUNDS: tl.c
 
 @triton.jit
 def _words(seed, position, group, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Philox's four words for groups of four tokens."""
+    """Return Philox's four words for groups of four tokens."""
     zero = tl.zeros_like(group)
     place = (position & 0xFFFFFFFF).to(tl.uint32) + zero
     return tl.philox(seed, group, place, zero, zero, ROUNDS)
@@ -371,7 +388,7 @@ def _words(seed, position, group, ROUNDS: tl.constexpr):  # type: ignore[no-unty
 
 @triton.jit
 def _times(word):  # type: ignore[no-untyped-def]
-    """Exponential times of uniform words."""
+    """Convert uniform words to exponential times."""
     v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994039535522)
     series = v * (1 + v * (0.5 + v * (0.3333333333333333 + v * 0.25)))
     return tl.where(v < 0.00390625, series, -tl.log(1 - v))

@@ -17,23 +17,23 @@ SLOPE, BEND = 2 * math.sqrt(2 / math.pi), 0.044715
 
 
 def swiglu(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up for x [tokens, 2·width], the gates first: [tokens, width]."""
+    """Compute silu(gate) · up for x [tokens, 2·width], the gates first: [tokens, width]."""
     return _gated(x) if _fast(x) else swiglu_reference(x)
 
 
 def geglu(x: torch.Tensor) -> torch.Tensor:
-    """gelu(gate) · up, GELU in its tanh form, for x [tokens, 2·width], the gates first: [tokens, width]."""
+    """Compute gelu(gate) · up, GELU in its tanh form, for x [tokens, 2·width], the gates first: [tokens, width]."""
     return _gated(x, SLOPE, BEND) if _fast(x) else geglu_reference(x)
 
 
 def swiglu_reference(x: torch.Tensor) -> torch.Tensor:
-    """`swiglu` in plain PyTorch."""
+    """Compute `swiglu` in plain PyTorch."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def geglu_reference(x: torch.Tensor) -> torch.Tensor:
-    """`geglu` in plain PyTorch."""
+    """Compute `geglu` in plain PyTorch."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up
 

@@ -5,11 +5,11 @@ import triton
 import triton.language as tl
 
 _BLOCK_SIZE = 1024
-"""Columns that one program takes at most."""
+"""Most columns that one program takes."""
 
 
 def gated_gpu(x: torch.Tensor, slope: float, bend: float) -> torch.Tensor:
-    """g · sigmoid(slope · (g + bend · g³)) · up by Triton, for gates g and up in x [tokens, 2·width]."""
+    """Compute g · sigmoid(slope · (g + bend · g³)) · up by Triton, for gates g and up in x [tokens, 2·width]."""
     n_rows, n_cols = x.shape[0], x.shape[1] // 2
     out = torch.empty(n_rows, n_cols, dtype=x.dtype, device=x.device)
     block_size = min(_BLOCK_SIZE, triton.next_power_of_2(n_cols))
@@ -36,7 +36,7 @@ def _gate(  # type: ignore[no-untyped-def]
     x_stride,  # elements from one row to the next
     BLOCK_SIZE: tl.constexpr,
 ):
-    """Some columns of one row."""
+    """Compute some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
     mask = cols < n_cols

@@ -1,4 +1,4 @@
-"""One number of threads for torch's operators and for the kernels that numba compiles."""
+"""The number of threads of torch's operators and of the kernels that numba compiles: the same for both."""
 
 import numba
 import torch
@@ -12,14 +12,14 @@ torch.set_num_threads(_asked)
 
 
 def follow_torch() -> None:
-    """Let numba use as many threads as torch does (at most the CPUs that numba found)."""
+    """Set numba's number of threads to torch's (at most the CPUs that numba found)."""
     threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
     if numba.get_num_threads() != threads:
         numba.set_num_threads(threads)
 
 
 def compiled(x: torch.Tensor) -> bool:
-    """Whether the kernels compiled by numba take this tensor: float32 on the CPU. Makes the threads agree."""
+    """Return whether the kernels compiled by numba take this tensor: float32 on the CPU. Makes the threads agree."""
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False
     follow_torch()

@@ -1,8 +1,9 @@
 """The work list of decoding attention on a GPU: the keys of a batch dealt evenly to a fixed number of programs.
 
-Sequences lie one after the other on a line of tiles of `TILE` keys, which is cut into equal shares (as stream-K cuts
-the tiles of a matrix product). So programs are busy for the same time however lengths differ, and neither their number
-nor the sizes of these arrays depends on lengths: a CUDA graph is captured once, and replayed with other contents.
+Sequences lie one after the other on a line of tiles of `TILE` keys. The line is split into equal shares, as stream-K
+splits the tiles of a matrix product. Programs are therefore busy for the same time however lengths differ. Neither
+their number nor the sizes of these arrays depends on lengths: a CUDA graph is captured once, and replayed with other
+contents.
 """
 
 from typing import NamedTuple
@@ -15,31 +16,36 @@ TILE = 128
 
 
 class WorkList(NamedTuple):
-    """The work of all programs, in order. An item is a run of tiles of one sequence; a sequence with several items is
-    split: each leaves a partial result in a slot, and the program that finishes last merges them.
+    """The work of all programs, in order.
+
+    An item is a run of tiles of one sequence. A sequence with several items is split: each item leaves a partial result
+    in a slot, and the program that finishes last merges them.
     """
 
     first_items: torch.Tensor
-    """int32 [programs + 1]: program p has the items first_items[p] to first_items[p + 1]"""
+    """int32 [programs + 1]: program p has the items first_items[p] to first_items[p + 1]."""
     items: torch.Tensor
-    """int32 [sequences + programs, 4]: sequence, first tile, tiles, slot; the rest is unused"""
+    """int32 [sequences + programs, 4]: sequence, first tile, tiles, slot; the rest is unused."""
     first_slots: torch.Tensor
-    """int32 [sequences + 1]: sequence i has the slots first_slots[i] to first_slots[i + 1], none if it isn't split"""
+    """int32 [sequences + 1]: sequence i has the slots first_slots[i] to first_slots[i + 1], none if it isn't split."""
     arrived: torch.Tensor
-    """int32 [sequences, kv_heads] zeros: programs that have left their partial result. Whoever merges makes it zero
-    again, for the next layer."""
+    """int32 [sequences, kv_heads] zeros: number of programs that have left their partial result.
+
+    The program that merges sets it to zero again, for the next layer.
+    """
 
 
 def most_slots(programs: int) -> int:
-    """Slots of a work list at most: a share begins and ends in a split sequence."""
+    """Return the most slots of a work list: a share begins and ends in a split sequence."""
     return 2 * programs
 
 
 def deal(
     seq_lens: np.ndarray, programs: int, kv_heads: int, window: int | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The arrays of a `WorkList` for sequences of `seq_lens` tokens, int [sequences], each at least one, of which only
-    the last `window` are seen. There are `programs` of them for each of `kv_heads` KV heads.
+    """Return the arrays of a `WorkList` for sequences of `seq_lens` tokens, int [sequences], each at least one.
+
+    Only the last `window` tokens are seen. There are `programs` programs for each of `kv_heads` KV heads.
     """
     sequences = len(seq_lens)
     first_tiles = np.zeros(sequences, dtype=np.int64) if window is None else np.maximum(seq_lens - window, 0) // TILE
@@ -63,6 +69,6 @@ def deal(
 
 
 def balance(first_items: np.ndarray, items: np.ndarray) -> float:
-    """The greatest program's tiles over the mean of all: 1 where all have the same."""
+    """Return the greatest program's tiles over the mean of all: 1 if all have the same."""
     done = np.concatenate(([0], np.cumsum(items[: first_items[-1], 2])))[first_items]
     return float(np.diff(done).max() * (len(first_items) - 1) / done[-1])

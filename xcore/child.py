@@ -1,4 +1,4 @@
-"""`exegpt` as a child of this process: it finds its modules where its parent does."""
+"""`exegpt` as a child process, which finds its modules where its parent does."""
 
 import sys
 from collections.abc import Sequence
@@ -8,5 +8,5 @@ _MAIN = "import sys; sys.path[:] = sys.argv.pop(1).split('\\n'); from exegpt.cli
 
 
 def child_command(arguments: Sequence[str]) -> list[str]:
-    """The command line of `exegpt` with these arguments."""
+    """Return the command line of `exegpt` with these arguments."""
     return [sys.executable, "-c", _MAIN, "\n".join(str(Path(entry).resolve()) for entry in sys.path), *arguments]

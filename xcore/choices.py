@@ -1,4 +1,4 @@
-"""Words that name one of several things: refused with the list where they name none."""
+"""Checks of options that name one of several things: an unknown name is refused with the list of known ones."""
 
 from xcore.batching.admission import Admission
 from xcore.errors import InputError
@@ -9,13 +9,13 @@ from xcore.traces.trace import form_of
 
 
 def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
-    """InputError unless `value` is one of `allowed`."""
+    """Raise InputError unless `value` is one of `allowed`."""
     if value not in allowed:
         raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
 
 
 def bound_meaning(name: str, percentile: float) -> BoundMeaning:
-    """What --bound and --percentile say."""
+    """Return the bound's meaning from --bound and --percentile."""
     check_choice(name, ("requests", "p99-length", "p99-queries"), "--bound")
     if percentile not in PERCENTILES:
         known = ", ".join(f"{p:g}" for p in PERCENTILES)
@@ -24,7 +24,7 @@ def bound_meaning(name: str, percentile: float) -> BoundMeaning:
 
 
 def check_columns(columns: str | None, *sources: str | None, scale: bool = False) -> None:
-    """InputError for a trace's columns, or for its lengths to `scale`, where none of `sources` is a trace."""
+    """Raise InputError for --columns, or for lengths to `scale`, if none of `sources` is a trace."""
     if any(form_of(source or "") for source in sources):
         return
     if columns:
@@ -34,7 +34,7 @@ def check_columns(columns: str | None, *sources: str | None, scale: bool = False
 
 
 def admission_rule(typed: str | None, policy: str | None) -> Admission:
-    """The rule that --admission names; InputError for one that the policy doesn't have."""
+    """Return the rule that --admission names; InputError if the policy doesn't have it."""
     if typed is None:
         return "reserve"
     check_choice(typed, ("reserve", "grow"), "--admission")
@@ -47,7 +47,7 @@ def admission_rule(typed: str | None, policy: str | None) -> Admission:
 
 
 def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
-    """InputError for --prefix-caching where the policy, or all of them, can't for a model."""
+    """Raise InputError for --prefix-caching if the policy, or all policies, can't cache a model's prefixes."""
     caching = [name for name, traits in TRAITS.items() if traits.caches_prefixes]
     if model.encoder_layers:
         raise InputError(

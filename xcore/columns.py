@@ -1,4 +1,4 @@
-"""The columns of a trace: which one holds what, and which ones nothing reads."""
+"""The columns of a trace: which column holds what, and which ones are not read."""
 
 import difflib
 import re
@@ -40,8 +40,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "arrival": (*_ARRIVALS, *(f"{name}_{unit}" for name in _ARRIVALS for unit in ("s", "ms", "us", "ns"))),
 }
-"""What a trace must or may hold, and the column names it is known by (the public traces: Azure, BurstGPT, Mooncake,
-Qwen-Bailian, Vidur), in whatever letters and with whatever between the words.
+"""What a trace must or may hold, and its column names in public traces.
+
+The traces are Azure, BurstGPT, Mooncake, Qwen-Bailian and Vidur. Letter case and separators of words don't matter.
 """
 IDENTITIES: dict[str, tuple[str, ...]] = {
     "prompt_ids": ("prompt_ids", "prompt_token_ids"),
@@ -52,16 +53,16 @@ IDENTITIES: dict[str, tuple[str, ...]] = {
     "chat_id": ("chat_id",),
     "parent_chat_id": ("parent_chat_id",),
 }
-"""What else a trace may hold: what its prompts have in common (`PromptIdentity`)."""
+"""Further columns that a trace may hold: what its prompts have in common (`PromptIdentity`)."""
 
 _TIMED = {f"arrival_{unit}": unit for unit in (*UNITS, DATE)}
-"""Keys of `--columns` that set an arrival's unit, which `arrival=NAME:UNIT` becomes."""
+"""Keys of `--columns` that set an arrival's unit; `arrival=NAME:UNIT` becomes one of them."""
 _IGNORED = {
     "turns count as they arrive": ("turn",),
     "what another engine found in its cache isn't used": ("prefixlength", "cachedtokens"),
     "images aren't simulated": ("numimages", "images"),
 }
-"""Why a column has no use → the columns that are such, in small letters alone."""
+"""Reason why columns are not used → their names, in lower-case letters only."""
 _MOMENTS = (
     *("arriv", "timestamp", "datetime", "requesttime", "requestdate", "requestts", "reqtime", "starttime", "sendtime"),
     *("eventtime", "eventts", "created", "sentat", "submit", "enqueue"),
@@ -70,7 +71,7 @@ _MOMENTS = (
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """`input=en_tokens,output=de_tokens,arrival=ts:ms` as a dict; InputError for another form.
+    """Parse `input=en_tokens,output=de_tokens,arrival=ts:ms` into a dict; InputError for another form.
 
     Keys are those of `COLUMNS` and `IDENTITIES`; `session_id` is another name of `conversation_id`.
     """
@@ -97,23 +98,24 @@ def parse_columns(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Columns:
-    """Where a trace's values are, by the names of its columns."""
+    """The names of the columns that hold a trace's values."""
 
     input: str
     output: str
     arrival: str | None
     unit: str | None
-    """Of a numeric arrival, as asked for; None: as its name or its numbers say."""
+    """Requested unit of a numeric arrival; None: its name or its numbers decide."""
     identity: Mapping[str, str]
-    """By key of `IDENTITIES`."""
+    """Column names by key of `IDENTITIES`."""
     notes: tuple[str, ...]
-    """Sentences about columns that look like something and aren't read."""
+    """Sentences about columns that resemble known ones but aren't read."""
 
 
 def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -> Columns:
-    """The columns of a trace with these names, of which `asked` (see `parse_columns`) assigns some.
+    """Find the columns of a trace among `names`; `asked` (see `parse_columns`) assigns some of them.
 
-    InputError where the input's or the output's isn't there, or one that was asked for.
+    Raises:
+        InputError: The input's or the output's column is missing, or a requested one.
     """
     columns = {key: _find(key, names, asked, path) for key in COLUMNS}
     timed = next((key for key in asked if key in _TIMED), None)
@@ -130,7 +132,7 @@ def find_columns(names: Sequence[str], asked: Mapping[str, str], path: object) -
 
 
 def _lone(identity: dict[str, str]) -> list[str]:
-    """Remove columns that say nothing without another one; returns a sentence about each."""
+    """Remove columns that have no meaning without another one; return a sentence about each."""
     notes = []
     for key, other in (("prefix_id", "prefix_tokens"), ("prefix_tokens", "prefix_id"), ("parent_chat_id", "chat_id")):
         if key in identity and other not in identity:
@@ -159,7 +161,7 @@ def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object
 
 
 def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> list[str]:
-    """A sentence for every unused column whose name resembles a known one."""
+    """Return a sentence for every unused column whose name resembles a known one."""
     notes = []
     for name in unused:
         key = next((key for key in COLUMNS if _resembles(name, key, columns[key] is None)), None)
@@ -171,7 +173,7 @@ def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> lis
 
 
 def _resembles(name: str, key: str, lacking: bool) -> bool:
-    """Whether a column may mean what `key` is; more names do where the trace lacks one (`t` is of `ts`, too)."""
+    """Return whether a column may mean what `key` is; more names do if the trace lacks one (`t` for `ts`, too)."""
     text = _letters(name, key)
     known = [_letters(other, key) for other in COLUMNS[key]]
     if lacking and key == "arrival" and (text in ("time", "t", "date") or any(part in text for part in _MOMENTS)):
@@ -180,7 +182,7 @@ def _resembles(name: str, key: str, lacking: bool) -> bool:
 
 
 def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
-    """A sentence for each kind of column that the simulation has no use for."""
+    """Return a sentence for each kind of column that the simulation doesn't use."""
     notes = []
     for why, known in _IGNORED.items():
         held = [f"'{name}'" for name in names if _letters(name) in known and name not in used]
@@ -191,6 +193,6 @@ def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
 
 
 def _letters(name: Any, key: str = "") -> str:
-    """A name's letters alone; of an arrival's without its unit, and a plural's in the singular."""
+    """Reduce a name to its letters in lower case; an arrival's name also loses its unit and a plural's "s"."""
     text = split_unit(str(name))[0].removesuffix("s") if key == "arrival" else str(name)
     return re.sub("[^a-z]", "", text.lower())

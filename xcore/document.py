@@ -18,21 +18,21 @@ from xcore.errors import InputError
 Noun = TypeVar("Noun")
 
 MAX_BYTES = 256 * 2**20
-"""A larger document is refused before it is parsed."""
+"""Largest document in bytes; a larger one is refused before it is parsed."""
 
 MAX_LINE = 64 * 2**20
-"""Characters: a longer line is no entry of a list."""
+"""Longest line in characters; a longer one is no entry of a list."""
 
 MAX_YAML_BYTES = 2**20
-"""The same of YAML, which people write, and which takes a minute per 10 MB to parse."""
+"""Largest YAML document in bytes. YAML is written by hand, and takes a minute per 10 MB to parse."""
 
 
 _adapters: dict[type, Any] = {}
-"""What pydantic has built for each noun."""
+"""The pydantic adapter of each noun, built on first use."""
 
 
 def _adapter(cls: type) -> Any:
-    from pydantic import TypeAdapter  # 0.1 s: only what reads or writes documents pays for it
+    from pydantic import TypeAdapter  # takes 0.1 s: imported only to read or write documents
 
     if cls not in _adapters:
         _adapters[cls] = TypeAdapter(cls)
@@ -40,13 +40,13 @@ def _adapter(cls: type) -> Any:
 
 
 def to_dict(noun: Any) -> dict[str, Any]:
-    """The noun as plain dicts, lists, strings and finite numbers."""
+    """Convert a noun to plain dicts, lists, strings and finite numbers."""
     data: dict[str, Any] = _adapter(type(noun)).dump_python(noun, mode="json")
     return data
 
 
 def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
-    """A `cls` from plain data, validated; `what` names the source in the InputError that bad data raises."""
+    """Build a `cls` from plain data, with validation; `what` names the source in the InputError for bad data."""
     noun, problems = validated(cls, data)
     if noun is None:
         raise InputError(f"{what}: {'; '.join(problems)}.")
@@ -54,7 +54,10 @@ def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
 
 
 def validated(cls: type[Noun], data: Any, also: tuple[str, ...] = ()) -> tuple[Noun | None, list[str]]:
-    """A `cls` from plain data, or None and all that is wrong with them; `also`: keys that the caller has taken out."""
+    """Build a `cls` from plain data; return it, or None and all problems of the data.
+
+    `also`: known keys that the caller has taken out.
+    """
     from pydantic import ValidationError
 
     try:
@@ -70,7 +73,7 @@ def validated(cls: type[Noun], data: Any, also: tuple[str, ...] = ()) -> tuple[N
 
 
 _MOST_PROBLEMS = 10
-"""More that is wrong with a document is only counted."""
+"""Most problems of a document to describe; the rest is only counted."""
 _PROBLEMS = {
     "missing": "{where} is missing",
     "unexpected_keyword_argument": "{where} is not known",
@@ -82,17 +85,17 @@ _PROBLEMS = {
     "dict": "{where} must be a group of keys (got {value})",
     "tuple": "{where} must be a list (got {value})",
 }
-"""What is wrong by pydantic's type of the error, or the first word of that."""
+"""The problem by the type of pydantic's error, or by the first word of that type."""
 
 
 def _problem(error: dict[str, Any]) -> str:
-    """The message of one of pydantic's errors, in this project's words."""
+    """Return the message of one of pydantic's errors, in this project's words."""
     cause = error.get("ctx", {}).get("error")
     where = ".".join(str(part) for part in error["loc"]) or "the top level"
-    if isinstance(cause, InputError):  # a noun's own sentence, which doesn't say which one of a list it is
+    if isinstance(cause, InputError):  # a noun's own sentence doesn't name the list entry
         in_list = any(isinstance(part, int) for part in error["loc"])
         return (f"{where}: " if in_list else "") + str(cause).rstrip(".")
-    value = reprlib.repr(error["input"])  # never the whole of it: a YAML file's aliases can make that without end
+    value = reprlib.repr(error["input"])  # never all of it: a YAML file's aliases can make it endless
     value = value if len(value) < 60 else value[:57] + "..."
     form = _PROBLEMS.get(error["type"]) or _PROBLEMS.get(error["type"].split("_")[0])
     if form:
@@ -104,7 +107,7 @@ def _problem(error: dict[str, Any]) -> str:
 
 
 def _counted(data: Any, noun: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
-    """An error for each true or false that became a number: pydantic takes them for 1 and 0."""
+    """Yield an error for each true or false that became a number: pydantic accepts them as 1 and 0."""
     if isinstance(data, bool) and isinstance(noun, int | float) and not isinstance(noun, bool):
         yield {"type": "int" if isinstance(noun, int) else "float", "loc": where, "input": data}
     elif isinstance(data, dict):
@@ -119,7 +122,7 @@ def _counted(data: Any, noun: Any, where: tuple[str | int, ...]) -> Iterator[dic
 
 
 def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...]) -> list[str]:
-    """What can be written instead of the first key that isn't known: those that are alike, else all."""
+    """Return the keys to write instead of the first unknown key: similar ones, or else all."""
     for detail in details:
         if detail["type"] == "unexpected_keyword_argument":
             *group, wrong = detail["loc"]
@@ -130,7 +133,7 @@ def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...])
 
 
 def _fields(kind: Any, group: list[str | int]) -> list[str]:
-    """The keys of a group within a noun."""
+    """Return the keys of a group within a noun."""
     nouns = _nouns_in(kind)
     for place, part in enumerate(group):
         hints = [hint for noun in nouns if (hint := typing.get_type_hints(noun).get(str(part)))]
@@ -140,28 +143,28 @@ def _fields(kind: Any, group: list[str | int]) -> list[str]:
 
 
 def _nouns_in(kind: Any) -> list[Any]:
-    """The nouns of a type like `tuple[Noun, ...] | None`."""
+    """Return the nouns of a type like `tuple[Noun, ...] | None`."""
     if dataclasses.is_dataclass(kind):
         return [kind]
     return [noun for part in typing.get_args(kind) for noun in _nouns_in(part)]
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:
-    """JSON text without NaN or Infinity; what no UTF-8 can hold (of a path's odd bytes) stays an escape."""
+    """Return JSON text without NaN or Infinity; text that UTF-8 can't hold (a path's odd bytes) stays an escape."""
     text = json.dumps(data, indent=indent, allow_nan=False, ensure_ascii=False)
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def fingerprint(noun: Any) -> str:
-    """Sixteen hex digits that change whenever the noun's content does."""
+    """Return sixteen hex digits that change whenever the noun's content does."""
     data = to_dict(noun) if dataclasses.is_dataclass(noun) else noun
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a file whole or not at all: to a temporary file beside it, then rename."""
-    path = Path(os.path.realpath(path))  # what a link names is written, and the link stays
+    """Write a file completely or not at all: to a temporary file in the same directory, then rename."""
+    path = Path(os.path.realpath(path))  # the target of a link is written, and the link stays
     handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -179,12 +182,12 @@ def write(path: str | Path, noun: Any) -> None:
 
 
 def article(noun: str) -> str:
-    """The indefinite article of a noun."""
+    """Return the indefinite article of a noun."""
     return "an" if noun[0] in "aeio" else "a"
 
 
 def check_file(path: Path, what: str = "file") -> None:
-    """InputError unless the path is a plain file: reading a pipe or a device could block for ever."""
+    """Raise InputError unless the path is a plain file: reading a pipe or a device could block for ever."""
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name {article(what)} {what} in it.")
     if not path.exists():
@@ -194,7 +197,7 @@ def check_file(path: Path, what: str = "file") -> None:
 
 
 def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:
-    """The text of a file in UTF-8, without a byte order mark; InputError where there is none, or over `most` bytes."""
+    """Return the UTF-8 text of a file, without a byte order mark; InputError if it is missing or over `most` bytes."""
     check_file(path, what)
     if path.stat().st_size > most:
         raise InputError(f"'{path}' has {path.stat().st_size:,} bytes: documents of over {most:,} are refused.")
@@ -205,7 +208,7 @@ def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> InputError:
-    """The refusal of a file that is no text, by its first bytes."""
+    """Return the error for a file that is no text, by its first bytes."""
     with path.open("rb") as file:
         head = file.read(4)
     for mark, text in _NO_TEXT.items():
@@ -222,12 +225,15 @@ _NO_TEXT = {
     b"PK\x03\x04": "compressed or a spreadsheet: unpack it, or save it as CSV",
     b"PAR1": "a Parquet file: end its name in .parquet",
 }
-"""What begins so → what it is, and the way out."""
+"""First bytes of a file → what the file is, and the way out."""
 
 
 def read_lines(path: Path, what: str = "file", newline: str | None = None) -> Iterator[str]:
-    """A file's lines, of UTF-8, without a byte order mark; InputError where there is none, or a line is over
-    MAX_LINE characters: that is no list of lines, and would fill the memory.
+    """Yield the lines of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        InputError: The file is missing, or a line has over MAX_LINE characters. Such a file is no list of lines, and
+            would fill the memory.
     """
     check_file(path, what)
     with path.open(encoding="utf-8-sig", newline=newline) as file:
@@ -241,8 +247,12 @@ def read_lines(path: Path, what: str = "file", newline: str | None = None) -> It
 
 
 def parse_json(text: str, what: str) -> Any:
-    """The JSON value that `text` is; InputError, which begins with `what`, where it is none: NaN and Infinity are no
-    JSON, and half of a surrogate pair is no text.
+    """Parse a text as a JSON value.
+
+    NaN and Infinity are no JSON, and half of a surrogate pair is no text.
+
+    Raises:
+        InputError: The text is no JSON; the message begins with `what`.
     """
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
@@ -251,7 +261,7 @@ def parse_json(text: str, what: str) -> Any:
         return value
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if "\n" in text.strip() else ""
-        why = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"  # some of its messages end so
+        why = f"{error.msg.removesuffix(' at')} at {line}column {error.colno}"  # some of its messages end in " at"
     except RecursionError:
         why = "it is nested too deeply"
     except UnicodeEncodeError:
@@ -269,12 +279,16 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_json(path: str | Path) -> Any:
-    """The JSON value in a file; InputError where there is none, or it is too large or torn."""
+    """Return the JSON value in a file; InputError if the file is missing, too large or incomplete."""
     return parse_json(read_text(Path(path)), f"'{path}'")
 
 
 def read_yaml(path: Path, what: str) -> Any:
-    """The content of a YAML file; InputError where there is none ("There is no `what` file") or it isn't YAML."""
+    """Return the content of a YAML file.
+
+    Raises:
+        InputError: The file is missing ("There is no `what` file"), or isn't YAML.
+    """
     import yaml
 
     text = read_text(path, f"{what} file", MAX_YAML_BYTES)
@@ -293,13 +307,13 @@ def read_yaml(path: Path, what: str) -> Any:
     except InputError:
         raise
     except (RecursionError, ValueError, TypeError, LookupError, AttributeError) as error:
-        # nested too deeply; a date that is none; a tag whose value isn't of its kind
+        # nested too deeply; an invalid date; a tag whose value has another type
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(f"'{path}' can't be read as YAML: {why}.") from None
 
 
 def _refuse_repeated_keys(root: Any) -> None:
-    """A YAMLError for a group in which a key comes twice: the last value alone would count."""
+    """Raise YAMLError for a group in which a key comes twice: only the last value would count."""
     import yaml
 
     nodes, seen = [root], set()

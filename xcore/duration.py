@@ -11,7 +11,7 @@ _FORM = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|h)")
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds in `text`; None for `inf`: unbounded. Raises InputError for anything that is not a positive duration."""
+    """Parse a positive duration into seconds; None for `inf` (unbounded). Raises InputError for anything else."""
     if text.strip().lower() == "inf":
         return None
     match = _FORM.fullmatch(text.strip().lower())
@@ -33,7 +33,7 @@ def parse_delay(text: str, option: str) -> float:
 
 
 def format_duration(seconds: float | None) -> str:
-    """`seconds` in the form that `parse_duration` reads, to three digits."""
+    """Return `seconds` in the form that `parse_duration` reads, to three digits."""
     if seconds is None:
         return "inf"
     unit = "ms" if seconds < 1 else "s" if seconds < 120 else "m"
@@ -41,7 +41,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def duration_text(seconds: float, digits: int = 3) -> str:
-    """A time for sentences and tables, to so many digits: `137 s`, `9.63 s`, `87.4 ms`, `8 µs`."""
+    """Return a time for sentences and tables, to `digits` digits: `137 s`, `9.63 s`, `87.4 ms`, `8 µs`."""
     if float(f"{seconds:.{digits}g}") >= 1:
         return f"{figure_text(seconds, digits)} s"
     if 0 < seconds < 1e-4:
@@ -50,7 +50,10 @@ def duration_text(seconds: float, digits: int = 3) -> str:
 
 
 def beyond_text(seconds: float, limit_s: float) -> str:
-    """`12.1 s, over 12 s`: a time and the limit that it exceeds, to four digits or as many as distinguish them."""
+    """Return a time and the limit that it exceeds: `12.1 s, over 12 s`.
+
+    Both have four digits, or as many as distinguish them.
+    """
     texts = ("", "")
     for digits in range(4, 17):
         texts = (duration_text(seconds, digits), duration_text(limit_s, digits))

@@ -1,11 +1,11 @@
-"""The two ways an answer can be no: the question was wrong, or the bound can't be met."""
+"""The two kinds of refusal: the input is wrong, or no schedule meets the bound."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """A bad input. The message is one sentence: what was wrong, with the value, and the way out. Exit code 2."""
+    """A bad input. The message is one sentence: the problem, the value, and the way out. Exit code 2."""
 
 
 class TooLong(InputError):
@@ -15,8 +15,8 @@ class TooLong(InputError):
 class Infeasible(Exception):
     """No schedule meets the bound. Exit code 3.
 
-    `lowest_latency_s` is the lowest latency that any searched schedule reaches, in seconds, or None where not
-    even one sequence fits in memory.
+    `lowest_latency_s` is the lowest latency that any searched schedule reaches, in seconds; None if not even one
+    sequence fits in memory.
     """
 
     def __init__(self, message: str, lowest_latency_s: float | None):
@@ -26,7 +26,7 @@ class Infeasible(Exception):
 
 @contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn whatever a library raises into an InputError that begins with `what`."""
+    """Turn any exception of a library into an InputError that begins with `what`."""
     try:
         yield
     except (InputError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -1,4 +1,4 @@
-"""Files that commands read and write: refused before any work where they can't be."""
+"""Files that commands read and write: unusable files are refused before any work begins."""
 
 import tempfile
 from collections.abc import Sequence
@@ -12,14 +12,14 @@ from xcore.specs.schedule_versions import VERSIONS
 
 
 def model_directory(text: str) -> Path:
-    """The directory of a model whose weights are needed."""
+    """Return the directory of a model whose weights are needed."""
     if not Path(text).is_dir():
         raise InputError(f"There is no model directory '{text}': `exegpt model create {text}` makes one.")
     return Path(text)
 
 
 def read_schedule(path: Path) -> Schedule:
-    """A schedule from its file; another version is refused before anything else is looked at."""
+    """Read a schedule from its file; another version is refused before the rest is checked."""
     data = document.read_json(path)
     version = data.get("version") if isinstance(data, dict) else None
     if isinstance(data, dict) and {"schedule", "frontier"} & data.keys():
@@ -40,12 +40,12 @@ def read_schedule(path: Path) -> Schedule:
 
 
 def check_output(path: Path | None) -> None:
-    """InputError before the work begins if its result could not be written to `path`."""
+    """Raise InputError before the work begins if its result can't be written to `path`."""
     if path is None:
         return
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a file in it.")
-    if path.exists() and not path.is_file():  # it would be replaced, and the machine without its /dev/null
+    if path.exists() and not path.is_file():  # the rename would replace it, such as /dev/null
         raise InputError(f"'{path}' is a device or a pipe: name a file, or leave the option out.")
     if not path.parent.is_dir():
         raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")
@@ -58,7 +58,7 @@ def check_output(path: Path | None) -> None:
 
 
 def check_distinct(outputs: Sequence[Path | None], sources: Sequence[str | Path | None]) -> None:
-    """InputError where an output would replace a file that is read, or another output."""
+    """Raise InputError if an output would replace a file that is read, or another output."""
     named = [path for path in outputs if path is not None]
     if not named:
         return

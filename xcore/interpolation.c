@@ -1,5 +1,5 @@
-/* Linear interpolation on a rectangular grid, compiled: a search looks up tables a hundred thousand times, which must
- * not wait for a compiler. interpolation.pyi documents the arguments. */
+/* Linear interpolation on a rectangular grid, compiled ahead: a search looks up tables a hundred thousand times, and
+ * must not wait for a compiler. interpolation.pyi documents the arguments. */
 #include "interpolation.h"
 
 static PyObject *linear(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {

@@ -1,11 +1,11 @@
-/* Shared by the compiled modules: arrays from Python, and where on a grid a value lies. */
+/* Common part of the compiled modules: arrays from Python, and a value's place on a grid. */
 #ifndef EXEGPT_INTERPOLATION_H
 #define EXEGPT_INTERPOLATION_H
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-/* A cell of one axis: the points before and after a value, and how far the way from one to the other it is. Beyond the
- * grid it is the outermost cell, which goes on. */
+/* A cell of one axis: the points before and after a value, and the value's share of the way between them. Beyond the
+ * grid, the outermost cell is extrapolated. */
 typedef struct {
     Py_ssize_t below, above;
     double fraction;
@@ -39,8 +39,9 @@ static inline void release_arrays(Py_buffer *views, int count) {
     while (count--) PyBuffer_Release(&views[count]);
 }
 
-/* The first arguments as contiguous arrays, one for each letter of `kinds`: 'r' doubles, 'w' doubles that are written,
- * 'i' integers of Py_ssize_t's size. False, with an exception set and nothing held, where one is something else. */
+/* Get the first arguments as contiguous arrays, one for each letter of `kinds`: 'r' doubles, 'w' doubles that are
+ * written, 'i' integers of Py_ssize_t's size. Returns false, with an exception set and nothing held, if an argument has
+ * another type. */
 static inline int take_arrays(PyObject *const *arguments, Py_ssize_t nargs, Py_ssize_t expected, const char *kinds,
                               Py_buffer *views) {
     if (nargs != expected) {
@@ -63,7 +64,7 @@ static inline int take_arrays(PyObject *const *arguments, Py_ssize_t nargs, Py_s
     return 1;
 }
 
-/* An exception where there is none yet. */
+/* Set an exception unless one is set. */
 static inline PyObject *size_error(void) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "sizes don't fit together");
     return NULL;

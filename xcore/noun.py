@@ -4,6 +4,6 @@ from typing import ClassVar
 
 
 class Noun:
-    """Base of the frozen dataclasses that travel as JSON (see xcore/document.py)."""
+    """Base of the frozen dataclasses that are exchanged as JSON (see xcore/document.py)."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}

@@ -1,4 +1,4 @@
-"""The same work on many things, in as many processes as there are usable CPUs."""
+"""Parallel work: one function for many arguments, in as many processes as there are usable CPUs."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -12,14 +12,14 @@ from xcore.usable_cpus import usable_cpus
 T = TypeVar("T")
 
 WORTH = 4
-"""Pieces of work; a process takes seconds to import what they need."""
+"""Least number of calls for which processes are started; a process takes seconds to import what they need."""
 
 
 class Processes:
-    """Processes that are started when there is enough to do for the first time, and end with the context."""
+    """Processes that start when there is first enough to do, and end with the context."""
 
     def __init__(self, worth: int = WORTH) -> None:
-        """`worth`: the pieces of work that are enough."""
+        """Start no process yet; `worth` is the number of calls that is enough."""
         self._worth = worth
         self._pool: ProcessPoolExecutor | None = None
 
@@ -38,8 +38,7 @@ class Processes:
         arguments: Sequence[tuple[Any, ...]],
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> list[T]:
-        """Call a module's function with each tuple of arguments in several processes, and return its results in their
-        order.
+        """Call a module's function with each tuple of arguments, in several processes; return the results in order.
 
         Re-raises what the function raises. `progress` is called with (done, total) after each result.
         """

@@ -1,4 +1,4 @@
-"""Numbers for people: three significant digits, thousands separators, never an exponent."""
+"""Numbers as text: three significant digits, thousands separators, never an exponent."""
 
 import math
 
@@ -9,8 +9,9 @@ _CAP = 10.0
 
 
 def figure_text(value: float | None, digits: int = 3) -> str:
-    """A figure to so many significant digits: `1,660`, `24.3`, `0.0517`; whole numbers below a thousand keep all
-    theirs. A dash for None, `inf` and `nan` by their names.
+    """Return a figure to `digits` significant digits: `1,660`, `24.3`, `0.0517`.
+
+    Whole numbers below a thousand keep all their digits. None is a dash; `inf` and `nan` keep their names.
     """
     if value is None:
         return NOTHING
@@ -23,29 +24,29 @@ def figure_text(value: float | None, digits: int = 3) -> str:
 
 
 def percent_text(share: float | None, digits: int = 3) -> str:
-    """A share in percent: `98.5%`, `14.3%`."""
+    """Return a share in percent: `98.5%`, `14.3%`."""
     return NOTHING if share is None else f"{figure_text(100 * share, digits)}%"
 
 
 def signed_percent(share: float | None) -> str:
-    """A relative error in percent, to a tenth: `-3.2%`; beyond tenfold only `> 10x`."""
+    """Return a relative error in percent, to a tenth: `-3.2%`; beyond tenfold only `> 10x`."""
     if share is None:
         return NOTHING
     return f"> {_CAP:.0f}x" if abs(share) > _CAP else f"{share:+.1%}"
 
 
 def more_text(ratio: float) -> str:
-    """By how much something is more: `11% more`, from the double on `3.4 times as much`."""
+    """Return how much more something is: `11% more`, from the double on `3.4 times as much`."""
     return f"{ratio - 1:.0%} more" if ratio < 2 else f"{figure_text(ratio, 2)} times as much"
 
 
 def counted(count: int, noun: str) -> str:
-    """So many of a thing: `1 device`, `1,024 devices`."""
+    """Return a count with its noun: `1 device`, `1,024 devices`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def count_text(count: float) -> str:
-    """A large count in words: `8.03 billion`, `56.3 million`, `2,345`."""
+    """Return a large count in words: `8.03 billion`, `56.3 million`, `2,345`."""
     for scale, word in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if count >= scale:
             return f"{figure_text(count / scale)} {word}"

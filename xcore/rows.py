@@ -1,4 +1,4 @@
-"""Rows of CSV, JSONL and Parquet files: each reader gives the columns' names first, then the rows."""
+"""Rows of CSV, JSONL and Parquet files: each reader returns the columns' names and then the rows."""
 
 import csv
 import itertools
@@ -17,12 +17,12 @@ Row = tuple[int, dict[str, Any]]
 """Line (or row) number in the file, and the row's values by column."""
 
 _FIRST_NS, _LAST_NS = -62_135_596_800 * 10**9, 253_402_300_800 * 10**9
-"""The years 1 to 9999, since 1970."""
+"""The years 1 to 9999, in nanoseconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment in a unit that is certain: a date, or a duration since some beginning."""
+    """A moment in a certain unit: a date, or a duration since some beginning."""
 
     nanoseconds: int
 
@@ -32,27 +32,27 @@ class Table:
     """A file of rows."""
 
     names: Sequence[str]
-    """Of the columns; of JSONL those of the first row."""
+    """Names of the columns; in JSONL those of the first row."""
     rows: Callable[[Sequence[str]], Iterator[Row]]
-    """Gives the rows once, with these columns at least, as far as there are such."""
+    """Function that yields the rows once, with at least these columns if they exist."""
 
 
 @dataclass(frozen=True)
 class CsvRow:
-    """A row of a CSV file, whose values are texts until they are asked for as numbers."""
+    """A row of a CSV file, whose values are texts until `number` or `whole` reads them."""
 
     where: str
     """The file and the row, as messages begin."""
     values: dict[str, str]
 
     def __getitem__(self, column: str) -> str:
-        """A value; InputError where the row has none."""
+        """Return a value; InputError if the row has none."""
         if column not in self.values:
             raise InputError(f"{self.where} has no value in column '{column}'.")
         return self.values[column]
 
     def number(self, column: str, empty: float | None = None) -> float:
-        """A finite number, `empty` where there is no value and that is allowed."""
+        """Return a finite number; `empty` if there is no value and `empty` isn't None."""
         text = self.values.get(column, "") if empty is not None else self[column]
         if not text and empty is not None:
             return empty
@@ -65,7 +65,7 @@ class CsvRow:
         return number
 
     def whole(self, column: str) -> int:
-        """A whole number."""
+        """Return a whole number."""
         number = self.number(column)
         if not number.is_integer():
             raise InputError(f"{self.where}, column '{column}': {self[column]} must be a whole number.")
@@ -73,7 +73,7 @@ class CsvRow:
 
 
 def csv_rows(path: Path, *columns: str, what: str = "CSV file") -> list[CsvRow]:
-    """The rows of a CSV file; InputError where it lacks one of these columns, or has no rows."""
+    """Read the rows of a CSV file; InputError if it lacks one of these columns, or has no rows."""
     table = csv_table(path, what)
     missing = [column for column in columns if column not in table.names]
     if missing:
@@ -85,7 +85,7 @@ def csv_rows(path: Path, *columns: str, what: str = "CSV file") -> list[CsvRow]:
 
 
 def csv_table(path: Path, what: str = "trace file") -> Table:
-    """A CSV file, whose header says what is between its values: a comma, a semicolon or a tab."""
+    """Open a CSV file; its header shows the separator: a comma, a semicolon or a tab."""
     lines = _without_zeros(path, what)
     head = next(lines, "")
     csv.field_size_limit(MAX_LINE)  # 128 KiB by default, which prompts exceed
@@ -115,7 +115,7 @@ def _without_zeros(path: Path, what: str) -> Iterator[str]:
 
 
 def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """The values of each row that has some."""
+    """Yield the values of each row that has some."""
     while True:
         try:
             row = next(reader, None)
@@ -128,7 +128,7 @@ def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def jsonl_table(path: Path) -> Table:
-    """A file with a JSON object in each line."""
+    """Open a file with a JSON object in each line."""
     rows = _jsonl_rows(path)
     first = next(rows, None)
     if first is None:
@@ -147,7 +147,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
 
 
 def parquet_table(path: Path) -> Table:
-    """A Parquet file, of which only the needed columns are read."""
+    """Open a Parquet file; only the needed columns are read."""
     from pyarrow import parquet
 
     check_file(path, "trace file")
@@ -178,7 +178,7 @@ def _parquet_rows(path: Path, names: list[str]) -> Iterator[Row]:
 
 @contextmanager
 def reading_parquet(path: Path, where: str = "") -> Iterator[None]:
-    """Turn what pyarrow raises for a file into an InputError, with the place up to which it was read."""
+    """Turn pyarrow's exceptions for a file into an InputError, with the place up to which it was read."""
     import pyarrow
 
     try:
@@ -191,8 +191,9 @@ def reading_parquet(path: Path, where: str = "") -> Iterator[None]:
 
 
 def _column(column: Any, name: str, before: int, path: Path) -> list[Any]:
-    """The values of a column's part that comes after so many rows; dates and durations as moments, which Python's own
-    types often can't hold.
+    """Return the values of a part of a column, after `before` rows.
+
+    Dates and durations become moments, since Python's own types often can't hold them.
     """
     from pyarrow import types
 
@@ -219,7 +220,7 @@ _UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1, "day": 86_400 * 10**9}
 def _value(column: Any, place: int, name: str, before: int, path: Path) -> Any:
     try:
         return column[place].as_py()
-    except Exception as error:  # of many kinds, by the column's type: text that is no UTF-8, a time zone, an overflow
+    except Exception as error:  # many types, by the column's type: text that is no UTF-8, a time zone, an overflow
         why = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise InputError(
             f"'{path}', row {before + place + 1}, column '{name}': its value of type {column.type} can't be read "

@@ -1,5 +1,6 @@
-"""A search in a process of its own, beside what must not wait for it: question and answer are JSON on its standard
-input and output, and it ends when the former does.
+"""A search in its own process, so that other work doesn't wait for it.
+
+The question and the answer are JSON on its standard input and output. The process ends when its standard input ends.
 """
 
 import os
@@ -15,28 +16,28 @@ Question = TypeVar("Question")
 
 
 def process_text(module: str) -> str:
-    """The program of a process that runs the module's `main`; it finds its modules where its parent does."""
+    """Return the program of a process that runs the module's `main`; it finds its modules where its parent does."""
     return f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
 
 
 def read_question(cls: type[Question]) -> Question:
-    """What this process is to search for. From now on it ends with its parent, and gives way to it."""
+    """Read this process's question. From now on it ends with its parent, and runs at a lower priority."""
     what = "the search's question"
     plugins.load_inherited()
     question = document.from_dict(cls, document.parse_json(sys.stdin.readline(), what), what)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    os.nice(19)  # where there are no CPUs to spare, what runs goes first
+    os.nice(19)  # other work goes first if no CPUs are idle
     return question
 
 
 def write_answer(answer: object) -> None:
-    """What was found."""
+    """Write the answer to standard output."""
     print(document.dumps(document.to_dict(answer), indent=None), flush=True)
 
 
 def _end_with_the_parent() -> None:
     while os.read(0, 1):
         pass
-    if os.getpgrp() == os.getpid():  # of a group of its own: with the processes that it has started
+    if os.getpgrp() == os.getpid():  # it has its own group: end the processes that it has started, too
         os.killpg(0, signal.SIGKILL)
     os._exit(1)

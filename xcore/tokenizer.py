@@ -14,8 +14,9 @@ TOKENIZER = "tokenizer.json"
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The model's tokenizer (`tokenizers.Tokenizer`), None where it has none. Its file may cut and fill texts to a
-    length, as training does; here neither is done.
+    """Load the model's tokenizer (`tokenizers.Tokenizer`); None if it has none.
+
+    The file may truncate and pad texts to a length, as training does; both are switched off.
     """
     path = directory / TOKENIZER
     if not path.is_file():
@@ -31,7 +32,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
-    """Hold standard error back, and drop it where the library panics: Rust prints a panic, which is raised as well."""
+    """Hold standard error back, and drop it if the library panics: Rust prints a panic, which is raised as well."""
     with contextlib.suppress(OSError):  # a full disk, say
         sys.stderr.flush()
     with tempfile.TemporaryFile() as held, contextlib.ExitStack() as restoring:
@@ -46,7 +47,7 @@ def _without_panics() -> Iterator[None]:
 
 
 def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
-    """The token ids of a text; InputError where the tokenizer has none for a part of it."""
+    """Return the token ids of a text; InputError if the tokenizer has none for a part of it."""
     with refusing("the tokenizer can't encode the text"):
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
     return ids

@@ -1,4 +1,4 @@
-"""The CPUs that this process may use: those that it is bound to, as far as its container's CPU quota reaches."""
+"""The CPUs that this process may use: those that it is bound to, limited by its container's CPU quota."""
 
 import os
 from collections.abc import Iterator

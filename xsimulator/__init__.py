@@ -1,4 +1,4 @@
-"""XSimulator: what a schedule will give (paper section 6; docs/theory.md)."""
+"""XSimulator: predicts the throughput, latency and memory of a schedule (paper section 6; docs/theory.md)."""
 
 from xsimulator.estimates import estimate, has_steady_state, timeline
 

@@ -1,4 +1,4 @@
-"""The one door: a schedule's steady-state Estimate and the Timeline of a typical period, whatever its policy."""
+"""Entry points of the package: a schedule's steady-state Estimate and the Timeline of a typical run."""
 
 from dataclasses import replace
 
@@ -25,9 +25,9 @@ def estimate(
     steady_state: Form = "exact",
     variation: bool = True,
 ) -> Estimate:
-    """What a schedule gives in its steady state, under its own workload or another.
+    """Return the steady-state estimate of a schedule, under its own workload or under `workload`.
 
-    `steady_state="paper"` counts as the paper does; `variation` allows for the varying time of encoding in latencies.
+    `steady_state="paper"` uses the paper's formulas. `variation`: whether latencies allow for varying encoding times.
     """
     scenario = Scenario.of(checked(schedule), profile, workload, steady_state, variation)
     steady_estimate = estimate_of(scenario, outcome(scenario, schedule.policy, controls_of(schedule)))
@@ -40,35 +40,35 @@ CLOSED_FORMS = {
     for form in (file.CLOSED_FORM for file in (static, hybrid, orca, chunked, rra, waa))
     for policy in form.policies
 }
-"""By the policy's name."""
+"""The closed form of each policy, by the policy's name."""
 GROWING = frozenset(policy for policy, form in CLOSED_FORMS.items() if form.grows)
-"""Those whose steady state is known with admission *grow* too."""
+"""The policies whose closed form covers admission *grow* too."""
 
 
 def controls_of(schedule: Schedule) -> Controls:
-    """Return a schedule's control variables with what else steady states read."""
+    """Return a schedule's control variables, with the cache settings that steady states read."""
     cache = {"admission": schedule.admission, "kv_blocks": schedule.kv_blocks, "block_size": schedule.block_size}
     return schedule.control.variables | cache
 
 
 def has_steady_state(schedule: Schedule) -> bool:
-    """Whether a schedule's steady state is known in closed form; if not, replay it."""
+    """Return whether a schedule's steady state has a closed form; if not, replay it."""
     return schedule.policy in CLOSED_FORMS and (schedule.admission == "reserve" or schedule.policy in GROWING)
 
 
 def steady(policy: str, scenario: Scenario) -> Steady:
-    """A policy's steady state in a scenario; that of a replay where it has none in closed form."""
+    """Return a policy's steady state in a scenario: its closed form, or that of a replay if it has none."""
     return CLOSED_FORMS[policy].steady(scenario) if policy in CLOSED_FORMS else replayed.steady(policy, scenario)
 
 
 def outcome(scenario: Scenario, policy: str, controls: Controls) -> Outcome:
-    """What one replica's steady state comes to under a policy's control variables."""
+    """Return the steady state of one replica under a policy's control variables."""
     if controls.get("admission") == "grow" and policy not in GROWING:
         return replayed.steady(policy, scenario)(controls)
     return steady(policy, scenario)(controls)
 
 
 def timeline(schedule: Schedule, profile: Profile, requests: int = 64) -> Timeline:
-    """A simulated run of `requests` requests drawn from the schedule's workload, all there from the start."""
+    """Simulate `requests` requests drawn from the schedule's workload, all of which arrive at 0 s."""
     drawn = schedule.workload.draw(requests, context=schedule.model.spec.longest_request)
     return replay(schedule, profile, [replace(request, arrival_s=0.0) for request in drawn]).timeline

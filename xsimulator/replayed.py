@@ -1,5 +1,7 @@
-"""The steady state of a policy that has none in closed form: that of a replay of requests drawn from the workload, all
-there from the start, between a fifth and four fifths of them.
+"""The steady state of a policy without a closed form, measured in a replay.
+
+The requests are drawn from the workload and all arrive at the start. Only the middle counts: from one fifth to four
+fifths of the completions.
 """
 
 import functools
@@ -23,11 +25,11 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 _ROUNDS, _LEAST, _MOST = 32, 1024, 4096
-"""Requests: so many for each that may be resident, at least and at most."""
+"""Requests to replay: the number per possible resident, the least and the most."""
 
 
 def steady(policy: str, scenario: Scenario) -> Callable[..., Outcome]:
-    """A policy's steady state in a scenario by its control variables, each of which is replayed once."""
+    """Return a policy's steady state in a scenario as a cached function of its control variables."""
     known = functools.cache(lambda controls: _outcome(policy, scenario, dict(controls)))
     names = (*kinds(TRAITS[policy].control), "admission", "kv_blocks")
     return lambda controls: known(tuple((name, controls[name]) for name in names if controls.get(name)))
@@ -69,8 +71,9 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
 
 
 def _demand(scenario: Scenario, control: Control, blocks: int | None) -> tuple[Demand, bool]:
-    """The blocks of a schedule's cache; without one, for as many residents as there may be, or for all that fit. And
-    whether the longest request fits.
+    """Return a schedule's demand, and whether its longest request fits.
+
+    Without `blocks`, the cache holds as many blocks as the possible residents need, or all that fit.
     """
     workload, model = scenario.load.workload, scenario.replica.cost_model.model
     residents = control.of_kind("residents")
@@ -88,7 +91,7 @@ def _demand(scenario: Scenario, control: Control, blocks: int | None) -> tuple[D
 
 
 def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admission, kv_blocks: int) -> Schedule:
-    """One replica."""
+    """Build a schedule of one replica."""
     cost_model = scenario.replica.cost_model
     return Schedule(
         version=Schedule.VERSION,
@@ -109,12 +112,12 @@ def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admi
 
 
 def _first_tokens(served: tuple[Served, ...]) -> Array:
-    """[requests]: seconds from the start of the encoding to the first token."""
+    """Return the seconds from the start of each request's prefill to its first token [requests]."""
     return np.array([request.first_token_s - request.start_s for request in served])
 
 
 def _lifetime(served: tuple[Served, ...]) -> Callable[[Array], Lifetime]:
-    """By output length: the time to first token, and the mean time of each token after it."""
+    """Return the lifetime by output length: the time to first token plus the mean time of each later token."""
     first = _first_tokens(served)
     many = [request for request in served if request.output_tokens > 1]
     gaps = np.array([(r.finish_s - r.first_token_s) / (r.output_tokens - 1) for r in many] or [0.0])

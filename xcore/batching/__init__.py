@@ -1,4 +1,4 @@
-"""Which sequences run now: pure bookkeeping, no tensors, no clock. The event simulator and the engine run on it."""
+"""Which sequences run now: bookkeeping without tensors and without a clock, for the event simulator and the engine."""
 
 from xcore.batching.dispatch import deal
 from xcore.batching.forecast import Forecast

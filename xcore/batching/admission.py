@@ -1,7 +1,8 @@
-"""Admission: how many KV blocks a sequence must find free before it runs, and when it gets more.
+"""Admission: the KV blocks that must be free before a sequence runs, and when it gets more.
 
-*reserve*: all that it may ever cache, so that no running sequence can meet a full cache. *grow*: what is known so far;
-blocks come as tokens do, and where none are left the last resident is preempted, as in vLLM.
+*reserve*: blocks for all tokens that it may ever cache, so that no running sequence can meet a full cache. *grow*:
+blocks for the tokens so far. Blocks are added with the tokens; if none are left, the newest resident is preempted, as
+in vLLM.
 """
 
 from collections.abc import Sequence as Items
@@ -15,7 +16,7 @@ Admission = Literal["reserve", "grow"]
 
 
 def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> Any:
-    """The most tokens that a request ever has in the cache; ints, or arrays of one shape.
+    """Return the most tokens that a request ever has in the cache; ints, or arrays of one shape.
 
     A request's last token is never cached. An encoder-decoder caches a start token too.
     """
@@ -23,7 +24,7 @@ def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> An
 
 
 class Reserve:
-    """The blocks for all that a sequence may ever cache, from its admission to its end."""
+    """Reserves the blocks for all that a sequence may ever cache, from its admission to its end."""
 
     grows = False
 
@@ -31,17 +32,18 @@ class Reserve:
         self._pool, self._encoder_decoder = pool, encoder_decoder
 
     def blocks(self, sequence: Sequence) -> int:
-        """Blocks that must be free when a sequence is admitted."""
+        """Return the blocks that must be free when a sequence is admitted."""
         return self._pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self._encoder_decoder))
 
     def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
-        """Blocks that it holds then: all of them."""
+        """Return the blocks that a sequence gets at admission: all of them."""
         return self.blocks(sequence)
 
 
 class Grow:
-    """The blocks for the tokens that are known: the prompt's, and those that a preempted sequence had generated; in an
-    encoder-decoder the start token's too.
+    """Allocates the blocks for the known tokens.
+
+    They are those of the prompt, those that a preempted sequence had generated, and an encoder-decoder's start token.
     """
 
     grows = True
@@ -50,11 +52,11 @@ class Grow:
         self._pool, self._encoder_decoder = pool, encoder_decoder
 
     def blocks(self, sequence: Sequence) -> int:
-        """Blocks that must be free when a sequence is admitted."""
+        """Return the blocks that must be free when a sequence is admitted."""
         return self._pool.blocks_for(self._known(sequence))
 
     def first_blocks(self, sequence: Sequence, prefilled: int) -> int:
-        """Blocks that it holds then: those of what is cached, and of the tokens that are prefilled first."""
+        """Return the blocks that a sequence gets at admission: for its cached tokens and those prefilled first."""
         return self._pool.blocks_for(sequence.cached + prefilled)
 
     def _known(self, sequence: Sequence) -> int:
@@ -62,12 +64,14 @@ class Grow:
 
 
 def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS) -> int:
-    """How many decoding iterations in a row the free blocks suffice for, of `most`, these sequences' first already
-    having theirs; at least 1. Finished ones of a static batch need no more.
+    """Return how many decode iterations in a row the free blocks suffice for: 1 to `most`.
+
+    The sequences have their blocks for the first iteration already. Finished rows of a static batch need no more
+    blocks.
     """
     available = pool.available
     if len(sequences) * pool.blocks_for(min(most, pool.total * pool.block_size)) <= available:
-        return most  # even if each took as many new blocks as an empty one
+        return most  # enough even if each needed as many new blocks as an empty sequence
     cached = [sequence.cached for sequence in sequences if not sequence.finished]
     blocks = sum(len(sequence.blocks) for sequence in sequences if not sequence.finished) + available
     low, high = 1, min(most, 1 + pool.block_size * (1 + available))

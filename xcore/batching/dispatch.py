@@ -1,17 +1,19 @@
-"""Which replica gets which request."""
+"""Dispatch: which replica gets which request."""
 
 from collections.abc import Sequence
 
 OUTPUT_TOKEN = 3
-"""What decoding a token costs, in tokens of a prompt: three as measured on a CPU, one to six by the data sheets
-of GPUs with 64 to 256 at once."""
+"""The cost of decoding a token, in prompt tokens.
+
+It is three as measured on a CPU, and one to six by the data sheets of GPUs that decode 64 to 256 sequences at once.
+"""
 
 
 def deal(lengths: Sequence[tuple[int, int]], replicas: int) -> list[list[int]]:
-    """The places of each replica's requests, in order, given every request's (input, output) tokens.
+    """Return the indices of each replica's requests, in order, given every request's (input, output) tokens.
 
-    Of every so many requests in a row each replica gets one: the longer ones go to those that have less to do so far,
-    so that all end at about the same time, however much lengths differ.
+    Of every `replicas` requests in a row, each replica gets one. The longer ones go to the replicas with less work so
+    far, so that all end at about the same time, however much lengths differ.
     """
     work = [given + OUTPUT_TOKEN * made for given, made in lengths]
     places: list[list[int]] = [[] for _ in range(replicas)]

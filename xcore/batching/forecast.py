@@ -1,10 +1,9 @@
-"""Forecast: whether free blocks suffice for a while, from the lengths' distribution conditioned on what sequences have
-generated.
+"""Forecast: whether free blocks suffice for the next iterations, by the distribution of the output lengths.
 
-Where admission is *grow* and a policy admits rarely, what fits now may be short long before the next admission. So it
-admits as many as have, at a stated probability, blocks for so many iterations ahead. A sequence of g output tokens
-still runs after k more with probability P(S > g + k) / P(S > g), and then holds blocks for k more tokens; sequences end
-independently, and their sum is taken as normal.
+With admission *grow* and rare admissions, blocks that suffice now may run short long before the next admission. The
+policy therefore admits only as many sequences as have blocks for some iterations ahead, with a stated probability. A
+sequence of g output tokens still runs after k more with probability P(S > g + k) / P(S > g), and then holds blocks for
+k more tokens. Sequences end independently, and their sum counts as normal.
 """
 
 from collections.abc import Iterable
@@ -17,15 +16,18 @@ from xcore.batching.sequence import PREEMPTED, WAITING, Sequence
 from xcore.specs.workload import LengthDistribution
 
 PROBABILITY = 0.9
-"""That the blocks of those admitted suffice, at each iteration ahead (docs/theory.md: what others would give)."""
+"""Probability that the admitted sequences' blocks suffice, at each iteration ahead.
+
+docs/theory.md shows the effect of other values.
+"""
 _MOMENTS = 8
-"""Iterations ahead that are looked at, evenly spread."""
+"""Number of iterations ahead that are checked, evenly spread."""
 
 Array = np.ndarray
 
 
 class Forecast:
-    """Of `iterations` decoding iterations ahead of sequences whose outputs have lengths of a distribution."""
+    """Forecasts `iterations` decode iterations ahead for sequences whose outputs have a distribution of lengths."""
 
     def __init__(self, output: LengthDistribution, iterations: int, probability: float = PROBABILITY):
         counts = np.zeros(output.max + 1)
@@ -35,15 +37,16 @@ class Forecast:
         self._longer[-1] = 0.0
         self._ahead = np.unique(np.linspace(1, iterations, min(iterations, _MOMENTS)).round().astype(np.int64))
         self.deviations = NormalDist().inv_cdf(probability)
-        """Standard deviations above the mean for which there must be blocks."""
+        """Standard deviations above the mean for which blocks must be free."""
 
     def outlook(self, pool: KVPool, residents: Iterable[Sequence]) -> "Outlook":
-        """What these residents of a pool, which hold all blocks that aren't free, will need."""
+        """Return the outlook of a pool whose residents hold all blocks that aren't free."""
         return Outlook(self, pool, residents)
 
     def demand(self, pool: KVPool, sequence: Sequence) -> tuple[Array, Array]:
-        """[moments] each: mean and variance of the blocks that a sequence needs, which is resident or waits; from the
-        second iteration on it may have ended.
+        """Return the mean and the variance of the blocks that a resident or waiting sequence needs, each [moments].
+
+        From the second iteration on, the sequence may have ended.
         """
         unfinished, generated, cached = sequence.generated, sequence.generated, sequence.cached
         if sequence.status in (WAITING, PREEMPTED):  # its prefill gives a token first
@@ -55,8 +58,10 @@ class Forecast:
         return running * blocks, running * (1.0 - running) * blocks**2
 
     def _running(self, unfinished: int, tokens: Array) -> Array:
-        """[moments]: probabilities that a sequence doesn't end with so many tokens, having not with `unfinished`. One
-        that is longer than any of the distribution doesn't.
+        """Return [moments]: probabilities that a sequence goes on after `tokens` tokens.
+
+        It is known to go on after `unfinished` tokens. A sequence that is longer than all of the distribution always
+        goes on.
         """
         last = len(self._longer) - 1
         now = self._longer[min(unfinished, last)]
@@ -78,7 +83,7 @@ class Outlook:
             self._add(forecast.demand(pool, sequence))
 
     def admits(self, sequence: Sequence) -> bool:
-        """Whether the blocks suffice with this sequence too, which then counts."""
+        """Return whether the blocks suffice with this sequence too; if so, it counts from now on."""
         mean, variance = self._forecast.demand(self._pool, sequence)
         needed = self._mean + mean + self._forecast.deviations * np.sqrt(self._variance + variance)
         if (needed > self._blocks).any():

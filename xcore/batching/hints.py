@@ -1,35 +1,35 @@
-"""Hints: what an order may know of a request beside its sequence's own lengths and arrival."""
+"""Hints: what an order may use of a request, apart from its sequence's own lengths and arrival."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What is known of a request before it runs; None: not known. `OrderKind.needs` says which of it an order reads."""
+    """Facts about a request before it runs; None: unknown. `OrderKind.needs` names those that an order reads."""
 
     application: str | None = None
     """The application that made the request."""
     application_arrival_s: float = 0.0
-    """When that arrived, in seconds since the run began."""
+    """Arrival of the application, in seconds since the run began."""
     client: str | None = None
-    """Who pays for the request."""
+    """Client that pays for the request."""
     service: str | None = None
-    """The model that it asks for, where several share a queue."""
+    """The requested model, if several models share a queue."""
     deadline_s: float | None = None
-    """When its last token is due, in seconds since the run began; endless: no deadline."""
+    """When the last token is due, in seconds since the run began; infinite: no deadline."""
     output_tokens: int | None = None
-    """How many tokens it makes: true (an oracle) or predicted."""
+    """Number of output tokens: true (an oracle) or predicted."""
     score: float | None = None
-    """A ranker's; the higher, the shorter the output."""
+    """A ranker's score; the higher, the shorter the output."""
     prefill_s: float | None = None
-    """What its prompt's prefill takes alone, in seconds."""
+    """Seconds of the prompt's prefill alone on the replica."""
     time_s: float | None = None
-    """T': what it takes alone from its prefill to its last token, in seconds."""
+    """T': seconds from prefill to last token, alone on the replica."""
     service_time_s: float | None = None
     """L̂: the mean of `time_s` over its service's requests."""
     service_sd_s: float = 0.0
-    """The standard deviation of the same, in seconds."""
+    """The standard deviation of `time_s` over its service's requests, in seconds."""
 
 
 UNKNOWN = Hints()
-"""Nothing is known."""
+"""Hints of a request about which nothing is known."""

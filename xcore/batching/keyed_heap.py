@@ -1,4 +1,4 @@
-"""Heaps whose keys may be replaced: of sequences, and of groups of sequences whose keys rise."""
+"""Heaps with replaceable keys: of sequences, and of groups of sequences whose keys rise."""
 
 from collections.abc import Callable, Hashable, Iterator
 from heapq import heapify, heappop, heappush, nsmallest
@@ -24,7 +24,7 @@ class KeyedHeap(Generic[T]):
         return name in self._entries
 
     def __iter__(self) -> Iterator[T]:
-        """In no particular order."""
+        """Iterate in no particular order."""
         return (entry[-1] for entry in self._entries.values())
 
     def put(self, name: Hashable, key: Any, item: T) -> None:
@@ -38,7 +38,7 @@ class KeyedHeap(Generic[T]):
             self._rebuild()
 
     def first(self) -> tuple[Any, Any, T] | None:
-        """Key, name and item of the first."""
+        """Return the key, name and item of the first entry."""
         heap, entries = self._heap, self._entries
         while heap:
             if entries.get(heap[0][1]) is heap[0]:
@@ -47,11 +47,11 @@ class KeyedHeap(Generic[T]):
         return None
 
     def smallest(self, most: int) -> list[T]:
-        """Up to so many items in order."""
+        """Return up to `most` items in order."""
         return [entry[-1] for entry in self.entries(most)]
 
     def entries(self, most: int) -> list[tuple[Any, Any, T]]:
-        """Keys, names and items of the same."""
+        """Return the keys, names and items of up to `most` entries in order."""
         return nsmallest(most, self._entries.values())
 
     def rekey(self, key: Callable[[T], Any]) -> None:
@@ -67,7 +67,7 @@ class KeyedHeap(Generic[T]):
 class GroupedHeap:
     """Sequences by their groups' keys, then by their own.
 
-    A group's key is looked up when the group comes first: as keys only rise, the one that it had is not too high.
+    A group's key is looked up when the group comes first. Keys only rise, so the earlier key is never too high.
     """
 
     def __init__(self, order: FollowingOrder):
@@ -83,7 +83,7 @@ class GroupedHeap:
         return name in self._group_of
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In no particular order."""
+        """Iterate in no particular order."""
         for group in self._groups.values():
             yield from group
 
@@ -108,7 +108,7 @@ class GroupedHeap:
             self._heads.discard(group)
 
     def first(self) -> tuple[Any, Any, Sequence] | None:
-        """Key, name and item of the first."""
+        """Return the key, name and item of the first entry."""
         while top := self._heads.first():
             head = self._groups[top[1]].first()
             assert head
@@ -119,7 +119,7 @@ class GroupedHeap:
         return None
 
     def smallest(self, most: int) -> list[Sequence]:
-        """Up to so many sequences in order, by the groups' keys of now."""
+        """Return up to `most` sequences in order, by the groups' present keys."""
         firsts = []
         for group, members in self._groups.items():
             key = self._order.group_key(group)

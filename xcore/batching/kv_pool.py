@@ -7,64 +7,64 @@ from xcore.errors import InputError
 
 
 def check_size(total: int, block_size: int) -> None:
-    """InputError for a pool that can't hold a token."""
+    """Raise InputError for a pool that can't hold a token."""
     if total < 1 or block_size < 1:
         raise InputError(f"A pool of {total} blocks of {block_size} tokens is not usable: both must be at least 1.")
 
 
 class KVPool(Protocol):
-    """Blocks of the KV cache by number."""
+    """The KV cache's blocks, by number."""
 
     block_size: int
-    """Tokens of a block."""
+    """Tokens per block."""
 
     @property
     def total(self) -> int:
-        """Blocks, were none held."""
+        """Return the number of blocks, free or held."""
 
     @property
     def available(self) -> int:
-        """How many blocks `allocate` can give."""
+        """Return how many blocks `allocate` can give."""
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
+        """Return the blocks that `tokens` tokens need."""
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks by number. The caller has checked `available` first; MemoryError otherwise."""
+        """Return the numbers of `count` free blocks. The caller checks `available` first; MemoryError otherwise."""
 
     def free(self, blocks: list[int]) -> None:
-        """Return blocks that `allocate` gave."""
+        """Free blocks that `allocate` gave."""
 
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless every block is either free or in `held`, with as many holders as it may have."""
 
 
 class BlockPool:
-    """`total` blocks of `block_size` tokens. Refuses rather than overflows; free plus held is always the total."""
+    """`total` blocks of `block_size` tokens. Refuses to give more; free and held blocks always add up to `total`."""
 
     def __init__(self, total: int, block_size: int):
         check_size(total, block_size)
         self.total = total
         self.block_size = block_size
         self._returned: list[int] = []
-        self._untouched = 0  # the first of those that nobody has held yet: a pool may have tens of millions
+        self._untouched = 0  # the first block that was never held: a pool may have tens of millions
 
     @property
     def held(self) -> int:
-        """How many blocks sequences hold."""
+        """Return how many blocks sequences hold."""
         return self._untouched - len(self._returned)
 
     @property
     def available(self) -> int:
-        """How many blocks nobody holds."""
+        """Return how many blocks are free."""
         return self.total - self.held
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
+        """Return the blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks by number. The caller has checked `available` first; MemoryError otherwise."""
+        """Return the numbers of `count` free blocks. The caller checks `available` first; MemoryError otherwise."""
         if count > self.available:
             raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
         known = max(0, len(self._returned) - count)
@@ -75,7 +75,7 @@ class BlockPool:
         return [*taken, *fresh]
 
     def free(self, blocks: list[int]) -> None:
-        """Return blocks that `allocate` gave."""
+        """Free blocks that `allocate` gave."""
         if len(blocks) > self.held:
             raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.held} were held")
         self._returned.extend(reversed(blocks))

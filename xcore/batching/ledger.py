@@ -1,7 +1,6 @@
-"""The ledger: which sequences wait, which are resident, and the KV blocks they hold.
+"""The ledger: which sequences wait, which are resident, and the KV blocks that they hold.
 
-It is shared by the event simulator, which advances it by predicted time, and the runner, which advances it by real
-work, so both take the same decisions.
+The event simulator advances it by predicted time, the runner by real steps. Both therefore take the same decisions.
 """
 
 from collections import Counter
@@ -23,15 +22,15 @@ Fits = Callable[[Sequence], bool]
 class Ledger:
     """Waiting and resident sequences over one KV pool.
 
-    With `early_termination` a finished sequence is released at once; without, when every resident one has finished
-    (static batches). In an `encoder_decoder`, encoding gives no token. Where `disaggregated`, an encoded sequence is
-    decoded when its keys and values are there.
+    With `early_termination` a finished sequence is released at once; without it, when every resident one has finished
+    (static batches). In an `encoder_decoder`, encoding gives no token. If `disaggregated`, a prefilled sequence decodes
+    once its keys and values have arrived.
 
-    Over a `PrefixPool`, sequences hold what the cache has of their prompts already. `shares_in_step`: also what another
-    one computes in the same step, which must then be computed as one.
+    Over a `PrefixPool`, sequences share the cached blocks of their prompts. With `shares_in_step`, they also share the
+    blocks that another sequence computes in the same step; the step must then compute them as one.
 
-    Where the next step is decided before this one has ended, a sequence that finishes is `lingering`: it holds its slot
-    and its blocks until the step after that is decided.
+    If the next step is decided before this one has ended, a finished sequence is `lingering`: it holds its slot and its
+    blocks until the step after that is decided.
     """
 
     def __init__(
@@ -60,30 +59,30 @@ class Ledger:
         """The other residents, in the order in which their prompts ended."""
         self._lingering = lingering
         self.leaving: list[Sequence] = []
-        """Sequences that have finished in the latest step, and hold their blocks still."""
+        """Sequences that finished in the latest step and still hold their blocks."""
         self.iterations = 0
-        """Decoding iterations booked so far."""
+        """Decode iterations booked so far."""
         self.preempted: list[Sequence] = []
-        """Sequences that the latest decision to decode has preempted, in order."""
+        """Sequences that the latest decision to decode preempted, in order."""
         self.preemptions = 0
-        """How many so far."""
+        """Number of preemptions so far."""
         self._arriving: list[Sequence] = []
-        """Sequences that have ended, but whose keys and values are still on their way into their blocks."""
+        """Ended sequences whose KV transfer into their blocks still runs."""
         self.reused = 0
         """Tokens that admitted sequences found in the cache so far."""
 
     @property
     def resident(self) -> list[Sequence]:
-        """Sequences that hold blocks."""
+        """Return the sequences that hold blocks."""
         return self.encoding + self.decoding + self.leaving
 
     @property
     def residents(self) -> int:
-        """How many sequences hold blocks."""
+        """Return how many sequences hold blocks."""
         return len(self.encoding) + len(self.decoding) + len(self.leaving)
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Let sequences wait; InputError for one that the whole pool could not hold."""
+        """Enqueue sequences; InputError for one that the whole pool cannot hold."""
         for sequence in sequences:
             need = self.most_blocks(sequence)
             if need > self.pool.total:
@@ -95,19 +94,22 @@ class Ledger:
             self.waiting.push(sequence)
 
     def most_blocks(self, sequence: Sequence) -> int:
-        """Blocks for all that a sequence may ever cache."""
+        """Return the blocks for all tokens that a sequence may ever cache."""
         return self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
 
     def observe(self, now: float) -> None:
-        """Let an order that follows what happens see what has arrived: before each step is decided, so that it sees the
-        same in the event simulator and in the engine.
+        """Report arrivals to a stateful order before each decision.
+
+        The order therefore sees the same in the event simulator and in the engine.
         """
         if self._following:
             self.waiting.peek(now)
 
     def seat(self, sequence: Sequence, generated: int) -> bool:
-        """Make a sequence resident that has generated so many tokens before this ledger began; whether its blocks are
-        free.
+        """Make a sequence resident that generated `generated` tokens before this ledger began.
+
+        Returns:
+            Whether its blocks were free; if not, nothing changes but its token counts.
         """
         sequence.generated, sequence.cached = generated, sequence.input_tokens + generated - 1 + self.encoder_decoder
         need = self.pool.blocks_for(sequence.cached) if self.admission.grows else self.admission.blocks(sequence)
@@ -118,10 +120,16 @@ class Ledger:
         return True
 
     def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits | None = None) -> list[Sequence]:
-        """Make up to `most` waiting sequences resident, in order, as long as their blocks are free, and the policy says
-        that each `fits`: none overtakes one that doesn't yet, nor a preempted one whose last token is on its way. Those
-        that arrive after `now` are passed over. `chunk` are the tokens of a prompt that the step has room for, if not
-        all.
+        """Admit up to `most` waiting sequences that arrived by `now`, in strict order.
+
+        Admission stops at the first sequence whose blocks aren't free, that doesn't pass the policy's `fits`, or whose
+        last token before a preemption isn't out yet.
+
+        Args:
+            most: Largest number of sequences to admit.
+            now: Seconds; later arrivals are ignored.
+            chunk: Tokens of a prompt that the step can still take; None: all.
+            fits: The policy's own test of a sequence.
         """
         admitted: list[Sequence] = []
         while len(admitted) < most:
@@ -133,7 +141,7 @@ class Ledger:
         return admitted
 
     def admit_these(self, sequences: Iterable[Sequence], now: float, fits: Fits | None = None) -> list[Sequence]:
-        """Make waiting sequences resident, in the order given, until one's blocks aren't free, or it doesn't fit."""
+        """Admit these waiting sequences, in the given order, up to the first that has no free blocks or doesn't fit."""
         admitted: list[Sequence] = []
         for sequence in sequences:
             if not self._admit(sequence, now, None, fits):
@@ -143,8 +151,9 @@ class Ledger:
         return admitted
 
     def grow_decoding(self, now: float, most: int = ENDLESS) -> tuple[Sequence, ...]:
-        """The first so many decoding residents whose keys and values are there, each with a block for the next token: a
-        step begins with them. See `grow`.
+        """Return up to `most` decodable sequences, each with a block for its next token.
+
+        A sequence is decodable once its keys and values have arrived. A step begins with this call. See `grow`.
         """
         self.preempted.clear()
         decode = self.decoding if most >= len(self.decoding) else self.decoding[:most]
@@ -155,8 +164,9 @@ class Ledger:
         return tuple([s for s, _ in self.grow([(s, 1 + s.behind) for s in decode], now)])
 
     def grow(self, steps: list[tuple[Sequence, int]], now: float) -> list[tuple[Sequence, int]]:
-        """Give residents the blocks for the tokens that each computes next, in this order, and return those that run.
-        While too few are free the last resident is preempted, perhaps the one that needs them; then all before it run.
+        """Allocate the blocks for the tokens that each resident computes next, in this order; return those that run.
+
+        Preempts the newest sequence until the blocks suffice; if that is this one, stops here.
         """
         if not self.admission.grows:
             return steps
@@ -168,26 +178,26 @@ class Ledger:
         return steps
 
     def extend(self, step: Step, iterations: int) -> None:
-        """Give a step's decoding sequences the blocks for so many iterations in a row, which `repeats` allowed."""
+        """Allocate the blocks of a step's decoding sequences for `iterations` in a row, which `repeats` allowed."""
         if self.admission.grows:
             for sequence in step.decode:
                 if not self._extend(sequence, iterations):
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
     def repeats(self, step: Step) -> int:
-        """For how many iterations in a row a step may be repeated: as its policy says, and as blocks suffice."""
+        """Return how many times in a row a step may run: as its policy says, and as blocks suffice."""
         if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
             return 1
         if not self.admission.grows:
             return step.repeats
-        if self.preempted and self._prefixes:  # one whose blocks have survived may come back at once
+        if self.preempted and self._prefixes:  # a sequence whose blocks are still cached may return at once
             return 1
         if any(sequence.behind for sequence in step.decode):
             return 1
         return iterations_until_shortage(self.pool, step.decode, step.repeats)
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
-        """Give a sequence the blocks for so many more cached tokens, if they are free; a finished row needs none."""
+        """Allocate a sequence's blocks for `tokens` more cached tokens if they are free; a finished row needs none."""
         if sequence.status is FINISHED:
             return True
         missing = self.pool.blocks_for(sequence.cached + tokens) - len(sequence.blocks)
@@ -200,16 +210,18 @@ class Ledger:
         return True
 
     def _last(self, now: float) -> Sequence:
-        """The resident to preempt: the last that isn't finished, and whose keys and values aren't on their way. There
-        is one, the resident that needs blocks: where prefill is disaggregated, prompts are booked whole as they are
-        ordered, and `encoding` is empty.
+        """Return the resident to preempt: the newest unfinished one whose keys and values have arrived.
+
+        There always is one: the resident that needs blocks. If prefill is disaggregated, prompts are booked whole when
+        they are ordered, so `encoding` is empty.
         """
         residents = self.encoding or self.decoding
         return next(s for s in reversed(residents) if s.status is not FINISHED and s.ready_s <= now)
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
-        """Take a resident's blocks away: it waits again, and its prompt and output are prefilled later. If only rows of
-        a static batch remain that have finished, that ends.
+        """Free a resident's blocks: it waits again, and its prompt and output are prefilled later.
+
+        If only finished rows of a static batch remain, the batch ends.
         """
         self._release([sequence])
         sequence.recompute(self.encoder_decoder)
@@ -221,12 +233,12 @@ class Ledger:
         self.preemptions += 1
 
     def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
-        """Make a sequence resident, if its blocks are free and nothing else is in the way."""
+        """Make a sequence resident if its blocks are free and nothing else prevents it."""
         if sequence.ready_s > now or (fits is not None and not fits(sequence)):
             return False
         missing = self.admission.blocks(sequence)
         reused: list[int] = []
-        if self._prefixes:  # all but the last token, which is computed to give the next
+        if self._prefixes:  # all but the last token: its computation gives the next token
             reused = self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
             missing += self._prefixes.free_among(reused) - len(reused)
         if missing > self.pool.available:
@@ -245,7 +257,7 @@ class Ledger:
         return True
 
     def _reuse(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Let a sequence hold the blocks that have the beginning of its prompt."""
+        """Share the blocks that hold the beginning of a sequence's prompt."""
         assert self._prefixes
         self._prefixes.hold(blocks)
         sequence.published, sequence.cached = len(blocks), len(blocks) * self.pool.block_size
@@ -255,7 +267,7 @@ class Ledger:
             sequence.hit = sequence.cached
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
-        """Let the full blocks of a resident's first `tokens` tokens be found, as far as it has keys for them."""
+        """Publish the full blocks of a resident's first `tokens` tokens, as far as it has keys for them."""
         if self._prefixes is None:
             return
         full = min(tokens // self.pool.block_size, len(sequence.keys))
@@ -264,8 +276,10 @@ class Ledger:
         sequence.published = max(sequence.published, full)
 
     def advance(self, step: Step, iterations: int = 1) -> list[Sequence]:
-        """Book a step's work, a decoding step `iterations` times, but never beyond the end of one of its sequences.
-        Returns the sequences that finished in this step by their length.
+        """Book a step's work; its decoding counts `iterations` times, but never beyond the end of one of its sequences.
+
+        Returns:
+            The sequences that finished in this step by their length.
         """
         finished: list[Sequence] = []
         self.settle()
@@ -297,8 +311,10 @@ class Ledger:
             sequence.behind = 0
 
     def stop(self, sequence: Sequence) -> None:
-        """End a sequence that made a stop token. On a pipeline that is known when later iterations of it have been
-        booked already, the one that ends it by its length perhaps among them.
+        """End a sequence that generated a stop token.
+
+        On a pipeline this is known only after later iterations of it are booked, perhaps even the one that ends it by
+        length.
         """
         if sequence.status is PREEMPTED:
             self.waiting.remove([sequence])
@@ -308,7 +324,7 @@ class Ledger:
             self._finish([sequence])
 
     def fail(self, sequence: Sequence) -> None:
-        """End a sequence that has ended in an error, as by a stop token. What it has cached is never found again."""
+        """End a sequence after an error, as after a stop token. Its cached blocks can't be found again."""
         if self._prefixes:
             self._prefixes.withdraw(sequence.keys)
             sequence.keys = ()
@@ -345,13 +361,13 @@ class Ledger:
             self._release(sequences)
 
     def settle(self) -> None:
-        """Free the blocks of sequences that are leaving: their step has ended."""
+        """Free the blocks of leaving sequences, whose step has ended."""
         if self.leaving:
             self._release(self.leaving)
             self.leaving = []
 
     def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence, waiting or resident."""
+        """Remove a sequence, waiting or resident."""
         if sequence.blocks:
             self._release([sequence])
         else:
@@ -360,14 +376,15 @@ class Ledger:
         self._end([sequence])
 
     def _end(self, sequences: list[Sequence]) -> None:
-        """Let the order forget sequences."""
+        """Report the end of sequences to a stateful order."""
         if self._following:
             for sequence in sequences:
                 self._following.end(sequence)
 
     def arrived(self, sequences: Iterable[Sequence], now: float) -> None:
-        """Keys and values of encoded sequences are in their blocks: from now on they may be decoded; the blocks of
-        those that have ended meanwhile are free.
+        """Mark sequences whose keys and values have arrived in their blocks: they may decode from now on.
+
+        The blocks of those that have ended meanwhile are freed.
         """
         for sequence in sequences:
             sequence.ready_s = now
@@ -377,7 +394,7 @@ class Ledger:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence waits and none is resident."""
+        """Return whether no sequence waits and none is resident."""
         return not (self.decoding or self.encoding or self.waiting)
 
     def check(self) -> None:
@@ -390,7 +407,7 @@ class Ledger:
         self.encoding = [s for s in self.encoding if s not in gone]
         self.decoding = [s for s in self.decoding if s not in gone]
         for sequence in sequences:
-            if sequence.ready_s == inf:  # what is written to its blocks later must not be the next holder's
+            if sequence.ready_s == inf:  # later writes to its blocks must not reach the next holder
                 self._arriving.append(sequence)
             else:
                 self._free(sequence)

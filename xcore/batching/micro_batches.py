@@ -1,5 +1,6 @@
-"""Micro-batches: how a step is split for a pipeline, whose stages each work on another one. The simulator and the
-runner split alike.
+"""Micro-batches: how a step is split for a pipeline, whose stages work on different micro-batches at once.
+
+The simulator and the runner split steps alike.
 """
 
 import itertools
@@ -20,7 +21,7 @@ class MicroBatch(Work):
 
     @property
     def sequences(self) -> int:
-        """Number of sequences."""
+        """Return the number of sequences."""
         return len(self.encode) + len(self.decode)
 
 
@@ -28,8 +29,8 @@ class MicroBatch(Work):
 class MicroBatching:
     """Splits steps: a sequence is always in the same one of `count` (B_m) micro-batches.
 
-    A step that only encodes is split into `encode_count`, in the order of the sequences' micro-batches; None:
-    into `count` like any other.
+    A step that only encodes is split into `encode_count`, in the order of the sequences' micro-batches; None: into
+    `count` like any other.
     """
 
     count: int
@@ -37,11 +38,11 @@ class MicroBatching:
     replicas: int = 1
 
     def index(self, sequence: Sequence) -> int:
-        """The micro-batch of a sequence: a replica's requests are dealt to them in turn (`deal`)."""
+        """Return the micro-batch of a sequence; a replica's requests are assigned in turn (`deal`)."""
         return sequence.index // self.replicas % self.count
 
     def split(self, step: Step) -> list[MicroBatch]:
-        """The micro-batches of a step, in the order in which they go through the stages."""
+        """Split a step into micro-batches, in the order in which they go through the stages."""
         if self.encode_count is None or step.decode:
             return self._by_index(step)
         encode = sorted(step.encode, key=lambda pair: self.index(pair[0]))

@@ -8,58 +8,62 @@ from xcore.batching.step import Step
 
 
 class Order(Protocol):
-    """Which waiting sequence comes first."""
+    """Decides which waiting sequence comes first."""
 
     changes: bool
-    """Whether any key may change at any time: all are then computed again at every new moment."""
+    """Whether any key may change at any time. If so, all keys are computed again at every new moment."""
 
     def key(self, sequence: Sequence, now: float) -> Any:
-        """Lower is earlier; sequences with equal keys come in the order of their indices."""
+        """Return the sorting key: lower is earlier; sequences with equal keys come in the order of their indices."""
 
 
 class FollowingOrder:
-    """An order that follows what happens to sequences, and says itself whose keys have changed. Each ledger follows by
-    an order of its own: `fresh`. Moments in seconds since the run began.
+    """A stateful order: it receives the sequences' events, and reports itself whose keys have changed.
+
+    Each ledger uses an order of its own: `fresh`. Times are in seconds since the run began.
     """
 
     changes = False
     grouped = False
-    """Whether `group_key` comes before `key`."""
+    """Whether `group_key` is compared before `key`."""
 
     def fresh(self) -> "FollowingOrder":
-        """The same order, before anything has happened."""
+        """Return the same order without any history."""
         raise NotImplementedError
 
     def key(self, sequence: Sequence, now: float) -> Any:
-        """As `Order.key`; constant while a sequence waits, unless `due` returns it."""
+        """Return the key as `Order.key`; it is constant while a sequence waits, unless `due` returns the sequence."""
         raise NotImplementedError
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Whom a sequence waits with; constant while it waits, unless `due` returns it."""
+        """Return the group that a sequence waits in; constant while it waits, unless `due` returns the sequence."""
         return None
 
     def group_key(self, group: Hashable) -> Any:
-        """Groups with lower keys come first; while a group has waiting sequences its key may only rise."""
+        """Return a group's key: lower is earlier; while a group has waiting sequences, its key may only rise."""
         return 0
 
     def due(self, now: float) -> Iterable[Sequence]:
-        """Waiting sequences whose keys have changed since the last call."""
+        """Return the waiting sequences whose keys have changed since the last call."""
         return ()
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """It has arrived, or waits again."""
+        """Process the arrival of a sequence, or its return to the queue."""
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """It has become resident."""
+        """Process the admission of a sequence."""
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """It was preempted."""
+        """Process the preemption of a sequence."""
 
     def book(self, step: Step, iterations: int) -> None:
-        """A step is booked, its decoding so many times."""
+        """Process the booking of a step, whose decoding counts `iterations` times."""
 
     def ran(self, step: Step, seconds: float, now: float) -> None:
-        """A step has taken so long, ending now: on devices that several models share, where residence says little."""
+        """Process the end of a step that took `seconds`, on devices that several models share.
+
+        There, the time of residence says little about the work done.
+        """
 
     def end(self, sequence: Sequence) -> None:
-        """It has ended, and waits no more."""
+        """Process the end of a sequence, which waits no more."""

@@ -1,9 +1,9 @@
 """Prefix pool: KV blocks that outlive their sequences and are found again by their contents (vLLM's prefix caching).
 
 A full block is published under a key that stands for its tokens and all tokens before them. A sequence that begins with
-the same tokens holds the block too, instead of computing it again. A block that no sequence holds is free, and keeps
-its contents until it is allocated: unpublished blocks go first, then those that were freed longest ago. A sequence's
-blocks are freed last first, so that the end of a prefix goes before its beginning.
+the same tokens shares the block instead of computing it again. A block that no sequence holds is free, and keeps its
+contents until it is allocated. Unpublished blocks are allocated first, then those that were freed longest ago. A
+sequence's blocks are freed last first, so that the end of a prefix is lost before its beginning.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ from xcore.batching.kv_pool import check_size
 
 
 def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int) -> None:
-    """Append the keys of the full blocks that `keys` lacks, where `tokens` are all that are known of a sequence.
+    """Append the keys of the full blocks that `keys` lacks, where `tokens` are all known tokens of a sequence.
 
-    Each hashes its block's tokens and the key before it, so equal keys mean equal prefixes.
+    Each key hashes its block's tokens and the previous key, so equal keys mean equal prefixes.
     """
     for end in range((len(keys) + 1) * block_size, len(tokens) + 1, block_size):
         before = keys[-1] if keys else b""
@@ -32,29 +32,29 @@ class PrefixPool:
         check_size(total, block_size)
         self.total = total
         self.block_size = block_size
-        self._untouched = 0  # the first of those that nobody has held yet, as in `BlockPool`
+        self._untouched = 0  # the first block that was never held, as in `BlockPool`
         self._unpublished: list[int] = []
-        """Free blocks whose contents nobody can find."""
+        """Free blocks without a key."""
         self._kept: OrderedDict[int, None] = OrderedDict()
-        """Free blocks that are published, the one that was freed first at the front."""
+        """Free published blocks; the one freed first is at the front."""
         self._holders: dict[int, int] = {}
-        """How many sequences hold each block that any does."""
+        """Number of sequences that hold each held block."""
         self._keys: dict[int, Hashable] = {}
-        """The key of each published block."""
+        """Key of each published block."""
         self._published: dict[Hashable, OrderedDict[int, None]] = {}
-        """The blocks of each key, in the order in which they were published: equal ones may be computed twice."""
+        """Blocks of each key, in the order of publishing: equal ones may be computed twice."""
 
     @property
     def available(self) -> int:
-        """How many blocks nobody holds."""
+        """Return how many blocks are free."""
         return len(self._unpublished) + len(self._kept) + self.total - self._untouched
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
+        """Return the blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks by number, whose contents are forgotten. MemoryError unless so many are `available`."""
+        """Return the numbers of `count` free blocks, whose contents are lost; MemoryError if fewer are `available`."""
         if count > self.available:
             raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
         blocks = [self._take() for _ in range(count)]
@@ -62,7 +62,7 @@ class PrefixPool:
         return blocks
 
     def _take(self) -> int:
-        """The block that is worth least."""
+        """Take the free block of least use: unpublished, then never held, then freed longest ago."""
         if self._unpublished:
             return self._unpublished.pop()
         if self._untouched < self.total:
@@ -80,7 +80,7 @@ class PrefixPool:
             del self._published[key]
 
     def free(self, blocks: list[int]) -> None:
-        """End one sequence's hold of its blocks, which are given in the order of its tokens."""
+        """End one sequence's hold of its blocks, given in the order of its tokens."""
         for block in reversed(blocks):
             holders = self._holders.pop(block, 0)
             if not holders:
@@ -93,14 +93,14 @@ class PrefixPool:
                 self._unpublished.append(block)
 
     def publish(self, block: int, key: Hashable) -> None:
-        """Let a held block be found by its key. ValueError for one that nobody holds, or that has a key already."""
+        """Publish a held block under a key; ValueError if the block is free or has a key already."""
         if block not in self._holders or block in self._keys:
             raise ValueError(f"KV block {block} can't be published: it is free, or was published before")
         self._keys[block] = key
         self._published.setdefault(key, OrderedDict())[block] = None
 
     def withdraw(self, keys: Iterable[Hashable]) -> None:
-        """Let no block be found by these keys any more."""
+        """Withdraw these keys, so that no block is found by them."""
         for key in keys:
             for block in self._published.pop(key, ()):
                 del self._keys[block]
@@ -109,7 +109,7 @@ class PrefixPool:
                     self._unpublished.append(block)
 
     def find(self, keys: Iterable[Hashable]) -> list[int]:
-        """The longest run of blocks published under these keys, from the first on."""
+        """Return the longest run of blocks published under these keys, from the first key on."""
         blocks = []
         for key in keys:
             equal = self._published.get(key)
@@ -119,7 +119,7 @@ class PrefixPool:
         return blocks
 
     def free_among(self, blocks: Iterable[int]) -> int:
-        """How many of these published blocks are free: holding them takes as many of the available."""
+        """Count the free ones of these published blocks: holding them takes as many from `available`."""
         return sum([block in self._kept for block in blocks])
 
     def hold(self, blocks: Iterable[int]) -> None:

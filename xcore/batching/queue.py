@@ -10,17 +10,17 @@ from xcore.batching.sequence import Sequence
 
 
 class Queue:
-    """Waiting sequences. Those whose arrival lies ahead are not in the order yet."""
+    """Waiting sequences. Those that arrive later are not in the order yet."""
 
     def __init__(self, order: Order):
         self.order = order
         self._following = order if isinstance(order, FollowingOrder) else None
         self._arriving: list[tuple[float, int, Sequence]] = []
-        """A heap by arrival."""
+        """Heap of the sequences that arrive later, by arrival."""
         self._arrived = self._empty()
-        """By key."""
+        """Heap of the arrived sequences, by key."""
         self._keyed_s = 0.0
-        """When the keys were computed, if they change."""
+        """Time for which the keys were computed, if they change."""
 
     def _empty(self) -> KeyedHeap[Sequence] | GroupedHeap:
         return GroupedHeap(self._following) if self._following and self._following.grouped else KeyedHeap()
@@ -29,28 +29,28 @@ class Queue:
         return len(self._arriving) + len(self._arrived)
 
     def __iter__(self) -> Iterator[Sequence]:
-        """In no particular order."""
+        """Iterate in no particular order."""
         yield from self._arrived
         yield from (entry[-1] for entry in self._arriving)
 
     def arrived(self, now: float) -> int:
-        """How many have arrived."""
+        """Return how many sequences have arrived."""
         self._update(now)
         return len(self._arrived)
 
     @property
     def unsteady(self) -> bool:
-        """Whether another sequence may come first though none has arrived or left."""
+        """Return whether another sequence may come first although none has arrived or left."""
         return len(self._arrived) > 1 and (self.order.changes or self._following is not None)
 
     def push(self, sequence: Sequence, now: float = -inf) -> None:
-        """Let a sequence wait from its arrival on; at once, where that isn't after `now`."""
+        """Enqueue a sequence from its arrival on; at once if that isn't after `now`."""
         if sequence.arrival_s <= now:
             return self._insert(sequence, now)
         heapq.heappush(self._arriving, (sequence.arrival_s, sequence.index, sequence))
 
     def peek(self, now: float) -> Sequence | None:
-        """The first sequence that has arrived."""
+        """Return the first sequence that has arrived."""
         if self.order.changes or self._following or (self._arriving and self._arriving[0][0] <= now):
             self._update(now)
         first = self._arrived.first()
@@ -65,12 +65,12 @@ class Queue:
         return first[-1]
 
     def first(self, most: int, now: float) -> list[Sequence]:
-        """Up to `most` of the sequences that have arrived, in order; they stay in the queue."""
+        """Return up to `most` of the arrived sequences, in order; they stay in the queue."""
         self._update(now)
         return self._arrived.smallest(most)
 
     def remove(self, sequences: Iterable[Sequence]) -> None:
-        """Remove sequences wherever they are."""
+        """Remove sequences, whether or not they have arrived."""
         arriving = set()
         for sequence in sequences:
             if sequence.index in self._arrived:
@@ -88,7 +88,7 @@ class Queue:
         return waiting
 
     def next_arrival(self, now: float) -> float | None:
-        """When the next sequence arrives after `now`; None where none does."""
+        """Return when the next sequence arrives after `now`; None if none does."""
         self._update(now)
         return self._arriving[0][0] if self._arriving else None
 
@@ -98,7 +98,7 @@ class Queue:
         self._arrived.put(sequence.index, self.order.key(sequence, now), sequence)
 
     def _update(self, now: float) -> None:
-        """Take in the sequences that have arrived, and compute keys that change anew."""
+        """Move the arrived sequences into the order, and recompute keys that change."""
         while self._arriving and self._arriving[0][0] <= now:
             self._insert(heapq.heappop(self._arriving)[-1], now)
         if self._following:

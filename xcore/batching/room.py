@@ -9,15 +9,16 @@ from xcore.specs.schedule import Schedule
 
 
 def blocks_needed(request: Request, schedule: Schedule) -> int:
-    """KV blocks for all tokens that a request may ever cache."""
+    """Return the KV blocks for all tokens that a request may ever cache."""
     start = bool(schedule.model.spec.encoder_layers)
     tokens: int = most_cached(len(request.prompt_ids), request.max_tokens, start)
     return -(-tokens // schedule.block_size)
 
 
 def with_room(schedule: Schedule, requests: Iterable[Request]) -> Schedule:
-    """The schedule with at least the KV blocks that each of these requests needs. They have been accepted under
-    another one, and this one may be for shorter ones.
+    """Grow a schedule's cache so that each of these requests fits.
+
+    The requests were accepted under another schedule, and this one may be for shorter requests.
     """
     needed = (blocks_needed(request, schedule) for request in requests)
     return replace(schedule, kv_blocks=max(schedule.kv_blocks, *needed, 0))

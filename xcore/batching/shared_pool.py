@@ -1,8 +1,8 @@
 """Pools of several models over one memory: quotas (MuxServe's head-wise blocks, or slabs) and SeaLLM's merged blocks.
 
-Each model's ledger has a pool of its own kind of blocks; what they take of the memory that the models have together is
-counted here. Plans run on merged blocks or slabs, whose blocks are contiguous; head-wise blocks, whose parts lie
-anywhere, are simulated.
+Each model's ledger has a pool of its own kind of blocks. This module counts what the pools take of the common memory.
+Plans run on merged blocks or slabs, whose blocks are contiguous. Head-wise blocks, whose parts lie anywhere, are only
+simulated.
 """
 
 import math
@@ -17,9 +17,9 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 
 SLABS = 16
-"""Slabs per model that a memory has at least, where it has so many blocks: a quota moves by a tenth at a time."""
+"""Least number of slabs per model, if the memory has as many blocks: a quota moves by a tenth at a time."""
 LARGEST_SLAB = 256
-"""Of the largest model's blocks: then the room that is lost at a slab's end is negligible."""
+"""Most blocks of the largest model in a slab: the memory lost at a slab's end is then negligible."""
 
 
 class Store:
@@ -31,13 +31,14 @@ class Store:
 
     @property
     def free(self) -> int:
-        """Parts that no pool has."""
+        """Return the parts that no pool has."""
         return self.total - self.used
 
 
 class QuotaPool(BlockPool):
-    """Blocks that take some parts of a store each, up to a quota of parts (MuxServe's head-wise blocks: the keys and
-    values of one head of one layer are a part).
+    """Blocks that take some parts of a store each, up to a quota of parts.
+
+    In MuxServe's head-wise blocks, a part is the keys and values of one head of one layer.
     """
 
     def __init__(self, store: Store, parts: int, block_size: int, quota: int):
@@ -45,39 +46,39 @@ class QuotaPool(BlockPool):
         self._store, self.parts, self.quota = store, parts, quota
 
     def resize(self, quota: int) -> None:
-        """Another quota, of no fewer blocks than are held."""
+        """Set another quota, of no fewer blocks than are held."""
         if quota // self.parts < max(1, self.held):
             raise ValueError(f"a quota of {quota} parts for {self.held} blocks of {self.parts}")
         self.quota, self.total = quota, min(quota, self._store.total) // self.parts
 
     def parts_for(self, blocks: int) -> int:
-        """Parts that so many blocks take."""
+        """Return the parts that `blocks` blocks take."""
         return blocks * self.parts
 
     @property
     def available(self) -> int:
-        """Blocks within the quota that the store has room for."""
+        """Return the blocks within the quota for which the store has memory."""
         return max(0, min(self.total - self.held, self._store.free // self.parts))
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks by number; MemoryError for more than are available."""
+        """Return the numbers of `count` blocks; MemoryError if fewer are available."""
         blocks = super().allocate(count)
         self._store.used += count * self.parts
         return blocks
 
     def free(self, blocks: list[int]) -> None:
-        """Return blocks that `allocate` gave."""
+        """Free blocks that `allocate` gave."""
         super().free(blocks)
         self._store.used -= len(blocks) * self.parts
 
 
 class MergedPool:
-    """A model's share of merged blocks, each as large as the largest model's block: as many of its own blocks lie in
-    one as fit whole, and a merged block has those of one model alone (SeaLLM).
+    """A model's share of merged blocks (SeaLLM).
 
-    A block's number is where it begins in the memory, counted in pieces of which a block has so many: the keys, or the
-    values, of one layer, where the memory is a tensor (`KVCache.over`). `quota` limits the merged blocks that it may
-    have.
+    A merged block is as large as the largest model's block. It holds as many of the model's own blocks as fit whole,
+    and those of one model only. A block's number is its start in the memory, counted in pieces. If the memory is a
+    tensor (`KVCache.over`), a piece is the keys, or the values, of one layer. `quota` limits the merged blocks of the
+    model.
     """
 
     def __init__(
@@ -92,18 +93,18 @@ class MergedPool:
         """Pieces from one merged block to the next."""
         self.quota = merged.total if quota is None else min(quota, merged.total)
         self._open: dict[int, list[int]] = {}
-        """Merged blocks of this model with free slots, and those."""
+        """Merged blocks of this model with free slots, and these slots."""
         self._own = 0
-        """Merged blocks of this model."""
+        """Number of merged blocks of this model."""
 
     @property
     def total(self) -> int:
-        """Blocks, had this model all the memory that it may have."""
+        """Return the blocks in all the memory that this model may have."""
         return self.quota * self.slots
 
     @property
     def held(self) -> int:
-        """Blocks that sequences hold."""
+        """Return the blocks that sequences hold."""
         return self._own * self.slots - self._free_slots
 
     @property
@@ -112,25 +113,25 @@ class MergedPool:
 
     @property
     def available(self) -> int:
-        """Free slots in blocks of its own, and those of free merged blocks."""
+        """Return the free slots in this model's merged blocks and in free merged blocks."""
         return self._free_slots + min(self._merged.free, self.quota - self._own) * self.slots
 
     def parts_for(self, blocks: int) -> int:
-        """Merged blocks that it has once it holds so many of its own blocks, no fewer than now."""
+        """Return the merged blocks that the model has once it holds `blocks` of its own blocks; no fewer than now."""
         return max(self._own, -(-blocks // self.slots))
 
     def resize(self, quota: int) -> None:
-        """Another quota, of no fewer merged blocks than it has."""
+        """Set another quota, of no fewer merged blocks than the model has."""
         if quota < max(1, self._own):
             raise ValueError(f"a quota of {quota} merged blocks, of which the model has {self._own}")
         self.quota = quota
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that `tokens` tokens need."""
+        """Return the blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)
 
     def allocate(self, count: int) -> list[int]:
-        """`count` blocks by number, merged blocks of its own first; MemoryError for more than are available."""
+        """Return the numbers of `count` blocks, first in own merged blocks; MemoryError if too few are available."""
         if count > self.available:
             raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
         if self.slots == 1:  # no merged block is ever half full
@@ -152,7 +153,7 @@ class MergedPool:
         return taken
 
     def free(self, blocks: list[int]) -> None:
-        """Return blocks that `allocate` gave; a merged block whose slots are all free is every model's again."""
+        """Free blocks that `allocate` gave; a merged block whose slots are all free returns to the common memory."""
         if self.slots == 1:
             if len(blocks) > self._own:
                 raise ValueError(f"{len(blocks)} KV blocks came back, but only {self._own} were held")
@@ -179,7 +180,7 @@ class MergedPool:
 
 
 class MergedBlocks:
-    """The merged blocks of one memory: `total` of `bytes` bytes."""
+    """The merged blocks of one memory: `total` blocks of `bytes` bytes."""
 
     def __init__(self, total: int, bytes: int):
         self.total, self.bytes = total, bytes
@@ -187,7 +188,7 @@ class MergedBlocks:
 
     @staticmethod
     def within(memory_bytes: float, sizes: Iterable[tuple[int, int]]) -> "MergedBlocks":
-        """As many as a memory has, for models' blocks of these (bytes, pieces); InputError where it has none."""
+        """Return the merged blocks that fit in a memory, for blocks of these (bytes, pieces); InputError for none."""
         bytes = merged_bytes(sizes)
         total = int(memory_bytes // bytes)
         if total < 1:
@@ -196,26 +197,27 @@ class MergedBlocks:
 
     @property
     def free(self) -> int:
-        """Merged blocks that no model has."""
+        """Return the number of merged blocks that no model has."""
         return self._pool.available
 
     def take(self, count: int) -> list[int]:
-        """So many free merged blocks, those that were returned last first."""
+        """Take `count` free merged blocks; those returned last come first."""
         return self._pool.allocate(count)
 
     def give(self, blocks: list[int]) -> None:
-        """Return some."""
+        """Return merged blocks to the memory."""
         self._pool.free(blocks)
 
 
 def block_of(spec: ModelSpec, block_size: int, kv_dtype: str, tp: int = 1) -> tuple[int, int]:
-    """Bytes of a model's KV block on one of `tp` devices, and its pieces: the keys and the values of each layer."""
+    """Return the bytes of a model's KV block on one of `tp` devices, and its pieces: keys and values of each layer."""
     return block_size * spec.layers * spec.kv_bytes(tp, kv_dtype), 2 * spec.layers
 
 
 def merged_bytes(sizes: Iterable[tuple[int, int]]) -> int:
-    """Of a merged block for models' blocks of these (bytes, pieces): as large as the largest, and a whole number of
-    pieces of each.
+    """Return the bytes of a merged block for models' blocks of these (bytes, pieces).
+
+    It is as large as the largest block, and a whole number of pieces of each model.
     """
     sizes = list(sizes)
     piece = math.lcm(*(size // pieces for size, pieces in sizes))
@@ -223,7 +225,7 @@ def merged_bytes(sizes: Iterable[tuple[int, int]]) -> int:
 
 
 def least_memory(sizes: Items[tuple[int, int]], sequences: Items[int]) -> int:
-    """Bytes of merged blocks that hold one sequence of each model at once, in so many of its own blocks."""
+    """Return the bytes of merged blocks that hold one sequence of each model at once, of `sequences` blocks each."""
     bytes = merged_bytes(sizes)
     return bytes * sum(-(-blocks // (bytes // size)) for (size, _), blocks in zip(sizes, sequences, strict=True))
 
@@ -231,12 +233,12 @@ def least_memory(sizes: Items[tuple[int, int]], sequences: Items[int]) -> int:
 def shared_pools(
     schedules: Items[Schedule], pool: Literal["quotas", "merged"]
 ) -> tuple[MergedBlocks, list[MergedPool]]:
-    """One memory on a device for the KV blocks of these schedules, of one stage each, and each one's pool of it."""
+    """Return one memory on a device for the KV blocks of these one-stage schedules, and each schedule's pool."""
     return (quota_pools if pool == "quotas" else merged_pools)(schedules)
 
 
 def least_quota(schedule: Schedule) -> int:
-    """Blocks that a schedule's quota keeps: those of the longest sequence of its workload."""
+    """Return the blocks that a schedule's quota keeps: those of its workload's longest sequence."""
     lengths = schedule.workload
     longest = lengths.input.max + lengths.output.max
     longest = min(schedule.model.spec.longest_request or longest, longest)
@@ -244,8 +246,9 @@ def least_quota(schedule: Schedule) -> int:
 
 
 def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
-    """The memory that the KV blocks of these schedules, of one stage each, come to together on a device, and each one's
-    pool of it.
+    """Return one memory with the total size of these schedules' KV blocks on a device, and each schedule's pool.
+
+    Each schedule has one stage.
     """
     sizes = [*map(block_size, schedules)]
     memory_bytes = sum(s.kv_blocks * size for s, (size, _) in zip(schedules, sizes, strict=True))
@@ -255,9 +258,11 @@ def merged_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedP
 
 
 def quota_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPool]]:
-    """Memory on a device for the KV blocks of these schedules, of one stage each, and each one's pool, with a quota of
-    at least as many blocks as its schedule has. The memory is in slabs: merged blocks that hold many of a model's, so
-    that hardly any room is lost, few enough to move from one model's quota to another's.
+    """Return one memory for the KV blocks of these one-stage schedules on a device, and each schedule's pool.
+
+    Each pool has a quota of at least as many blocks as its schedule has. The memory is in slabs: merged blocks that
+    hold many blocks of a model. They are large enough to lose hardly any memory, and small enough to move quota between
+    models.
     """
     sizes = [*map(block_size, schedules)]
     slab = _slab_bytes(sizes, [s.kv_blocks for s in schedules])
@@ -268,17 +273,17 @@ def quota_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPo
 
 
 def block_size(schedule: Schedule) -> tuple[int, int]:
-    """Bytes and pieces of a schedule's KV block on one device; it has one stage."""
+    """Return the bytes and pieces of a one-stage schedule's KV block on one device."""
     return block_of(schedule.model.spec, schedule.block_size, schedule.kv_dtype, schedule.stages[0].tp)
 
 
 def _slabs(slab: int, size: int, blocks: int) -> int:
-    """Slabs of `slab` bytes that so many blocks of `size` bytes need."""
+    """Return the slabs of `slab` bytes that `blocks` blocks of `size` bytes need."""
     return -(-blocks // (slab // size))
 
 
 def _slab_bytes(sizes: Items[tuple[int, int]], blocks: Items[int]) -> int:
-    """Bytes of the slabs that take the least memory for so many blocks of each model, of those small enough."""
+    """Return the bytes of the slabs that take the least memory for `blocks` of each model, of those small enough."""
     step = merged_bytes(sizes)
     memory_bytes = sum(count * size for count, (size, _) in zip(blocks, sizes, strict=True))
     largest = max(1, min(LARGEST_SLAB, memory_bytes // (SLABS * len(sizes) * step)))

@@ -8,14 +8,14 @@ from typing import Any, Literal
 from xcore.batching.sequence import Sequence
 
 StagePhase = Literal["both", "encode", "decode"]
-"""What the stages of a line compute."""
+"""The phases that a line of stages computes."""
 
 ENDLESS = sys.maxsize
-"""As many iterations as there may be."""
+"""No limit of iterations."""
 
 
 class Work:
-    """What one pass through the stages computes."""
+    """The work of one pass through the stages."""
 
     __slots__ = ()
     encode: Items[tuple[Sequence, int]]
@@ -23,31 +23,31 @@ class Work:
 
     @property
     def phase(self) -> Any:
-        """`encode`, `decode` or `mixed`."""
+        """Return `encode`, `decode` or `mixed`."""
         if self.encode and self.decode:
             return "mixed"
         return "encode" if self.encode else "decode"
 
     @property
     def tokens(self) -> int:
-        """Tokens computed."""
+        """Return the number of tokens computed."""
         return sum([count for _, count in self.encode]) + sum([1 + sequence.behind for sequence in self.decode])
 
 
 @dataclass(frozen=True, slots=True)
 class Step(Work):
-    """One iteration: prompts (or chunks of them) to encode, and sequences to give one more token."""
+    """One iteration: prompts (or chunks of them) to prefill, and sequences that get one more token."""
 
     encode: tuple[tuple[Sequence, int], ...] = ()
     """(sequence, tokens of its prompt to compute now)."""
     decode: tuple[Sequence, ...] = ()
     repeats: int = 1
-    """Iterations in a row for which the policy decides this, unless a sequence finishes, is aborted or arrives."""
+    """Iterations in a row that the policy decides at once; they end early if a sequence finishes, aborts or arrives."""
     arrivals: bool = False
-    """Whether an arrival may end the row."""
+    """Whether an arrival may end the row of iterations."""
 
     def gives_tokens(self, encoder_decoder: bool) -> bool:
-        """Whether any token is sampled; an encoder-decoder's prompts give none."""
+        """Return whether any token is sampled; an encoder-decoder's prompts give none."""
         return bool(self.decode) or (
             not encoder_decoder and any(count >= sequence.to_prefill for sequence, count in self.encode)
         )

@@ -23,56 +23,61 @@ KEYS = (
     "ttft_p99_s",
     "tpot_p99_s",
 )
-"""The figures of an Estimate that a run measures."""
+"""Figures of an Estimate that a run measures."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run of `schedule` beside its replay over the very requests that were run, and the steady-state estimate."""
+    """A run of `schedule`, its replay over the same requests, and its steady-state estimate."""
 
     schedule: Schedule
     measured: Estimate
     predicted: Estimate
     steady: Estimate | None
-    """None: not known in closed form."""
+    """None: no closed form is known."""
     results: tuple[Result, ...]
     served: tuple[Served, ...]
     seconds: float
     measured_timeline: Timeline
     predicted_timeline: Timeline
     changes: tuple[Change, ...] = ()
-    """Schedules that took over while it ran; what is predicted is of the first."""
+    """Schedules that took over during the run; the predictions are of the first schedule."""
     preemptions: int = 0
     predicted_preemptions: int = 0
     reused: int = 0
     """Tokens of prompts that were found in the cache."""
     predicted_reused: int = 0
     slowdown: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """How many times as long computing, reading weights and streams took around the run as when the profile was taken;
-    predictions are scaled by them. See `xprofiler.rates.Slowdown`."""
+    """Slowdown of computing, of reading weights and of streams around the run, compared with the profile's measurement.
+
+    Predictions are scaled by these factors. See `xprofiler.rates.Slowdown`.
+    """
 
     @property
     def tokens(self) -> int:
-        """Output tokens made."""
+        """Return the number of generated output tokens."""
         return sum(len(r.output_ids) for r in self.results)
 
     @property
     def steady_measured_tok_s(self) -> float | None:
-        """Output tokens per second between ramp-up and drain, what `steady` predicts; None for too short a run."""
+        """Return the output tokens per second between ramp-up and drain; None if the run is too short.
+
+        `steady` predicts this rate.
+        """
         return steady_tokens_s(self.served)
 
     @property
     def holds_bound(self) -> bool | None:
-        """Whether the measured latency meets the schedule's bound; None where there is none."""
+        """Return whether the measured latency meets the schedule's bound; None if there is none."""
         bound, latency = self.schedule.latency_bound_s, self.measured.latency_s
         return None if bound is None or latency is None else latency <= bound
 
     def error(self) -> dict[str, float | None]:
-        """(measured − predicted) / measured by figure; None where either is unknown or nothing was measured."""
+        """Return (measured − predicted) / measured by figure; None if either is unknown or nothing was measured."""
         return {key: relative(getattr(self.measured, key), getattr(self.predicted, key)) for key in KEYS}
 
     def document(self) -> dict[str, Any]:
-        """The object that `run --json` prints."""
+        """Return the object that `run --json` prints."""
         return {
             **to_dict(self.measured),
             "requests": len(self.results),
@@ -91,10 +96,10 @@ class Comparison:
 
 
 def relative(measured: float | None, predicted: float | None) -> float | None:
-    """(measured − predicted) / measured."""
+    """Return (measured − predicted) / measured."""
     return None if measured is None or predicted is None or measured == 0 else (measured - predicted) / measured
 
 
 def median(runs: Sequence[Comparison]) -> Comparison:
-    """The run of median duration, one of those given."""
+    """Return the run of median duration."""
     return sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]

@@ -1,4 +1,4 @@
-"""What commands print: one JSON document, or tables for people; notes and progress go to standard error."""
+"""The output of commands: one JSON document or tables on standard output; notes and progress on standard error."""
 
 import functools
 import os
@@ -22,23 +22,24 @@ if TYPE_CHECKING:
 
 
 LOG_FORMAT = "EXEGPT_LOG_FORMAT"
-"""The environment variable that makes notes JSON, in this process and in its children: `json`, or else text."""
+"""The environment variable for the format of notes, here and in child processes: `json`, or anything for text."""
 LINE_EVERY_S = 10.0
-"""Seconds between lines of progress where standard error is no terminal."""
+"""Seconds between lines of progress if standard error is no terminal."""
 NOTES_OF = "EXEGPT_NOTES_OF"
-"""The environment variable of what all notes of a process begin with: its models, where others print beside it."""
+"""The environment variable for the prefix of a process's notes: its models, if other processes print too."""
 
 
 def _forwarded() -> bool:
-    """Whether mpirun forwards standard output. Open MPI's ranks write to pseudo-terminals, even where its own standard
-    output is a file.
+    """Return whether mpirun forwards standard output.
+
+    Open MPI's ranks write to pseudo-terminals, even if mpirun's own standard output is a file.
     """
     return "OMPI_COMM_WORLD_SIZE" in os.environ
 
 
 @functools.cache
 def stderr() -> "Console":
-    """The console for notes and progress."""
+    """Return the console for notes and progress."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False)
@@ -47,16 +48,16 @@ def stderr() -> "Console":
 def note(text: str, event: str = "note", **facts: Any) -> None:
     """Print a note to standard error; as a JSON line with further facts if the environment asks for JSON.
 
-    A command continues though its log's disk is full or its reader has gone.
+    A command continues even if its log's disk is full or the log's reader has ended.
     """
     log(text, event, **facts)
 
 
 def log(text: str, event: str, **facts: Any) -> bool:
-    """Print a note likewise, and return whether it was written."""
+    """Print a note as `note` does, and return whether it was written."""
     try:
         _print_note(text, event, facts)
-    except (OSError, ValueError):  # of a file that is closed
+    except (OSError, ValueError):  # ValueError: the file is closed
         return False
     return True
 
@@ -67,7 +68,7 @@ def _print_note(text: str, event: str, facts: dict[str, Any]) -> None:
     if os.environ.get(LOG_FORMAT) != "json":
         if stderr().is_terminal:
             return stderr().print(text, markup=False, soft_wrap=True)
-        return print(text, file=sys.stderr, flush=True)  # rich would end the process where the reader has gone
+        return print(text, file=sys.stderr, flush=True)  # rich would end the process if the reader has ended
     import json
     from datetime import datetime, timezone
 
@@ -124,16 +125,14 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str | No
 
 
 def _unbounded(drawn: Any, console: Any) -> Any:
-    """The width of a table; one that goes to a file or a pipe isn't cut to a terminal's width."""
+    """Widen the console for a table that goes to a file or a pipe, so that it isn't cut to a terminal's width."""
     console.width = max(console.width, console.measure(drawn, options=console.options.update(width=400)).maximum)
     return drawn
 
 
 @contextmanager
 def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
-    """A progress bar on standard error, or a line now and then where that is no terminal; the value is called with
-    (done, total).
-    """
+    """Show a progress bar on standard error, or occasional lines if that is no terminal; yields update(done, total)."""
     if not stderr().is_terminal:
         yield _progress_lines(title)
         return
@@ -153,7 +152,7 @@ def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
 
 
 def _progress_lines(title: str) -> "Callable[[int, int], None]":
-    """Print how much is done, if nothing was printed for a while."""
+    """Return an update function that prints the progress if nothing was printed for a while."""
     started = last = time.monotonic()
 
     def update(done: int, total: int) -> None:
@@ -176,7 +175,7 @@ def _version(package: str) -> str | None:
 
 
 def provenance(profile: "Profile | None" = None, seed: int | None = None, **more: Any) -> dict[str, Any]:
-    """The provenance of an answer: versions, profile, seed, command line, and further facts of a command."""
+    """Return the provenance of an answer: versions, profile, seed, command line, and further facts of a command."""
     from xcore import __version__
 
     return {
@@ -191,9 +190,9 @@ def provenance(profile: "Profile | None" = None, seed: int | None = None, **more
 
 
 def seconds(value: float | None) -> str:
-    """A time as text, or a dash."""
+    """Return a time as text, or a dash."""
     return "–" if value is None else duration_text(value)
 
 
 number, share = quantity.figure_text, quantity.signed_percent
-"""A figure, and a signed share in percent, for people; a dash where there is none."""
+"""A figure and a signed share in percent, as text; a dash for None."""

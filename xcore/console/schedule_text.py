@@ -7,12 +7,12 @@ from xcore.specs.schedule import Schedule
 
 
 def schedule_text(schedule: Schedule) -> str:
-    """Its policy, control variables and stages."""
+    """Return a schedule's policy, control variables and stages."""
     return f"{schedule.policy} {variables_text(schedule)}"
 
 
 def variables_text(schedule: Schedule) -> str:
-    """Its control variables and stages, without the policy's name."""
+    """Return a schedule's control variables and stages, without the policy's name."""
     kind_of = kinds(type(schedule.control))
     variables: dict[str, int | str | None] = {
         name: value
@@ -27,7 +27,7 @@ def variables_text(schedule: Schedule) -> str:
 
 
 def stages_text(schedule: Schedule) -> str:
-    """Its stages in brief: `PP2×TP4`, `encode TP2 + decode PP3 of TP2,2 TP1`, and how many replicas of them."""
+    """Return a schedule's stages and replicas in brief: `PP2×TP4`, `encode TP2 + decode PP3 of TP2,2 TP1`."""
     parts = []
     for phase in ("encode", "both", "decode"):
         degrees = [stage.tp for stage in schedule.stages if stage.phase == phase]
@@ -39,7 +39,7 @@ def stages_text(schedule: Schedule) -> str:
 
 
 def _pipeline_text(degrees: list[int]) -> str:
-    """A pipeline's stages by their tensor-parallel degrees."""
+    """Return a pipeline's stages by their tensor-parallel degrees."""
     counts = {tp: degrees.count(tp) for tp in degrees}
     if len(degrees) == 1:
         return f"TP{degrees[0]}"
@@ -49,7 +49,7 @@ def _pipeline_text(degrees: list[int]) -> str:
 
 
 def bound_text(schedule: Schedule) -> str:
-    """The bounds for which it was tuned, and who keeps them."""
+    """Return the bounds for which a schedule was tuned, and the requests that meet them."""
     others = {"TTFT": schedule.ttft_bound_s, "TPOT": schedule.tpot_bound_s}
     kept = [f"{name} {duration_text(bound_s)}" for name, bound_s in others.items() if bound_s]
     texts = [f"{' and '.join(kept)} for {schedule.meaning.requests_text}"] if kept else []

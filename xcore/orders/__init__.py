@@ -1,4 +1,4 @@
-"""Orders: which waiting request is admitted first. Each is one function from a sequence to its sorting key.
+"""Orders: which waiting request is admitted first. Each order is a function from a sequence to its sorting key.
 
 An order decides which of the waiting and preempted sequences the ledger admits next. It never preempts running
 sequences: only a lack of KV blocks does (`Ledger.grow`).
@@ -47,13 +47,13 @@ ORDERS = {
 
 
 def order_kind(name: str) -> OrderKind:
-    """An order's kind; InputError for an unknown name."""
+    """Return an order's kind; InputError for an unknown name."""
     if name not in ORDERS:
         raise InputError(f"There is no order '{name}': use one of {', '.join(ORDERS)}.")
     return ORDERS[name]
 
 
 def make_order(name: str, guarded: bool = False) -> Order:
-    """An order by its name, under the starvation guard or alone. InputError for an unknown name."""
+    """Build an order by its name, with the starvation guard if `guarded`. InputError for an unknown name."""
     order = order_kind(name).make()
     return StarvationGuard(order) if guarded else order

@@ -9,6 +9,6 @@ class FirstApplication:
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, str, float, int]:
-        """A constant."""
+        """Return the sorting key, a constant."""
         hints = sequence.hints
         return hints.application_arrival_s, hints.application or "", sequence.arrival_s, sequence.index

@@ -4,8 +4,10 @@ from xcore.batching import Sequence
 
 
 class Attained:
-    """Seconds by sequence: of residence, summed over its admissions; or, if `executed`, of the steps that contained it.
-    On devices shared by several models, resident sequences may wait for long.
+    """Attained seconds of each sequence.
+
+    They count its residence, summed over its admissions, or, if `executed`, the steps that contained it. On devices
+    that several models share, resident sequences may wait for long.
     """
 
     def __init__(self, executed: bool = False) -> None:
@@ -14,12 +16,12 @@ class Attained:
         self._since: dict[int, float] = {}
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """The sequence is resident from now on."""
+        """Record that the sequence is resident from now on."""
         if not self.executed:
             self._since[sequence.index] = now
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """The sequence was resident until now."""
+        """Record that the sequence was resident until now."""
         if not self.executed:
             self.add(sequence, now - self._since.pop(sequence.index, now))
 
@@ -33,5 +35,5 @@ class Attained:
         self._since.pop(sequence.index, None)
 
     def seconds(self, sequence: Sequence) -> float:
-        """Attained seconds of a waiting sequence, and, if steps count, of a resident one."""
+        """Return the attained seconds of a waiting sequence; if steps count, also of a resident one."""
         return self._seconds.get(sequence.index, 0.0)

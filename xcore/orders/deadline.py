@@ -6,11 +6,11 @@ from xcore.batching import Sequence
 
 
 class EDF:
-    """By deadline; those without one come last, by arrival."""
+    """By deadline; sequences without one come last, by arrival."""
 
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
-        """A constant."""
+        """Return the sorting key, a constant."""
         deadline_s = sequence.hints.deadline_s
         return inf if deadline_s is None else deadline_s, sequence.arrival_s, sequence.index

@@ -11,9 +11,9 @@ from xcore.orders.attained import Attained
 class DoublingBudget(FollowingOrder):
     """By remaining budget times the service's mean time alone, L̂.
 
-    The first budget is Q_0 = L̂ + its standard deviation; the k-th one after it is 2^k Q_0. Residence uses it up, or,
-    if `executed`, the steps that contained the sequence. Sequences that have waited for `starvation` times L̂
-    (*starved* ones) come before all others, in the order in which they starved; if `executed`, all time except that of
+    The first budget is Q_0 = L̂ + its standard deviation; the k-th one after it is 2^k Q_0. Residence uses the budget
+    up; if `executed`, the steps that contained the sequence do. Sequences that have waited for `starvation` times L̂
+    (*starved* ones) come before all others, in the order in which they starved. If `executed`, all time except that of
     its steps counts as waiting.
     """
 
@@ -27,11 +27,11 @@ class DoublingBudget(FollowingOrder):
         """When each waiting sequence starves, by index; if steps count, also running ones."""
 
     def fresh(self) -> "DoublingBudget":
-        """The same order without any history."""
+        """Return the same order without any history."""
         return DoublingBudget(self.starvation, self._attained.executed)
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """The sequence's waiting time starts now, or, if it has just arrived, at its arrival."""
+        """Start the sequence's waiting time now or, if it has just arrived, at its arrival."""
         at = self._starvation(sequence, now)
         self._starves_s[sequence.index] = at
         heappush(self._starved, (at, sequence.index, sequence))
@@ -42,7 +42,7 @@ class DoublingBudget(FollowingOrder):
         return since + self.starvation * (sequence.hints.service_time_s or 0.0)
 
     def due(self, now: float) -> list[Sequence]:
-        """Sequences that have starved since the last call."""
+        """Return the sequences that have starved since the last call."""
         due = []
         while self._starved and self._starved[0][0] <= now:
             at, index, sequence = heappop(self._starved)
@@ -51,17 +51,17 @@ class DoublingBudget(FollowingOrder):
         return due
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """The sequence starts to use its budget."""
+        """Record that the sequence starts to use its budget."""
         self._attained.start(sequence, now)
         if not self._attained.executed:
             self._starves_s.pop(sequence.index, None)
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """The sequence stops using its budget."""
+        """Record that the sequence stops using its budget."""
         self._attained.stop(sequence, now)
 
     def ran(self, step: Step, seconds: float, now: float) -> None:
-        """The sequences of a step have used this much of their budgets."""
+        """Subtract a step's seconds from the budgets of its sequences."""
         if self._attained.executed:
             for sequence in (*(s for s, _ in step.encode), *step.decode):
                 self._attained.add(sequence, seconds)
@@ -74,7 +74,7 @@ class DoublingBudget(FollowingOrder):
         self._starves_s.pop(sequence.index, None)
 
     def budget(self, sequence: Sequence) -> float:
-        """The rest of a waiting sequence's present budget, in seconds; if steps count, also of a running one."""
+        """Return the rest of a waiting sequence's present budget, in seconds; if steps count, also of a running one."""
         hints = sequence.hints
         budget = first = (hints.service_time_s or 0.0) + hints.service_sd_s
         used, exhausted = self._attained.seconds(sequence), 0
@@ -84,11 +84,11 @@ class DoublingBudget(FollowingOrder):
         return budget - used
 
     def steady_s(self, sequence: Sequence, now: float) -> float:
-        """For how long the key of a running sequence won't rise: until its budget is used up."""
+        """Return how long the key of a running sequence won't rise: until its budget is used up."""
         return self.budget(sequence) if self._starves_s.get(sequence.index, inf) > now else inf
 
     def next_change_s(self, sequences: Iterable[Sequence], now: float) -> float:
-        """When the first of the waiting sequences, or of these, starves and comes before all others."""
+        """Return when the first of the waiting sequences, or of these, starves and comes before all others."""
         changes = [self._starves_s.get(sequence.index, inf) for sequence in sequences]
         first = min([at for at in changes if at > now], default=inf)
         while self._starved and self._starves_s.get(self._starved[0][1]) != self._starved[0][0]:
@@ -96,7 +96,7 @@ class DoublingBudget(FollowingOrder):
         return min(first, self._starved[0][0]) if self._starved else first
 
     def key(self, sequence: Sequence, now: float) -> tuple[bool, float, float, int]:
-        """Changes once while a sequence waits: when it starves."""
+        """Return the sorting key, which changes once while a sequence waits: when it starves."""
         starves_s = self._starves_s.get(sequence.index)
         if starves_s is not None and starves_s <= now:
             return False, starves_s, sequence.arrival_s, sequence.index

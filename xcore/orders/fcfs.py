@@ -11,11 +11,11 @@ class FCFS:
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
-        """A constant."""
+        """Return the sorting key, a constant."""
         return sequence.arrival_s, sequence.index
 
     def steady_s(self, sequence: Sequence, now: float) -> float:
-        """For how long the key of a running sequence won't rise: it is constant."""
+        """Return how long the key of a running sequence won't rise: it is constant."""
         return inf
 
 

@@ -1,4 +1,4 @@
-"""Features of a prompt: hashed words and pairs of words, its first words, and how long it is."""
+"""Features of a prompt: hashed words and pairs of words, its first words, and its length."""
 
 import itertools
 import math
@@ -11,17 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUCKETS = 1 << 15
-"""Hashed features: far more than distinct ones in a few thousand prompts that say anything."""
+"""Hashed features: far more than the distinct informative ones in a few thousand prompts."""
 MOST_WORDS = 256
-"""Words that are read of a prompt, from each of its ends."""
+"""Words of a prompt that are read, from each of its ends."""
 DENSE = 4
-"""Features that are numbers."""
+"""Number of numeric features."""
 _WORD = re.compile(r"[a-z]+|\d+|[^\sa-z\d]")
 
 
 @dataclass(frozen=True)
 class Features:
-    """Of prompt i the buckets from `starts[i]` to the next start, each once, and row i of `dense` [n, DENSE]."""
+    """Features of prompts.
+
+    Prompt i has the buckets from `starts[i]` to the next start, each once, and row i of `dense` [n, DENSE].
+    """
 
     buckets: NDArray[np.int64]
     starts: NDArray[np.int64]
@@ -30,7 +33,7 @@ class Features:
 
     @staticmethod
     def of(prompts: Sequence[str]) -> "Features":
-        """Of texts, in their order."""
+        """Return the features of texts, in their order."""
         buckets = [_buckets(prompt) for prompt in prompts]
         starts = np.cumsum([0, *map(len, buckets)])
         flat = np.array([bucket for own in buckets for bucket in own], dtype=np.int64)
@@ -41,7 +44,7 @@ class Features:
         return len(self.dense)
 
     def rows(self, indices: NDArray[np.int64]) -> "Features":
-        """Of some of the prompts."""
+        """Return the features of some of the prompts."""
         parts = [self.buckets[self.starts[i] : self.starts[i + 1]] for i in indices]
         starts = np.cumsum([0, *map(len, parts)])
         flat = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
@@ -58,7 +61,7 @@ def _buckets(prompt: str) -> list[int]:
 
 
 def _dense(prompt: str) -> tuple[float, ...]:
-    """Lengths on a logarithmic scale, about 0 to 1."""
+    """Return a prompt's lengths on a logarithmic scale, about 0 to 1."""
     lines, words = prompt.count("\n"), len(prompt.split())
     marks = sum(not (c.isalnum() or c.isspace()) for c in prompt)
     return tuple(math.log1p(value) / 8 for value in (len(prompt), words, lines, marks))

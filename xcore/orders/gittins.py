@@ -12,16 +12,16 @@ from itertools import accumulate
 from typing import Generic, Protocol, TypeVar
 
 BUCKETS = 10
-"""Of equal width over a demand's samples: a rank is recomputed only when attained service enters the next one."""
+"""Buckets of equal width over a demand's samples: a rank is recomputed when attained service enters the next one."""
 
 
 def gittins_rank(samples: Samples[float], attained: float) -> float:
-    """G(a) = inf over budgets D of E[min(X - a, D) | X > a] / P(X - a <= D | X > a), exact on samples of X.
+    """Return G(a) = inf over budgets D of E[min(X - a, D) | X > a] / P(X - a <= D | X > a), exact on samples of X.
 
     `samples` are ascending, in any unit of service, which is the rank's unit too; lower is earlier. The infimum is
     reached at a residual d_k of the n samples above `attained`, where it is (d_1 + … + d_k + (n - k) d_k) / k. Above
-    all samples, the last one is doubled until it exceeds `attained`: with a rank of 0 a job without end would always be
-    first.
+    all samples, the last one is doubled until it exceeds `attained`. With a rank of 0, a job without end would always
+    be first.
     """
     first = bisect_right(samples, attained)
     if first == len(samples):
@@ -33,7 +33,7 @@ def gittins_rank(samples: Samples[float], attained: float) -> float:
 
 
 def _beyond(last: float, attained: float) -> float:
-    """The residual to the last sample, doubled until it exceeds `attained`; never 0."""
+    """Return the residual to the last sample, doubled until it exceeds `attained`; never 0."""
     if attained <= 0:
         return 0.0  # no demand
     if last <= 0:
@@ -47,24 +47,24 @@ class RankedDemand:
     """A demand's samples with its Gittins rank, which is constant within a bucket."""
 
     def __init__(self, samples: Samples[float], buckets: int = BUCKETS):
-        """`samples` in any order, at least one, none negative; `buckets` of equal width from 0 to the greatest."""
+        """Rank at least one sample, none negative, in any order; `buckets` have equal width from 0 to the greatest."""
         self.samples = sorted(samples)
         self.mean = math.fsum(self.samples) / len(self.samples)
         self._buckets = buckets
         self._ranks: dict[int, float] = {}
-        """By bucket, computed at its lower boundary."""
+        """Ranks by bucket, computed at its lower boundary."""
 
     @property
     def most(self) -> float:
-        """The greatest sample: sup X."""
+        """Return the greatest sample: sup X."""
         return self.samples[-1]
 
     def next_sample(self, attained: float) -> float:
-        """The smallest sample above `attained`; the greatest one if none is."""
+        """Return the smallest sample above `attained`; the greatest one if none is."""
         return self.samples[min(bisect_right(self.samples, attained), len(self.samples) - 1)]
 
     def rank(self, attained: float) -> float:
-        """The Gittins rank at the lower boundary of `attained`'s bucket; beyond every sample, at `attained` itself."""
+        """Return the Gittins rank at the lower boundary of `attained`'s bucket; beyond all samples, at `attained`."""
         if attained >= self.most:
             return gittins_rank(self.samples, attained)
         bucket = int(attained / self.most * self._buckets)
@@ -78,11 +78,11 @@ class Job(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """Its arrival."""
+        """Return its arrival."""
 
     @property
     def index(self) -> int:
-        """Its place in the run; unique."""
+        """Return its unique index in the run."""
 
 
 J = TypeVar("J", bound=Job)
@@ -94,12 +94,13 @@ class Gittins(Generic[J]):
     changes = True
 
     def __init__(self, demand: Callable[[J], RankedDemand], attained: Callable[[J], float]):
-        """`demand` and `attained` of a job, in the same unit of service: those of the whole application that it belongs
-        to.
+        """Rank jobs by `demand` and `attained` service, in the same unit.
+
+        Both are those of the whole application that a job belongs to.
         """
         self._demand = demand
         self._attained = attained
 
     def key(self, job: J, now: float) -> tuple[float, float, int]:
-        """Changes only when attained service enters another bucket."""
+        """Return the sorting key, which changes only when attained service enters another bucket."""
         return self._demand(job).rank(self._attained(job)), job.arrival_s, job.index

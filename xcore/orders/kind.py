@@ -13,15 +13,15 @@ class OrderKind:
 
     name: str
     what: str
-    """What comes first."""
+    """The request that comes first, in words."""
     make: Callable[[], Order]
     needs: tuple[str, ...] = ()
-    """The hints that each sequence must have."""
+    """Hints that each sequence must have."""
     oracle: bool = False
-    """Whether it needs the true length of each output."""
+    """Whether the order needs the true length of each output."""
 
     def check(self, hints: Iterable[Hints]) -> None:
-        """InputError where one of the hints lacks what the order needs."""
+        """Raise InputError if one of the hints lacks what the order needs."""
         for place, own in enumerate(hints):
             for name in self.needs:
                 if getattr(own, name) is None:

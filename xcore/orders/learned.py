@@ -9,5 +9,5 @@ class Learned:
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
-        """A constant."""
+        """Return the sorting key, a constant."""
         return -(sequence.hints.score or 0.0), sequence.arrival_s, sequence.index

@@ -16,7 +16,7 @@ class LeastSlack:
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, float, int]:
-        """Constant while it waits: its latest start time."""
+        """Return the sorting key, constant while a sequence waits: its latest start time."""
         deadline_s = sequence.hints.deadline_s
         latest = inf if deadline_s is None else deadline_s - remaining_s(sequence)
         return latest, sequence.arrival_s, sequence.index

@@ -1,5 +1,6 @@
-"""Skip-join multi-level feedback queues (FastServe): a request joins the level whose quantum holds its prefill, and
-drops a level with each quantum that it has used.
+"""Skip-join multi-level feedback queues (FastServe).
+
+A request joins the level whose quantum holds its prefill, and drops a level with each quantum that it has used.
 """
 
 from xcore.batching import FollowingOrder, Sequence, Step
@@ -7,29 +8,31 @@ from xcore.orders.attained import Attained
 
 
 class SkipJoinMLFQ(FollowingOrder):
-    """By level; within a level by arrival. Level i has a quantum of `quantum_s` * 2^i seconds of residence, or, if
-    `executed`, of the steps that contained the sequence.
+    """By level; within a level by arrival.
+
+    Level i has a quantum of `quantum_s` * 2^i seconds of residence or, if `executed`, of the steps that contained the
+    sequence.
     """
 
     def __init__(self, quantum_s: float = 0.01, executed: bool = False):
         self.quantum_s = quantum_s
-        """10 ms as in vLLM-LTR's MLFQ."""
+        """Quantum of level 0 in seconds; 10 ms as in vLLM-LTR's MLFQ."""
         self._attained = Attained(executed)
 
     def fresh(self) -> "SkipJoinMLFQ":
-        """The same order without any history."""
+        """Return the same order without any history."""
         return SkipJoinMLFQ(self.quantum_s, self._attained.executed)
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """The sequence starts to use its quantum."""
+        """Record that the sequence starts to use its quantum."""
         self._attained.start(sequence, now)
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """The sequence stops using its quantum."""
+        """Record that the sequence stops using its quantum."""
         self._attained.stop(sequence, now)
 
     def ran(self, step: Step, seconds: float, now: float) -> None:
-        """The sequences of a step have used this much of their quanta."""
+        """Subtract a step's seconds from the quanta of its sequences."""
         if self._attained.executed:
             for sequence in (*(s for s, _ in step.encode), *step.decode):
                 self._attained.add(sequence, seconds)
@@ -39,15 +42,15 @@ class SkipJoinMLFQ(FollowingOrder):
         self._attained.end(sequence)
 
     def level(self, sequence: Sequence) -> int:
-        """The level of a waiting sequence; if steps count, also of a running one."""
+        """Return the level of a waiting sequence; if steps count, also of a running one."""
         return self._level(sequence)[0]
 
     def steady_s(self, sequence: Sequence, now: float) -> float:
-        """For how long a running sequence stays on its level."""
+        """Return how long a running sequence stays on its level."""
         return self._level(sequence)[1]
 
     def _level(self, sequence: Sequence) -> tuple[int, float]:
-        """A sequence's level, and the rest of its quantum there."""
+        """Return a sequence's level, and the rest of its quantum there."""
         level, quantum = 0, self.quantum_s
         while quantum < (sequence.hints.prefill_s or 0.0):
             level, quantum = level + 1, 2 * quantum
@@ -57,5 +60,5 @@ class SkipJoinMLFQ(FollowingOrder):
         return level, quantum - used
 
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:
-        """Constant while it waits."""
+        """Return the sorting key, constant while a sequence waits."""
         return self.level(sequence), sequence.arrival_s, sequence.index

@@ -1,4 +1,4 @@
-"""A ranker's scores without a ranker: true lengths with as much noise as a Kendall's tau leaves."""
+"""Simulated scores of a ranker: true lengths with as much noise as a given Kendall's tau leaves."""
 
 import math
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from xcore.errors import InputError
 
 _STEPS = 40
-"""Of the bisection: far below what a sample of requests can tell apart."""
+"""Steps of the bisection: far finer than a sample of requests can distinguish."""
 
 
 def kendall_tau(scores: Sequence[float] | NDArray[np.float64], lengths: Sequence[int] | NDArray[np.int64]) -> float:
-    """Tau-b between scores (high: short) and lengths: 1 where all pairs are in order, 0 where one side is constant."""
+    """Return tau-b between scores (high: short) and lengths: 1 if all pairs are in order, 0 if one side is constant."""
     from scipy.stats import kendalltau
 
     tau = float(kendalltau(-np.asarray(scores, dtype=np.float64), np.asarray(lengths)).statistic)
@@ -21,9 +21,9 @@ def kendall_tau(scores: Sequence[float] | NDArray[np.float64], lengths: Sequence
 
 
 def noisy_scores(lengths: Sequence[int], tau: float, seed: int) -> NDArray[np.float64]:
-    """Scores -(log length + sigma * noise) whose tau with the lengths is `tau`, found by bisection over sigma [n].
+    """Return scores -(log length + sigma * noise) [n] whose tau with the lengths is `tau`, by bisection over sigma.
 
-    InputError for a tau that isn't above 0 and at most 1.
+    Raises InputError for a tau that isn't above 0 and at most 1.
     """
     if not 0.0 < tau <= 1.0:
         raise InputError(f"The ranker's tau is {tau:g}: it must be above 0 and at most 1.")
@@ -43,6 +43,6 @@ def noisy_scores(lengths: Sequence[int], tau: float, seed: int) -> NDArray[np.fl
 
 
 def normal_sigma(tau: float, sd_log_length: float) -> float:
-    """The sigma for log-normal lengths: tau = (2/pi) asin(rho), sigma = sd * sqrt(1/rho^2 - 1)."""
+    """Return the sigma for log-normal lengths: tau = (2/pi) asin(rho), sigma = sd * sqrt(1/rho^2 - 1)."""
     rho = math.sin(math.pi * tau / 2)
     return sd_log_length * math.sqrt(1 / rho**2 - 1)

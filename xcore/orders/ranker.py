@@ -17,8 +17,9 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Ranker:
-    """A mean of embedded words beside the dense features, one hidden layer, and as many outputs as `last` has columns:
-    one score, or a classifier's logits, bucket by bucket.
+    """A small network that scores prompts: a mean of embedded words with the dense features, and one hidden layer.
+
+    It has as many outputs as `last` has columns: one score, or a classifier's logits, bucket by bucket.
     """
 
     embedding: Array
@@ -31,7 +32,7 @@ class Ranker:
     last_bias: Array
 
     def outputs(self, features: Features) -> Array:
-        """[prompts, outputs]"""
+        """Compute the outputs [prompts, outputs]."""
         counts = np.maximum(np.diff(features.starts), 1)
         sums = np.zeros((len(features), self.embedding.shape[1]), dtype=np.float32)
         rows = np.repeat(np.arange(len(features)), np.diff(features.starts))
@@ -42,12 +43,12 @@ class Ranker:
         return result
 
     def scores(self, prompts: Sequence[str]) -> NDArray[np.float64]:
-        """[prompts]: the higher, the shorter. Of a classifier minus the likeliest bucket."""
+        """Return scores [prompts]: the higher, the shorter. A classifier's score is minus the likeliest bucket."""
         outputs = self.outputs(Features.of(prompts)).astype(np.float64)
         return outputs[:, 0] if outputs.shape[1] == 1 else -outputs.argmax(axis=1).astype(np.float64)
 
     def save(self, path: Path) -> None:
-        """Write arrays alone, in NumPy's format."""
+        """Write the arrays alone, in NumPy's format."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         try:
             with open(path, "wb") as file:
@@ -57,7 +58,7 @@ class Ranker:
 
     @staticmethod
     def load(path: Path) -> "Ranker":
-        """Read a saved one; InputError for another file. Nothing in it is executed."""
+        """Read a saved ranker; InputError for another file. Nothing in the file is executed."""
         if not path.is_file():
             raise InputError(f"There is no ranker file '{path}': train one with `exegpt rank train`.")
         try:
@@ -74,7 +75,7 @@ class Ranker:
         return ranker
 
     def _fits(self) -> bool:
-        """Whether the arrays' shapes go together."""
+        """Return whether the arrays' shapes go together."""
         if self.embedding.ndim != 2 or self.first.ndim != 2 or self.last.ndim != 2:
             return False
         inputs, hidden, outputs = self.embedding.shape[1] + DENSE, self.first.shape[1], self.last.shape[1]

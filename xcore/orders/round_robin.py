@@ -6,9 +6,7 @@ from xcore.batching import FollowingOrder, Sequence, Status
 
 
 class RoundRobin(FollowingOrder):
-    """By turns. A request gets its turn when it begins to wait: the one after its service's last turn, but never one
-    that has passed.
-    """
+    """By turns: a waiting request gets the turn after its service's last one, but never a past turn."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -18,11 +16,11 @@ class RoundRobin(FollowingOrder):
         """Turns of waiting sequences, by index."""
 
     def fresh(self) -> "RoundRobin":
-        """The same order without any history."""
+        """Return the same order without any history."""
         return RoundRobin()
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """Assign a turn; a preempted sequence had its own, and gets the present one."""
+        """Assign a turn; a preempted sequence has used its own, and gets the present one."""
         if sequence.status is Status.PREEMPTED:
             self._turns[sequence.index] = self._turn
             return
@@ -31,7 +29,7 @@ class RoundRobin(FollowingOrder):
         self._last[group] = self._turns[sequence.index] = turn
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """The sequence's turn becomes the latest."""
+        """Make the sequence's turn the latest."""
         self._turn = max(self._turn, self._turns.pop(sequence.index, 0))
 
     def end(self, sequence: Sequence) -> None:
@@ -39,5 +37,5 @@ class RoundRobin(FollowingOrder):
         self._turns.pop(sequence.index, None)
 
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:
-        """Its turn, then its arrival."""
+        """Return the sorting key: its turn, then its arrival."""
         return self._turns.get(sequence.index, 0), sequence.arrival_s, sequence.index

@@ -10,7 +10,7 @@ class SJF:
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:
-        """A constant."""
+        """Return the sorting key, a constant."""
         return sequence.hints.output_tokens or 0, sequence.arrival_s, sequence.index
 
 
@@ -20,5 +20,5 @@ class SRTF:
     changes = False
 
     def key(self, sequence: Sequence, now: float) -> tuple[int, float, int]:
-        """Constant while it waits."""
+        """Return the sorting key, constant while a sequence waits."""
         return remaining_tokens(sequence), sequence.arrival_s, sequence.index

@@ -11,8 +11,7 @@ PROMOTED = "promoted"
 
 
 class StarvationGuard(FollowingOrder):
-    """Promotes a sequence that `idle_steps` steps in a row have left out; after `quantum` steps it is an ordinary one
-    again.
+    """Promotes a sequence that `idle_steps` steps in a row have left out; after `quantum` steps it is ordinary again.
 
     Promoted sequences come in the order of their promotion, not by score as in vLLM-LTR: under lasting overload short
     sequences are promoted too, and would keep overtaking long ones.
@@ -38,19 +37,19 @@ class StarvationGuard(FollowingOrder):
         """Remaining steps of the quantum of promoted sequences."""
 
     def fresh(self) -> "StarvationGuard":
-        """The same order without any history."""
+        """Return the same order without any history."""
         inner = self._inner.fresh() if self._inner else self.order
         return StarvationGuard(inner, self.idle_steps, self.quantum)
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """The sequence is idle from this step on."""
+        """Count the sequence as idle from this step on."""
         self._since[sequence.index] = self._steps
         self._idle.append((self._steps, sequence))
         if self._inner:
             self._inner.wait(sequence, now)
 
     def due(self, now: float) -> Iterable[Sequence]:
-        """Newly promoted sequences, and those that the inner order reports."""
+        """Return the newly promoted sequences, and those that the inner order reports."""
         due = list(self._inner.due(now)) if self._inner else []
         while self._idle and self._idle[0][0] + self.idle_steps <= self._steps:
             since, sequence = self._idle.popleft()
@@ -61,13 +60,13 @@ class StarvationGuard(FollowingOrder):
         return due
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """The sequence isn't idle any more."""
+        """Count the sequence as idle no more."""
         self._since.pop(sequence.index, None)
         if self._inner:
             self._inner.start(sequence, now)
 
     def stop(self, sequence: Sequence, now: float) -> None:
-        """The sequence stops running, and may wait again."""
+        """Record that the sequence stops running; it may wait again."""
         if self._inner:
             self._inner.stop(sequence, now)
 
@@ -100,19 +99,19 @@ class StarvationGuard(FollowingOrder):
             self._inner.end(sequence)
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Promoted sequences are one group; the others as in the inner order."""
+        """Return the group: promoted sequences are one, the others are grouped as in the inner order."""
         if sequence.index in self._promoted:
             return PROMOTED
         return ("ordinary", self._inner.group(sequence) if self._inner else None)
 
     def group_key(self, group: Hashable) -> tuple[Any, ...]:
-        """Promoted sequences come first."""
+        """Return the group's key: promoted sequences come first."""
         if group == PROMOTED:
             return (0,)
         assert isinstance(group, tuple)
         return (1, self._inner.group_key(group[1]) if self._inner and self._inner.grouped else 0)
 
     def key(self, sequence: Sequence, now: float) -> Any:
-        """The promotion number of a promoted sequence, else the key of the inner order."""
+        """Return the promotion number of a promoted sequence, else the key of the inner order."""
         place = self._promoted.get(sequence.index)
         return (place,) if place is not None else self.order.key(sequence, now)

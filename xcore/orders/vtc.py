@@ -7,11 +7,10 @@ from xcore.batching import FollowingOrder, Sequence, Status, Step
 
 
 class VTC(FollowingOrder):
-    """By the client's counter of service: a tenth for each prompt token and one for each output token (Hermes'
-    weights); a client's own requests by arrival.
+    """By the client's counter of service; a client's own requests by arrival.
 
-    A client that returns after a pause starts from the least counter of the waiting clients, so pauses don't accumulate
-    credit.
+    The counter adds a tenth for each prompt token and one for each output token (Hermes' weights). A client that
+    returns after a pause starts from the least counter of the waiting clients, so pauses don't accumulate credit.
     """
 
     grouped = True
@@ -24,7 +23,7 @@ class VTC(FollowingOrder):
         """Indices of the waiting sequences."""
 
     def fresh(self) -> "VTC":
-        """The same order without any history."""
+        """Return the same order without any history."""
         return VTC()
 
     def wait(self, sequence: Sequence, now: float) -> None:
@@ -62,13 +61,13 @@ class VTC(FollowingOrder):
         self._served[client] = self._served.get(client, 0.0) + service
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Its client."""
+        """Return the sequence's client."""
         return sequence.hints.client
 
     def group_key(self, group: Hashable) -> float:
-        """The client's counter of service."""
+        """Return the client's counter of service."""
         return self._served.get(group, 0.0)
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
-        """A constant."""
+        """Return the sorting key within a client, a constant."""
         return sequence.arrival_s, sequence.index

@@ -1,5 +1,7 @@
-"""Policies: what to do next. Each file decides one policy's next iteration from a ledger, which the event simulator and
-the runner both follow, and has its control variables and traits, which everyone else reads.
+"""Policies: each file decides one policy's next iteration from a ledger.
+
+The event simulator and the runner both follow these decisions. Each file also has the policy's control variables and
+its traits, which all other code reads.
 """
 
 from xcore.errors import InputError
@@ -11,7 +13,7 @@ __all__ = ["NOT_DEPLOYED", "TRAITS", "Policy", "Traits"]
 __all__ += ["control_variables", "record_named", "register", "runs", "traits_of"]
 
 NOT_DEPLOYED = ("paper", "none")
-"""Presets of no engine that can be deployed: all policies are predicted with the same."""
+"""Engine presets that can't be deployed: all policies are predicted with the same one."""
 
 
 def runs(engine: str, policy: str) -> bool:

@@ -1,7 +1,7 @@
-"""Dynamic adjustment (paper section 5.2; docs/theory.md): batches that cost what the schedule reckoned with.
+"""Dynamic adjustment (paper section 5.2; docs/theory.md): batches that cost what the schedule predicts.
 
-A batch's encoding time varies with the sum of its inputs, and the decoding batch with how many happen to end. Both
-stay near their targets where the next batch is picked from the front of the queue with that in mind.
+A batch's encoding time varies with the sum of its inputs, and the decoding batch with the number of sequences that end.
+Both stay near their targets if the next batch is picked from the front of the queue accordingly.
 """
 
 from bisect import bisect_left, insort
@@ -17,7 +17,7 @@ PEEKED_BATCHES = 4
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Targets, and the share `threshold` by which they may be missed before something is done about it."""
+    """Targets, and the share `threshold` by which they may be missed without a correction."""
 
     threshold: float
     input_mean: float
@@ -28,8 +28,10 @@ class Adjustment:
     """B_D: residents just after a batch has joined."""
 
     def count(self, residents: int) -> int:
-        """How many sequences to encode next beside so many residents: fewer or more than B_E, by up to the threshold,
-        where the decoding batch would miss its target by more than that.
+        """Return how many sequences to encode next if `residents` are resident.
+
+        It is B_E, unless the decoding batch would then miss its target by more than the threshold. In this case it is
+        lower or higher than B_E by up to the threshold.
         """
         missed = residents + self.encode_batch - self.decode_batch
         if abs(missed) <= self.threshold * self.decode_batch:
@@ -38,8 +40,9 @@ class Adjustment:
         return max(1, self.encode_batch - min(max(missed, -most), most))
 
     def pick(self, candidates: Items[Sequence], count: int) -> list[Sequence]:
-        """`count` of the candidates, in their order, whose inputs' sum is within the threshold of its mean, if a few
-        exchanges get there: the first in the queue always goes, so that nobody waits for ever.
+        """Pick `count` candidates, in their order, so that the sum of their inputs is within the threshold of its mean.
+
+        A few exchanges try to reach this. The first in the queue is always picked, so that no sequence waits for ever.
         """
         chosen, others = list(range(len(candidates)))[:count], list(range(len(candidates)))[count:]
         others.sort(key=lambda i: candidates[i].input_tokens)
@@ -58,8 +61,10 @@ class Adjustment:
 def _exchanges(
     candidates: Items[Sequence], chosen: list[int], others: list[int], excess: float
 ) -> Iterator[tuple[float, int, int]]:
-    """For each of the chosen but the first, the exchange with one of the others, in order of their lengths, that brings
-    the sum nearest to its target: by how much that is missed then, and the places of both.
+    """Yield for each chosen candidate but the first the exchanges that bring the sum nearest to its target.
+
+    `others` are in the order of their lengths. There are up to two exchanges: with the nearest shorter and longer
+    candidate. Each is the remaining error and the places of both candidates.
     """
     for leaves in range(1, len(chosen)):
         wanted = candidates[chosen[leaves]].input_tokens - excess

@@ -19,7 +19,7 @@ class ChunkedPolicy:
         self.max_num_batched_tokens = max_num_batched_tokens
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next iteration, or None while nothing can run."""
+        """Return the next iteration; None while nothing can run."""
         decode = ledger.grow_decoding(now, self.max_num_batched_tokens)
         budget, chunks = self.max_num_batched_tokens - len(decode), []
         for sequence in ledger.encoding:

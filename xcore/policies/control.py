@@ -1,4 +1,4 @@
-"""Control: a policy's own variables, a frozen record beside each policy, which all other code reads by their kinds."""
+"""Control: a policy's own variables, a frozen record in the policy's file; other code reads them by their kinds."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,9 +14,12 @@ from xcore.policies.adjustment import Adjustment
 from xcore.specs.workload import MAX_TOKENS, Workload
 
 Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
-"""What a control variable sets: the most prompts encoded in one iteration, resident sequences, or tokens computed in
-one iteration; the decoding iterations between two encoding phases; the micro-batches of decoding, and of encoding, that
-may be left out. A target (B_D) follows from the others: schedules have it, searches don't set it.
+"""What a control variable sets.
+
+The first three set the most prompts encoded in one iteration, resident sequences, or tokens computed in one iteration.
+The next sets the decode iterations between two encoding phases. The next two, which may be left out, set the
+micro-batches of decoding and of encoding. A target (B_D) follows from the others: schedules have it, searches don't set
+it.
 """
 
 Prompts = Annotated[int, "prompts"]
@@ -39,22 +42,23 @@ class Policy(Protocol):
     """Decides the next iteration."""
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next iteration at time `now` (seconds) on the stages of a phase, which are `both` unless the policy is
-        disaggregated. None while nothing can run there before another request or encoded batch arrives, or blocks are
-        freed.
+        """Return the next iteration at time `now` (seconds) on the stages of a phase; None while nothing can run there.
+
+        The phase is `both` unless the policy is disaggregated. None lasts until another request or encoded batch
+        arrives, or blocks are freed.
         """
 
 
 @dataclass(frozen=True)
 class PolicyContext:
-    """What a schedule tells its policy besides the control variables."""
+    """Facts that a policy gets from its schedule in addition to the control variables."""
 
     workload: Workload
     admission: Admission
     encode_stages: int
     """Stages that only encode."""
     adjustment: Adjustment | None = None
-    """How batches are kept near the target, where there is one."""
+    """How batches are kept near the target, if the policy has one."""
 
 
 Record = TypeVar("Record", bound="Control")
@@ -62,7 +66,7 @@ Record = TypeVar("Record", bound="Control")
 
 @dataclass(frozen=True, kw_only=True)
 class Control(Noun):
-    """Base of the records, whose `Annotated` types say what each variable sets. Any policy's steps can be split."""
+    """Base of the records; `Annotated` types say what each variable sets. The steps of any policy can be split."""
 
     micro_batches: int | None = None
     """B_m: micro-batches of a decoding step; None: one for each stage."""
@@ -84,16 +88,16 @@ class Control(Noun):
 
     @classmethod
     def check(cls, variables: Mapping[str, int]) -> None:
-        """Raise InputError for variables, some of the record's, that don't go together."""
+        """Raise InputError for variables that contradict each other; they may be some of the record's."""
 
     @property
     def variables(self) -> dict[str, int | None]:
-        """All variables by name."""
+        """Return all variables by name."""
         return {name: getattr(self, name) for name in kinds(type(self))}
 
     @property
     def decisions(self) -> dict[str, int | None]:
-        """The variables that decide what runs: all but the target."""
+        """Return the variables that decide what runs: all but the target."""
         return {name: value for name, value in self.variables.items() if kinds(type(self))[name] != "target"}
 
     def of_kind(self, kind: Kind) -> int | None:
@@ -102,7 +106,7 @@ class Control(Noun):
 
     @property
     def batch(self) -> int:
-        """The most sequences that run at once, or prompts of a batch if these are limited; 0: no limit."""
+        """Return the most sequences that run at once, or prompts of a batch if these are limited; 0: no limit."""
         return self.of_kind("residents") or self.of_kind("prompts") or 0
 
     def with_batch(self: Record, batch: int) -> Record:
@@ -111,18 +115,18 @@ class Control(Noun):
 
     @property
     def besides_batch(self) -> tuple[int | None, ...]:
-        """The variables that decide what runs, without the batch."""
+        """Return the variables that decide what runs, without the batch."""
         batch = batch_name(type(self))
         return tuple(value for name, value in self.decisions.items() if name != batch)
 
     @property
     def limit(self) -> int:
-        """The second limit: tokens or prompts of an iteration beside the batch, or iterations of a period; 0: none."""
+        """Return the second limit: tokens or prompts of an iteration, or iterations of a period; 0: none."""
         prompts = self.of_kind("prompts") if self.of_kind("residents") else None
         return self.of_kind("tokens") or prompts or self.of_kind("period") or 0
 
     def micro_batching(self, stages: int, replicas: int = 1) -> MicroBatching:
-        """Return how the steps of so many stages are split."""
+        """Return how steps are split on `stages` stages."""
         return MicroBatching(self.micro_batches or stages, self.encode_micro_batches, replicas)
 
 
@@ -130,8 +134,9 @@ _KINDS: dict[type, dict[str, Kind | OneOf | None]] = {}
 
 
 def kinds(record: type[Control]) -> dict[str, Kind | OneOf | None]:
-    """Return what each of a record's variables sets, in the order in which people are shown them; None: the pipeline's
-    alone, which searches leave out.
+    """Return what each of a record's variables sets, in the order of display.
+
+    None: the pipeline's own variables, which searches leave out.
     """
     if record not in _KINDS:
         _KINDS[record] = _annotated(record)

@@ -1,4 +1,4 @@
-"""What a schedule asks for, checked and made: its policy, and a ledger for it."""
+"""The policy and the ledger that a schedule asks for, checked."""
 
 from xcore.batching import BlockPool, Ledger, Order, PrefixPool
 from xcore.batching.kv_pool import KVPool
@@ -10,7 +10,7 @@ from xcore.specs.schedule import Schedule
 
 
 def checked(schedule: Schedule) -> Schedule:
-    """The schedule; InputError unless its stages are for the phases that its policy has, and its cache likewise."""
+    """Return the schedule; InputError unless its stages and its cache are possible with its policy."""
     traits = schedule.traits
     phases = {stage.phase for stage in schedule.stages}
     if phases != ({"encode", "decode"} if traits.disaggregated else {"both"}):
@@ -23,7 +23,7 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _check_cache(schedule: Schedule) -> None:
-    """InputError for a policy without growth or prefixes, where the schedule asks for them."""
+    """Raise InputError if the schedule asks for growth or prefixes that its policy doesn't have."""
     traits = schedule.traits
     if schedule.admission == "grow" and not traits.grows:
         growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
@@ -37,10 +37,14 @@ def _check_cache(schedule: Schedule) -> None:
 
 
 def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
-    """The policy that a schedule names, with its control variables.
+    """Build the policy that a schedule names, with its control variables.
 
-    With an `adjustment`, those with a target pick batches that miss it by no more than this share, if they can (paper
-    section 5.2). InputError for a schedule that isn't its policy's, or split prompts where an encoder reads them whole.
+    With an `adjustment`, policies with a target pick batches that miss it by no more than this share, if possible
+    (paper section 5.2).
+
+    Raises:
+        InputError: The schedule is not possible with its policy, or the policy splits prompts that an encoder reads
+            whole.
     """
     traits, spec = checked(schedule).traits, schedule.model.spec
     if traits.splits_prompts and spec.encoder_layers:
@@ -64,15 +68,18 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
 
 
 def shares_in_step(schedule: Schedule) -> bool:
-    """Return whether a sequence may use a prefix that another one computes in the same step: where a step is one
-    micro-batch. Otherwise the sequence could overtake the prefix.
+    """Return whether a sequence may use a prefix that another sequence computes in the same step.
+
+    This needs steps of one micro-batch. Otherwise the sequence could overtake the prefix.
     """
     return schedule.control.micro_batching(len(schedule.stages)).count == 1
 
 
 def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
-    """An empty ledger over a pool, by default the schedule's KV blocks; `lingering` as of `Ledger`. InputError for a
-    policy without growth or prefixes.
+    """Build an empty ledger over a pool, by default of the schedule's KV blocks; `lingering` is that of `Ledger`.
+
+    Raises:
+        InputError: The schedule asks for growth or prefixes that its policy doesn't have.
     """
     traits, encoder_decoder = schedule.traits, schedule.model.spec.encoder_layers > 0
     _check_cache(schedule)

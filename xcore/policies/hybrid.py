@@ -1,8 +1,8 @@
-"""Hybrid static batches (DeepSpeed-Inference): as static ones, with micro-batches of two sizes.
+"""Hybrid static batches (DeepSpeed-Inference): static batches with micro-batches of two sizes.
 
-Prompts go through the pipeline in `encode_micro_batches` micro-batches, tokens in `micro_batches`: the first wants
-small ones that leave no bubbles, the second large ones that read the weights less often. Both are variables of the
-schedule, which the pipeline follows; what comes next is decided as for static batches.
+Prompts go through the pipeline in `encode_micro_batches` micro-batches, tokens in `micro_batches`. Small ones leave no
+bubbles when prompts are encoded; large ones read the weights less often in decoding. Both are variables of the
+schedule, which the pipeline follows. The next step is decided as for static batches.
 """
 
 from dataclasses import dataclass, field

@@ -11,24 +11,26 @@ from xcore.policies.control import PolicyContext
 
 @dataclass(frozen=True)
 class Joining:
-    """The first of those that wait; with an `adjustment` picked for their lengths, and with a `forecast` as many as are
-    likely to find blocks until the next ones join.
+    """Admits the first of the waiting sequences.
+
+    With an `adjustment`, it picks them for their lengths. With a `forecast`, it admits as many as are likely to find
+    blocks until the next ones join.
     """
 
     input_mean: float = 1.0
-    """Tokens of a prompt."""
+    """Mean tokens of a prompt."""
     adjustment: Adjustment | None = None
     forecast: Forecast | None = None
 
     @staticmethod
     def of(context: PolicyContext, iterations: int) -> "Joining":
-        """As a schedule says, whose next batch joins after so many decoding iterations."""
+        """Build the joining of a schedule whose next batch joins after `iterations` decode iterations."""
         grows, workload = context.admission == "grow", context.workload
         forecast = Forecast(workload.output, iterations) if grows else None
         return Joining(workload.input.mean, context.adjustment, forecast)
 
     def admit(self, ledger: Ledger, now: float, count: int) -> list[Sequence]:
-        """Make about `count` waiting sequences resident."""
+        """Admit about `count` waiting sequences."""
         if not self.forecast:
             return self._admit(ledger, now, count)
         outlook = self.forecast.outlook(ledger.pool, ledger.resident)
@@ -41,8 +43,9 @@ class Joining:
         return ledger.admit_these(self.adjustment.pick(candidates, count), now, fits)
 
     def _prompts(self, first: list[Sequence], count: int) -> int:
-        """How many of the first sequences are as much work as `count` prompts: one that was preempted has its output
-        to prefill too.
+        """Return how many of the first sequences are as much work as `count` prompts.
+
+        A preempted sequence counts for more, since its output is prefilled too.
         """
         work = accumulate(max(1.0, s.to_prefill / self.input_mean) if s.recomputed else 1.0 for s in first)
         return max(1, bisect_right(list(work), count))

@@ -1,4 +1,4 @@
-"""One phase at a time: what a model runs on devices that it shares, whenever it has its turn (`sharing.py`)."""
+"""One phase at a time: the policy of a model on shared devices, whenever it has its turn (`sharing.py`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,21 +12,22 @@ from xcore.specs.schedule import Schedule
 
 @dataclass(frozen=True)
 class OnePhasePolicy:
-    """Prompts, whole and as many as fit, or one more token for all residents; preempted sequences are prefilled again.
-    No schedule names this policy: models that share devices follow it whatever theirs says.
+    """Runs whole prompts, as many as fit, or one more token for all residents; preempted sequences are prefilled again.
+
+    No schedule names this policy: models that share devices follow it, whatever policy their schedules name.
     """
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
-    """Of prompts that are prefilled together; a longer prompt runs alone."""
+    """Tokens of prompts that are prefilled together; a longer prompt runs alone."""
     prefill_share: float = 1.0
-    """Of the multiprocessors, while it prefills."""
+    """Share of the multiprocessors while it prefills."""
     decode_share: float = 1.0
-    """And while it decodes."""
+    """Share of the multiprocessors while it decodes."""
 
     @staticmethod
     def of(schedule: Schedule, decode_share: float = 1.0) -> "OnePhasePolicy":
-        """With the limits of a schedule of policy orca."""
+        """Build the policy with the limits of a schedule of policy orca."""
         control = schedule.control
         if not isinstance(control, orca.OrcaControl):
             raise InputError(
@@ -37,19 +38,19 @@ class OnePhasePolicy:
         return OnePhasePolicy(control.max_num_seqs, tokens, decode_share=decode_share)
 
     def first(self, ledger: Ledger, now: float) -> Sequence | None:
-        """The waiting prompt that is admitted next; None where there is none, or as many are resident as may be."""
+        """Return the waiting prompt that is admitted next; None if there is none, or the residents are too many."""
         if ledger.residents >= self.max_num_seqs:
             return None
         first = ledger.waiting.peek(now)
         return None if first is None or first.ready_s > now else first
 
     def can_prefill(self, ledger: Ledger, now: float, taken: Callable[[], int] = lambda: 0) -> bool:
-        """Whether that prompt's blocks are free, when so many are `taken` besides."""
+        """Return whether that prompt's blocks are free if `taken()` further blocks are in use."""
         first = self.first(ledger, now)
         return first is not None and ledger.admission.blocks(first) <= ledger.pool.available - taken()
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next step of a phase; of both, prompts first. None where there is nothing to do."""
+        """Return the next step of a phase; of both, prompts first. None if there is nothing to do."""
         if phase == "encode" or (phase == "both" and self.can_prefill(ledger, now)):
             return self._prefill(ledger, now)
         decode = ledger.grow_decoding(now)

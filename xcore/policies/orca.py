@@ -9,8 +9,9 @@ from xcore.policies.traits import Traits
 
 
 class OrcaPolicy:
-    """At most `max_num_seqs` resident, of which at most `prefills_per_step` encode in one iteration beside the
-    others' decoding.
+    """Limits the residents to `max_num_seqs` and the prompts encoded in one iteration to `prefills_per_step`.
+
+    The other residents decode in the same iteration.
     """
 
     def __init__(self, max_num_seqs: int, prefills_per_step: int):
@@ -18,7 +19,7 @@ class OrcaPolicy:
         self.prefills_per_step = prefills_per_step
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next iteration, or None while nothing can run."""
+        """Return the next iteration; None while nothing can run."""
         decode = ledger.grow_decoding(now)
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode) - len(ledger.leaving))
         admitted = ledger.admit(room, now) if room > 0 and not ledger.preempted else []

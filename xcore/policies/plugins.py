@@ -12,7 +12,7 @@ from xcore.policies.registry import TRAITS, error_text, register
 from xcore.policies.traits import Traits
 
 PLUGINS = "EXEGPT_PLUGINS"
-"""The environment variable with the files that a process has loaded, which the processes that it starts load too."""
+"""The environment variable with the files that a process has loaded; the processes that it starts load them too."""
 
 
 def load(files: Iterable[str | Path]) -> None:
@@ -36,7 +36,7 @@ def load_inherited() -> None:
 
 
 def _module_name(path: Path) -> str:
-    """Return the same name in every process, which unpickled results ask for."""
+    """Return the module name of a file, equal in every process: unpickled results ask for it."""
     return f"exegpt_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 

@@ -1,4 +1,4 @@
-"""SeaLLM's rule of sharing: whoever's request comes first runs, with all of its kind."""
+"""SeaLLM's rule of sharing: the model of the first request runs, with all its requests of the same kind."""
 
 from dataclasses import dataclass
 from math import inf
@@ -10,36 +10,38 @@ from xcore.policies.sharing import Tenant, Unit
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a model could run: its prompts that wait, or its residents' next tokens."""
+    """What a model could run: its waiting prompts, or its residents' next tokens."""
 
     key: Any
-    """Of the first of them."""
+    """Key of the first of its sequences."""
     place: int
-    """The model's."""
+    """Index of the model."""
     phase: Literal["encode", "decode"]
     first: Sequence
 
     @property
     def order(self) -> tuple[Any, int]:
-        """Lower is earlier."""
+        """Return the sorting key: lower is earlier."""
         return self.key, self.place
 
 
 class PrioritySharing:
-    """One job at a time on whole devices: the model and the phase of the request with the smallest key of all, waiting
-    or resident, decided anew at every iteration (SeaLLM's Algorithm 2).
+    """Runs one job at a time on whole devices: the model and the phase of the request with the smallest key of all.
 
-    Prompts of one model are computed together, as are all its residents' next tokens. The models' ledgers have orders
-    of one kind, whose keys compare. With `prompts_first` the model is chosen by the same key, but computes its prompts
-    before it decodes, as vLLM does: under a doubling budget Algorithm 2 lets prompts wait until all residents of their
-    own model have ended, or used up their budgets.
+    The request may be waiting or resident; the choice is made anew at every iteration (SeaLLM's Algorithm 2). Prompts
+    of one model are computed together, and so are all its residents' next tokens. The models' ledgers have orders of
+    one kind, whose keys are comparable.
+
+    With `prompts_first` the model is chosen by the same key, but computes its prompts before it decodes, as vLLM does.
+    Under a doubling budget, Algorithm 2 lets prompts wait until all residents of their own model have ended, or used up
+    their budgets.
     """
 
     def __init__(self, prompts_first: bool):
         self.prompts_first = prompts_first
 
     def start(self, unit: Unit, now: float) -> None:
-        """Start a job if none runs; a row gives way to whoever has arrived since it began."""
+        """Start a job if none runs; a row of iterations ends early for requests that have arrived since it began."""
         if unit.running:
             (job,) = unit.running
             if any(_new(tenant, job.start_s, now) for tenant in unit.tenants):
@@ -58,7 +60,7 @@ class PrioritySharing:
                 return
 
     def _candidates(self, unit: Unit, now: float) -> list[Candidate]:
-        """Each model's first waiting request that would be admitted, and its first resident."""
+        """Return each model's first waiting request that would be admitted, and its first resident."""
         found = []
         for place, tenant in enumerate(unit.tenants):
             prompts, residents = _prompts(tenant, place, now), _residents(tenant, place, now)
@@ -70,9 +72,9 @@ class PrioritySharing:
 
 
 def _decode(unit: Unit, tenant: Tenant, now: float, lasts_s: float) -> None:
-    """Start a row of a model that nothing else will come before for so many seconds."""
+    """Start a row of decode iterations of a model that stays first for `lasts_s` seconds."""
     unit.decode(tenant, None if lasts_s > 0 else 1)
-    if tenant.job and lasts_s < inf:  # the runner's are over at once
+    if tenant.job and lasts_s < inf:  # the runner's rows are over at once
         tenant.job.cut(now + lasts_s)
 
 
@@ -93,8 +95,9 @@ def _residents(tenant: Tenant, place: int, now: float) -> Candidate | None:
 
 
 def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
-    """For how many seconds a model's first resident surely stays the first of all, if it runs and none arrives: orders
-    that don't know decide at every iteration.
+    """Return for how many seconds a model's first resident surely stays the first of all, if it runs and none arrives.
+
+    An order that doesn't know this gets 0: it decides at every iteration.
     """
     lasts = getattr(_order(tenant), "steady_s", None)
     if lasts is None:
@@ -109,8 +112,9 @@ def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
 
 
 def _waiting_s(unit: Unit, now: float) -> float:
-    """For how many seconds the same prompts surely wait as the first of each model, if none arrives: another one may
-    have its blocks.
+    """Return for how many seconds each model's first waiting prompt surely stays the same, if none arrives.
+
+    Another prompt may have its blocks.
     """
     seconds = inf
     for tenant in unit.tenants:
@@ -124,7 +128,7 @@ def _waiting_s(unit: Unit, now: float) -> float:
 
 
 def _new(tenant: Tenant, since: float, now: float) -> bool:
-    """Whether a prompt can be computed that has arrived since then."""
+    """Return whether a prompt that has arrived since `since` can be computed."""
     first = tenant.first(now)
     return first is not None and first.arrival_s > since and tenant.can_prefill(now)
 

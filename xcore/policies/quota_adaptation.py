@@ -1,8 +1,7 @@
-"""Quotas that follow what models use: MuxServe's adaptation of the KV caches of a unit, in the simulator and in the
-runner.
+"""Quotas that follow the models' use: MuxServe's adaptation of a unit's KV caches, for simulator and runner.
 
-A model uses its quota to the share that its sequences hold of it while it decodes, in the mean of the last iterations.
-One that uses nearly all and has more requests than usual gets up to a tenth more, from those that use less.
+A model's use of its quota is the share that its sequences hold while it decodes, averaged over the last iterations. A
+model that uses nearly all and has more requests than usual gets up to a tenth more, from models that use less.
 """
 
 from collections import deque
@@ -16,13 +15,13 @@ from xcore.batching.shared_pool import MergedPool, QuotaPool
 FULL = 0.9
 """Use from which a quota may grow."""
 GROWTH = 0.1
-"""By how much, at most, at a time; by one part where that is less."""
+"""Largest growth at a time, as a share of the quota; at least one part."""
 CROWDED = 1.1
-"""Requests, over their mean, from which it does."""
+"""Number of requests, relative to their mean, from which a quota grows."""
 HEADROOM = 0.95
 """Use to which a quota may shrink."""
 WINDOW = 500
-"""Decoding iterations that means are of, and between two adaptations."""
+"""Decode iterations that means cover, and that lie between two adaptations."""
 
 
 class Tenant(Protocol):
@@ -30,11 +29,11 @@ class Tenant(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Its requests, and its pool."""
+        """Return its requests and its pool."""
 
     @property
     def ahead(self) -> int:
-        """Blocks that its running row of iterations will have taken when it ends, and the pool hasn't given yet."""
+        """Return the blocks that its running iterations will have taken when they end, but haven't taken yet."""
 
 
 @dataclass(eq=False)
@@ -44,14 +43,14 @@ class Usage:
     tenant: Tenant
     pool: QuotaPool | MergedPool
     least: int
-    """Blocks that it keeps though it has no request that needs them."""
+    """Blocks that it keeps even if no request needs them."""
     jobs: deque[tuple[int, float, int]] = field(default_factory=deque)
-    """Of each decoding job: iterations, use of the quota, requests that ran or waited."""
+    """For each decoding job: iterations, use of the quota, running and waiting requests."""
     iterations: int = 0
-    """Of these jobs."""
+    """Sum of the iterations of these jobs."""
 
     def add(self, iterations: int, requests: int) -> None:
-        """Count a job of so many decoding iterations."""
+        """Count a job of `iterations` decode iterations."""
         self.jobs.append((iterations, (self.pool.held + self.tenant.ahead) / self.pool.total, requests))
         self.iterations += iterations
         while self.iterations - self.jobs[0][0] >= WINDOW:
@@ -59,18 +58,20 @@ class Usage:
 
     @property
     def use(self) -> float:
-        """The mean share of the quota that was held; 0 before any job."""
+        """Return the mean share of the quota that was held; 0 before any job."""
         return sum([count * use for count, use, _ in self.jobs]) / max(1, self.iterations)
 
     def crowded(self, requests: int) -> bool:
-        """Whether so many requests are more than usual."""
+        """Return whether `requests` requests are more than usual."""
         mean = sum([count * number for count, _, number in self.jobs]) / max(1, self.iterations)
         return requests > CROWDED * mean
 
     @property
     def spare(self) -> int:
-        """Parts that it can give away: it keeps what it used, with some room; all that it holds, or that the row of
-        iterations that runs will take; and what each of its requests may need.
+        """Return the parts that it can give away.
+
+        It keeps what it used, with some headroom; all blocks that it holds, or that its running iterations will take;
+        and the blocks that each of its requests may need.
         """
         pool, ledger = self.pool, self.tenant.ledger
         longest = max(map(ledger.most_blocks, [*ledger.resident, *ledger.waiting]), default=0)
@@ -79,11 +80,12 @@ class Usage:
 
 
 class QuotaAdaptation:
-    """The quotas of one memory's pools, whose sum stays."""
+    """The quotas of one memory's pools; their sum is constant."""
 
     def __init__(self, least: Mapping[Tenant, int]):
-        """Models whose quotas of one memory follow their use, if any, and the blocks that each keeps though it has no
-        request.
+        """Adapt the quotas of these models in one memory, if any.
+
+        `least` gives the blocks that each model keeps even without requests.
         """
         self._usages: dict[Tenant, Usage] = {}
         for tenant, blocks in least.items():
@@ -94,8 +96,9 @@ class QuotaAdaptation:
         """Iterations since the last adaptation."""
 
     def decoded(self, tenant: Tenant, iterations: int, now: float) -> None:
-        """Count a model's decoding job at its end; from time to time quotas change. Of a model whose quota stays:
-        nothing.
+        """Count a model's decoding job at its end, and adapt the quotas from time to time.
+
+        A model whose quota is fixed is ignored.
         """
         if tenant not in self._usages:
             return
@@ -106,7 +109,7 @@ class QuotaAdaptation:
             self.adapt(now)
 
     def adapt(self, now: float) -> None:
-        """Let quotas that are used up grow, at the cost of others in proportion to what they spare."""
+        """Grow the quotas that are used up; the others shrink in proportion to what they can spare."""
         usages = list(self._usages.values())
         wanted = {
             usage: max(1, int(GROWTH * usage.pool.quota))
@@ -122,8 +125,9 @@ class QuotaAdaptation:
 
 
 def _apportioned(parts: int, weights: Mapping[Usage, int]) -> dict[Usage, int]:
-    """Whole parts in proportion to weights, by the largest remainders: all of them, and to none more than its weight
-    where they are no more than the weights' sum.
+    """Distribute whole parts in proportion to weights, by the largest remainders.
+
+    All parts are distributed. If they are no more than the sum of the weights, none gets more than its weight.
     """
     total = sum(weights.values())
     if not total:
@@ -135,6 +139,6 @@ def _apportioned(parts: int, weights: Mapping[Usage, int]) -> dict[Usage, int]:
 
 
 def _requests(tenant: Tenant, now: float) -> int:
-    """Requests that run, or wait."""
+    """Count the running and waiting requests."""
     ledger = tenant.ledger
     return ledger.residents + ledger.waiting.arrived(now)

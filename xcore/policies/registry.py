@@ -13,7 +13,7 @@ GROUP = "exegpt.policies"
 
 
 class Registry(MutableMapping[str, Traits]):
-    """Traits by the policy's name. Installed packages are read when a name isn't built in, or all are asked for."""
+    """Traits by the policy's name. Installed packages are read if a name isn't built in, or if all are requested."""
 
     def __init__(self, built_in: tuple[Traits, ...]) -> None:
         self._traits = {traits.name: traits for traits in built_in}
@@ -35,7 +35,11 @@ class Registry(MutableMapping[str, Traits]):
         return len(self._all())
 
     def register(self, traits: Traits) -> None:
-        """Let schedules name a policy; InputError for a name that is taken or no word, or a record without a batch."""
+        """Register a policy for schedules.
+
+        Raises:
+            InputError: The name is taken or no word, or the record has no batch.
+        """
         name = traits.name
         if name in self._traits:
             raise InputError(f"There is a policy '{name}' already: give this one another name.")
@@ -65,7 +69,7 @@ class Registry(MutableMapping[str, Traits]):
 
 
 def _installed(entry: EntryPoint) -> Traits:
-    """Load a package's traits; InputError where it has none."""
+    """Load a package's traits; InputError if it has none."""
     package = entry.dist.name if entry.dist else entry.module
     try:
         traits: object = entry.load()
@@ -88,7 +92,7 @@ def error_text(error: BaseException) -> str:
 TRAITS = Registry(
     (static.TRAITS, hybrid.TRAITS, orca.TRAITS, chunked.TRAITS, rra.TRAITS, waa.WAA_C, waa.WAA_M),
 )
-"""Every policy's by its name."""
+"""The traits of every policy by its name."""
 
 register = TRAITS.register
-"""Let schedules name a policy."""
+"""Registers a policy for schedules."""

@@ -10,8 +10,9 @@ from xcore.policies.traits import Traits
 
 
 class RRAPolicy:
-    """`encode_batch` (B_E) sequences join before every `decode_iterations` (N_D) decoding iterations; finished ones
-    leave at once.
+    """Admits `encode_batch` (B_E) sequences before every `decode_iterations` (N_D) decode iterations.
+
+    Finished sequences leave at once.
     """
 
     def __init__(self, encode_batch: int, decode_iterations: int, joining: Joining | None = None):
@@ -22,7 +23,7 @@ class RRAPolicy:
         """The ledger's count of iterations at which this phase is over."""
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next iteration, or None while nothing can run."""
+        """Return the next iteration; None while nothing can run."""
         if ledger.iterations >= self._phase_ends or not ledger.decoding:
             self._phase_ends = ledger.iterations + self.decode_iterations
             admitted = self._admit(ledger, now)

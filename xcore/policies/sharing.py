@@ -1,7 +1,6 @@
-"""Rules of sharing: which of several models runs next on devices that they have together, in the simulator and in the
-runner.
+"""Rules of sharing: which of several models runs next on common devices, in the simulator and in the runner.
 
-MuxServe's adaptive batch scheduling gives each job its share of the multiprocessors; time sharing gives each all of
+MuxServe's adaptive batch scheduling gives each job its share of the multiprocessors. Time sharing gives each job all of
 them, one after the other.
 """
 
@@ -12,15 +11,15 @@ from xcore.batching import Ledger, Sequence
 
 
 class Job(Protocol):
-    """What a model runs now: a prefill, or a row of decoding iterations."""
+    """What a model runs now: a prefill, or a row of decode iterations."""
 
     @property
     def phase(self) -> str:
-        """`encode` or `decode`."""
+        """Return `encode` or `decode`."""
 
     @property
     def share(self) -> float:
-        """Of the devices."""
+        """Return its share of the devices."""
 
     def cut(self, now: float) -> None:
         """End the row with the iteration that runs at `now`."""
@@ -31,28 +30,28 @@ class Tenant(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Its requests."""
+        """Return its requests."""
 
     @property
     def job(self) -> Any:
-        """What it runs now, or None."""
+        """Return what it runs now, or None."""
 
     @property
     def idle_since_s(self) -> float:
-        """When its last job ended."""
+        """Return when its last job ended."""
 
     @property
     def limits(self) -> Any:
-        """`prefill_share` and `decode_share`, of the multiprocessors."""
+        """Return its limits: `prefill_share` and `decode_share`, of the multiprocessors."""
 
     def first(self, now: float) -> Sequence | None:
-        """The waiting prompt that is admitted next, if its blocks are free."""
+        """Return the waiting prompt that is admitted next, if its blocks are free."""
 
     def can_prefill(self, now: float) -> bool:
-        """Whether it would be admitted now."""
+        """Return whether that prompt would be admitted now."""
 
     def can_decode(self, now: float) -> bool:
-        """Whether it has sequences to decode."""
+        """Return whether it has sequences to decode."""
 
 
 class Unit(Protocol):
@@ -60,52 +59,52 @@ class Unit(Protocol):
 
     @property
     def tenants(self) -> Items[Any]:
-        """The models."""
+        """Return the models."""
 
     @property
     def running(self) -> Items[Any]:
-        """The jobs that run."""
+        """Return the running jobs."""
 
     @property
     def used(self) -> float:
-        """The shares of all jobs that run."""
+        """Return the sum of the shares of all running jobs."""
 
     def prefill(self, tenant: Any) -> None:
         """Start a model's prompts."""
 
     def decode(self, tenant: Any, most: int | None = None) -> None:
-        """Start a model's decoding, at most so many iterations in a row, unless all are preempted."""
+        """Start a model's decoding, up to `most` iterations in a row, unless all its sequences are preempted."""
 
 
 class Sharing(Protocol):
-    """Which model runs next, on what share."""
+    """Decides which model runs next, and on what share."""
 
     def start(self, unit: Unit, now: float) -> None:
         """Start all that may run now, by `unit.prefill` and `unit.decode`; cut rows that are in the way."""
 
 
 def in_turn(unit: Unit) -> list[Tenant]:
-    """The models that run nothing, beginning with the one that has for longest."""
+    """Return the models that run nothing, beginning with the one that has been idle for longest."""
     return sorted((t for t in unit.tenants if t.job is None), key=lambda t: t.idle_since_s)
 
 
 class SpatialSharing:
-    """Jobs beside each other within their shares (MuxServe's ADBS).
+    """Runs jobs at the same time, each within its share (MuxServe's ADBS).
 
-    Prompts first, in turns, one prefill at a time; while one could run but for the multiprocessors that decoding has,
-    no other decoding begins; then decoding in turns on what is left.
+    Prompts come first, in turns, one prefill at a time. While a prefill lacks only the multiprocessors that decoding
+    has, no other decoding begins. Decoding then runs in turns on the rest.
     """
 
     OVERLAP = 0.3
-    """By how much the shares together may exceed the devices."""
+    """How much the sum of the shares may exceed the devices."""
 
     def __init__(self, overlap: float = OVERLAP):
         self._most = 1.0 + overlap + 1e-9
         self._next = 0
-        """The place of the model after the last that prefilled."""
+        """The index of the model after the last one that prefilled."""
 
     def start(self, unit: Unit, now: float) -> None:
-        """Start a prefill if none runs, and decoding beside it."""
+        """Start a prefill if none runs, and decoding at the same time."""
         prefilling = any(job.phase == "encode" for job in unit.running)
         waits = not prefilling and self._must_wait(unit, now)
         if not waits:
@@ -115,12 +114,12 @@ class SpatialSharing:
             for tenant in decoding:
                 if self._fits(unit, tenant.limits.decode_share):
                     unit.decode(tenant, 1 if waits else None)
-        if waits:  # each row gives way after the iteration that runs
+        if waits:  # each row ends after its running iteration
             for job in unit.running:
                 job.cut(now)
 
     def _must_wait(self, unit: Unit, now: float) -> bool:
-        """Start the first prefill that can run; whether there is one that can't for want of devices."""
+        """Start the first prefill that can run; if none can, return whether one lacks only devices."""
         blocked, count = False, len(unit.tenants)
         for place in range(self._next, self._next + count):
             tenant = unit.tenants[place % count]
@@ -138,17 +137,17 @@ class SpatialSharing:
 
 
 class TimeSharing:
-    """One job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns.
+    """Runs one job at a time on whole devices: prompts first, by arrival over all models, then decoding in turns.
 
-    `in_order`: no prompt overtakes one of another model that lacks blocks. Models with one memory need that: a large
-    block would never be free while small ones are asked for.
+    `in_order`: no prompt overtakes one of another model that lacks blocks. Models with one memory need this: a large
+    block would never be free while small ones are allocated.
     """
 
     def __init__(self, in_order: bool):
         self._in_order = in_order
 
     def start(self, unit: Unit, now: float) -> None:
-        """Start a job if none runs; a row ends where a prompt waits."""
+        """Start a job if none runs; a row of iterations ends if a prompt waits."""
         first = self._first(unit, now)
         if unit.running:
             if first:
@@ -163,7 +162,7 @@ class TimeSharing:
                 return
 
     def _first(self, unit: Unit, now: float) -> Tenant | None:
-        """The model whose prompt is next; None where there is none, or it must wait."""
+        """Return the model whose prompt is next; None if there is none, or it must wait."""
         arrivals = [
             (first.arrival_s, place)
             for place, tenant in enumerate(unit.tenants)
@@ -172,7 +171,7 @@ class TimeSharing:
         return _if_it_can_prefill(unit, arrivals, now)
 
     def _rows(self, unit: Unit, now: float) -> list[tuple[Tenant, int | None]]:
-        """Who may decode, in order of preference, and for how many iterations in a row."""
+        """Return the models that may decode, in order of preference, and for how many iterations in a row."""
         decoding = [tenant for tenant in in_turn(unit) if tenant.can_decode(now)]
         return [(tenant, 1 if len(decoding) > 1 else None) for tenant in decoding]
 
@@ -180,8 +179,8 @@ class TimeSharing:
 class FirstComeSharing(TimeSharing):
     """First come, first served over all models (the baseline in MuxServe's repository, `fcfs_schedule`).
 
-    No prompt overtakes an earlier one, whatever that one waits for: blocks, or a place among its model's sequences. The
-    model decodes that has the resident who arrived first, until a resident ends.
+    No prompt overtakes an earlier one, even if that one waits for blocks or for a place among its model's sequences.
+    The model of the earliest resident decodes, until a resident ends.
     """
 
     def __init__(self) -> None:
@@ -201,7 +200,7 @@ class FirstComeSharing(TimeSharing):
 
 
 def _if_it_can_prefill(unit: Unit, arrivals: list[tuple[float, int]], now: float) -> Tenant | None:
-    """The model of the earliest arrival, by its place, if it can prefill."""
+    """Return the model of the earliest arrival, by its index, if it can prefill."""
     if not arrivals:
         return None
     tenant: Tenant = unit.tenants[min(arrivals)[1]]
@@ -209,5 +208,5 @@ def _if_it_can_prefill(unit: Unit, arrivals: list[tuple[float, int]], now: float
 
 
 def _oldest_s(tenant: Tenant) -> float:
-    """When the first of its residents arrived."""
+    """Return when the first of a model's residents arrived."""
     return min(sequence.arrival_s for sequence in tenant.ledger.decoding)

@@ -15,7 +15,7 @@ class StaticPolicy:
         self.batch = batch
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next iteration, or None while nothing can run."""
+        """Return the next iteration; None while nothing can run."""
         if ledger.decoding:
             ledger.grow_decoding(now)
         if ledger.decoding:  # unless the last unfinished row was preempted

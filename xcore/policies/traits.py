@@ -1,4 +1,4 @@
-"""Traits: what everyone but a policy's own file needs to know of it."""
+"""Traits: what all code outside a policy's own file needs to know of it."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
@@ -11,49 +11,48 @@ from xcore.specs.engine import OWN_ENGINE
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """One policy's."""
+    """The traits of one policy."""
 
     name: str
     what: str
-    """In a line of `exegpt list policies`."""
+    """Description in `exegpt list policies`."""
     control: type[Control]
-    """The record of its control variables, which makes the policy."""
+    """The record of its control variables, which builds the policy."""
     engines: tuple[str, ...] = (OWN_ENGINE,)
     """The presets (`xcore/specs/engine.py`) of the engines that run it: its predictions are of one of them."""
     compiled: int | None = None
     """Its number in xsimulator/replay/event_loop.c; None: it isn't compiled, and can't be searched at a rate."""
     disaggregated: bool = False
-    """Whether encoding and decoding have stages of their own: two devices at least."""
+    """Whether encoding and decoding have their own stages: at least two devices."""
     early_termination: bool = True
     """Whether finished sequences leave at once; else batches are static, and leave together."""
     mixed: bool = False
     """Whether one iteration encodes and decodes."""
     grows: bool = False
-    """Whether it asks for blocks as sequences get longer (`Ledger.grow`), so that admission may be *grow*."""
+    """Whether it allocates blocks as sequences get longer (`Ledger.grow`), so that admission may be *grow*."""
     caches_prefixes: bool = False
-    """Whether it prefills what the cache lacks of a prompt (`Sequence.to_prefill`), so that prefixes may be cached."""
+    """Whether it prefills only a prompt's uncached part (`Sequence.to_prefill`), so that prefixes may be cached."""
     splits_prompts: bool = False
-    """Whether a prompt may be encoded in several iterations, which an encoder's can't."""
+    """Whether a prompt may be encoded in several iterations, which an encoder doesn't support."""
     complexity: float = inf
-    """The lowest wins where several policies are as good: what today's engines do, then one pipeline, then two, then
-    batches."""
+    """The lowest wins among equally good policies: today's engines, then one pipeline, then two, then batches."""
     mark: str = "?"
     """A letter on a terminal's plot."""
     colour: str = "#8a8f98"
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """The names of the variables that a search sets."""
+        """Return the names of the variables that a search sets."""
         return tuple(name for name, kind in kinds(self.control).items() if kind not in (None, "target"))
 
     @property
     def adjustable(self) -> bool:
-        """Whether it has a target, which dynamic adjustment keeps near."""
+        """Return whether it has a target, which dynamic adjustment keeps near."""
         return self.name_of("target") is not None
 
     @property
     def batch_name(self) -> str:
-        """The name of the variable that is the batch."""
+        """Return the name of the variable that is the batch."""
         return batch_name(self.control)
 
     def name_of(self, kind: Kind) -> str | None:
@@ -61,7 +60,7 @@ class Traits:
         return name_of(self.control, kind)
 
     def record(self, variables: Mapping[str, int | None], target: int = 1) -> Control:
-        """Return the record of these variables; of points of a search, which have none, with this `target`.
+        """Return the record of these variables; search points, which have no target, get this `target`.
 
         Raises InputError for a variable that the policy doesn't have, or that is missing.
         """

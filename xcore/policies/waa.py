@@ -1,4 +1,4 @@
-"""WAA, workload-aware allocation (paper section 4.2): encoding and decoding on stages of their own, asynchronously."""
+"""WAA, workload-aware allocation (paper section 4.2): encoding and decoding on different stages, asynchronously."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,7 +10,7 @@ from xcore.policies.traits import Traits
 
 
 def most_underway(stages: int) -> int:
-    """Batches, or steps, that stages may hold at once: one on each of them and one before each but the first.
+    """Return the batches, or steps, that stages may hold at once: one on each and one before each but the first.
 
     More would not make them faster, only hold blocks and let requests wait on the way.
     """
@@ -18,19 +18,20 @@ def most_underway(stages: int) -> int:
 
 
 def most_in_transfer(stages: int) -> int:
-    """Batches at most between their admission and their first decoding iteration, each with buffers on both sides:
-    those under way on `stages` encoding stages, one in transfer, and one that waits for it. Where the transfer is
-    slower than encoding, more would only fill memory.
+    """Return the most batches between their admission and their first decode iteration.
+
+    Each has buffers on both sides. They are those in flight on `stages` encoding stages, one in transfer, and one that
+    waits for it. If the transfer is slower than encoding, more would only fill memory.
     """
     return most_underway(stages) + 2
 
 
 class WAAPolicy:
-    """Each side is asked on its own, whenever its first stage is free.
+    """Decides the steps of each side on its own, whenever the side's first stage is free.
 
-    The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; from then
-    on they hold them. The decoding side gives a token to everybody whose keys and values have arrived (`ready_s`), so
-    an iteration's end is when encoded sequences join.
+    The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; they hold
+    the blocks from then on. The decoding side gives a token to every sequence whose keys and values have arrived
+    (`ready_s`), so encoded sequences join at the end of an iteration.
     """
 
     def __init__(self, encode_batch: int, joining: Joining | None = None):
@@ -38,16 +39,16 @@ class WAAPolicy:
         self.joining = joining or Joining()
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
-        """The next batch to encode, or the next decoding iteration: a WAA schedule has no stages of both phases."""
+        """Return the next batch to encode, or the next decode iteration: no stage of a WAA schedule has both phases."""
         return self.next_decode(ledger, now) if phase == "decode" else self.next_encode(ledger, now)
 
     def next_encode(self, ledger: Ledger, now: float) -> Step | None:
-        """The next batch to encode, or None while nobody waits or no blocks are free."""
+        """Return the next batch to encode; None while no sequence waits or no blocks are free."""
         admitted = self.joining.admit(ledger, now, self.encode_batch)
         return Step(encode=tuple((s, s.to_prefill) for s in admitted)) if admitted else None
 
     def next_decode(self, ledger: Ledger, now: float) -> Step | None:
-        """The next decoding iteration, or None while nobody can be decoded."""
+        """Return the next decode iteration; None while no sequence can decode."""
         decode = ledger.grow_decoding(now)
         return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
 

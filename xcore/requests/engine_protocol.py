@@ -1,4 +1,4 @@
-"""What the server's frontend and its engine send each other over a stream, in the ranks' message format.
+"""The messages between the server's frontend and its engine over a stream, in the ranks' message format.
 
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
     frontend ◄──Opened, Changed, Stepped, Speed, LOADS, MOVES── engine
@@ -18,15 +18,15 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span
 
 DRAIN = "drain"
-"""No more requests will come: the engine runs the others to their ends and exits."""
+"""No more requests will come: the engine runs the present ones to completion and exits."""
 BEGIN = "begin"
-"""The frontend knows that this engine has opened: what it has sent before was for another."""
+"""The frontend knows that this engine has opened: its earlier messages were for another engine."""
 LOADS = "loads"
-"""The engine gets other layers or another cache, and says nothing until it opens with them."""
+"""The engine gets other layers or another cache, and sends nothing until it opens with them."""
 MOVES = "moves"
 """Another rank leads from now on. The frontend closes the connection; then that rank connects and opens."""
 MAX_BYTES = 2**28
-"""A longer message is refused."""
+"""Largest message in bytes; a longer one is refused."""
 PREFIX = 8
 """Bytes of a message's length."""
 
@@ -35,18 +35,18 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Abort:
-    """Requests to end; other ids are ignored."""
+    """Requests to abort; unknown ids are ignored."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A request whose output a stop text ends; one that has ended is ignored."""
+    """A request that a stop text ends; one that has ended is ignored."""
 
     id: str
     output_tokens: int
-    """Up to the stop text: the engine may have made more."""
+    """Output tokens up to the stop text: the engine may have generated more."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,9 @@ class Follow:
 
 @dataclass(frozen=True)
 class Changed:
-    """The engine follows another schedule, with the layers and caches that it has. Where it needs others, it opens
-    anew, and gets its sequences again.
+    """The engine follows another schedule, with its present layers and caches.
+
+    If the schedule needs others, the engine opens anew, and gets its sequences again.
     """
 
     schedule: Schedule
@@ -71,33 +72,33 @@ class Opened:
 
     schedule: Schedule
     profile: Profile
-    """What the ranks were measured to be."""
+    """The ranks' measured profile."""
     goodput_seq_s: float | None
-    """What the schedule was found to serve within its bound; None where it was given, or has no bound."""
+    """Rate that the schedule serves within its bound, as found by the search; None: given schedule, or no bound."""
     assumptions: tuple[str, ...]
     zero_s: float
-    """When its clock began, by the frontend's monotonic clock, which is that of rank 0's machine."""
+    """Start of its clock, by the frontend's monotonic clock, which is that of rank 0's machine."""
     refused: Schedule | None = None
-    """The schedule that it was to follow, and can't: with as many KV blocks as accepted requests would need."""
+    """The schedule that it can't follow, with as many KV blocks as accepted requests would need."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A request's end, after its last token."""
+    """The end of a request, after its last token."""
 
     id: str
     reason: FinishReason
     refused: str | None = None
-    """Why the engine can't run it."""
+    """Reason why the engine can't run it."""
     too_long: bool = False
-    """Whether that is its length."""
+    """Whether the reason is its length."""
     error: str | None = None
     """As `Result.error`."""
 
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What the engine's leader holds."""
+    """The present load of the engine, by its leader."""
 
     waiting: int
     encoding: int
@@ -105,31 +106,31 @@ class Occupancy:
     used_blocks: int
     total_blocks: int
     preemptions: int
-    """So far."""
+    """Number of preemptions so far."""
     drift: float = 0.0
-    """How far lengths have moved from the schedule's, as last tested: the distance of their distributions."""
+    """Distance between the lengths' distributions and the schedule's, as last tested."""
 
 
 TokenLogProb = tuple[float | None, tuple[tuple[int, float], ...]]
-"""A token's log-probability, None where there is none, and the likeliest tokens in its place with theirs."""
+"""A token's log-probability (None: none), and the likeliest tokens in its place with their log-probabilities."""
 
 
 @dataclass(frozen=True)
 class LogProbs:
-    """Log-probabilities of tokens and of the likeliest ones in their places."""
+    """Log-probabilities of tokens and of the likeliest tokens in their places."""
 
     own: Array
-    """float64 [tokens]; NaN: none"""
+    """float64 [tokens]; NaN: none."""
     counts: Array
-    """int64 [tokens]: how many likeliest each has"""
+    """int64 [tokens]: number of likeliest tokens of each."""
     likeliest: Array
-    """int64 [sum of counts]"""
+    """int64 [sum of counts]."""
     values: Array
-    """float64 [sum of counts]"""
+    """float64 [sum of counts]."""
 
     @staticmethod
     def of(tokens: Iterable[TokenLogProb]) -> "LogProbs":
-        """Packed from each token's."""
+        """Pack the log-probabilities of each token."""
         rows = list(tokens)
         pairs = [pair for _, likeliest in rows for pair in likeliest]
         return LogProbs(
@@ -140,7 +141,7 @@ class LogProbs:
         )
 
     def rows(self) -> list[TokenLogProb]:
-        """Each token's."""
+        """Unpack the log-probabilities of each token."""
         pairs = list(zip(self.likeliest.tolist(), self.values.tolist(), strict=True))
         ends = np.cumsum(self.counts).tolist()
         return [
@@ -151,7 +152,7 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class Prompt:
-    """The log-probabilities of a request's prompt, which asked for them; they come with its first token."""
+    """The requested log-probabilities of a request's prompt; they come with its first token."""
 
     id: str
     logprobs: LogProbs
@@ -159,30 +160,31 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Stepped:
-    """What has come of steps of the engine: tokens, in order, then ends. Seconds of its clock."""
+    """The results of the engine's steps: tokens in order, then ends. Times are seconds of its clock."""
 
     now_s: float
     ids: Array
-    """int64 [tokens]: whose each one is; the engine's ids are whole numbers."""
+    """int64 [tokens]: the request of each token; the engine's ids are whole numbers."""
     tokens: Array
-    """int64 [tokens]"""
+    """int64 [tokens]."""
     made_s: Array
-    """float64 [tokens]"""
+    """float64 [tokens]."""
     starts_s: Array
-    """float64 [tokens]: when the request started whose first token it is; NaN for further ones"""
+    """float64 [tokens]: for a request's first token, the request's start; NaN for later tokens."""
     ended: tuple[Ended, ...]
     occupancy: Occupancy
     spans: tuple[Span, ...] = ()
-    """What the leader's device has computed."""
+    """Spans of the leader's device."""
     logprobs: LogProbs | None = None
-    """Of the tokens; None where no request asked for any."""
+    """Log-probabilities of the tokens; None if no request asked for any."""
     prompts: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True)
 class Speed:
-    """The last message of an engine that was asked for it and has drained: its profile at the machine's speed then,
-    while others' engines that ended at once did the same.
+    """The profile of a drained engine at the machine's present speed: its last message, if requested.
+
+    Other engines that ended at the same time measured their speeds meanwhile.
     """
 
     profile: Profile
@@ -193,20 +195,20 @@ FROM_ENGINE = (Opened, Changed, Stepped, Speed)
 
 
 def framed(message: object) -> bytes:
-    """A message with its length before it."""
+    """Return a message with its length before it."""
     data = pack(message)
     return len(data).to_bytes(PREFIX, "little") + data
 
 
 class Frames:
-    """Messages of `kinds` out of a stream of bytes."""
+    """Splits a stream of bytes into messages of `kinds`."""
 
     def __init__(self, kinds: tuple[type, ...]):
         self._kinds = kinds
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[object]:
-        """The messages that these bytes complete. ValueError for one beyond `MAX_BYTES`."""
+        """Return the messages that these bytes complete; ValueError for one beyond `MAX_BYTES`."""
         self._data += data
         messages = []
         while len(self._data) >= PREFIX:

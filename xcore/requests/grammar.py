@@ -1,7 +1,7 @@
-"""Grammars: outputs of which every token continues a JSON schema or a Lark grammar, by the package llguidance.
+"""Grammars: outputs whose every token continues a JSON schema or a Lark grammar, by the package llguidance.
 
-A sequence has a matcher on its driver, which gets every token of the output and gives the mask of the next one. So the
-matcher survives a preemption, and a step that samples such a sequence's token waits for the one before.
+A sequence has a matcher on its driver, which gets every token of the output and gives the mask of the next one. The
+matcher therefore survives a preemption. A step that samples such a sequence's token waits for the previous token.
 """
 
 import contextlib
@@ -21,62 +21,65 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _COMPILED = 64
-"""Grammars whose matchers are kept to be copied: compiling a schema can take a second (`compiling.py`)."""
+"""Number of compiled grammars that are kept and copied: compiling a schema can take a second (`compiling.py`)."""
 
 
 class Grammar:
-    """One sequence's place in its grammar; a `Constraint`."""
+    """The state of one sequence in its grammar; a `Constraint`."""
 
     def __init__(self, matcher: "LLMatcher"):
         self._matcher = matcher
 
     @property
     def complete(self) -> bool:
-        """Whether nothing can follow: the grammar allows no more, an EOS has come, or it has failed."""
+        """Return whether nothing can follow: the grammar allows no more, an EOS has come, or it has failed."""
         return self._matcher.is_stopped()
 
     @property
     def failed(self) -> bool:
-        """Whether it can't be followed any more, such as when it has become too complex."""
+        """Return whether it can't be followed any more, such as when it has become too complex."""
         return self._matcher.is_error()
 
     def mask(self) -> np.ndarray:
-        """The tokens that may come next, as `LogitEdits.allowed`: int32 [ceil(vocab / 32)]."""
+        """Return the tokens that may come next, as `LogitEdits.allowed`: int32 [ceil(vocab / 32)]."""
         return np.frombuffer(self._matcher.compute_bitmask(), dtype=np.int32)
 
     def consume(self, token: int) -> None:
-        """Go on by a token of the output."""
+        """Advance by a token of the output."""
         self._matcher.consume_token(token)
 
 
 class Grammars:
     """The grammars of one model's requests.
 
-    `path` is the model's tokenizer.json, None where the model has no directory; `eos` its stop tokens and `vocab` the
-    number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar, or `prepare`.
+    `path` is the model's tokenizer.json, None if the model has no directory; `eos` are its stop tokens, and `vocab` is
+    the number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar, or
+    `prepare`.
     """
 
     def __init__(self, path: Path | None, eos: frozenset[int], vocab: int):
         self._path, self._eos, self._vocab = path, eos, vocab
         self._tokenizer: LLTokenizer | None = None
         self._outcomes: OrderedDict[str, LLMatcher | InputError] = OrderedDict()
-        """By grammar, the latest used last: its matcher, or why there is none."""
+        """By grammar, in the order of last use: its matcher, or the error."""
         self._lock = threading.Lock()
 
     def prepare(self) -> None:
-        """Read the tokenizer now. Where it can't be used, requests with grammars are told. It holds Python's lock: with
-        128,000 tokens, everything else waits for half a second (`python -m benchmarks.grammars`).
+        """Read the tokenizer now. If it can't be used, each request with a grammar is refused later.
+
+        Reading holds Python's lock: with 128,000 tokens, everything else waits for half a second (`python -m
+        benchmarks.grammars`).
         """
         with contextlib.suppress(InputError):
             self._read_tokenizer()
 
     def known(self, grammar: str) -> bool:
-        """Whether a grammar has been compiled or refused, so that `check` and `start` take no time."""
+        """Return whether a grammar has been compiled or refused, so that `check` and `start` take no time."""
         with self._lock:
             return grammar in self._outcomes
 
     def compile(self, grammar: str) -> "LLMatcher | InputError":
-        """Compile a grammar, or find why that can't be done, and keep it; from any thread."""
+        """Compile a grammar, or find why it can't be compiled, and keep the result; from any thread."""
         outcome: LLMatcher | InputError
         try:
             outcome = self._compile(grammar)
@@ -89,7 +92,7 @@ class Grammars:
         return outcome
 
     def check(self, request: Request) -> None:
-        """InputError, naming the id, where a request's grammar can't be followed."""
+        """Raise InputError, naming the id, if a request's grammar can't be followed."""
         if request.grammar is not None:
             try:
                 self._compiled(request.grammar)
@@ -97,7 +100,7 @@ class Grammars:
                 raise InputError(f"Request '{request.id}' has a grammar, and {error}") from None
 
     def start(self, request: Request) -> Grammar | None:
-        """A request's grammar at its beginning; None where it has none. InputError as in `check`."""
+        """Return a request's grammar at its beginning; None if it has none. Raises InputError as `check` does."""
         if request.grammar is None:
             return None
         self.check(request)
@@ -144,7 +147,7 @@ class Grammars:
 
 
 def _is_schema(grammar: str) -> bool:
-    """Whether a grammar is a JSON schema alone, without llguidance's own document around it."""
+    """Return whether a grammar is a JSON schema alone, without llguidance's own document around it."""
     try:
         document = json.loads(grammar)
     except (ValueError, RecursionError):
@@ -153,5 +156,5 @@ def _is_schema(grammar: str) -> bool:
 
 
 def _first_line(message: str) -> str:
-    """What a message of several lines begins with, without a full stop."""
+    """Return the first line of a message, without a full stop."""
     return message.strip().partition("\n")[0].rstrip(". ")

@@ -1,4 +1,4 @@
-"""Messages between ranks and between processes: a header of JSON, then its arrays. Nothing received is executed."""
+"""Messages between ranks and between processes: a header of JSON, then arrays. Nothing received is executed."""
 
 import json
 from dataclasses import fields, is_dataclass
@@ -17,7 +17,7 @@ _AS_THEY_ARE = int, float, str, bool, type(None)
 
 
 def pack(message: object) -> bytes:
-    """A message of dataclasses, numbers, texts, arrays, and tuples, lists and dicts of these."""
+    """Pack a message of dataclasses, numbers, texts, arrays, and tuples, lists and dicts of these."""
     arrays: list[bytes] = []
 
     def encode(value: Any) -> Any:
@@ -40,8 +40,10 @@ def pack(message: object) -> bytes:
 
 
 def unpack(data: bytearray, kinds: tuple[type, ...]) -> Any:
-    """The packed object, sequences as tuples. Arrays share the message's memory. KeyError for a dataclass that is
-    neither among `kinds` nor a type of their fields.
+    """Unpack an object; sequences become tuples, and arrays share the message's memory.
+
+    Raises:
+        KeyError: A dataclass is neither among `kinds` nor a type of their fields.
     """
     classes = _classes(kinds)
     size = int.from_bytes(data[:_ALIGNED], "little")
@@ -75,7 +77,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @cache
 def _classes(kinds: tuple[type, ...]) -> dict[str, type]:
-    """These dataclasses and those of their fields, by name."""
+    """Return these dataclasses and those of their fields, by name."""
     classes: dict[str, type] = {}
 
     def collect(hint: Any) -> None:

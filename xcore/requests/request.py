@@ -25,13 +25,13 @@ class Request(Noun):
     top_k: int = 0
     """Sample from this many likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Of those, keep the likeliest that together have this share of the probability."""
+    """Of those, keep the likeliest tokens that together have this share of the probability."""
     repetition_penalty: float = 1.0
     """Penalty of tokens that are already in the prompt or the output; 1: none."""
     seed: int | None = None
     """Seed of the sampling, which depends on nothing else; None: a hash of the id."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit as often as it is in the output: -2 to 2."""
+    """Subtracted from a token's logit for each of its occurrences in the output: -2 to 2."""
     presence_penalty: float = 0.0
     """Subtracted once from the logits of tokens that are in the output: -2 to 2."""
     logit_bias: tuple[tuple[int, float], ...] = ()
@@ -39,58 +39,64 @@ class Request(Noun):
     min_p: float = 0.0
     """Keep tokens with at least this share of the likeliest one's probability, before top-k and top-p; 0: all."""
     min_tokens: int = 0
-    """EOS and stop tokens are not sampled before the output has so many tokens."""
+    """EOS and stop tokens are not sampled before the output has this many tokens."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the output as EOS does, also with `ignore_eos`."""
     logprobs: int | None = None
-    """Report each output token's log-probability, and so many of the likeliest tokens, 0 to 20; None: no. They are the
-    model's own: of its logits before any edit, and without the temperature."""
+    """Report each output token's log-probability, and this many of the likeliest tokens, 0 to 20; None: no.
+
+    They are the model's own: of its logits before any edit, and without the temperature.
+    """
     grammar: str | None = None
-    """What the output must follow, by llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}. EOS
-    comes only where it may end, and the output ends where nothing can follow; None: anything."""
+    """What the output must follow, by llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}.
+
+    EOS comes only where the grammar may end, and the output ends where nothing can follow; None: any output.
+    """
 
     prompt_logprobs: bool = False
-    """Report the prompt's log-probabilities too, with as many likeliest tokens as `logprobs` asks for. Not of an
-    encoder-decoder; its prefix isn't taken from the cache."""
+    """Report the prompt's log-probabilities too, with as many likeliest tokens as `logprobs` asks for.
+
+    An encoder-decoder has none. The prompt's prefix isn't taken from the cache.
+    """
 
     client: str | None = None
-    """Who pays for it, for orders that are fair to clients."""
+    """Client that pays for it, for orders that are fair to clients."""
     application: str | None = None
     """The application that made it, for orders of applications."""
     deadline_s: float | None = None
     """When its last token is due, in seconds after its arrival; None: no deadline."""
     output_ids: tuple[int, ...] = ()
-    """Output that another engine has made of it: computed again with the prompt, and not given again."""
+    """Its output by another engine: computed again with the prompt, and not reported again."""
 
     @property
     def greedy(self) -> bool:
-        """Whether every token is the likeliest one by the model's own logits."""
+        """Return whether every token is the likeliest one by the model's own logits."""
         return self.temperature == 0 and self.repetition_penalty == 1 and not self.edited
 
     @property
     def counted(self) -> bool:
-        """Whether tokens are penalised by their counts in the output."""
+        """Return whether tokens are penalised by their counts in the output."""
         return self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
     def edited(self) -> bool:
-        """Whether logits are edited beside the repetition penalty: see `exegpt.kernels.logit_edits`."""
+        """Return whether logits are edited, apart from the repetition penalty: see `exegpt.kernels.logit_edits`."""
         return self.counted or bool(self.logit_bias) or self.min_tokens > 0 or self.grammar is not None
 
     @property
     def own_seed(self) -> int:
-        """The seed, or a hash of the id."""
+        """Return the seed, or a hash of the id."""
         return zlib.crc32(self.id.encode()) if self.seed is None else self.seed
 
     @property
     def lengths(self) -> RequestLengths:
-        """Its lengths for the simulator, with an output as long as allowed."""
+        """Return its lengths for the simulator, with the longest output that it allows."""
         return RequestLengths(len(self.prompt_ids), self.max_tokens, self.arrival_s)
 
 
 @dataclass(frozen=True)
 class Result(Noun):
-    """The outcome of a request. Times in seconds since the run began."""
+    """The outcome of a request. Times are in seconds since the run began."""
 
     id: str
     prompt_tokens: int
@@ -98,17 +104,17 @@ class Result(Noun):
     finish_reason: FinishReason
     arrival_s: float
     start_s: float | None
-    """When the encoding batch that holds the request began."""
+    """Start of the encoding batch that holds the request."""
     first_token_s: float | None
     finish_s: float
     error: str | None = None
-    """Why it failed, where the finish reason is `error` and the engine had begun it."""
+    """Reason of the failure, if the finish reason is `error` and the engine had begun the request."""
     text: str | None = None
     logprobs: tuple[float, ...] | None = None
-    """Of each output token, where the request asks for them; -9999.0 for minus infinity."""
+    """Log-probability of each output token, if the request asks for them; -9999.0 for minus infinity."""
     likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
     """For each output token the likeliest tokens in its place with their log-probabilities."""
     prompt_logprobs: tuple[float | None, ...] | None = None
-    """Of each token of the prompt, where the request asks for them; None of the first."""
+    """Log-probability of each token of the prompt, if the request asks for them; None for the first."""
     prompt_likeliest: tuple[tuple[tuple[int, float], ...], ...] | None = None
-    """For each token of the prompt as `likeliest`; none for the first."""
+    """For each token of the prompt, as `likeliest`; none for the first."""

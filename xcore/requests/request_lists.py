@@ -28,8 +28,10 @@ def read_for_model(
     skip_invalid: bool = False,
     scale: bool = False,
 ) -> "tuple[list[Request], list[Rejected]]":
-    """The requests of a file that the model can run, and those that it can't; the options as in `read_requests`. A
-    trace's rows beyond the context are left out, or, with `scale`, all its lengths scaled.
+    """Read the requests of a file that the model can run, and those that it can't.
+
+    The options are those of `read_requests`. A trace's rows beyond the context are left out, or, with `scale`, all its
+    lengths scaled.
     """
     from xcore.requests.requests import read_requests
 
@@ -45,7 +47,7 @@ def read_for_model(
 def fitted_to_context(
     name: str, spec: ModelSpec, note: Callable[[str], None], scale: bool
 ) -> Callable[[Sequence[RequestLengths]], tuple[RequestLengths, ...]]:
-    """Return what leaves a trace's rows beyond a model's context out, or scales all, and notes what it did."""
+    """Return a function that leaves a trace's rows beyond a model's context out, or scales all, and notes this."""
 
     def fit(rows: Sequence[RequestLengths]) -> tuple[RequestLengths, ...]:
         fitted, notes = fit_context(Workload.from_requests(name, rows), spec, scale)
@@ -57,8 +59,9 @@ def fitted_to_context(
 
 
 def grammar_check(directory: Path, spec: ModelSpec, prepare: bool = False) -> Callable[[Request], None]:
-    """What raises InputError, naming the id, for a request whose grammar can't be followed. The tokenizer is read with
-    the first such request; with `prepare`, at once.
+    """Return a function that raises InputError, naming the id, for a request whose grammar can't be followed.
+
+    The tokenizer is read with the first such request; with `prepare`, at once.
     """
     from xcore.requests.grammar import Grammars
 
@@ -69,5 +72,5 @@ def grammar_check(directory: Path, spec: ModelSpec, prepare: bool = False) -> Ca
 
 
 def draw(workload: Workload, num: int, seed: int, longest: int | None) -> tuple[RequestLengths, ...]:
-    """`num` lengths of a workload, all there from the start."""
+    """Draw `num` requests of a workload, all of which arrive at the start."""
     return tuple(replace(row, arrival_s=0.0) for row in workload.draw(num, seed, longest))

@@ -18,13 +18,13 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.trace import Note, form_of, labels_of, read_labels, read_trace, silent
 
 Encode = Callable[[str], Sequence[int]]
-"""From text to token ids."""
+"""A function from text to token ids."""
 
-_MOST = float(np.finfo(np.float32).max)  # what sampling computes in; a whole number in JSON has no limit
+_MOST = float(np.finfo(np.float32).max)  # the dtype of sampling; a whole number in JSON has no limit
 _LEAST = 1e-4
-"""Logits divided by less are no numbers any more."""
+"""Least divisor of logits; a smaller one makes them overflow."""
 _LATEST_S = 30 * 24 * 3600
-"""A request that arrives later is taken for one with a date, for which the run would wait for decades."""
+"""Latest arrival in seconds; a later one is probably a date, for which the run would wait for decades."""
 _CHOICE: dict[str, tuple[type[float], Callable[[Any], bool], str]] = {
     "temperature": (
         float,
@@ -41,10 +41,10 @@ _CHOICE: dict[str, tuple[type[float], Callable[[Any], bool], str]] = {
     "logprobs": (int, lambda value: 0 <= value <= 20, "a whole number from 0 to 20"),
     "min_tokens": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0"),
 }
-"""How tokens are chosen, and what is reported of them: each key's type, values, and their description."""
+"""Keys of sampling and of reports: each key's type, its allowed values, and their description."""
 _MOST_BIAS = 100.0
 _MOST_DIGITS = 10
-"""Of a token id in text."""
+"""Most digits of a token id in text."""
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
 _LABELS = ("client", "application", "deadline_s")
 _KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs", *_LABELS)
@@ -52,14 +52,14 @@ _KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_l
 
 @dataclass(frozen=True)
 class Rejected:
-    """A request that can't be run: the result it ends with, and why."""
+    """A request that can't be run: its result, and the reason."""
 
     result: Result
     reason: str
 
 
 def random_requests(lengths: Iterable[RequestLengths], vocab: int, seed: int) -> list[Request]:
-    """Requests of the given lengths, named by their place: prompts at random, outputs of exactly their length."""
+    """Draw prompts at random for the given lengths; outputs have exactly their length, ids are the rows' indices."""
     rng = np.random.default_rng(seed)
     return [
         Request(str(i), tuple(rng.integers(0, vocab, size=row.input).tolist()), row.output, True, row.arrival_s)
@@ -79,11 +79,21 @@ def read_requests(
     check: Callable[[Request], object] = lambda request: None,
     fit: Callable[[Sequence[RequestLengths]], Sequence[RequestLengths]] = tuple,
 ) -> tuple[list[Request], list[Rejected]]:
-    """Requests for `model` from a JSONL file, a trace (lengths alone) or standard input (`-`).
+    """Read requests for `model` from a JSONL file, a trace (lengths alone) or standard input (`-`).
 
-    `encode` is the model's tokenizer, None where it has none. InputError names the first request that is wrong; with
-    `skip_invalid` those are returned beside the others instead. `note` as in `xcore.traces.trace.read_trace`.
-    `check` raises InputError for what else can't be run: a grammar (`Grammars.check`). `fit` changes a trace's lengths.
+    Args:
+        source: Path, or `-`.
+        model: Model that runs the requests.
+        encode: The model's tokenizer; None if it has none.
+        seed: Seed of a trace's random prompts.
+        columns: A trace's columns by name.
+        skip_invalid: Return wrong requests separately instead of raising InputError.
+        note: As in `xcore.traces.trace.read_trace`.
+        check: Raises InputError for another reason why a request can't be run: a grammar (`Grammars.check`).
+        fit: Changes a trace's lengths.
+
+    Raises:
+        InputError: Names the first request that is wrong.
     """
     entries: Iterable[tuple[str, str | Request]]
     if is_trace(source, columns):
@@ -130,7 +140,10 @@ def read_requests(
 
 
 def check_request(request: Request, model: ModelSpec, skippable: bool = True) -> None:
-    """InputError, naming the id, unless `model` can run this request. `skippable`: its command has --skip-invalid."""
+    """Raise InputError, naming the id, unless `model` can run this request.
+
+    `skippable`: its command has --skip-invalid.
+    """
     name = f"Request '{request.id}'"
     if not request.prompt_ids:
         raise InputError(f"{name} has an empty prompt: it needs at least one token.")
@@ -157,7 +170,7 @@ def check_request(request: Request, model: ModelSpec, skippable: bool = True) ->
 
 
 def _check_choice(request: Request, vocab: int) -> None:
-    """InputError, naming the id, unless tokens can be chosen as a request says."""
+    """Raise InputError, naming the id, unless tokens can be chosen as a request says."""
     name = f"Request '{request.id}'"
     for key, (_, holds, text) in _CHOICE.items():
         value = getattr(request, key)
@@ -180,8 +193,9 @@ def _check_choice(request: Request, vocab: int) -> None:
 
 
 def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
-    """Whether a file holds lengths alone: CSV and Parquet do, JSONL does when its first object has no prompt, but a
-    trace's column, by one of the usual names or of those in `columns`.
+    """Return whether a file holds lengths alone: CSV, Parquet, or JSONL whose first object has no prompt.
+
+    That object must have a trace's column, by one of the usual names or of those in `columns`.
     """
     form = None if source == "-" else form_of(source)
     if form != ".jsonl":
@@ -197,7 +211,7 @@ def is_trace(source: str, columns: dict[str, str] | None = None) -> bool:
 
 
 def request_lines(source: str) -> Iterator[tuple[str, str]]:
-    """(where, text) of every line that isn't blank."""
+    """Yield (where, text) of every line that isn't blank."""
     lines = _standard_input() if source == "-" else read_lines(Path(source), "request file")
     try:
         for number, line in enumerate(lines, 1):
@@ -208,7 +222,7 @@ def request_lines(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _standard_input() -> Iterable[str]:
-    """Its lines, read as a file's are: in UTF-8 whatever the locale, without a byte order mark."""
+    """Return standard input's lines as a file's: in UTF-8 for any locale, without a byte order mark."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     return sys.stdin
@@ -219,7 +233,7 @@ def _parse(line: str, where: str, encode: Encode | None) -> Request:
 
 
 def read_entry(line: str, where: str) -> dict[str, Any]:
-    """The keys of a request in a line of JSON."""
+    """Return the keys of a request in a line of JSON."""
     entry = parse_json(line, f"The request in {where}")
     if not isinstance(entry, dict):
         raise InputError(f"The request in {where} is not a JSON object: {line.strip()[:60]!r}.")
@@ -227,7 +241,7 @@ def read_entry(line: str, where: str) -> dict[str, Any]:
 
 
 def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Request:
-    """The request of these keys; InputError where it isn't one."""
+    """Build the request of these keys; InputError if they are wrong."""
     if not isinstance(entry.get("id"), str) or not entry["id"]:
         raise InputError(f"The request in {where} has no id: every request needs its own, a string.")
     name = f"Request '{entry['id']}'"
@@ -251,7 +265,7 @@ def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Requ
 
 
 def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    """How the request's tokens are chosen, as far as it says."""
+    """Return the request's options of sampling, as far as it has any."""
     choice = {}
     for key, (kind, holds, text) in _CHOICE.items():
         value = entry.get(key)
@@ -265,7 +279,7 @@ def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _logit_bias(value: Any, name: str) -> tuple[tuple[int, float], ...]:
-    """What is added to tokens' logits, by their ids, which are text in JSON as they are in OpenAI's API."""
+    """Return the additions to tokens' logits by their ids, which are text in JSON as in OpenAI's API."""
     usable = isinstance(value, dict) and all(
         token.isdecimal() and len(token) <= _MOST_DIGITS and _is_number(bias) for token, bias in value.items()
     )
@@ -293,7 +307,7 @@ def _prompt_logprobs(value: Any, name: str) -> bool:
 
 
 def _name(key: str) -> Callable[[Any, str], str]:
-    """What reads a key whose value is a text."""
+    """Return a function that reads a key whose value is a text."""
 
     def read(value: Any, name: str) -> str:
         if not isinstance(value, str) or not value:
@@ -320,7 +334,7 @@ _OTHERS: dict[str, Callable[[Any, str], Any]] = {
     "application": _name("application"),
     "deadline_s": _deadline,
 }
-"""Keys whose values aren't numbers, and how they are read."""
+"""Keys whose values aren't numbers, and the functions that read them."""
 
 
 def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:
@@ -349,7 +363,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _own_id(entry: str | Request, where: str) -> str | None:
-    """The id of a request that can't be run, None where it has no usable one."""
+    """Return the id of a request that can't be run; None if it has no usable one."""
     if isinstance(entry, Request):
         return entry.id
     try:
@@ -360,7 +374,7 @@ def _own_id(entry: str | Request, where: str) -> str | None:
 
 
 def _unused(where: str, seen: set[str]) -> str:
-    """A name for a request by its place in the source, which no other one there has."""
+    """Return a name for a request by its place in the source; no other request there has it."""
     while where in seen:
         where += "′"
     return where

@@ -1,4 +1,4 @@
-"""What a bound on a time is about: which of the requests keep it."""
+"""The meaning of a bound on a time: which requests it is about."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,15 +9,17 @@ from xcore.quantity import percent_text
 BoundName = Literal["requests", "p99-length", "p99-queries"]
 """`p99-queries` is another name of `requests`, of older files."""
 PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
-"""Those that people ask for."""
+"""Percentiles that may be chosen."""
 LONGEST, OF_LONGEST = 0.02, 0.95
-"""How the latency of the 99th-percentile length is measured: over the requests whose outputs are this share of all,
-the longest, as the time that this share of them keeps."""
+"""Shares for measuring the latency of the 99th-percentile length.
+
+The first is the share of requests with the longest outputs; the second is the share of those that meets the latency.
+"""
 
 
 @dataclass(frozen=True)
 class BoundMeaning:
-    """Of all requests, the share that keeps each bound; or, in a latency's place, a sequence of one length."""
+    """The share of all requests that meets each bound; for the latency, alternatively a sequence of one length."""
 
     name: BoundName = "requests"
     percentile: float = 99.0
@@ -28,26 +30,26 @@ class BoundMeaning:
 
     @property
     def share(self) -> float:
-        """The percentile from 0 to 1."""
+        """Return the percentile from 0 to 1."""
         return self.percentile / 100
 
     @property
     def of_length(self) -> bool:
-        """Whether a bound on the latency is for a sequence of the 99th-percentile output length, the paper's."""
+        """Return whether a latency bound is for a sequence of the 99th-percentile output length, as in the paper."""
         return self.name == "p99-length"
 
     @property
     def latency_text(self) -> str:
-        """Who keeps a bound on the latency."""
+        """Return the requests that a bound on the latency is about, as text."""
         return "a sequence of the 99th-percentile output length" if self.of_length else self.requests_text
 
     @property
     def requests_text(self) -> str:
-        """Who keeps a bound on another time."""
+        """Return the requests that a bound on another time is about, as text."""
         return f"{percent_text(self.share)} of all requests"
 
 
 ALL_REQUESTS = BoundMeaning()
-"""What people mean by a bound, and the default."""
+"""The usual meaning of a bound, and the default."""
 PAPER_BOUND = BoundMeaning("p99-length")
-"""The ExeGPT paper's (section 7.1)."""
+"""The meaning in the ExeGPT paper (section 7.1)."""

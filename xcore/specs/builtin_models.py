@@ -1,7 +1,7 @@
-"""Models that are built in by name: the papers' and today's common dense ones, each as the config it publishes.
+"""Models that are built in by name: the papers' and today's common dense ones, each by its published config.
 
-They are kept as config.json contents, so that a built-in model and a model directory go through the same reader, and
-so that the parameter counts can be held against what transformers builds from the very same config.
+They are kept as the contents of config.json. A built-in model and a model directory thus go through the same reader,
+and parameter counts can be compared with what transformers builds from the same config.
 """
 
 import functools
@@ -56,7 +56,7 @@ def _gpt2(layers: int, hidden: int, heads: int, vocab: int = 50257, context: int
 
 
 def _gpt3(layers: int, hidden: int, heads: int) -> Config:
-    """Table 1 of the paper gives these three sizes; vocabulary padded and context as GPT-3's."""
+    """Return the config of a GPT-3 size from Table 1 of the paper; padded vocabulary and context are GPT-3's."""
     return _gpt2(layers, hidden, heads, vocab=51200, context=2048) | {"dtype": "float16"}
 
 
@@ -158,20 +158,21 @@ _SORTING = ("llama-", "qwen")
 """Families whose chat checkpoints have top-p or top-k in `generation_config.json` (Llama: 0.9; Qwen: 0.8 and 20)."""
 
 HUB_IDS: dict[str, str | None] = {name: hub for name, (hub, _) in _MODELS.items()}
-"""Built-in name → Hugging Face id, None where the weights are not published there."""
+"""Built-in name → Hugging Face id; None if the weights are not published there."""
 
 _BY_LOWER = {key.lower(): name for name, (hub, _) in _MODELS.items() for key in (name, hub) if key}
 
 
 def builtin_config(name: str) -> Config:
-    """The config of a built-in model, by any of its names; InputError as `xcore.specs.model_names.resolve` has it."""
+    """Return the config of a built-in model, by any of its names; InputError as `xcore.specs.model_names.resolve`."""
     named = resolve(hub_id(name), _BY_LOWER)
     return _MODELS[named.builtin][1] | named.changes
 
 
 def builtin_model(name: str) -> ModelSpec:
-    """The spec of a built-in model, by any of its names, under which a derived one stays known; InputError as
-    `xcore.specs.model_names.resolve` has it.
+    """Return the spec of a built-in model, by any of its names; a derived model keeps the given name.
+
+    Raises InputError as `xcore.specs.model_names.resolve` does.
     """
     hub_name = hub_id(name)
     spec = ModelSpec.from_config(builtin_config(hub_name), _BY_LOWER.get(hub_name.lower(), hub_name))
@@ -179,11 +180,11 @@ def builtin_model(name: str) -> ModelSpec:
 
 
 def stands_for(name: str) -> str | None:
-    """The built-in model whose sizes a derived name has; None for a built-in model's own name."""
+    """Return the built-in model whose sizes a derived name has; None for a built-in model's own name."""
     hub_name = hub_id(name)
     return None if hub_name.lower() in _BY_LOWER else resolve(hub_name, _BY_LOWER).builtin
 
 
 def hub_id(name: str) -> str:
-    """A name without the address that a browser shows before it."""
+    """Return a name without the address that a browser shows before it."""
     return name.strip().removeprefix("https://").removeprefix("huggingface.co/").rstrip("/")

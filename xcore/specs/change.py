@@ -1,4 +1,4 @@
-"""A change of the schedule while it runs (paper section 5.2)."""
+"""A change of the schedule during a run (paper section 5.2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from xcore.specs.workload import Workload
 
 @dataclass(frozen=True)
 class Change(Noun):
-    """One change of schedule. Seconds since the run began."""
+    """One change of schedule. Times are in seconds since the run began."""
 
     drifted_s: float
     """When the drift was detected."""
     found_s: float
     """When the search ended."""
     changed_s: float
-    """When it took over."""
+    """When the new schedule took over."""
     pause_s: float
-    """For how long nothing was computed."""
+    """Seconds in which nothing was computed."""
     moved: bool
     """Whether layers moved to other ranks."""
     schedule: Schedule
     refused: str | None = None
-    """Why the ranks refused it and kept their schedule; None: they took it."""
+    """Why the ranks refused it and kept their schedule; None: they accepted it."""
 
 
 Reschedule = Callable[[Workload, Schedule], Schedule | None]

@@ -11,42 +11,42 @@ from xcore.errors import InputError
 from xcore.noun import Noun
 
 MAX_DEVICES = 100_000
-"""A larger cluster is taken for a mistake."""
+"""Most devices of a cluster; more are probably a mistake."""
 
 
 def _check(what: str, value: float, least: float = 1.0, most: float = 1e24) -> None:
-    """InputError unless the value is a number from `least` to `most`."""
+    """Raise InputError unless the value is a number from `least` to `most`."""
     if not least <= value <= most:
         above = "" if most == 1e24 else f" and at most {most:g}"
         raise InputError(f"The {what} is {value}: it must be a number of at least {least:g}{above}.")
 
 
 def _check_share(what: str, value: float) -> None:
-    """InputError unless the value is a share, and more than nothing."""
+    """Raise InputError unless the value is a share above 0."""
     if not 0 < value <= 1:
         raise InputError(f"The {what} is {value}: it must be above 0 and at most 1.")
 
 
 @dataclass(frozen=True)
 class DeviceSpec(Noun):
-    """One device: its memory, and the rates its data sheet promises."""
+    """One device: its memory, and the rates of its data sheet."""
 
     kind: str
     memory_bytes: float
     bandwidth_bytes_s: float
     """Peak memory bandwidth."""
     flops_s: dict[str, float]
-    """Peak dense rate of matrix products by dtype; a dtype that is missing is one the device doesn't compute in."""
+    """Peak dense rate of matrix products by dtype; the device doesn't compute in a missing dtype."""
     flops_fraction: float = 0.67
     """Share of `flops_s` that large matrix products reach."""
     bandwidth_fraction: float = 0.86
     """Share of `bandwidth_bytes_s` that streaming reads reach."""
     flops_fractions: dict[str, float] = field(default_factory=dict)
-    """The same as `flops_fraction` for those dtypes whose share differs."""
+    """`flops_fraction` of the dtypes whose share differs."""
     attention_fraction: float = 0.46
     """Share of the 16-bit peak that attention over prompts reaches."""
     attention_fractions: dict[str, float] = field(default_factory=lambda: {"fp8": 0.75})
-    """The same for those dtypes of queries, keys and values whose share differs: of the 16-bit peak too."""
+    """`attention_fraction` of the dtypes of queries, keys and values whose share differs; also of the 16-bit peak."""
     visible_bytes: float | None = None
     """The part of the memory that CUDA reports (cudaMemGetInfo), of which engines take a share; None: all of it."""
 
@@ -65,23 +65,24 @@ class DeviceSpec(Noun):
 
     @property
     def shown_bytes(self) -> float:
-        """What software finds of its memory."""
+        """Return the bytes of its memory that software sees."""
         return min(self.visible_bytes or self.memory_bytes, self.memory_bytes)
 
     def reached_flops_s(self, dtype: str) -> float:
-        """The rate that large matrix products in `dtype` reach; 0 for a dtype that it doesn't compute in."""
+        """Return the rate that large matrix products in `dtype` reach; 0 if the device doesn't compute in it."""
         return self.flops_s.get(dtype, 0.0) * self.flops_fractions.get(dtype, self.flops_fraction)
 
 
 @dataclass(frozen=True)
 class LinkSpec(Noun):
-    """A link between two devices, as its user sees it."""
+    """A link between two devices, with the rates that its user sees."""
 
     bandwidth_bytes_s: float
     latency_s: float = 10e-6
     ring_bytes_s: tuple[tuple[int, float], ...] = ()
-    """PCIe: numbers of devices, and the bandwidth that each of so many reaches in a ring, where they share switches and
-    host bridges. Empty: groups of any size reach `bandwidth_bytes_s`, as over NVLink.
+    """PCIe: numbers of devices, and the bandwidth of each device in a ring of that size.
+
+    The devices share switches and host bridges. Empty: groups of any size reach `bandwidth_bytes_s`, as over NVLink.
     """
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class LinkSpec(Noun):
 
 
 def at_degree(values: tuple[tuple[int, float], ...], degree: int) -> float:
-    """Return the value at a number of devices: between two on a line over the logarithm, beyond them as the nearest."""
+    """Return the value at a number of devices: linear over the logarithm, the nearest one beyond the table."""
     ordered = sorted(values)
     below, first = max((at for at in ordered if at[0] <= degree), default=ordered[0])
     above, last = min((at for at in ordered if at[0] >= degree), default=ordered[-1])
@@ -115,9 +116,9 @@ class ClusterSpec(Noun):
     devices_per_node: int
     device: DeviceSpec
     intra: LinkSpec
-    """Between devices of one node (what an all-reduce achieves)."""
+    """Link between devices of one node (as an all-reduce reaches it)."""
     inter: LinkSpec
-    """Between nodes."""
+    """Link between nodes."""
     memory_fraction: float = field(default=0.9)
     """Share of a device's memory that may be used."""
 
@@ -134,7 +135,7 @@ class ClusterSpec(Noun):
 
     @property
     def devices(self) -> int:
-        """Number of devices (N)."""
+        """Return the number of devices (N)."""
         return self.nodes * self.devices_per_node
 
     def with_memory(self, factor: float) -> "ClusterSpec":
@@ -146,19 +147,19 @@ class ClusterSpec(Noun):
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the devices are this machine's CPU."""
+        """Return whether the devices are this machine's CPU."""
         return self.device.kind == "cpu"
 
 
 _T = 1e12
 
-# What an all-reduce reaches, bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 64 KB to 256 MB
-# in the tables of aiconfigurator 0.12.0, the medians of what fits vLLM's, TensorRT-LLM's and NCCL's kernels (H100: 291,
-# 267, 291 GB/s; 6, 4, 13 µs).
+# Bandwidth that an all-reduce reaches: bytes on the wire over time. NVLink: 2, 4 and 8 devices with messages of 64 KB
+# to 256 MB in the tables of aiconfigurator 0.12.0. They are the medians of the fits to vLLM's, TensorRT-LLM's and
+# NCCL's kernels (H100: 291, 267, 291 GB/s; 6, 4, 13 µs).
 # PCIe: rings (`xprofiler/rings.py`), whose bandwidth depends on the board (docs/devices.md). PCIe 4: a pair of the L40S
-# there; four and eight as TensorRT-LLM's published L40S rows have it (`python -m benchmarks.published --fit-links`).
+# there; four and eight fitted to TensorRT-LLM's published L40S rows (`python -m benchmarks.published --fit-links`).
 # PCIe 5: two RTX PRO 6000 of the board on which vLLM 0.19's and TensorRT-LLM 1.3.0rc10's kernels were measured
-# (`python -m benchmarks.pcie_all_reduce --fit`); larger groups are taken to reach the same.
+# (`python -m benchmarks.pcie_all_reduce --fit`); larger groups are assumed to reach the same.
 _PCIE4 = LinkSpec(19e9, 15e-6, ((2, 20.2e9), (4, 18e9), (8, 17e9)))
 _PCIE4_A40 = LinkSpec(19e9, 15e-6, ((4, 19e9), (8, 17e9)))  # 19 GB/s: given with the paper's cluster
 _PCIE5 = LinkSpec(14.6e9, 18e-6, ((2, 14.6e9),))
@@ -176,8 +177,8 @@ _IB400x8 = LinkSpec(350e9, 10e-6)
 _HOPPER, _ADA, _BLACKWELL, _PRO = (0.54, 0.75), (0.40, 0.75), (0.50, 0.63), (0.44, 0.85)
 
 
-# What PyTorch and vLLM print of these devices in public logs (A40 and L40S with error correction; drivers differ by 0.1
-# to 0.3 GiB). The A800 is taken to have the A100's.
+# Memory that PyTorch and vLLM print for these devices in public logs (A40 and L40S with error correction; drivers
+# differ by 0.1 to 0.3 GiB). The A800 is assumed to have the A100's.
 _VISIBLE_GIB = {
     "A40": 44.4,
     "A100-40GB": 39.5,
@@ -202,8 +203,10 @@ def _gpu(
     reached: tuple[float, float, float] = (0.67, 0.86, 0.67),
     attention: tuple[float, float] = (0.46, 0.75),
 ) -> DeviceSpec:
-    """A GPU by memory (GiB), bandwidth (TB/s) and dense TFLOP/s; `reached` are the shares of 16-bit products, bandwidth
-    and 8-bit products, `attention` those of attention over prompts in 16 and 8 bits.
+    """Describe a GPU by memory (GiB), bandwidth (TB/s) and dense TFLOP/s.
+
+    `reached` are the shares that 16-bit products, the bandwidth and 8-bit products reach. `attention` are the shares of
+    attention over prompts in 16 and 8 bits.
     """
     flops = {"fp16": half * _T, "bf16": half * _T, "fp32": fp32 * _T}
     fractions = {}
@@ -265,12 +268,14 @@ _KINDS: dict[str, tuple[DeviceSpec, LinkSpec, LinkSpec]] = {
 }
 
 KINDS = tuple(_KINDS)
-"""Device kinds that are built in."""
+"""Built-in device kinds."""
 
 
 def device_kind(kind: str) -> DeviceSpec:
-    """The built-in device of this kind, by its name or by words that fit no other (`H200`, `a100-sxm4-80gb`); one that
-    is unknown is refused with the list, one that fits several with those, neither is guessed.
+    """Return the built-in device of this kind, by its name or by words that fit no other (`H200`, `a100-sxm4-80gb`).
+
+    Raises:
+        InputError: The kind is unknown, with the list of kinds; or it fits several kinds, with those.
     """
     words = _words(kind)
     exact = [name for name in KINDS if name.lower() == kind.lower()]
@@ -286,7 +291,7 @@ def device_kind(kind: str) -> DeviceSpec:
 
 
 def is_stock(cluster: ClusterSpec) -> bool:
-    """Return whether a cluster's device and the links within its nodes are those that are built in for the kind."""
+    """Return whether a cluster's device and the links within its nodes are the built-in ones of its kind."""
     kind = _KINDS.get(cluster.device.kind)
     return kind is not None and (cluster.device, cluster.intra) == kind[:2]
 
@@ -296,14 +301,14 @@ _SAY_NOTHING = re.compile(r"nvidia|geforce|tesla|ada|blackwell|hbm\de?|server|ed
 
 
 def _words(kind: str) -> list[str]:
-    """A kind's name in its words: `NVIDIA H100-SXM5-80GB` is h100, sxm, 80gb."""
+    """Return the words of a kind's name: `NVIDIA H100-SXM5-80GB` is h100, sxm, 80gb."""
     text = re.sub(r"\brtx[-_ ]*(pro)?[-_ ]*(?=\d)", r"rtx\1", kind.lower())
     words = [re.sub(r"^sxm\d$", "sxm", word) for word in re.split(r"[-_ ]+", text) if word]
     return [word for word in words if not _SAY_NOTHING.fullmatch(word)]
 
 
 def _names(words: list[str], name: str) -> bool:
-    """Whether a kind has these words: those of its name, its memory, and its form where that is the only one here."""
+    """Return whether a kind has these words: those of its name, its memory, and its form if only one is built in."""
     kind_words = _words(name)
     known = {*kind_words, f"{_KINDS[name][0].memory_bytes / 2**30:.0f}gb"}
     if _KINDS[name][1] in (_NVLINK3, _NVLINK3_A800, _NVLINK4, _NVLINK5):
@@ -312,7 +317,7 @@ def _names(words: list[str], name: str) -> bool:
 
 
 def local_cluster() -> ClusterSpec:
-    """This machine's CPU as one device. Its rates are zero: they are measured on first use."""
+    """Return this machine's CPU as one device. Its rates are zero: they are measured on first use."""
     memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     device = DeviceSpec("cpu", memory, 0.0, {}, 1.0, 1.0, attention_fraction=1.0)
     link = LinkSpec(10e9, 1e-6)
@@ -324,7 +329,7 @@ _FORM = re.compile(rf"(?:(\d{{1,99}}){_TIMES})?(\d{{1,99}}){_TIMES}([A-Za-z][A-Z
 
 
 def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpec:
-    """A cluster from `local`, `4xA40`, `2x8xA100-80GB` or a YAML file; its name has the kind's own spelling."""
+    """Parse a cluster from `local`, `4xA40`, `2x8xA100-80GB` or a YAML file; its name has the kind's own spelling."""
     if text == "local":
         cluster = local_cluster()
     elif text.endswith((".yaml", ".yml")):
@@ -350,7 +355,7 @@ def parse_cluster(text: str, memory_fraction: float | None = None) -> ClusterSpe
 
 
 def _no_cluster(text: str) -> str:
-    """Why `text` is no cluster, with the one that may be meant where it names a kind or has its parts the other way."""
+    """Return why `text` is no cluster, with a suggestion if it names a kind or has its parts in reverse order."""
     turned = re.fullmatch(rf"([A-Za-z][A-Za-z0-9_ -]*?)(?:{_TIMES}|:)(\d{{1,9}})", text)
     kind, count = (turned[1], turned[2]) if turned else (text, "1")
     meant = [name for name in KINDS if (words := _words(kind)) and _names(words, name)]
@@ -363,7 +368,7 @@ def _no_cluster(text: str) -> str:
 
 
 def _from_yaml(path: Path) -> ClusterSpec:
-    """A cluster from a file; missing keys are its `kind`'s. InputError lists all problems."""
+    """Read a cluster from a file; missing keys are those of its `kind`. InputError lists all problems."""
     from xcore.document import read_yaml, to_dict, validated
 
     data = read_yaml(path, "cluster")
@@ -379,15 +384,15 @@ def _from_yaml(path: Path) -> ClusterSpec:
         problems.append("it needs the kind of its devices, or device, intra and inter")
     elif isinstance(data["device"], dict):
         data["device"] = {"kind": path.stem} | data["device"]
-    if like or problems:  # where the kind is at fault, any does to look at the rest
+    if like or problems:  # if the kind is wrong, any kind serves to check the rest
         for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
             section = data.get(key, {})
             if key == "device" and isinstance(section, dict) and "memory_bytes" in section:
-                section = {"visible_bytes": None} | section  # the kind's is of another memory
+                section = {"visible_bytes": None} | section  # the kind's value belongs to another memory
             if key == "intra" and isinstance(section, dict) and "bandwidth_bytes_s" in section:
-                section = {"ring_bytes_s": ()} | section  # the kind's rings are of another link
+                section = {"ring_bytes_s": ()} | section  # the kind's rings belong to another link
             data[key] = to_dict(noun) | section if isinstance(section, dict) else section
-    if data.get("nodes") == 1 and "intra" in data:  # nothing crosses the link that isn't named
+    if data.get("nodes") == 1 and "intra" in data:  # no message crosses the missing link
         data.setdefault("inter", data["intra"])
     if data.get("devices_per_node") == 1 and "inter" in data:
         data.setdefault("intra", data["inter"])

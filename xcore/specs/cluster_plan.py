@@ -13,17 +13,21 @@ from xcore.specs.schedule import Schedule
 
 @dataclass(frozen=True)
 class Share(Noun):
-    """How a model has devices that others have too."""
+    """The way in which models share devices."""
 
     by: Literal["space", "time", "priority"]
-    """Jobs of several models beside each other, each on some of the multiprocessors; one after the other; or that of
-    the request with the smallest key of all (SeaLLM).
+    """How the models' jobs share the devices.
+
+    `space`: jobs of several models run at the same time, each on some of the multiprocessors. `time`: one after the
+    other. `priority`: the job of the request with the smallest key of all (SeaLLM).
     """
     decode: float = 1.0
-    """Of the multiprocessors, while it decodes; prompts may have all."""
+    """Share of the multiprocessors while it decodes; prompts may have all."""
     pool: Literal["quotas", "merged"] = "quotas"
-    """Whether a model's KV blocks are its own, as many as its schedule has; or all models take merged blocks of the
-    memory that those are together.
+    """How the models share KV blocks.
+
+    `quotas`: each model has its own blocks, as many as its schedule has. `merged`: all models take merged blocks of the
+    memory of these blocks together.
     """
 
     def __post_init__(self) -> None:
@@ -36,25 +40,25 @@ class PlannedModel(Noun):
     """One model of a plan."""
 
     name: str
-    """By which requests ask for it."""
+    """Name by which requests ask for it."""
     devices: tuple[int, ...]
-    """Of the cluster, numbered node by node: its schedule's rank r is the r-th of them."""
+    """Devices of the cluster, numbered node by node: its schedule's rank r is the r-th of them."""
     schedule: Schedule
     estimate: Estimate
-    """At its rate, from arrival; without one of a replay of its requests."""
+    """Estimate at its rate, with latencies from arrival; without a rate, of a replay of its requests."""
     rate_seq_s: float | None = None
-    """Of arrival; None: its requests are there from the beginning."""
+    """Rate of arrival; None: its requests all arrive at the start."""
     goodput_seq_s: float | None = None
     """The highest rate within its bound; None without a rate."""
     requests: int | None = None
     seconds: float | None = None
-    """Until its requests are done; None with a rate."""
+    """Seconds until its requests are done; None with a rate."""
     share: Share | None = None
-    """None: its devices are its own. Models that share any share all of theirs, in one way."""
+    """None: its devices are its own. Models that share any device share all of their devices, in one way."""
     attainment: float | None = None
-    """Share of its requests within its bound, replayed at its rate; None where that wasn't replayed."""
+    """Share of its requests within its bound, replayed at its rate; None if that wasn't replayed."""
     directory: str | None = None
-    """Of its weights; None where it was planned by a built-in name, or by sizes alone."""
+    """Directory of its weights; None if it was planned by a built-in name, or by sizes alone."""
     normalised_latency: float | None = None
     """Mean latency of the replayed requests over their mean time alone, on the fewest devices that hold the model."""
 
@@ -78,7 +82,7 @@ class PlannedModel(Noun):
 
     @property
     def headroom(self) -> float | None:
-        """Goodput over rate; None without a rate."""
+        """Return goodput over rate; None without a rate."""
         if self.rate_seq_s is None or self.goodput_seq_s is None:
             return None
         return self.goodput_seq_s / self.rate_seq_s
@@ -86,7 +90,7 @@ class PlannedModel(Noun):
 
 @dataclass(frozen=True)
 class Plan(Noun):
-    """What several models do on one cluster at once."""
+    """The plan of several models that run on one cluster at once."""
 
     version: int
     method: str
@@ -109,7 +113,7 @@ class Plan(Noun):
 
     @property
     def units(self) -> tuple[tuple[PlannedModel, ...], ...]:
-        """Models by the devices that they have together, one alone where they are its own."""
+        """Return the models grouped by the devices that they share; a model with its own devices is alone."""
         units: dict[object, list[PlannedModel]] = {}
         for model in self.models:
             key = (model.devices, model.share.by) if model.share else model.name
@@ -118,17 +122,17 @@ class Plan(Noun):
 
     @property
     def headroom(self) -> float | None:
-        """The least of all models with a rate; None without one."""
+        """Return the least headroom of all models with a rate; None without one."""
         return min((model.headroom for model in self.models if model.headroom is not None), default=None)
 
     @property
     def gpu_hours(self) -> float | None:
-        """Of all devices until their requests are done; None with a rate, whose requests have no end."""
+        """Return the hours of all devices until their requests are done; None with a rate: its requests don't end."""
         if any(model.seconds is None for model in self.models):
             return None
         return sum(len(unit[0].devices) * max(model.seconds or 0.0 for model in unit) for unit in self.units) / 3600
 
     @property
     def free(self) -> int:
-        """Devices that no model has."""
+        """Return the number of devices that no model has."""
         return self.cluster.devices - sum(len(unit[0].devices) for unit in self.units)

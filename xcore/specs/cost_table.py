@@ -1,5 +1,6 @@
-"""CostTable: seconds per iteration of several models, as straight lines by batch (SamuLLM's cost model), with loading
-seconds and output lengths.
+"""CostTable: seconds per iteration of several models as lines by batch (SamuLLM's cost model), and loading seconds.
+
+It also has the models' output lengths.
 """
 
 from dataclasses import dataclass
@@ -38,13 +39,13 @@ class DegreeCosts(Noun):
 
     tp: int
     macs_per_token: float
-    """Of one GPU, whatever the context: L c."""
+    """Multiply-adds of one GPU for each token, whatever the context: L c."""
     macs_per_position: float
-    """Of one GPU, for a token and each position that it attends to: 2 L h / tp."""
+    """Multiply-adds of one GPU for a token and each position that it attends to: 2 L h / tp."""
     kv_tokens: int
     """Tokens whose keys and values fit in the memory of one replica."""
     load_s: float | None
-    """Seconds until a replica is loaded; None: not measured, and the model can't be planned at this degree."""
+    """Seconds to load a replica; None: not measured, and the model can't be planned at this degree."""
     prefill: PhaseLines
     decode: PhaseLines
 
@@ -57,7 +58,7 @@ class DegreeCosts(Noun):
 
 @dataclass(frozen=True)
 class ModelCosts(Noun):
-    """One model at each of its degrees, with what is known of its outputs."""
+    """One model at each of its degrees, and its outputs."""
 
     name: str
     context: int
@@ -72,7 +73,7 @@ class ModelCosts(Noun):
             raise InputError(f"Model '{self.name}' of a cost table needs each of its degrees once (got {degrees}).")
 
     def degree(self, tp: int) -> DegreeCosts:
-        """The costs at a degree; InputError for one that wasn't measured."""
+        """Return the costs at a degree; InputError if it wasn't measured."""
         for degree in self.degrees:
             if degree.tp == tp:
                 return degree
@@ -81,7 +82,7 @@ class ModelCosts(Noun):
 
 @dataclass(frozen=True)
 class CostTable(Noun):
-    """What iterations of several models cost on one kind of machine."""
+    """The costs of iterations of several models on one kind of machine."""
 
     version: int
     source: str
@@ -101,7 +102,7 @@ class CostTable(Noun):
             raise InputError("A cost table has each model once.")
 
     def model(self, name: str) -> ModelCosts:
-        """A model's costs; InputError, which names those that there are."""
+        """Return a model's costs; InputError names the known models."""
         for model in self.models:
             if model.name == name:
                 return model

@@ -9,12 +9,12 @@ from xcore.specs.profile import Profile
 
 @dataclass(frozen=True)
 class Deployment:
-    """A cluster, of whose memory an engine uses a share, and a profile with that engine's time."""
+    """A cluster, whose memory an engine uses a share of, and a profile with that engine's time."""
 
     cluster: ClusterSpec
     profile: Profile
 
     @property
     def engine(self) -> str:
-        """The name of the engine's preset."""
+        """Return the name of the engine's preset."""
         return engine_of(self.profile).name

@@ -1,7 +1,7 @@
 """EngineSpec: what a serving engine adds to the kernels that it runs; the engines that are known by name.
 
-Kernels belong to a device and are in its roofline. What is here belongs to the engine: another one on the same device,
-with the same kernels, is slower or faster by it.
+Kernels belong to a device and are in its roofline. This module holds the engine's own part: another engine on the same
+device, with the same kernels, is slower or faster by it.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ from xcore.specs.engine_memory import (
 from xcore.specs.profile import Profile, Table
 
 _MANY = 4096.0
-"""Sequences up to which an engine's table goes; it is linear, so that its slope goes on."""
+"""Sequences at the end of an engine's table; the table is linear, so its slope continues."""
 
 
 SORT_VOCABULARY = 128_256
@@ -33,17 +33,17 @@ SORT_BYTES_S = 3.35e12
 NVLINK3_BYTES_S, NVLINK4_BYTES_S, NVLINK5_BYTES_S = 100e9, 250e9, 400e9
 """Least bandwidth of an all-reduce over NVLink of each generation, eight devices of a node."""
 MOST_IN_FLIGHT = 2
-"""Iterations: no engine decides further ahead."""
+"""Most iterations in flight: no engine decides further ahead."""
 
 
 @dataclass(frozen=True)
 class LinkWait(Noun):
-    """How long tensor-parallel ranks wait for one another at each all-reduce over links of some speed."""
+    """Seconds that tensor-parallel ranks wait for one another at each all-reduce over links of some speed."""
 
     least_bytes_s: float
-    """For links on which an all-reduce reaches at least this."""
+    """Least bandwidth that an all-reduce reaches on these links."""
     by_degree: tuple[tuple[int, float], ...]
-    """Tensor-parallel degrees and seconds; between two on a line over the logarithm, beyond them as the nearest."""
+    """Tensor-parallel degrees and seconds: linear over the logarithm between two, the nearest one beyond them."""
 
     def __post_init__(self) -> None:
         if not self.by_degree or min(self.by_degree)[0] < 2 or not self.least_bytes_s >= 0:
@@ -60,33 +60,38 @@ class EngineSpec(Noun):
 
     name: str
     wait_s: float = 0.0
-    """Seconds for which tensor-parallel ranks wait for one another at each all-reduce, over links not in `waits`."""
+    """Seconds that tensor-parallel ranks wait for one another at each all-reduce, over links not in `waits`."""
     clock: float = 1.0
-    """Share of the device's peak rates that is sustained while it serves: kernels are timed on cool, idle devices."""
+    """Sustained share of the device's peak rates while it serves: kernels are timed on cool, idle devices."""
     iteration_s: float = 0.0
     """Seconds of the engine's own time per iteration."""
     sequence_s: float = 0.0
-    """The same per sequence of an iteration."""
+    """Seconds of the engine's own time per sequence of an iteration."""
     kv8_rate: float = 1.0
     """Share of the bandwidth of decoding attention that its kernel reaches on keys and values in 8 bits."""
     waits: tuple[LinkWait, ...] = ()
-    """Waits by link and degree: the entry of the fastest links that a link belongs to. They were fitted beside data
-    sheets, so they contain what a data sheet's all-reduce lacks.
+    """Waits by link and degree; a link takes the entry of the fastest links that it belongs to.
+
+    They were fitted together with data sheets, so they contain what a data sheet's all-reduce lacks.
     """
     in_flight: int = 1
-    """Iterations between the decision of one and its end. 1: an iteration is decided when the one before it has ended.
-    2: when the one before it starts, so that a new request waits for one whole iteration more (asynchronous).
+    """Iterations between the decision of one and its end.
+
+    1: an iteration is decided when the previous one has ended. 2: it is decided when the previous one starts, so that a
+    new request waits for one whole iteration more (asynchronous).
     """
     front_end_s: float = 0.0
-    """Seconds of each request outside the engine: HTTP, tokenising, process messages, the first flush. They add to time
-    to first token and to latency, and occupy nothing. They belong to the deployment: `--front-end` sets them.
+    """Seconds of each request outside the engine: HTTP, tokenising, process messages, the first flush.
+
+    They add to time to first token and to latency, and occupy nothing. They belong to the deployment: `--front-end`
+    sets them.
     """
     sort_s: float = 0.0
-    """Seconds per iteration of sorting logits, where the checkpoint's sampling defaults have top-p or top-k."""
+    """Seconds per iteration of sorting logits, if the checkpoint's sampling defaults have top-p or top-k."""
     sort_sequence_s: float = 0.0
-    """The same per sequence, for `SORT_VOCABULARY` logits at `SORT_BYTES_S`."""
+    """Seconds of sorting per sequence, for `SORT_VOCABULARY` logits at `SORT_BYTES_S`."""
     memory: EngineMemory = DATA_SHEET
-    """What it takes of each device's memory."""
+    """Memory that the engine takes of each device."""
 
     def __post_init__(self) -> None:
         waits = [seconds for wait in self.waits for _, seconds in wait.by_degree]
@@ -110,13 +115,18 @@ class EngineSpec(Noun):
 
     @property
     def wait_beside_measured_s(self) -> float:
-        """Return the seconds that ranks wait at an all-reduce whose own time was measured: none where waits were fitted
-        by link and degree, since such a measurement contains them (`python -m benchmarks.vllm_terms --tables`).
+        """Return the seconds that ranks wait at an all-reduce whose own time was measured.
+
+        They are 0 if waits were fitted by link and degree, since such a measurement contains them (`python -m
+        benchmarks.vllm_terms --tables`).
         """
         return 0.0 if self.waits else self.wait_s
 
     def sampling_text(self, sorts_logits: bool | None) -> str:
-        """Return what is assumed of sampling, by whether the checkpoint's defaults sort logits; empty without cost."""
+        """Return the assumption about sampling; empty if sampling costs nothing.
+
+        `sorts_logits`: whether the checkpoint's defaults sort logits.
+        """
         if not (self.sort_s or self.sort_sequence_s):
             return ""
         if sorts_logits:
@@ -130,7 +140,7 @@ class EngineSpec(Noun):
         return self.sort_s + self.sort_sequence_s * work
 
     def overhead(self, more_s: float = 0.0) -> Table:
-        """The engine's own time by the sequences of an iteration [batch], with `more_s` more per iteration."""
+        """Return the engine's own time by the sequences of an iteration [batch], with `more_s` more per iteration."""
         each = self.iteration_s + more_s
         if not self.sequence_s:
             return Table(("batch",), ((1.0,),), (each,))
@@ -140,16 +150,27 @@ class EngineSpec(Noun):
 OWN_ENGINE = "exegpt"
 """The preset of this project's engine, which runs every policy."""
 FRONT_END_S = 7e-3
-"""HTTP, tokenising, process messages and the first flush of a request: 6.75 ms in 51 published runs of vLLM 0.15 on
-H100, A100 and L40S, whatever the model and the load; 12.1 to 14.5 ms in a run of vLLM 0.11 that reports both sides."""
+"""Seconds for HTTP, tokenising, process messages and the first flush of a request.
+
+6.75 ms in 51 published runs of vLLM 0.15 on H100, A100 and L40S, whatever the model and the load; 12.1 to 14.5 ms in a
+run of vLLM 0.11 that reports both sides.
+"""
 OWN_FRONT_END_S = 3.6e-3
-"""The same of our server: what HTTP adds to a first token (`python -m benchmarks.serving_overhead`, on a CPU)."""
+"""The front-end seconds of our server: HTTP's part of a first token.
+
+Measured by `python -m benchmarks.serving_overhead`, on a CPU.
+"""
 OWN_ITERATION_S, OWN_SEQUENCE_S = 0.1e-3, 2.9e-6
-"""The host's part of a decoding iteration of our engine on an H100: the line through 0.29 ms for 64 sequences and 0.86
-for 256 (`python -m benchmarks.gpu --parts profile`). It was 0.15, 0.05 and 0.09 ms for 1, 4 and 16."""
+"""The host's part of a decode iteration of our engine on an H100.
+
+It is the line through 0.29 ms for 64 sequences and 0.86 for 256 (`python -m benchmarks.gpu --parts profile`). It was
+0.15, 0.05 and 0.09 ms for 1, 4 and 16.
+"""
 OWN_SORT_S = 0.33e-3
-"""What top-p adds to greedy sampling of 256 rows on an H100 (`python -m benchmarks.gpu --parts times`). Up to 264 rows
-take as long, since each one is a program's and so many run at a time."""
+"""What top-p adds to greedy sampling of 256 rows on an H100 (`python -m benchmarks.gpu --parts times`).
+
+Up to 264 rows take as long, since each row is a program's and that many run at a time.
+"""
 _VLLM_WAITS = (
     # Fitted by `python -m benchmarks.vllm_terms --fit` to every fifth, by hash, of vLLM's fp8 rows of Llama-3.1-70B on
     # H100, H200 (NVLink 4) and B200 (NVLink 5).
@@ -157,7 +178,7 @@ _VLLM_WAITS = (
     LinkWait(NVLINK4_BYTES_S, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
     # Published runs of vLLM 0.15 on A100-80GB.
     LinkWait(NVLINK3_BYTES_S, ((2, 15e-6), (4, 25e-6))),
-    # PCIe: no serving run was fitted. What the rings lack is taken to be the engine's, as over NVLink 4.
+    # PCIe: no serving run was fitted. The time that the rings lack counts as the engine's, as over NVLink 4.
     LinkWait(0.0, ((2, 6.1e-6), (4, 10.4e-6), (8, 14.5e-6))),
 )
 _VLLM = EngineSpec(
@@ -193,7 +214,7 @@ ENGINES = {
         ),
         _VLLM,
         # Synchronous scheduling. Time per iteration calibrated on every tenth request of a vLLM server's run
-        # (benchmarks/silicon.py, table a), sampling included: what a sequence adds to it was not told apart there.
+        # (benchmarks/silicon.py, table a), sampling included; the part of each sequence was not separated there.
         replace(
             _VLLM,
             name="vllm-0.11",
@@ -204,11 +225,11 @@ ENGINES = {
             sort_sequence_s=0.0,
             memory=vllm_memory("0.11"),
         ),
-        # Its scheduler overlaps iterations as vLLM's does, and runs the same kernels: taken as vLLM's, compared with
-        # nothing.
+        # Its scheduler overlaps iterations as vLLM's does, and runs the same kernels. It is assumed equal to vLLM's,
+        # without a comparison.
         replace(_VLLM, name="sglang", memory=SGLANG),
-        # Ours. Its own time and its sampler were measured on one H100; links are taken as vLLM's. It decides
-        # synchronously; that a replica of one GPU plans its next iteration ahead (`xrunner/core/ahead.py`) is left out.
+        # Ours. Its own time and its sampler were measured on one H100; links are assumed equal to vLLM's. It decides
+        # synchronously: the planning ahead of a one-GPU replica (`xrunner/core/ahead.py`) is ignored.
         replace(
             _VLLM,
             name=OWN_ENGINE,
@@ -225,23 +246,26 @@ ENGINES = {
         EngineSpec("none"),
     )
 }
-"""By name."""
+"""The engines by name."""
 NO_ENGINE = ENGINES["none"]
 
 
 def find_engine(name: str) -> EngineSpec:
-    """The engine of this name; InputError with the list for an unknown one."""
+    """Return the engine of this name; InputError with the list for an unknown one."""
     if name not in ENGINES:
         raise InputError(f"There is no engine '{name}': use one of {', '.join(ENGINES)}.")
     return ENGINES[name]
 
 
 _KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
-"""Whose kernels imported tables have → the engine that is taken to run them, where none is named."""
+"""Engine whose kernels imported tables have → the engine that is assumed to run them, if none is named."""
 
 
 def engine_of(profile: Profile) -> EngineSpec:
-    """The engine whose time is in a profile; `none` where none is. A measured one has the times of our own."""
+    """Return the engine whose time is in a profile; `none` if none is.
+
+    A measured profile has the times of our own engine.
+    """
     facts = profile.provenance
     if profile.source == "measured":
         return EngineSpec(OWN_ENGINE, memory=OWN_ON_CPU if profile.device == "cpu" else OWN_ON_GPU)

@@ -1,4 +1,4 @@
-"""EngineMemory: what a serving engine takes of a device's memory beside the weights and the keys and values."""
+"""EngineMemory: the memory of a device that a serving engine takes, apart from weights and from keys and values."""
 
 from dataclasses import dataclass, replace
 
@@ -8,29 +8,32 @@ from xcore.specs.cluster import ClusterSpec
 
 _GIB = 2.0**30
 _MULTICAST_BYTES_S = 2.5e11
-"""Reduced bytes/s from which on a link is taken for an NVSwitch that sums itself (NVLink 4 and later)."""
+"""Reduced bytes/s from which on a link counts as an NVSwitch that sums itself (NVLink 4 and later)."""
 
 
 @dataclass(frozen=True)
 class EngineMemory(Noun):
-    """What an engine takes of each device, in bytes."""
+    """The memory that an engine takes of each device, in bytes."""
 
     fraction: float = 0.9
-    """Share of the memory that it uses where none is asked for."""
+    """Share of the memory that it uses by default."""
     of_rest: bool = False
-    """Whether keys and values get that share of what all else leaves, and not all of what the share leaves."""
+    """Whether keys and values get that share of the memory that everything else leaves.
+
+    Otherwise they get all that remains of the share.
+    """
     data_sheet: bool = False
-    """Whether the share is of the data sheet's memory, and not of what CUDA reports."""
+    """Whether the share is of the data sheet's memory, not of the memory that CUDA reports."""
     weights_alone: bool = False
-    """Whether the share holds weights, keys and values alone, and all else is in the rest of the memory."""
+    """Whether the share holds only weights, keys and values; everything else is in the rest of the memory."""
     base_bytes: float = 2.0**28
     """Context, libraries and the workspaces of kernels."""
     link_bytes: float = 0.0
     """Buffers of collectives, at a tensor-parallel degree of 2 or more."""
     multicast_bytes: float = 0.0
-    """The same over links whose switch sums."""
+    """Buffers of collectives over links whose switch sums."""
     logit_bytes: float = 0.0
-    """For each logit of a sampler's largest run, beside the logit itself in the model's dtype; 0: not counted."""
+    """Bytes per logit of a sampler's largest run, in addition to the logit in the model's dtype; 0: not counted."""
     graph_layer_bytes: float = 0.0
     """Captured CUDA graphs, for each layer that a device holds a part of."""
 
@@ -43,12 +46,12 @@ class EngineMemory(Noun):
             )
 
     def usable_bytes(self, cluster: ClusterSpec) -> float:
-        """The memory of one device that the engine may fill."""
+        """Return the memory of one device that the engine may fill."""
         memory = cluster.device.memory_bytes if self.data_sheet else cluster.device.shown_bytes
         return memory if self.of_rest else memory * cluster.memory_fraction
 
     def held_bytes(self, tp: int, layers: int, cluster: ClusterSpec) -> float:
-        """What the engine holds on a device of a stage, whatever a step computes."""
+        """Return the bytes that the engine holds on a device of a stage, whatever a step computes."""
         held = self.base_bytes + layers * self.graph_layer_bytes
         if tp == 1:
             return held
@@ -57,7 +60,7 @@ class EngineMemory(Noun):
 
 
 DATA_SHEET = EngineMemory(data_sheet=True)
-"""The weights, the widest moment of a layer and a quarter of a GiB in the share of the data sheet's memory."""
+"""Weights, the widest point of a layer and a quarter of a GiB, in the share of the data sheet's memory."""
 
 # vLLM's `determine_available_memory` (vllm/v1/worker/gpu_worker.py): the share of the memory that CUDA reports, less
 # weights, less the peak of a run of max_num_batched_tokens tokens and a sampler's run of max_num_seqs sequences (on the
@@ -82,7 +85,7 @@ VLLM = EngineMemory(
     logit_bytes=12.0,
     graph_layer_bytes=22 * 2.0**20,
 )
-"""From 0.21 on."""
+"""vLLM from 0.21 on."""
 _VLLM_0_20 = replace(VLLM, graph_layer_bytes=0.0)
 _VLLM_0_17 = replace(_VLLM_0_20, fraction=0.9)  # pull request 38284 of vLLM made the default 0.92
 _VLLM_EARLIER = replace(_VLLM_0_17, logit_bytes=36.0)
@@ -90,30 +93,36 @@ _VLLM_EARLIER = replace(_VLLM_0_17, logit_bytes=36.0)
 TENSORRT_LLM = EngineMemory(
     of_rest=True, data_sheet=True, base_bytes=3.5 * _GIB, link_bytes=0.39 * _GIB, multicast_bytes=0.39 * _GIB
 )
-"""Keys and values get `free_gpu_memory_fraction` of what is left, by default 0.9; the bytes are aiconfigurator 0.12.0's
-for an engine and for NCCL, which it takes of the data sheet's memory.
+"""Keys and values get `free_gpu_memory_fraction` of the remaining memory, by default 0.9.
+
+The bytes are aiconfigurator 0.12.0's for an engine and for NCCL, which it takes of the data sheet's memory.
 """
 
 SGLANG = EngineMemory(fraction=0.84, weights_alone=True, base_bytes=0.0)
-"""`--mem-fraction-static` is of weights, keys and values (sglang/srt/server_args.py, version 0.5). By default it leaves
-1.5 MiB for each token of a chunk, 0.5 GiB, 2 MiB for each sequence of the graphs and 1/8 GiB for each rank: 13 of the
-80 GiB of an H100. It was compared with no start-up log.
+"""`--mem-fraction-static` covers weights, keys and values (sglang/srt/server_args.py, version 0.5).
+
+By default it leaves 1.5 MiB for each token of a chunk, 0.5 GiB, 2 MiB for each sequence of the graphs and 1/8 GiB for
+each rank: 13 of the 80 GiB of an H100. It was compared with no start-up log.
 """
 
 OWN_ON_CPU = EngineMemory(base_bytes=0.65 * _GIB, logit_bytes=12.0)
-"""exegpt's own engine, measured by `python -m benchmarks.own_memory`: 0.2 to 0.65 GiB beside weights, cache and
-activations, and 0.17 GiB more for 256 × 64,000 logits. As they are loaded the weights are there twice for a moment.
+"""exegpt's own engine on a CPU, measured by `python -m benchmarks.own_memory`.
+
+It takes 0.2 to 0.65 GiB in addition to weights, cache and activations, and 0.17 GiB more for 256 × 64,000 logits. While
+they are loaded, the weights are in memory twice for a moment.
 """
 OWN_ON_GPU = EngineMemory(
     base_bytes=0.76 * _GIB, multicast_bytes=1.82 * _GIB, logit_bytes=4.0, graph_layer_bytes=4 * 2.0**20
 )
-"""The same on a GPU, where it was never measured: summed from a context (0.51 GiB in vLLM's logs of an H100), the
-workspace of FlashInfer (256 MiB), a copy of the logits in 32 bits, NCCL as in vLLM, and 15 graphs instead of 86.
+"""exegpt's own engine on a GPU, where it was never measured.
+
+It is the sum of a context (0.51 GiB in vLLM's logs of an H100), the workspace of FlashInfer (256 MiB), a copy of the
+logits in 32 bits, NCCL as in vLLM, and 15 graphs instead of 86.
 """
 
 
 def vllm_memory(version: str) -> EngineMemory:
-    """The memory of a version of vLLM, like 0.19.0; a date instead of one is of a time before 0.17."""
+    """Return the memory of a version of vLLM, like 0.19.0; a date counts as a version before 0.17."""
     parts = version.split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return _VLLM_EARLIER

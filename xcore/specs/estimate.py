@@ -10,7 +10,7 @@ Binding = Literal["memory", "latency", "encoding", "decoding"]
 
 @dataclass(frozen=True)
 class Estimate(Noun):
-    """Seconds, sequences and output tokens per second, bytes. None: not known, or infinite."""
+    """Figures in seconds, sequences and output tokens per second, and bytes. None: unknown, or infinite."""
 
     throughput_seq_s: float
     throughput_tok_s: float
@@ -21,19 +21,19 @@ class Estimate(Noun):
     ttft_s: float | None
     """Mean time to first token."""
     tpot_s: float | None
-    """Mean over requests of (finish - first token) / (output tokens - 1), those of one token left out."""
+    """Mean over requests of (finish - first token) / (output tokens - 1), without requests of one token."""
     ttft_p99_s: float | None
     tpot_p99_s: float | None
     latency_from: Literal["start", "arrival"] = "start"
-    """Latencies count from the start of the request's encoding batch, or from its arrival."""
+    """Whether latencies count from the start of the request's encoding batch, or from its arrival."""
     memory_bytes: tuple[float, ...] = ()
-    """Peak per rank."""
+    """Peak bytes per rank."""
     usable_bytes: float | None = None
-    """What an engine may fill of one device; None: not known."""
+    """Bytes of one device that an engine may fill; None: unknown."""
     kv_blocks: int | None = None
-    """Of one replica's cache, on each stage; None: not known."""
+    """KV blocks of one replica's cache, on each stage; None: unknown."""
     kv_tokens: int | None = None
-    """What these hold."""
+    """Tokens that these blocks hold."""
     utilisation: tuple[float, ...] = ()
     """Busy fraction per rank."""
     binding: Binding | None = None
@@ -41,15 +41,15 @@ class Estimate(Noun):
     feasible: bool = True
     violations: tuple[str, ...] = ()
     preemptions_per_request: float | None = None
-    """For lack of memory; None: not counted."""
+    """Preemptions for lack of memory; None: not counted."""
     latency_mean_s: float | None = None
     ttft_bounded_s: float | None = None
-    """At the percentile that a bound on it is about."""
+    """Time to first token at the percentile of its bound."""
     tpot_bounded_s: float | None = None
-    """The same."""
+    """Time per output token at the percentile of its bound."""
     residents: float | None = None
     """Sequences between the start of their prefill and their last token, averaged over time; None: not counted."""
     engine: str | None = None
-    """The preset whose time and memory are in it; None: measured."""
+    """The engine preset whose time and memory are included; None: measured."""
     extrapolated: tuple[str, ...] = ()
     """Tables of the profile that were queried outside their grid."""

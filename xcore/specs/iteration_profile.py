@@ -1,7 +1,7 @@
-"""Iteration profile: what whole iterations of a model cost, by tensor-parallel degree and share of the devices.
+"""Iteration profile: the cost of a model's whole iterations, by tensor-parallel degree and share of the devices.
 
-Measurements of models that share devices come in this form: coarser than a `Profile`'s layers, but with the share of
-each device's multiprocessors that an iteration has for itself.
+Measurements of models that share devices come in this form. It is coarser than a `Profile`'s layers, but it has the
+share of each device's multiprocessors that an iteration may use.
 """
 
 import functools
@@ -15,15 +15,15 @@ from xcore.specs.profile import Table
 
 @dataclass(frozen=True)
 class IterationTables(Noun):
-    """Seconds of iterations on one tensor-parallel degree and share."""
+    """Seconds of iterations at one tensor-parallel degree and share."""
 
     tp: int
     share: float
-    """Of every device's multiprocessors, from above 0 to 1."""
+    """Share of every device's multiprocessors, from above 0 to 1."""
     prefill: Table
-    """By batch and length of its prompts."""
+    """Seconds by batch and length of its prompts."""
     decode: Table
-    """By batch and mean context."""
+    """Seconds by batch and mean context."""
 
     def __post_init__(self) -> None:
         if self.tp < 1 or not 0 < self.share <= 1:
@@ -58,11 +58,11 @@ class IterationProfile(Noun):
 
     @functools.cached_property
     def degrees(self) -> tuple[int, ...]:
-        """The tensor-parallel degrees that were measured."""
+        """Return the measured tensor-parallel degrees."""
         return tuple(sorted({tables.tp for tables in self.tables}))
 
     def of(self, tp: int) -> tuple[IterationTables, ...]:
-        """One degree's tables by rising share; InputError for a degree without."""
+        """Return one degree's tables by rising share; InputError for a degree without tables."""
         found = sorted((tables for tables in self.tables if tables.tp == tp), key=lambda tables: tables.share)
         if not found:
             degrees = ", ".join(map(str, self.degrees))

@@ -1,4 +1,4 @@
-"""ModelSpec: the sizes of a transformer, and what follows from them: parameters, FLOPs, bytes, but no times."""
+"""ModelSpec: the sizes of a transformer, and the parameters, FLOPs and bytes that follow from them, but no times."""
 
 import functools
 import math
@@ -20,20 +20,21 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def activation_bytes(dtype: str) -> int:
-    """Bytes of one value between layers, on links, in the embedding and in the output head of a model whose layers
-    compute in this dtype: those stay in 16 bits where the weights of layers have 8.
+    """Return the bytes of one value between layers, on links, in the embedding and in the output head.
+
+    `dtype` is that of the layers. The other values stay in 16 bits if the layers' weights have 8.
     """
     return max(BYTES[dtype], 2)
 
 
 def usual_kv_dtype(dtype: str) -> str:
-    """The dtype in which keys and values are kept where none is asked for: like vLLM's, never less than 16 bits."""
+    """Return the default dtype of keys and values: as in vLLM, never less than 16 bits."""
     return "bf16" if BYTES[dtype] < 2 else dtype
 
 
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
-"""A larger model is taken for a mistake."""
+"""Most layers of a model; more are probably a mistake."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,17 @@ class ModelSpec(Noun):
     """Whether the feed-forward layer has a gate (three matrices instead of two)."""
     vocab: int
     context: int
-    """Positions of the checkpoint. What limits requests is `longest_request`."""
+    """Positions of the checkpoint. `longest_request` limits requests."""
     encoder_layers: int = 0
     tied_embeddings: bool = False
     window: int | None = None
-    """Tokens that a token sees, itself and those before it, where every layer has this window; None: all."""
+    """Number of tokens that a token sees, itself and earlier ones, if every layer has this window; None: all."""
     dtype: str | None = None
-    """The checkpoint's own; None: unknown. No size: two models that differ in it alone have one fingerprint."""
+    """The checkpoint's own dtype; None: unknown. It is no size: models that differ only in it have one fingerprint."""
     sorts_logits: bool | None = None
-    """Whether the checkpoint's `generation_config.json` has top-p or top-k, for which engines sort logits unless a
-    request asks for other sampling; None: unknown. No size either.
+    """Whether the checkpoint's `generation_config.json` has top-p or top-k; None: unknown. It is no size either.
+
+    Engines then sort logits unless a request asks for other sampling.
     """
 
     def __post_init__(self) -> None:
@@ -81,15 +83,17 @@ class ModelSpec(Noun):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits of the sizes; two models that differ in name alone have the same."""
+        """Return sixteen hex digits of the sizes; two models that differ only in their names have the same."""
         from xcore.document import fingerprint, to_dict
 
         sizes = to_dict(self.sizes)
-        return fingerprint({name: size for name, size in sizes.items() if size is not None})  # what it lacks is no size
+        return fingerprint(
+            {name: size for name, size in sizes.items() if size is not None}
+        )  # missing sizes don't count
 
     @functools.cached_property
     def layers_fingerprint(self) -> str:
-        """Sixteen hex digits of the sizes without the context, which times of iterations don't depend on."""
+        """Return sixteen hex digits of the sizes without the context, which times of iterations don't depend on."""
         from xcore.document import fingerprint, to_dict
 
         sizes = to_dict(self.sizes)
@@ -97,16 +101,16 @@ class ModelSpec(Noun):
 
     @property
     def sizes(self) -> "ModelSpec":
-        """This spec without what isn't a size: its name, its checkpoint's dtype and sampling."""
+        """Return this spec with its sizes only: without its name, and its checkpoint's dtype and sampling."""
         return replace(self, name="", dtype=None, sorts_logits=None)
 
     @property
     def longest_request(self) -> int | None:
-        """Most tokens of input and output together; None: any number, since T5's positions are relative."""
+        """Return the most tokens of input and output together; None: any number, since T5's positions are relative."""
         return None if self.architecture == "t5" else self.context
 
     def seen(self, new: float, past: float) -> float:
-        """Tokens that `new` tokens after `past` see, all together."""
+        """Return the sum of the tokens that each of `new` tokens after `past` sees."""
         most = self.window or math.inf
         within = min(max(most - past, 0.0), new)  # those whose window reaches back to the first token
         return within * past + within * (within + 1) / 2 + ((new - within) * most if new > within else 0.0)
@@ -116,18 +120,18 @@ class ModelSpec(Noun):
         return self.architecture in ("gpt2", "opt")
 
     def attention_matrices(self, tp: int = 1) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of an attention block's matrix products on one of `tp` devices: QKV, then the output."""
+        """Return (outputs, inputs) of an attention block's products on one of `tp` devices: QKV, then the output."""
         kv = -(-self.kv_heads // tp)  # fewer KV heads than devices: each keeps a copy of one
         q = self.heads // tp
         return ((q + 2 * kv) * self.head_size, self.hidden), (self.hidden, q * self.head_size)
 
     def ffn_matrices(self, tp: int = 1) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of a feed-forward block's matrix products on one of `tp` devices: up (and gate), down."""
+        """Return (outputs, inputs) of a feed-forward block's products on one of `tp` devices: up (and gate), down."""
         width = self.ffn // tp
         return (width * (2 if self.gated else 1), self.hidden), (self.hidden, width)
 
     def layer_matrices(self, tp: int = 1, encoder: bool = False) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of one layer's matrix products on one of `tp` devices.
+        """Return (outputs, inputs) of one layer's matrix products on one of `tp` devices.
 
         A decoder layer of an encoder-decoder has cross-attention too, with the shapes of self-attention.
         """
@@ -136,10 +140,10 @@ class ModelSpec(Noun):
         return attention * (2 if crosses else 1) + self.ffn_matrices(tp)
 
     def token_matrices(self, tp: int = 1, encoder: bool = False) -> tuple[tuple[int, int], ...]:
-        """(outputs, inputs) of the matrix products that every token of a layer goes through on one of `tp` devices.
+        """Return (outputs, inputs) of the products that every token of a layer goes through on one of `tp` devices.
 
-        All of the layer's, but for the keys and values of cross-attention: those are made from the encoded input once
-        (`cross_projection`).
+        They are all of the layer's products except the keys and values of cross-attention. Those are computed from the
+        encoded input once (`cross_projection`).
         """
         if encoder or not self.encoder_layers:
             return self.layer_matrices(tp, encoder)
@@ -148,12 +152,12 @@ class ModelSpec(Noun):
         return (qkv, out, query, out, *self.ffn_matrices(tp))
 
     def cross_projection(self, tp: int = 1) -> tuple[int, int]:
-        """(outputs, inputs) of the product that makes a decoder layer's keys and values from the encoded input."""
+        """Return (outputs, inputs) of the product for a decoder layer's keys and values of the encoded input."""
         return 2 * -(-self.kv_heads // tp) * self.head_size, self.hidden
 
     @functools.cached_property
     def layer_parameters(self) -> int:
-        """Parameters of one decoder layer."""
+        """Return the parameters of one decoder layer."""
         count = sum(n * k for n, k in self.layer_matrices())
         norm = self.hidden * (2 if self._biased else 1)
         if self._biased:  # one bias for every matrix product's output
@@ -166,39 +170,42 @@ class ModelSpec(Noun):
 
     @functools.cached_property
     def encoder_layer_parameters(self) -> int:
-        """Parameters of one encoder layer; 0 for a decoder-only model."""
+        """Return the parameters of one encoder layer; 0 for a decoder-only model."""
         if not self.encoder_layers:
             return 0
         return sum(n * k for n, k in self.layer_matrices(encoder=True)) + 2 * self.hidden
 
     @functools.cached_property
     def embedding_parameters(self) -> int:
-        """Parameters of token and position embeddings (relative ones too, for T5)."""
+        """Return the parameters of token and position embeddings (relative ones too, for T5)."""
         positions = {"gpt2": self.context * self.hidden, "opt": (self.context + 2) * self.hidden, "t5": 64 * self.heads}
         return self.vocab * self.hidden + positions.get(self.architecture, 0)
 
     @functools.cached_property
     def head_parameters(self) -> int:
-        """Parameters of the final norms, and of the output head where it isn't the embedding again."""
+        """Return the parameters of the final norms, and of the output head unless it is the embedding again."""
         norm = self.hidden * (2 if self._biased or self.encoder_layers else 1)
         return norm + (0 if self.tied_embeddings else self.vocab * self.hidden)
 
     @functools.cached_property
     def parameters(self) -> int:
-        """All parameters, a tied head counted once."""
+        """Return the number of all parameters; a tied head counts once."""
         layers = self.layers * self.layer_parameters + self.encoder_layers * self.encoder_layer_parameters
         return layers + self.embedding_parameters + self.head_parameters
 
     def layer_bytes(self, tp: int = 1, dtype: str = "fp16", encoder: bool = False) -> float:
-        """Bytes of one layer's weights on one of `tp` devices."""
+        """Return the bytes of one layer's weights on one of `tp` devices."""
         return (self.encoder_layer_parameters if encoder else self.layer_parameters) * BYTES[dtype] / tp
 
     def kv_bytes(self, tp: int = 1, dtype: str = "fp16") -> int:
-        """Bytes of the keys and values of one token in one layer on one of `tp` devices."""
+        """Return the bytes of the keys and values of one token in one layer on one of `tp` devices."""
         return 2 * -(-self.kv_heads // tp) * self.head_size * BYTES[dtype]
 
     def tp_degrees(self, most: int) -> tuple[int, ...]:
-        """Tensor-parallel degrees up to `most` that divide the heads, the KV heads (or are multiples) and the FFN."""
+        """Return the tensor-parallel degrees up to `most` that a model allows.
+
+        They divide the heads, the KV heads (or are multiples of these) and the FFN.
+        """
 
         def fits(tp: int) -> bool:
             kv = self.kv_heads % tp == 0 or tp % self.kv_heads == 0
@@ -208,7 +215,7 @@ class ModelSpec(Noun):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], name: str) -> "ModelSpec":
-        """The spec that a Hugging Face `config.json` describes; InputError for what isn't supported, by name."""
+        """Build the spec that a Hugging Face `config.json` describes; InputError names what isn't supported."""
         _refuse_unsupported(config, name)
         spec = _FROM_CONFIG[config["model_type"]](_Config(config, name), name)
         kept = config.get("dtype", config.get("torch_dtype"))
@@ -216,7 +223,7 @@ class ModelSpec(Noun):
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> "ModelSpec":
-        """The spec of a model directory in the Hugging Face layout."""
+        """Read the spec of a model directory in the Hugging Face layout."""
         path = Path(directory)
         name = path.resolve().name
         config = read_config(path)
@@ -225,7 +232,7 @@ class ModelSpec(Noun):
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """The `config.json` of a model directory; InputError where it is missing or broken."""
+    """Read the `config.json` of a model directory; InputError if it is missing or broken."""
     from xcore.document import read_json
 
     path = Path(directory) / "config.json"
@@ -258,7 +265,7 @@ def _refuse_unsupported(config: dict[str, Any], name: str) -> None:
 
 
 def _size(value: Any, what: str, most: int = MAX_SIZE) -> int:
-    """The value, a whole number from 1 to `most`; else InputError, which begins with `what`."""
+    """Return the value, a whole number from 1 to `most`; otherwise raise InputError, which begins with `what`."""
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise InputError(f"{what} = {reprlib.repr(value)}: it must be a whole number from 1 to {most:,}.")
     return value
@@ -272,7 +279,7 @@ class _Config:
     name: str
 
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """The size of that name; where it isn't there, or null, the default, and InputError without one."""
+        """Return the size of that name; if it is missing or null, the default, or InputError without a default."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -281,7 +288,7 @@ class _Config:
         return _size(value, f"The config of model '{self.name}' has {key}", most)
 
     def layers(self, key: str, default: int | None = None) -> int:
-        """A number of layers."""
+        """Return a number of layers."""
         return self.size(key, default, MAX_LAYERS)
 
     def head_size(self, hidden_key: str, heads_key: str, key: str | None = None) -> int:
@@ -304,7 +311,7 @@ class _Config:
         return hidden // heads
 
     def flag(self, key: str, default: bool) -> bool:
-        """A switch; the default where it isn't there, or null."""
+        """Return a boolean; the default if it is missing or null."""
         value = self.values.get(key)
         if value is not None and not isinstance(value, bool):
             what = f"The config of model '{self.name}' has {key} = {reprlib.repr(value)}"
@@ -345,8 +352,10 @@ _LAYERS = "num_hidden_layers"
 
 
 def attention_window(config: dict[str, Any], layer: int) -> int | None:
-    """How many tokens a layer's tokens see, themselves and those before them; None for all. As transformers reads it:
-    a Mistral's config that doesn't say has 4096, a Qwen's has windows only where it asks for them.
+    """Return how many tokens a layer's tokens see, themselves and earlier ones; None for all.
+
+    It follows transformers: a Mistral's config without a window has 4096; a Qwen's has windows only if it asks for
+    them.
     """
     kind = config.get("model_type")
     if kind != "mistral" and (kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window")):
@@ -367,7 +376,7 @@ def attention_window(config: dict[str, Any], layer: int) -> int | None:
 
 
 def _common_window(config: dict[str, Any], layers: int) -> int | None:
-    """The window that all layers have; None where one sees everything, or they differ."""
+    """Return the window of all layers; None if one of them sees everything, or they differ."""
     windows = {attention_window(config, layer) for layer in range(layers)}
     return windows.pop() if len(windows) == 1 else None
 

@@ -1,4 +1,4 @@
-"""The many names of one model: which built-in sizes a name stands for, or why nothing here can plan it."""
+"""The many names of one model: the built-in sizes that a name stands for, or the reason why it can't be planned."""
 
 import difflib
 import re
@@ -8,13 +8,13 @@ from typing import Any
 
 from xcore.errors import InputError
 
-# Trained further, their tensors as large as before.
+# Words of models that were trained further, with tensors of the same sizes.
 _TUNED = {"instruct", "chat", "base", "it", "hf", "pt", "thinking", "preview", "meta"}
 _QUANTISED = re.compile(r"awq|gptq|gguf|[if]p?\d+|int[48]|w\d+a\d+|nvfp4|mxfp4|bnb|[48]bit|q[2-8](_k.*|_0)?")
 _DATE = re.compile(r"(0[1-9]|1[0-2]|2[3-9])\d\d")
 """As `2507` (July 2025) or `0528` (May 28th)."""
 _NEAR = 0.8
-"""Names less alike than this are no misspellings of each other."""
+"""Least similarity of two names that may be misspellings of each other."""
 
 _DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     # Distilled from DeepSeek-R1: the contexts of their own config.json; the smallest has a head of its own.
@@ -45,7 +45,7 @@ _DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     (r"mistral-7b(-instruct)?-v0\.2", "mistral-7b", {"sliding_window": None}),
     (r"mistral-7b(-instruct)?-v0\.3", "mistral-7b-v0.3", {}),
 )
-"""Pattern of a name, the built-in model of its sizes, and what its config changes."""
+"""Pattern of a name, the built-in model of its sizes, and the changes in its config."""
 
 _EXPERTS = "it is a mixture of experts, whose cost depends on which experts each token takes"
 _LATENT = "it is a mixture of experts with multi-head latent attention"
@@ -69,7 +69,7 @@ _UNSUPPORTED: tuple[tuple[str, str], ...] = (
     ),
     (r"^(gpt-[345]|claude|gemini|o[134]-)", "it is a closed model of unpublished sizes"),
 )
-"""Pattern of a name, and why such a model isn't planned."""
+"""Pattern of a name, and the reason why such a model isn't planned."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,17 @@ class Named:
 
     builtin: str
     changes: dict[str, Any] = field(default_factory=dict)
-    """What its config.json has otherwise."""
+    """Keys of its config.json that differ."""
 
 
 def resolve(name: str, known: Mapping[str, str]) -> Named:
-    """The built-in model that a name stands for; `known` are the names and Hugging Face ids in small letters → built-in
-    names.
+    """Return the built-in model that a name stands for.
 
-    InputError for others: what it is where that is the reason, the names that are really close, else the way out.
+    `known` maps names and Hugging Face ids in lower case to built-in names.
+
+    Raises:
+        InputError: The name is unknown. The message says why such a model isn't supported, or names very similar
+            models, or says the way out.
     """
     text = name.strip().lower()
     if text in known:
@@ -109,8 +112,9 @@ def resolve(name: str, known: Mapping[str, str]) -> Named:
 
 
 def _plain(text: str) -> str:
-    """The name without its owner, in the built-in names' spelling: `meta-llama-3.1-8b` and `llama3.1:8b` become
-    `llama-3.1-8b`.
+    """Return the name without its owner, in the built-in names' spelling.
+
+    `meta-llama-3.1-8b` and `llama3.1:8b` become `llama-3.1-8b`.
     """
     name = text.rstrip("/").rsplit("/", 1)[-1].replace(":", "-")
     name = re.sub(r"(?<=\d)_(?=\d)", ".", name).replace("_", "-")
@@ -127,7 +131,7 @@ def _derived(plain: str) -> Named | None:
 
 
 def _tuned(plain: str, known: Mapping[str, str]) -> Named | None:
-    """The built-in model behind `-Instruct` and the like."""
+    """Return the built-in model behind a suffix like `-Instruct`."""
     plain_names = {_plain(key): name for key, name in known.items()}
     bare = {_without_tuning(key): name for key, name in plain_names.items()}
     name = plain_names.get(plain) or bare.get(_without_tuning(plain))

@@ -1,4 +1,4 @@
-"""Prices of devices by the hour, in whatever currency the file is in."""
+"""Prices of devices by the hour, in the currency of the file."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ Prices = dict[str, float]
 
 
 def read_prices(path: Path) -> Prices:
-    """Prices from a YAML file, `A40: 0.79` on a line; InputError where there is none or a price isn't positive."""
+    """Read prices from a YAML file, `A40: 0.79` on a line; InputError if it is missing or a price isn't positive."""
     from xcore.document import read_yaml
 
     data = read_yaml(path, "price")
@@ -31,7 +31,7 @@ def _price(kind: Any, value: Any, path: Path) -> float:
 
 
 def _kind(name: str) -> str:
-    """The built-in kind that a name stands for, else the name."""
+    """Return the built-in kind that a name stands for, else the name."""
     try:
         return device_kind(name).kind
     except InputError:
@@ -39,7 +39,7 @@ def _kind(name: str) -> str:
 
 
 def price_per_hour(prices: Prices, cluster: ClusterSpec) -> float:
-    """What all devices of a cluster cost in an hour; InputError where their kind has no price."""
+    """Return the price of all devices of a cluster for an hour; InputError if their kind has no price."""
     kind = cluster.device.kind
     for known, price in prices.items():
         if kind.lower() in (known.lower(), _kind(known).lower()):

@@ -21,10 +21,10 @@ Array = np.ndarray
 class Table(Noun):
     """Seconds over a rectangular grid, linear between its points.
 
-    `points[i]` are the increasing coordinates along `axes[i]`; `values` are the grid's seconds in row-major order and
-    `spread` their relative interquartile ranges, where they were measured. `filled` are the places in `values` that
-    complete the rectangle without having been measured. Beyond the grid the outermost cell's slope is extrapolated;
-    `covers` returns False for queries that need that, or a filled value.
+    `points[i]` are the increasing coordinates along `axes[i]`. `values` are the grid's seconds in row-major order, and
+    `spread` their relative interquartile ranges if they were measured. `filled` are the places in `values` that
+    complete the rectangle without a measurement. Beyond the grid the outermost cell's slope is extrapolated; `covers`
+    returns False for queries that need that, or a filled value.
     """
 
     axes: tuple[str, ...]
@@ -50,7 +50,7 @@ class Table(Noun):
         return points, np.asarray(self.values, dtype=np.float64).reshape([len(p) for p in points])
 
     def __call__(self, *at: Any) -> Any:
-        """Seconds at the given coordinates, one per axis; arrays broadcast together. Never negative."""
+        """Return the seconds at the given coordinates, one per axis; arrays broadcast together. Never negative."""
         points, values = self._grid
         if len(self.values) == 1:
             return max(self.values[0], 0.0)
@@ -86,7 +86,7 @@ class Table(Noun):
         return np.maximum(total, 0.0)
 
     def at(self, *where: float) -> float:
-        """Seconds at one point: the same as calling the table, without the cost of arrays."""
+        """Return the seconds at one point: the same as calling the table, without the cost of arrays."""
         points, values = self._grid
         if len(points) == 1:
             return linear_at(points[0], values, *where)
@@ -107,13 +107,13 @@ class Table(Noun):
 
     @functools.cached_property
     def _filled(self) -> Array:
-        """Of each value of the grid, whether it was filled."""
+        """Return for each value of the grid whether it was filled."""
         filled = np.zeros(len(self.values), dtype=bool)
         filled[list(self.filled or ())] = True
         return filled.reshape([len(p) for p in self.points])
 
     def covers(self, *at: Any) -> bool:
-        """Whether every query lies within the grid, between values that were measured."""
+        """Return whether every query lies within the grid, between measured values."""
         for p, x in zip(self.points, at, strict=True):
             a = np.asarray(x)
             if len(p) > 1 and a.size and (a.min() < p[0] - 1e-9 or a.max() > p[-1] + 1e-9):
@@ -128,7 +128,7 @@ class Table(Noun):
 
 
 def _broadcast(*arrays: Array) -> list[Array]:
-    """`numpy.broadcast_arrays`, contiguous: a quarter of its time for small ones."""
+    """Broadcast arrays as `numpy.broadcast_arrays`, contiguous: a quarter of its time for small ones."""
     shape = np.broadcast(*arrays).shape
     full = [np.empty(shape) for _ in arrays]
     for out, array in zip(full, arrays, strict=True):
@@ -137,7 +137,7 @@ def _broadcast(*arrays: Array) -> list[Array]:
 
 
 def _check_axes(noun: Noun, **axes: int) -> None:
-    """InputError unless the tables of these names that a noun has are over so many axes each."""
+    """Raise InputError unless the named tables of a noun have the given numbers of axes."""
     for name, count in axes.items():
         table = getattr(noun, name)
         if table and len(table.axes) != count:
@@ -160,16 +160,18 @@ class LayerTables(Noun):
     chunk_attention: Table
     """[chunk, past]: `chunk` tokens of one prompt of which `past` are already in the cache."""
     decode_attention: Table
-    """[batch, context]: one new token for each of `batch` sequences of `context` tokens, the new one included. In an
-    encoder-decoder the context is the input, which cross-attention reads, and the output so far.
+    """[batch, context]: one new token for each of `batch` sequences of `context` tokens, including the new one.
+
+    In an encoder-decoder the context is the input, which cross-attention reads, and the output so far.
     """
     mixed_attention: Table | None = None
-    """[chunk, past, decodes, context]: where the engine computes prompts and decoding in one attention kernel, `chunk`
-    prompt tokens after `past` cached ones beside `decodes` sequences of `context` tokens. Without prompts
-    `decode_attention` counts.
+    """[chunk, past, decodes, context]: prompts and decoding in one attention kernel, if the engine has such a kernel.
+
+    `chunk` prompt tokens after `past` cached ones run together with `decodes` sequences of `context` tokens. Without
+    prompts `decode_attention` counts.
     """
     cross_projection: Table | None = None
-    """[tokens]: an encoder-decoder's decoder layer makes the keys and values of `tokens` encoded tokens, once."""
+    """[tokens]: keys and values of `tokens` encoded tokens, which an encoder-decoder's decoder layer computes once."""
 
     def __post_init__(self) -> None:
         attention = {"encode_attention": 2, "chunk_attention": 2, "decode_attention": 2, "mixed_attention": 4}
@@ -194,13 +196,13 @@ class DegreeTables(Noun):
 
 @dataclass(frozen=True)
 class Profile(Noun):
-    """What a device, or a group of them, needs for each part of an iteration, and where that knowledge comes from."""
+    """The times that a device, or a group of devices, needs for each part of an iteration, and their source."""
 
     version: int
     source: str
     """`measured`, `operators` or `roofline`."""
     model: str
-    """`ModelSpec.fingerprint` of the model it is for."""
+    """`ModelSpec.fingerprint` of its model."""
     dtype: str
     device: str
     degrees: tuple[DegreeTables, ...]
@@ -211,28 +213,31 @@ class Profile(Noun):
     send_between_nodes: Table
     """[bytes]: point to point between nodes."""
     provenance: dict[str, str] = field(default_factory=dict)
-    """Hardware and software that was measured, or the rates that were assumed."""
+    """Measured hardware and software, or the assumed rates."""
     host_copy: Table | None = None
     """[bytes]: from a device to pinned host memory, or back; None: as long as a send."""
     switch: Table | None = None
-    """[bytes]: what an iteration on one device takes longer after other models', by the bytes of their weights there;
+    """[bytes]: extra seconds of an iteration on one device after other models', by the bytes of their weights there.
+
     None: not measured.
     """
     layers: str | None = None
-    """`ModelSpec.layers_fingerprint`, by which it is matched; None: of a version that matched the context too."""
+    """`ModelSpec.layers_fingerprint`, which identifies its model; None: a version that matched the context too."""
     in_flight: int = 1
     """Iterations between the decision of one and its end (`EngineSpec.in_flight`)."""
     front_end_s: float = 0.0
-    """Seconds of each request outside the engine (`EngineSpec.front_end_s`): part of times to first token and latencies
-    since arrival, but no device is busy with them.
+    """Seconds of each request outside the engine (`EngineSpec.front_end_s`).
+
+    They are part of times to first token and of latencies since arrival, but no device is busy with them.
     """
 
     VERSION = 1
 
     @property
     def spread(self) -> float:
-        """How much its times varied while they were measured: the interquartile range over the median, the mean of the
-        table that varies most; 0 where nothing was measured.
+        """Return how much its times varied while they were measured; 0 if nothing was measured.
+
+        It is the interquartile range over the median, the mean of the table that varies most.
         """
         layer = self.degrees[0].decoder
         tables = (layer.rest, layer.encode_attention, layer.decode_attention, self.degrees[0].head)
@@ -256,22 +261,22 @@ class Profile(Noun):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Sixteen hex digits of the tables' content."""
+        """Return sixteen hex digits of the tables' content."""
         from xcore.document import fingerprint, to_dict
 
         content = to_dict(self)
-        content.pop("layers", None)  # which follows from the model
+        content.pop("layers", None)  # it follows from the model
         for name, default in (("in_flight", 1), ("front_end_s", 0.0)):
             if content[name] == default:  # profiles from before these fields keep their fingerprints
                 del content[name]
         return fingerprint(content)
 
     def is_for(self, model: ModelSpec) -> bool:
-        """Return whether it is a model's, whatever the context."""
+        """Return whether it belongs to a model, whatever the context."""
         return self.model == model.fingerprint or self.layers == model.layers_fingerprint
 
     def degree(self, tp: int) -> DegreeTables:
-        """The tables of a tensor-parallel degree; InputError where it was not profiled."""
+        """Return the tables of a tensor-parallel degree; InputError if it was not profiled."""
         for tables in self.degrees:
             if tables.tp == tp:
                 return tables
@@ -279,5 +284,8 @@ class Profile(Noun):
         raise InputError(f"This profile has no tensor-parallel degree {tp}: it has {have}.")
 
     def switch_seconds(self, other_bytes: float, tp: int) -> float:
-        """What an iteration on `tp` devices takes longer after other models with so many bytes of weights on each."""
+        """Return the extra seconds of an iteration on `tp` devices after other models' iterations.
+
+        `other_bytes` are the bytes of their weights on each device.
+        """
         return self.switch.at(min(other_bytes, self.switch.points[0][-1])) / tp if self.switch else 0.0

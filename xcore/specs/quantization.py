@@ -1,4 +1,4 @@
-"""How checkpoints say that their weights are quantised, and which of these formats the loader implements."""
+"""How checkpoints declare that their weights are quantised, and the formats that the loader implements."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ _CONFIG_KEYS = ("quantization_config", "compression_config", "quantization", "qu
 _SETTINGS = ("kv_cache_quant_algo", "format", "bits", "w_bit")
 """Keys that describe a method without a name."""
 _FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-"""Files beside a `config.json`: ModelOpt's, AutoGPTQ's, AutoAWQ's."""
+"""Files next to a `config.json`: ModelOpt's, AutoGPTQ's, AutoAWQ's."""
 
 
 def refuse_quantised_config(config: dict[str, Any], name: str) -> None:
@@ -85,6 +85,6 @@ def _described(value: Any) -> str:
 
 
 def _is_unquantised(value: Any) -> bool:
-    """Whether ModelOpt's file says that neither the weights nor the KV cache are quantised."""
+    """Return whether ModelOpt's file says that neither the weights nor the KV cache are quantised."""
     algorithms = ("quant_algo", "kv_cache_quant_algo")
     return isinstance(value, dict) and "quant_algo" in value and not any(value.get(key) for key in algorithms)

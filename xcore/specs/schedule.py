@@ -1,4 +1,4 @@
-"""Schedule: a policy, its control variables and the layer-to-device allocation. The one thing the runner obeys."""
+"""Schedule: a policy, its control variables and the placement of layers on devices. The runner follows it alone."""
 
 import itertools
 from collections.abc import Sequence
@@ -61,10 +61,10 @@ class ModelReference(Noun):
 
 @dataclass(frozen=True)
 class Schedule(Noun):
-    """The result of the scheduler, which the runner enforces."""
+    """The result of the scheduler, which the runner follows."""
 
     version: int
-    """Of the file that it is written as; a file of an older version is read as this one."""
+    """Version of its file format; a file of an older version is converted to this one."""
     policy: str
     control: Annotated[Control, AnyRecord()]
     """The policy's variables."""
@@ -82,17 +82,22 @@ class Schedule(Noun):
     ttft_bound_s: float | None = None
     tpot_bound_s: float | None = None
     bound: BoundName = "p99-length"
-    """What a file says that doesn't say it."""
+    """Meaning of the bound; the default is that of files without this field."""
     percentile: float = 99.0
-    """Of the requests, who keep the bounds."""
+    """Percentage of the requests that meets the bounds."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
     admission: Literal["reserve", "grow"] = "reserve"
-    """Whether a sequence waits until the blocks for all that it may need are free, or gets them when it needs
-    them, and may be preempted."""
+    """When a sequence gets its blocks.
+
+    `reserve`: it waits until the blocks for all its tokens are free. `grow`: it gets blocks when it needs them, and may
+    be preempted.
+    """
     prefix_caching: bool = False
-    """Whether blocks stay in the cache when their sequences end or are preempted, until others need them, and serve
-    sequences that begin with the same tokens."""
+    """Whether blocks stay in the cache after their sequences end or are preempted, until other sequences need them.
+
+    Sequences that begin with the same tokens share them.
+    """
 
     VERSION = VERSIONS[-1]
 
@@ -118,23 +123,25 @@ class Schedule(Noun):
 
     @property
     def meaning(self) -> BoundMeaning:
-        """What its bounds are about."""
+        """Return the meaning of its bounds."""
         return BoundMeaning(self.bound, self.percentile)
 
     @property
     def idle(self) -> int:
-        """Devices of the cluster that no replica has."""
+        """Return the number of devices of the cluster that no replica has."""
         return max(0, self.cluster.devices - self.replicas * sum(stage.tp for stage in self.stages))
 
     @property
     def traits(self) -> Traits:
-        """Its policy's traits; InputError for an unknown policy."""
+        """Return its policy's traits; InputError for an unknown policy."""
         return traits_of(self.policy)
 
     @property
     def tensor_parallelism(self) -> dict[str, int | None]:
-        """T_P of the stages by the names in files: the widest group's degree and the devices in groups, of the decoding
-        side; of encoding stages likewise, None without any.
+        """Return T_P of the stages by the names in files.
+
+        On the decoding side these are the widest group's degree and the number of devices in groups. The same holds for
+        encoding stages; None if there are none.
         """
         by_name: dict[str, int | None] = {}
         for prefix, phases in (("", ("both", "decode")), ("encode_", ("encode",))):
@@ -145,7 +152,7 @@ class Schedule(Noun):
         return by_name
 
     def check_stages(self) -> None:
-        """InputError for stages that no cluster can have: a device in two of them or in none, a layer likewise."""
+        """Raise InputError for impossible stages: a device or a layer in two of them, or in none."""
         devices = sorted(device for stage in self.stages for device in stage.devices)
         if devices != list(range(len(devices))):
             raise InputError(
@@ -161,7 +168,7 @@ class Schedule(Noun):
             self._check_layers(phase)
 
     def _check_layers(self, phase: str) -> None:
-        """InputError unless a line of stages holds every layer that works in its phase once, in order, and no other."""
+        """Raise InputError unless a line of stages holds every layer of its phase once, in order, and no other."""
         model, line = self.model.spec, [stage for stage in self.stages if stage.phase == phase]
         encodes, decodes = phase != "decode", phase != "encode" or not model.encoder_layers
         stacks = (
@@ -177,7 +184,7 @@ class Schedule(Noun):
                 )
 
     def check_model(self, spec: ModelSpec) -> None:
-        """InputError unless this schedule is for a model of these sizes (its name may differ)."""
+        """Raise InputError unless this schedule is for a model of these sizes (its name may differ)."""
         if spec.sizes != self.model.spec.sizes:
             raise InputError(
                 f"This schedule is for model '{self.model.spec.name}' ({self.model.fingerprint}), not for "
@@ -186,7 +193,7 @@ class Schedule(Noun):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
-        """Read both versions, and write the stages' tensor parallelism beside the control variables."""
+        """Read both versions; write the stages' tensor parallelism next to the control variables."""
         from pydantic_core import core_schema  # only what reads or writes documents calls this
 
         def read(data: Any, validate: Any) -> Schedule:
@@ -216,7 +223,7 @@ class Schedule(Noun):
 
 
 def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
-    """Whether stages hold so many layers, each at least one; none at all where there are none."""
+    """Return whether stages hold `layers` layers, each at least one; without layers, none may hold any."""
     if not layers:
         return not any(held)
     parts = [part for part in held if part is not None]

@@ -1,4 +1,4 @@
-"""Schedules in files: version 2 has the policy's variables under `control`, version 1 all policies' side by side."""
+"""Schedules in files: version 2 has the policy's variables under `control`, version 1 has all policies' at once."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ def _record(policy: str, record: type[Control], variables: dict[str, Any]) -> Co
 
 
 def check_degrees(data: Mapping[str, Any], stages: Mapping[str, int | None]) -> None:
-    """Raise InputError if a file repeats other tensor parallelism than that of its stages, which are what is run."""
+    """Raise InputError if a file's tensor parallelism differs from that of its stages, which decide what runs."""
     for name in DEGREES:
         value, of_stages = data.get(name), stages[name]
         if value is not None and value != of_stages:
@@ -115,6 +115,6 @@ def _checked(value: object) -> object:
 
 
 def _plain(control: Control) -> dict[str, int | None]:
-    """The policy's own variables, and those of the pipeline that are set."""
+    """Return the policy's own variables, and those of the pipeline that are set."""
     own = declared(type(control))
     return {name: value for name, value in control.variables.items() if name in own or value is not None}

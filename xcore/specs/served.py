@@ -1,6 +1,6 @@
-"""Served requests: times of start, first token and finish of each one; their summary.
+"""Served requests: the times of start, first token and finish of each one, and their summary.
 
-The event simulator and the runner both report in this form, so that one arithmetic covers prediction and measurement.
+The event simulator and the runner both report in this form, so that predictions and measurements are computed alike.
 """
 
 from collections.abc import Sequence
@@ -14,23 +14,23 @@ from xcore.specs.estimate import Estimate
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One finished request. Tokens; seconds since the run began."""
+    """One finished request. Lengths are in tokens, times in seconds since the run began."""
 
     index: int
     input_tokens: int
     output_tokens: int
     arrival_s: float
     start_s: float
-    """When the encoding batch that holds it began."""
+    """Start of the encoding batch that holds it."""
     first_token_s: float
     finish_s: float
     cached_tokens: int = 0
-    """Tokens of its prompt that were in the cache when it was first admitted."""
+    """Tokens of its prompt that were in the cache at its first admission."""
     preemptions: int = 0
 
 
 def percentiles(values: Sequence[float] | np.ndarray) -> dict[str, float | None]:
-    """Mean and percentiles by linear interpolation; None for no values."""
+    """Return the mean and percentiles by linear interpolation; None for no values."""
     v = np.asarray(values, dtype=np.float64)
     if not v.size:
         return dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
@@ -50,12 +50,15 @@ class ServedColumns:
 
     @staticmethod
     def of(served: Sequence[Served]) -> "ServedColumns":
-        """The columns of these requests."""
+        """Return the columns of these requests."""
         rows = [(s.output_tokens, s.arrival_s, s.start_s, s.first_token_s, s.finish_s) for s in served]
         return ServedColumns(*np.array(rows, dtype=np.float64).reshape(-1, 5).T)
 
     def latencies(self, since: str) -> dict[str, np.ndarray]:
-        """`latency` and `ttft` [n] since `start` or `arrival`, `tpot` [requests of more than one token], in seconds."""
+        """Return `latency` and `ttft` [n] since `start` or `arrival`, and `tpot`, in seconds.
+
+        `tpot` is [requests of more than one token].
+        """
         origin, many = self.start_s if since == "start" else self.arrival_s, self.output_tokens > 1
         return {
             "latency": self.finish_s - origin,
@@ -65,21 +68,24 @@ class ServedColumns:
 
 
 def latencies(served: Sequence[Served], since: str) -> dict[str, np.ndarray]:
-    """`ServedColumns.latencies` of these requests."""
+    """Return `ServedColumns.latencies` of these requests."""
     return ServedColumns.of(served).latencies(since)
 
 
 def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
-    """Of each request [n], whether a bound on the 99th-percentile length is about it: its output's length lies between
-    the 98th and the 100th percentile of all.
+    """Return for each request [n] whether a bound on the 99th-percentile length is about it.
+
+    These are outputs whose length lies between the 98th and the 100th percentile of all.
     """
     long: np.ndarray = output_tokens >= np.percentile(output_tokens, 100 * (1 - LONGEST))
     return long
 
 
 def _bound_latency(columns: ServedColumns, bound: BoundMeaning, since: str) -> float:
-    """The latency that the bound is about: the percentile of all requests, or `p99-length`: the 95th percentile over
-    the requests whose output length lies between the 98th and the 100th percentile of all.
+    """Return the latency that the bound is about: the percentile of all requests, or for `p99-length` of the longest.
+
+    For `p99-length` it is the 95th percentile over the requests whose output length lies between the 98th and the 100th
+    percentile of all.
     """
     latency = columns.latencies(since)["latency"]
     if bound.of_length:
@@ -94,7 +100,7 @@ def summarise(
     memory_bytes: tuple[float, ...] = (),
     utilisation: tuple[float, ...] = (),
 ) -> Estimate:
-    """The run's figures in an estimate's form. Latencies count from arrival where requests arrive over time."""
+    """Summarise a run as an estimate. Latencies count from arrival if requests arrive over time."""
     return summarise_columns(ServedColumns.of(served), seconds, bound, memory_bytes, utilisation)
 
 
@@ -105,7 +111,7 @@ def summarise_columns(
     memory_bytes: tuple[float, ...] = (),
     utilisation: tuple[float, ...] = (),
 ) -> Estimate:
-    """`summarise` of requests that come as arrays."""
+    """Summarise requests as `summarise` does, from arrays."""
     since = "arrival" if (columns.arrival_s > 0).any() else "start"
     count, times = len(columns.finish_s), columns.latencies(since)
     latency, ttft, tpot = (percentiles(times[key]) for key in ("latency", "ttft", "tpot"))
@@ -130,10 +136,10 @@ def summarise_columns(
 
 
 def steady_tokens_s(served: Sequence[Served]) -> float | None:
-    """Output tokens per second between the ramp-up and the drain; None where the run was too short to have a between.
+    """Return the output tokens per second between the ramp-up and the drain; None if the run was too short.
 
-    The ramp-up ends when all requests of the first batch have left; the drain begins when the last request starts.
-    Within a request, tokens are taken as evenly spaced between its first and its last.
+    The ramp-up ends when all requests of the first batch have left; the drain begins when the last request starts. The
+    tokens of a request count as evenly spaced between its first and its last.
     """
     if not served:
         return None

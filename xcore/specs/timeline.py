@@ -10,7 +10,7 @@ Phase = Literal["encode", "decode", "mixed", "overhead"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One micro-batch on one device. Times in seconds since the timeline began."""
+    """One micro-batch on one device. Times are in seconds since the timeline began."""
 
     device: int
     stage: int
@@ -20,7 +20,7 @@ class Span:
     end_s: float
     sequences: int = 0
     tokens: int = 0
-    """Tokens computed, prompts' and new ones together."""
+    """Number of computed tokens: those of prompts and new ones together."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,18 @@ class Timeline:
 
     @property
     def seconds(self) -> float:
-        """From zero to the end of the last span."""
+        """Return the seconds from zero to the end of the last span."""
         return max((span.end_s for span in self.spans), default=0.0)
 
     def phase_seconds(self) -> dict[str, float]:
-        """Busy seconds by phase, summed over devices."""
+        """Return the busy seconds by phase, summed over devices."""
         total: dict[str, float] = {}
         for span in self.spans:
             total[span.phase] = total.get(span.phase, 0.0) + span.end_s - span.start_s
         return total
 
     def phase_means(self) -> dict[str, float]:
-        """Mean seconds of one span by phase."""
+        """Return the mean seconds of one span by phase."""
         counts: dict[str, int] = {}
         for span in self.spans:
             counts[span.phase] = counts.get(span.phase, 0) + 1
@@ -53,10 +53,10 @@ class Timeline:
 def chrome_trace(
     timelines: Sequence[Timeline], models: Mapping[tuple[int, int], str] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """The timelines side by side in the Chrome trace event format, which Perfetto opens.
+    """Convert timelines to the Chrome trace event format, which Perfetto opens, next to each other.
 
-    One process per timeline and device, one thread per stage; microseconds. `models` names the threads of the first
-    timeline by device and stage, where several models have one.
+    There is one process per timeline and device, and one thread per stage; times are in microseconds. `models` names
+    the threads of the first timeline by device and stage, if several models share a device.
     """
     events: list[dict[str, Any]] = []
     named: set[int] = set()

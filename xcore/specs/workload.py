@@ -14,13 +14,14 @@ from xcore.traces.prompt_identity import PromptIdentity
 Array = np.ndarray
 
 MAX_TOKENS = 10_000_000
-"""A longer request is taken for a mistake."""
+"""Most tokens of a request; more are probably a mistake."""
 
 
 @dataclass(frozen=True)
 class LengthDistribution(Noun):
-    """A distribution over lengths in tokens: `lengths` (increasing, at least 1) with their `probabilities` (summing to
-    1).
+    """A distribution over lengths in tokens.
+
+    It has `lengths` (increasing, at least 1) with their `probabilities` (summing to 1).
     """
 
     lengths: tuple[int, ...]
@@ -39,40 +40,40 @@ class LengthDistribution(Noun):
 
     @functools.cached_property
     def s(self) -> Array:
-        """The lengths as an array, float64 [n]."""
+        """Return the lengths as an array, float64 [n]."""
         return np.asarray(self.lengths, dtype=np.float64)
 
     @functools.cached_property
     def p(self) -> Array:
-        """The probabilities as an array, float64 [n]."""
+        """Return the probabilities as an array, float64 [n]."""
         return np.asarray(self.probabilities, dtype=np.float64)
 
     @functools.cached_property
     def mean(self) -> float:
-        """Expected length in tokens."""
+        """Return the expected length in tokens."""
         return float(self.s @ self.p)
 
     @functools.cached_property
     def std(self) -> float:
-        """Standard deviation of the length in tokens."""
+        """Return the standard deviation of the length in tokens."""
         return math.sqrt(max(0.0, float(self.s**2 @ self.p) - self.mean**2))
 
     @property
     def max(self) -> int:
-        """The greatest length."""
+        """Return the greatest length."""
         return self.lengths[-1]
 
     def quantile(self, q: float) -> int:
-        """The smallest length whose cumulative probability is at least `q`."""
+        """Return the smallest length whose cumulative probability is at least `q`."""
         index = int(np.searchsorted(np.cumsum(self.p), q - 1e-12))
         return self.lengths[min(index, len(self.lengths) - 1)]
 
     def sample(self, n: int, rng: np.random.Generator) -> Array:
-        """`n` independent lengths, int64 [n]."""
+        """Draw `n` independent lengths, int64 [n]."""
         return rng.choice(np.asarray(self.lengths, dtype=np.int64), size=n, p=self.p / self.p.sum())
 
     def scaled(self, factor: float) -> "LengthDistribution":
-        """Every length times `factor`, rounded, at least 1."""
+        """Multiply every length by `factor`, rounded, at least 1."""
         scaled = np.maximum(1, np.rint(self.s * factor)).astype(np.int64)
         return LengthDistribution._collect(scaled, self.p)
 
@@ -84,21 +85,21 @@ class LengthDistribution(Noun):
 
     @staticmethod
     def fixed(length: int) -> "LengthDistribution":
-        """Every length the same."""
+        """Return the distribution of one length."""
         return LengthDistribution((length,), (1.0,))
 
     @staticmethod
     def from_samples(samples: Iterable[int] | Array) -> "LengthDistribution":
-        """The empirical distribution of observed lengths."""
+        """Return the empirical distribution of observed lengths."""
         values = np.asarray(list(samples) if not isinstance(samples, np.ndarray) else samples, dtype=np.int64)
         return LengthDistribution._collect(values, np.ones(len(values)))
 
     @staticmethod
     def truncated_normal(mean: float, std: float, max: int, fit: bool = True) -> "LengthDistribution":
-        """A normal truncated to (0, max], in whole tokens: P(s) is the normal's weight in (s-1, s].
+        """Return a normal distribution truncated to (0, max], in whole tokens: P(s) is the normal's weight in (s-1, s].
 
-        With `fit`, the parent's moments are chosen so that the discrete distribution has the asked mean and deviation;
-        where no truncated normal has them (or without `fit`), `mean` and `std` are the parent's (docs/theory.md).
+        With `fit`, the parent's moments are chosen so that the discrete distribution has the given mean and deviation.
+        If no truncated normal has them, or without `fit`, `mean` and `std` are the parent's (docs/theory.md).
         """
         parent = _fit_parent(mean, std, max) if fit else None
         s, p = _discrete_normal(*(parent or (mean, std)), max)
@@ -115,7 +116,7 @@ def _discrete_normal(mean: float, std: float, most: int) -> tuple[Array, Array]:
 
 
 def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | None:
-    """Mean and deviation of the parent normal whose discrete truncation has these moments; None where none has."""
+    """Return the mean and deviation of the parent normal whose discrete truncation has these moments, or None."""
     from scipy.optimize import least_squares
 
     def miss(x: Array) -> Array:
@@ -132,27 +133,27 @@ def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | Non
 
 @dataclass(frozen=True)
 class RequestLengths(Noun):
-    """One request of a trace: tokens in, tokens out, and when it arrives in seconds since the first."""
+    """One request of a trace: input tokens, output tokens, and its arrival in seconds since the first."""
 
     input: int
     output: int
     arrival_s: float = 0.0
     identity: PromptIdentity | None = None
-    """What is known of its prompt's tokens, for prefix caching."""
+    """Identity of its prompt's tokens, as far as known, for prefix caching."""
 
     def fits(self, longest: int | None) -> bool:
-        """Whether input and output are at most `longest` tokens; None: any number fits."""
+        """Return whether input and output are at most `longest` tokens; None: any number fits."""
         return longest is None or self.input + self.output <= longest
 
     def clipped(self, context: int) -> "RequestLengths":
-        """This request made to fit into `context` tokens, the output first; at least one token each."""
+        """Clip this request to `context` tokens, the output first; at least one token each."""
         if self.fits(context):
             return self
         input = min(self.input, context - 1)
         return replace(self, input=input, output=max(1, min(self.output, context - input)))
 
     def scaled(self, factor: float) -> "RequestLengths":
-        """This request with both lengths times a factor, rounded, at least 1."""
+        """Multiply both lengths by a factor, rounded, at least 1."""
         if factor == 1.0:
             return self
         lengths = {name: max(1, round(getattr(self, name) * factor)) for name in ("input", "output")}
@@ -161,7 +162,7 @@ class RequestLengths(Noun):
 
 @dataclass(frozen=True)
 class Workload(Noun):
-    """The distributions of input and output length, and where known the requests themselves and their rate of arrival.
+    """The distributions of input and output lengths and, if known, the requests themselves and their rate of arrival.
 
     The analysis takes the two distributions as independent; `requests` keeps the pairs for a replay.
     """
@@ -170,7 +171,7 @@ class Workload(Noun):
     input: LengthDistribution
     output: LengthDistribution
     p99_output: int
-    """The output length whose latency the default bound is about (docs/theory.md)."""
+    """The output length that the default bound's latency is about (docs/theory.md)."""
     arrival_rate: float | None = None
     """Requests per second; None: as many as can be served."""
     requests: tuple[RequestLengths, ...] | None = None
@@ -185,21 +186,19 @@ class Workload(Noun):
 
     @staticmethod
     def parse(text: str) -> "Workload":
-        """A workload as it is typed: a task of the ExeGPT paper, fixed lengths (`2048/256`) or a trace file; InputError
-        for what is none of these.
-        """
+        """Parse a task of the ExeGPT paper, fixed lengths (`2048/256`) or a trace file; InputError for other text."""
         from xcore.traces.trace import parse_workload
 
         return parse_workload(text)
 
     @property
     def without_requests(self) -> "Workload":
-        """This workload without its request list: what a schedule file carries."""
+        """Return this workload without its request list, as a schedule file holds it."""
         return replace(self, requests=None)
 
     @functools.cached_property
     def correlation(self) -> float | None:
-        """Pearson's correlation of input and output length over the request list; None without one."""
+        """Return Pearson's correlation of input and output length over the request list; None without a list."""
         if not self.requests or len(self.requests) < 2:
             return None
         pairs = np.array([(r.input, r.output) for r in self.requests], dtype=np.float64)
@@ -208,7 +207,7 @@ class Workload(Noun):
         return float(np.corrcoef(pairs.T)[0, 1])
 
     def draw(self, n: int, seed: int = 0, context: int | None = None) -> tuple[RequestLengths, ...]:
-        """`n` requests: from the list where there is one (in order, around again), else from the distributions.
+        """Draw `n` requests: from the list if there is one (in order, repeated), else from the distributions.
 
         With `context`, a request that is longer is clipped to it, the output first.
         """
@@ -222,7 +221,7 @@ class Workload(Noun):
 
     @staticmethod
     def from_requests(name: str, requests: Iterable[RequestLengths]) -> "Workload":
-        """The empirical workload of a list of requests."""
+        """Build the empirical workload of a list of requests."""
         rows = tuple(requests)
         if not rows:
             raise InputError(f"Workload '{name}' has no requests.")
@@ -240,12 +239,13 @@ class Workload(Noun):
 
     @staticmethod
     def fixed(input: int, output: int) -> "Workload":
-        """Equal requests, as in `2048/256`."""
+        """Build a workload of equal requests, as in `2048/256`."""
         return Workload(f"{input}/{output}", LengthDistribution.fixed(input), LengthDistribution.fixed(output), output)
 
     def within(self, context: int) -> "Workload | None":
-        """This workload of a request list without those beyond `context` tokens; None where none is left. A rate that
-        isn't the list's own stays.
+        """Leave the requests of the list beyond `context` tokens out; None if none is left.
+
+        A rate that isn't the list's own stays.
         """
         assert self.requests is not None, "distributions have no rows to leave out"
         rows = tuple(row for row in self.requests if row.fits(context))
@@ -256,11 +256,13 @@ class Workload(Noun):
         return left if own else replace(left, arrival_rate=self.arrival_rate)
 
     def scaled_to(self, context: int) -> tuple["Workload", float, float]:
-        """This workload with every length times one factor (at most 1), so that the 99th percentile of input + output
-        fits into `context` tokens.
+        """Scale every length by one factor, so that the 99th percentile of input + output fits `context` tokens.
 
-        Returns the workload, the factor, and the share of requests that are longer still: those of a list are clipped
-        here, those drawn from distributions when they are drawn.
+        The factor is at most 1.
+
+        Returns:
+            The workload, the factor, and the share of requests that are still longer. Those of a list are clipped here;
+            those from distributions are clipped when they are drawn.
         """
         factor = min(1.0, context / self._total_quantile(0.99))
         if not self.requests:
@@ -274,7 +276,7 @@ class Workload(Noun):
         return scaled, factor, sum(a != b for a, b in zip(rows, clipped, strict=True)) / len(rows)
 
     def _total_lengths(self) -> Array:
-        """Probability of each input + output, 0 first, were the two independent."""
+        """Return the probability of each input + output, 0 first, as if the two were independent."""
         a, b = np.zeros(self.input.max + 1), np.zeros(self.output.max + 1)
         a[np.asarray(self.input.lengths)] = self.input.p
         b[np.asarray(self.output.lengths)] = self.output.p
@@ -283,7 +285,7 @@ class Workload(Noun):
         return np.fft.irfft(np.fft.rfft(a, n) * np.fft.rfft(b, n), n)[:size]
 
     def _total_quantile(self, q: float) -> float:
-        """The `q` quantile of input + output."""
+        """Return the `q` quantile of input + output."""
         if self.requests:
             return float(np.quantile([r.input + r.output for r in self.requests], q))
         return float(np.searchsorted(np.cumsum(self._total_lengths()), q))
@@ -298,12 +300,12 @@ _TASKS = {  # paper, Table 3: input mean, std, max; output mean, std, 99th perce
 }
 
 TASKS = {name: title for name, (title, _, _) in _TASKS.items()}
-"""The paper's five tasks (Table 3): identifier → what it is."""
+"""The paper's five tasks (Table 3): identifier → title."""
 
 
 @functools.cache
 def task(name: str) -> Workload:
-    """One of the paper's five tasks; InputError for any other name."""
+    """Return one of the paper's five tasks; InputError for any other name."""
     if name not in _TASKS:
         raise InputError(f"There is no task '{name}': the tasks are {', '.join(_TASKS)}.")
     _, (input_mean, input_std, input_max), (mean, std, p99, most) = _TASKS[name]

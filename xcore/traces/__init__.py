@@ -1,1 +1,1 @@
-"""Recorded requests: their files, arrivals, and prompts that begin alike."""
+"""Recorded requests: their files, their arrivals, and the common prefixes of their prompts."""

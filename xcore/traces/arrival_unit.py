@@ -1,4 +1,4 @@
-"""The unit of a trace's arrivals: from the name of their column, else from the numbers themselves."""
+"""The unit of a trace's arrivals: by the name of their column, or else by the numbers themselves."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -10,7 +10,7 @@ from xcore.errors import InputError
 from xcore.quantity import figure_text
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0}
-"""Units that `--columns arrival=NAME:UNIT` and the names of columns have, in seconds."""
+"""Units of `--columns arrival=NAME:UNIT` and of column names, in seconds."""
 DATE = "date"
 """The unit of dates that are written as numbers: 20231116, 20231116181546, or a spreadsheet's days (45246.5)."""
 
@@ -32,37 +32,42 @@ _IN_WORDS = {
     "h": "hours",
 }
 _CLOCKS = ("s", "ms", "us", "ns")
-"""Units that numbers alone can be in."""
+"""Units that numbers without a unit can have."""
 
 _FIRST_S, _LAST_S = 946_684_800.0, 4_102_444_800.0
-"""The years 2000 to 2100, since 1970."""
+"""The years 2000 to 2100, in seconds since 1970."""
 _SHEET_DAYS = (36_526.0, 73_051.0)
 """The same years in the days of spreadsheets."""
 _QUICKEST_S, _SLOWEST_S, _LONGEST_S = 1e-3, 3600.0, 400 * 86_400.0
-"""Mean gaps between a thousand requests per second and one per hour are plausible, up to so many seconds in all."""
+"""Plausible mean gaps are from a thousand requests per second to one per hour; the third is the longest total time."""
 _SLOWEST_FRACTION_S, _SLOWEST_OF_FEW_S, _FEW = 10.0, 60.0, 10
-"""Numbers with fractions are seconds up to this mean gap, or this one where there are few, as typed by hand: clocks in
-smaller units mostly count in whole ones."""
+"""Largest mean gaps at which numbers with fractions count as seconds; the second is for few, typed by hand.
+
+Clocks in smaller units mostly count in whole ones.
+"""
 _CLOCK_WORDS = {"utc", "gmt", "epoch", "unix", "since", "start"}
 """Words behind a unit in a column's name."""
 
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of numeric arrivals, and why it is theirs."""
+    """A unit of numeric arrivals, and the reason for it."""
 
     name: str
     why: str
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a column's name in small letters: `arrivalTimeMs` has arrival, time and ms."""
+    """Return the words of a column's name in lower case: `arrivalTimeMs` has arrival, time and ms."""
     parts = re.findall("[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+", re.sub("[µμ]", "u", name))  # both letters mu
     return [part.lower() for part in parts]
 
 
 def split_unit(name: str) -> tuple[str, str | None]:
-    """A column's name as letters alone without its unit, and the unit: (`arrivaltime`, `ms`) of `arrival_time_ms`."""
+    """Split a column's name into its letters without the unit, and the unit.
+
+    `arrival_time_ms` becomes (`arrivaltime`, `ms`).
+    """
     words = words_of(name)
     unit = next((_UNIT_OF[word] for word in words if word in _UNIT_OF), None)
     before = [word for word in words if word not in _CLOCK_WORDS]
@@ -77,9 +82,12 @@ def split_unit(name: str) -> tuple[str, str | None]:
 
 
 def unit_of(moments: Sequence[float], column: str, names: Collection[str], path: object) -> Unit:
-    """The unit of numeric arrivals in a column of a trace, whose columns' names may be those of a known kind of trace.
+    """Return the unit of numeric arrivals in a column of a trace.
 
-    InputError, with all of them, where several units are plausible.
+    `names`, the trace's columns, may be those of a known kind of trace.
+
+    Raises:
+        InputError: Several units are plausible; the message names all of them.
     """
     by_name = split_unit(column)[1]
     if by_name:
@@ -113,7 +121,7 @@ def unit_of(moments: Sequence[float], column: str, names: Collection[str], path:
 
 
 def in_seconds(moments: Sequence[float], unit: str, where: str) -> list[float]:
-    """Numeric arrivals in seconds since the first; InputError for a number that is no date of the unit DATE."""
+    """Return numeric arrivals in seconds since the first; InputError for a number that is no date of the unit DATE."""
     if unit == DATE:
         dates = [number_date(at) for at in moments]
         wrong = next((at for at, date in zip(moments, dates, strict=True) if date is None), None)
@@ -128,7 +136,7 @@ def in_seconds(moments: Sequence[float], unit: str, where: str) -> list[float]:
 
 
 def number_date(number: float) -> float | None:
-    """Seconds since 1970 of a date that is written as a number, of the years 2000 to 2100; None where it is none."""
+    """Return the seconds since 1970 of a date written as a number, in the years 2000 to 2100; None for others."""
     if _SHEET_DAYS[0] <= number < _SHEET_DAYS[1]:
         return (number - 25_569) * 86_400  # days since the end of 1899
     form = {8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}.get(len(f"{number:.0f}")) if float(number).is_integer() else None
@@ -140,7 +148,7 @@ def number_date(number: float) -> float | None:
 
 
 def rate_text(count: int, span_s: float) -> str:
-    """The rate of so many requests over a time from the first arrival to the last."""
+    """Return the rate of `count` requests over the time from the first arrival to the last, as text."""
     rate = (count - 1) / span_s
     if rate >= 0.1:
         return f"{figure_text(rate)} requests/s"
@@ -149,13 +157,14 @@ def rate_text(count: int, span_s: float) -> str:
 
 
 def unit_text(unit: str) -> str:
-    """A unit in a sentence: `in milliseconds`."""
+    """Return a unit for a sentence: `in milliseconds`."""
     return "dates" if unit == DATE else f"in {_IN_WORDS[unit]}"
 
 
 def _known_kind(column: str, names: Collection[str], whole: bool) -> Unit | None:
-    """The unit of a known kind of trace: Mooncake's `timestamp` is in milliseconds, Qwen-Bailian's, which has a
-    `chat_id` too, and BurstGPT's in seconds.
+    """Return the unit of a known kind of trace.
+
+    Mooncake's `timestamp` is in milliseconds. Qwen-Bailian's, which has a `chat_id` too, and BurstGPT's are in seconds.
     """
     if column == "timestamp" and ("hash_ids" in names or (whole and {"input_length", "output_length"} <= set(names))):
         bailian = "chat_id" in names
@@ -166,20 +175,20 @@ def _known_kind(column: str, names: Collection[str], whole: bool) -> Unit | None
 
 
 def _is_plausible(gap_s: float, span: float, last: float, unit_s: float) -> bool:
-    """Whether requests come at a credible rate for a credible time, and no later than the year 2100."""
+    """Return whether requests come at a credible rate for a credible time, and no later than the year 2100."""
     quick_enough = _QUICKEST_S < gap_s <= _SLOWEST_S
     return quick_enough and span * unit_s <= _LONGEST_S and abs(last) * unit_s < _LAST_S
 
 
 def _are_plausible(moments: Sequence[float]) -> bool:
-    """Whether numbers that can be dates come at a plausible rate then; whole days have no time of day to go by."""
+    """Return whether numbers that may be dates give a plausible rate; whole days have no time of day."""
     seconds = in_seconds(moments, DATE, "")
     gap_s = max(seconds) / (len(seconds) - 1)
     return moments[0] >= _SHEET_DAYS[1] or _QUICKEST_S < gap_s <= _SLOWEST_S
 
 
 def _doubt(moments: Sequence[float], column: str, plausible: Sequence[str], path: object) -> InputError:
-    """The question that numbers with several plausible units leave."""
+    """Return the error for numbers with several plausible units, which asks for a choice."""
     readings = []
     for unit in plausible:
         span_s = max(in_seconds(moments, unit, ""))

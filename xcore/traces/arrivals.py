@@ -1,4 +1,4 @@
-"""When requests arrive: at random, in bursts, or as in a trace."""
+"""Arrival times of requests: at random, in bursts, or as in a trace."""
 
 import math
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from xcore.traces.trace import parse_rate
 
 KINDS = ("poisson", "burst", "trace")
 BURSTINESS = 0.25
-"""Of `burst` where nothing else is asked for: gaps whose standard deviation is twice their mean."""
+"""Default burstiness of `burst`: gaps whose standard deviation is twice their mean."""
 _BATCH = 4096
 
 
 def parse_rates(text: str) -> tuple[float, ...]:
-    """Requests per second in `5/s,10/s,inf`; `inf` is all at once."""
+    """Parse rates in requests per second, like `5/s,10/s,inf`; `inf` is all at once."""
     return tuple(math.inf if rate.strip() == "inf" else parse_rate(rate) for rate in text.split(","))
 
 
 def random_arrivals(rate: float, num: int, seed: Sequence[int], burstiness: float = 1.0) -> np.ndarray:
-    """Arrivals of `num` requests in seconds [num], the first at 0: gaps of mean 1/rate from a Gamma distribution of the
-    shape `burstiness`, as in `vllm bench serve`.
+    """Draw the arrivals of `num` requests in seconds [num], the first at 0.
 
-    1 is a Poisson process; the gaps' coefficient of variation is 1/sqrt(burstiness); `inf` spaces requests evenly.
+    Gaps have the mean 1/rate and a Gamma distribution of the shape `burstiness`, as in `vllm bench serve`. 1 is a
+    Poisson process; the gaps' coefficient of variation is 1/sqrt(burstiness); `inf` spaces requests evenly.
     """
     if math.isinf(rate):
         return np.zeros(num)
@@ -37,7 +37,7 @@ def random_arrivals(rate: float, num: int, seed: Sequence[int], burstiness: floa
 def random_arrivals_until(
     end_s: float, rate: float, seed: Sequence[int], burstiness: float = 1.0, most: int = 10_000_000
 ) -> np.ndarray:
-    """`random_arrivals` of as many requests as arrive before `end_s`; InputError for more than `most`."""
+    """Draw `random_arrivals` of the requests that arrive before `end_s`; InputError for more than `most`."""
     if rate * end_s > most:
         raise InputError(f"{rate:g} requests per second for {end_s:g} s are over {most:,}: shorten --duration.")
     num = int(rate * end_s) + _BATCH
@@ -49,8 +49,10 @@ def random_arrivals_until(
 
 
 def trace_arrivals(seconds: Sequence[float], rate: float | None) -> np.ndarray:
-    """A trace's arrivals in their order, made relative to the first; with `rate`, stretched so that this is their mean
-    rate. InputError where the trace has no arrivals that differ.
+    """Sort a trace's arrivals and make them relative to the first; with `rate`, stretch them to this mean rate.
+
+    Raises:
+        InputError: The trace has no two different arrivals.
     """
     arrivals: np.ndarray = np.sort(np.asarray(seconds, dtype=np.float64))
     arrivals = arrivals - arrivals[0]

@@ -12,18 +12,19 @@ MUCH_LEFT_OUT = 0.05
 
 
 def fit_context(workload: Workload, model: ModelSpec, scale: bool = False) -> tuple[Workload, list[str]]:
-    """`fit_to_context` of a model that has a longest request."""
+    """Fit a workload as `fit_to_context` does, if the model has a longest request."""
     longest = model.longest_request
     return (workload, []) if longest is None else fit_to_context(workload, longest, model.name, scale)
 
 
 def fit_to_context(workload: Workload, tokens: int, model: str, scale: bool = False) -> tuple[Workload, list[str]]:
-    """The workload that fits a context of so many tokens, and a sentence about what was changed, which its name says
-    too: longer rows of a trace are left out. Tasks, and with `scale` traces, are scaled where their 99th percentile
-    doesn't fit.
+    """Fit a workload to a context of `tokens` tokens; return it with a sentence about each change.
 
-    InputError for fixed lengths that don't fit (they are what was asked for, not a sample of it), and for a trace of
-    which nothing fits.
+    Longer rows of a trace are left out. Tasks, and with `scale` traces, are scaled if their 99th percentile doesn't
+    fit. The workload's name says the change too.
+
+    Raises:
+        InputError: Fixed lengths don't fit (they are exact requirements, no sample), or nothing of a trace fits.
     """
     if workload.requests and not scale:
         return _leave_longer_out(workload, len(workload.requests), tokens, model)

@@ -14,7 +14,7 @@ Places = NDArray[np.intp]
 
 @dataclass(frozen=True, eq=False)
 class Prefixes:
-    """A tree of texts, of which each request has one: its prompt and then its output.
+    """A tree of texts; each request has one: its prompt and then its output.
 
     A text begins with tokens of an earlier one, its parent, and goes on with tokens of its own.
     """
@@ -28,7 +28,7 @@ class Prefixes:
 
     @staticmethod
     def of(requests: Sequence[RequestLengths], block_size: int) -> "Prefixes | None":
-        """Return what the prompts of requests have in common by their identities; None where none has one.
+        """Return the prefixes that prompts share by their identities; None if no request has an identity.
 
         Prompts known by their tokens are compared in blocks of `block_size`. Turns follow each other as they arrive.
         """
@@ -44,26 +44,27 @@ class Prefixes:
 
     @staticmethod
     def of_texts(token_ids: Iterable[Sequence[int]], block_size: int) -> "Prefixes":
-        """Return what prompts have in common, given their tokens, behind which those of their outputs may follow."""
+        """Return the prefixes that prompts share by their tokens; an output's tokens may follow those of a prompt."""
         texts = _Texts(block_size)
         for ids in token_ids:
             texts.append(*texts.like_tokens(ids))
         return texts.prefixes(np.arange(len(texts.parents), dtype=np.intp))
 
     def take(self, requests: Sequence[int] | Places) -> "Prefixes":
-        """Return the same for some of the requests, by their indices."""
+        """Return the prefixes of some of the requests, by their indices."""
         return replace(self, places=self.places[np.asarray(requests, dtype=np.intp)])
 
     def found(self, input_tokens: NDArray[np.float64], block_size: int) -> NDArray[np.float64]:
-        """Return the tokens of each request's prompt [requests] that a cache without end would have: in full blocks,
-        and never the last one.
+        """Return the tokens of each request's prompt that an unlimited cache would have [requests].
+
+        They are in full blocks, and never include the last token.
         """
         tokens = np.minimum(self.shared[self.places], input_tokens - 1)
         found: NDArray[np.float64] = block_size * np.maximum(tokens // block_size, 0.0)
         return found
 
     def repeated(self, count: int) -> "Prefixes":
-        """Return the same for `count` requests: these, and again with new texts."""
+        """Return the prefixes of `count` requests: these, and again with new texts."""
         rounds = -(-count // len(self.places))
         first = len(self.parents) * np.arange(rounds, dtype=np.intp)[:, None]
         parents = np.where(self.parents < 0, -1, self.parents + first).ravel()
@@ -88,24 +89,25 @@ class Prefixes:
 
 
 _RUN = 8
-"""Blocks of a run that is looked up at once."""
+"""Number of blocks that are looked up at once as a run."""
 
 
 @dataclass
 class _Texts:
-    """Texts in order of arrival, each compared with those before it."""
+    """Texts in order of arrival, each compared with earlier ones."""
 
     block_size: int
     parents: list[int] = field(default_factory=list)
     shared: list[int] = field(default_factory=list)
     _nodes: dict[Hashable, tuple[int, int]] = field(default_factory=dict)
-    """By block, or run of blocks, under the node of the block before it: the node of its last block, and the first text
-    that has that.
+    """By block, or run of blocks, under the previous block's node: the node of its last block, and the first text.
+
+    The first text is the earliest one that has the block.
     """
     _prefixes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By the name of a prefix: the text that has most of it, and how many tokens."""
+    """By the name of a prefix: the text that has most of it, and the number of its tokens."""
     _turns: dict[Hashable, tuple[int, RequestLengths]] = field(default_factory=dict)
-    """By conversation, or chat: its last text, and that one's request."""
+    """By conversation, or chat: its last text, and the request of that text."""
 
     def prefixes(self, places: Places) -> Prefixes:
         """Return all texts so far."""
@@ -119,7 +121,7 @@ class _Texts:
         self.shared.append(shared)
 
     def add(self, request: RequestLengths) -> None:
-        """Add a request's text under the one that it has most tokens in common with, by all that is known of it."""
+        """Add a request's text under the text with which it shares most tokens, by all that is known of it."""
         identity, alike = request.identity, [(-1, 0)]
         if identity is not None:
             if identity.token_ids:
@@ -153,9 +155,9 @@ class _Texts:
         return text, alike
 
     def like_tokens(self, token_ids: Sequence[int]) -> tuple[int, int]:
-        """Return the text that has most of these tokens in full blocks, and how many.
+        """Return the text that has most of these tokens in full blocks, and the number of these tokens.
 
-        Runs of blocks that are all known are followed at once: most of a long prompt mostly is.
+        Known runs of blocks are followed at once: most of a long prompt is usually known.
         """
         ids = array("q", token_ids)
         width, text = self.block_size * ids.itemsize, ids.tobytes()
@@ -187,7 +189,10 @@ class _Texts:
         return text, min(tokens, most)
 
     def _continued(self, turn: Hashable, request: RequestLengths) -> tuple[int, int]:
-        """A turn whose prompt is shorter than the one before has dropped its beginning, and continues nothing."""
+        """Return the text that a turn continues, and the tokens that it shares; (-1, 0) if none.
+
+        A turn whose prompt is shorter than the previous one has dropped its beginning, and continues nothing.
+        """
         if turn not in self._turns:
             return -1, 0
         text, before = self._turns[turn]

@@ -1,4 +1,4 @@
-"""PromptIdentity: what is known of a prompt's tokens, so that prompts that begin alike are recognised."""
+"""PromptIdentity: what is known of a prompt's tokens, to recognise common prefixes."""
 
 from dataclasses import dataclass, replace
 
@@ -7,24 +7,25 @@ from xcore.noun import Noun
 
 @dataclass(frozen=True)
 class PromptIdentity(Noun):
-    """What a trace says of one prompt's tokens. Two prompts of a trace begin alike as far as any of it says so."""
+    """A trace's facts about one prompt's tokens. Two prompts share the longest prefix that any fact implies."""
 
     token_ids: tuple[int, ...] = ()
     """The tokens themselves."""
     block_ids: tuple[int | str, ...] = ()
-    """A name for each block of tokens, the last of which may be partial: prompts whose first blocks have the same names
-    have the same tokens there.
+    """A name for each block of tokens; the last block may be partial.
+
+    Prompts whose first blocks have the same names have the same tokens there.
     """
     block_tokens: int = 0
-    """Tokens of a block."""
+    """Tokens per block."""
     prefix: str | None = None
     """The name of a text that the prompt begins with."""
     prefix_tokens: int = 0
-    """How many tokens of it."""
+    """Tokens of that text in the prompt."""
     conversation: str | None = None
-    """The conversation of which it is a turn: it continues the turn before it, prompt and answer."""
+    """Its conversation: the prompt continues the previous turn, prompt and answer."""
     chat: str | None = None
-    """Its own name, for those that continue it."""
+    """Its own name, for prompts that continue it."""
     parent_chat: str | None = None
     """The name of the request whose prompt and answer it continues."""
 

@@ -1,4 +1,4 @@
-"""Traces: the lengths, and where known the arrivals, of real requests, from CSV, JSONL or Parquet files."""
+"""Traces: the lengths and, if known, the arrivals of real requests, from CSV, JSONL or Parquet files."""
 
 import math
 import re
@@ -23,11 +23,11 @@ from xcore.traces.trace_identity import blocks_note, identity_of
 
 MAX_ROWS = 5_000_000
 MAX_SECONDS = 1e9
-"""From the first arrival to the last."""
+"""Longest time from the first arrival to the last."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 
 Note = Callable[[str], None]
-"""Takes a sentence about what was read."""
+"""A function that takes a sentence about what was read."""
 
 
 def silent(_: str) -> None:
@@ -35,7 +35,7 @@ def silent(_: str) -> None:
 
 
 def parse_rate(text: str) -> float:
-    """Requests per second in `5/s` or `90/m`; InputError for another form or a rate of zero."""
+    """Parse a rate, `5/s` or `90/m`, into requests per second; InputError for another form or a rate of zero."""
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*/\s*(s|m)", text.strip())
     if not match or not 0 < float(match[1]) < math.inf:
         raise InputError(
@@ -47,8 +47,9 @@ def parse_rate(text: str) -> float:
 def parse_workload(
     text: str, columns: dict[str, str] | None = None, rate: float | None = None, note: Note = silent
 ) -> Workload:
-    """A workload from a task of the paper, fixed lengths (`2048/256`) or a trace file; `rate` in requests/s, `note` as
-    in `read_trace`.
+    """Parse a task of the paper, fixed lengths (`2048/256`) or a trace file into a workload.
+
+    `rate` is in requests/s; `note` is that of `read_trace`.
     """
     fixed = re.fullmatch(r"(\d{1,99})/(\d{1,99})", text)
     if text in TASKS:
@@ -70,18 +71,20 @@ def parse_workload(
 
 
 def with_poisson_arrivals(requests: Sequence[RequestLengths], rate: float, seed: int) -> tuple[RequestLengths, ...]:
-    """The same requests, arriving at random at `rate` per second; the first one at 0."""
+    """Give requests random arrivals at `rate` per second; the first one arrives at 0."""
     gaps = np.random.default_rng(seed).exponential(1.0 / rate, size=len(requests))
     arrivals = np.cumsum(gaps) - gaps[:1]
     return tuple(replace(r, arrival_s=float(a)) for r, a in zip(requests, arrivals, strict=True))
 
 
 def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: Note = silent) -> list[RequestLengths]:
-    """The requests of a trace in its order, arrivals made relative to the earliest; those of no output, which failed,
-    are left out.
+    """Read the requests of a trace in its order; arrivals are relative to the earliest.
 
-    `note` gets a sentence for each column that looks as if it mattered and isn't read. InputError names the file and,
-    where one is at fault, the column, the row and the value.
+    Requests without output, which failed, are left out. `note` gets a sentence for each column that seems to matter and
+    isn't read.
+
+    Raises:
+        InputError: Names the file and, if one of them is wrong, the column, the row and the value.
     """
     return [request for _, request in _read(Path(path), columns, note)]
 
@@ -89,8 +92,10 @@ def read_trace(path: str | Path, columns: dict[str, str] | None = None, note: No
 def read_model_trace(
     path: str | Path, models: Iterable[str], columns: dict[str, str] | None = None, note: Note = silent
 ) -> dict[str, list[RequestLengths]]:
-    """The requests of each of several models in a trace with a column `model`; otherwise like `read_trace`. InputError
-    names a row of another model.
+    """Read the requests of several models from a trace with a column `model`; otherwise like `read_trace`.
+
+    Raises:
+        InputError: Also names a row of another model.
     """
     names = sorted(models)
 
@@ -111,8 +116,13 @@ def read_model_trace(
 
 
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
-    """What a trace says of whose its requests are, in the order of `read_trace`: of each `client` and `application`, a
-    text, and `deadline_s`, seconds after its arrival, as far as it has them. InputError for a deadline that is none.
+    """Read the labels of each request of a trace, in the order of `read_trace`.
+
+    They are `client` and `application`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has
+    them.
+
+    Raises:
+        InputError: A deadline is not valid.
     """
     return [own for own, _ in _read(Path(path), columns, silent, _LABELS, _labels_of)]
 
@@ -146,13 +156,13 @@ def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def form_of(path: str | Path) -> str | None:
-    """The form of a trace by the end of its name, in small letters, like `.csv`; None for another file."""
+    """Return the format of a trace by the end of its name, in lower case, like `.csv`; None for another file."""
     suffix = Path(path).suffix.lower()
     return suffix if suffix in SUFFIXES else None
 
 
 def _no_more(row: dict[str, Any], where: str) -> None:
-    """Take nothing else from a row."""
+    """Read nothing else from a row."""
 
 
 def _read(
@@ -162,7 +172,7 @@ def _read(
     others: Sequence[str] = (),
     take: Callable[[dict[str, Any], str], Any] = _no_more,
 ) -> list[tuple[Any, RequestLengths]]:
-    """The requests of the rows with an output, each with what `take` makes of its row's other columns and place."""
+    """Read the requests of the rows with an output, each with what `take` returns for its row and place."""
     table = _open(path)
     empty = InputError(f"'{path}' has no requests: a trace needs at least one row with an output.")
     if not table.names:
@@ -204,8 +214,10 @@ def _read(
 def _seconds(
     moments: list[float | Moment], columns: Columns, names: Sequence[str], path: Path, note: Note
 ) -> list[float]:
-    """Arrivals in seconds since the first; InputError where both dates and numbers come, or a number's unit is in
-    doubt.
+    """Return arrivals in seconds since the first.
+
+    Raises:
+        InputError: Both dates and numbers occur, or the numbers' unit is in doubt.
     """
     where, numbers = f"'{path}', column '{columns.arrival}'", [at for at in moments if not isinstance(at, Moment)]
     if 0 < len(numbers) < len(moments):
@@ -260,7 +272,7 @@ def _length(value: Any, where: str, least: int) -> int:
 
 
 def _moment(value: Any, where: str) -> float | Moment:
-    """A number in the column's own unit, or a moment by its date."""
+    """Return a number in the column's own unit, or a moment by its date."""
     if isinstance(value, Moment):
         return value
     number = math.nan if isinstance(value, bool) else _number(value)
@@ -273,7 +285,7 @@ def _moment(value: Any, where: str) -> float | Moment:
 
 
 def _number(value: Any) -> float:
-    """A value as a number, NaN where it is none."""
+    """Return a value as a number; NaN if it is none."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -283,7 +295,7 @@ def _number(value: Any) -> float:
 
 
 def _date(value: Any) -> Moment | None:
-    """The moment of a date in text, None where it is none."""
+    """Return the moment of a date in text; None if it is none."""
     text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
     try:
         date = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))
@@ -302,4 +314,4 @@ _READERS: dict[str, Callable[[Path], Table]] = {
     ".jsonl": jsonl_table,
     ".parquet": parquet_table,
 }
-"""What reads a file of rows, by the end of its name."""
+"""The reader of each file of rows, by the end of the file's name."""

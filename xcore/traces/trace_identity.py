@@ -11,12 +11,12 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prompt_identity import PromptIdentity
 
 MOONCAKE_BLOCK, BAILIAN_BLOCK = 512, 16
-"""Tokens of a block in traces with `hash_ids`: Qwen-Bailian's have a `chat_id` too."""
+"""Tokens of a block in traces with `hash_ids`: Mooncake's, and Qwen-Bailian's, which have a `chat_id` too."""
 _NOTHING = PromptIdentity()
 
 
 def identity_of(row: Mapping[str, Any], columns: Mapping[str, str], input: int, where: str) -> PromptIdentity | None:
-    """Return what a row says of its prompt's tokens; None where it says nothing.
+    """Return what a row says of its prompt's tokens; None if it says nothing.
 
     Args:
         row: Values by column.
@@ -47,7 +47,7 @@ _NAMES = ("prefix_id", "conversation_id", "chat_id", "parent_chat_id")
 
 
 def _value(row: Mapping[str, Any], columns: Mapping[str, str], key: str, where: str) -> tuple[Any, str]:
-    """A key's value, and the place that messages name."""
+    """Return a key's value, and the place that messages name."""
     column = columns.get(key, "")
     return row.get(column), f"{where}, column '{column}'"
 
@@ -68,7 +68,7 @@ def _tokens(value: Any, where: str) -> int:
 
 
 def _ids(value: Any, where: str) -> list[Any]:
-    """A list in a row, or the JSON text of one; none where there is no value."""
+    """Return a list in a row, or the list in its JSON text; empty if there is no value."""
     if isinstance(value, str) and value:
         value = parse_json(value, f"{where},")
     if value is None or value == "":
@@ -99,7 +99,7 @@ def _block_ids(value: Any, where: str) -> tuple[int | str, ...]:
 
 
 def blocks_note(requests: Sequence[RequestLengths]) -> str | None:
-    """Return a sentence about prompts with more or fewer names than blocks; None where there is none."""
+    """Return a sentence about prompts with more or fewer names than blocks; None if there is none."""
     known = [(r.input, r.identity) for r in requests if r.identity and r.identity.block_ids]
     size = known[0][1].block_tokens if known else 1
     # With or without the partial block, or a start token.

@@ -1,1 +1,1 @@
-"""What one iteration costs on a stage, by what the stage holds and its tensor-parallel degree (docs/theory.md)."""
+"""The cost of one iteration on a stage, by the stage's layers and its tensor-parallel degree (docs/theory.md)."""

@@ -1,4 +1,4 @@
-"""DecodeStepCache: seconds of decoding steps, which are linear in the context between the points of a profile."""
+"""DecodeStepCache: seconds of decode steps, which are linear in the context between the points of a profile."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,22 +12,23 @@ Array = NDArray[np.float64]
 
 
 class DecodeStepCache:
-    """A cache of `StageCost.step` for decoding alone, by the number of sequences."""
+    """A cache of `StageCost.step` for decode-only steps, by the number of sequences."""
 
     def __init__(self, contexts: Sequence[float], seconds_of: Callable[[int, float], float]):
-        """`seconds_of` a number of sequences and their mean context is linear between `contexts`, and beyond them as at
-        the nearest two.
+        """Cache `seconds_of(sequences, mean context)` at `contexts`.
+
+        The function must be linear between `contexts`. Beyond them, the line through the nearest two continues.
         """
         self._contexts, self._seconds_of = np.array(contexts), seconds_of
         self._values: dict[int, Array] = {}
 
     @staticmethod
     def of(cost: StageCost) -> "DecodeStepCache":
-        """Of one stage."""
+        """Return the cache of one stage."""
         return DecodeStepCache(decode_contexts(cost), lambda sequences, context: cost.step(None, sequences, context))
 
     def __call__(self, sequences: int, contexts: Array | float) -> Array:
-        """Seconds of steps of so many sequences at these mean contexts; the contexts' shape."""
+        """Return the seconds of steps of `sequences` sequences at these mean contexts; same shape as `contexts`."""
         values = self._values.get(sequences)
         if values is None:
             values = np.array([self._seconds_of(sequences, context) for context in self._contexts])
@@ -39,5 +40,5 @@ class DecodeStepCache:
 
 
 def decode_contexts(cost: StageCost) -> tuple[float, ...]:
-    """Return the contexts between which a decoding step's seconds are linear."""
+    """Return the contexts between which the seconds of a decode step are linear."""
     return cost.tables.decoder.decode_attention.points[1]

@@ -1,9 +1,9 @@
 """Times of iterations on one tensor-parallel group, by the parts of a model that a stage may hold (docs/theory.md).
 
-A stage's time is the sum over its layers, the embedding, the head, and the engine's overhead. Here each part is looked
-up in the Profile once for all stages; `stage.py` adds them up. All methods take scalars or arrays that broadcast. In an
-encoder-decoder, prompts go through the encoder's layers, and every decoder layer computes keys and values from the
-encoded input once.
+A stage's time is the sum over its layers, the embedding, the head, and the engine's overhead. This module looks each
+part up in the Profile once for all stages; `stage.py` adds them up. All methods take scalars or arrays that broadcast.
+In an encoder-decoder, prompts go through the encoder's layers, and every decoder layer computes keys and values from
+the encoded input once.
 """
 
 import functools
@@ -33,7 +33,7 @@ class PartSeconds:
     """The engine's overhead, on every stage."""
 
     def map(self, seconds_of: Callable[..., Any], *others: "PartSeconds") -> "PartSeconds":
-        """`seconds_of` each part, with the same part of the others."""
+        """Apply `seconds_of` to each part, together with the same part of the others."""
         return PartSeconds(**{name: seconds_of(*(getattr(parts, name) for parts in (self, *others))) for name in PARTS})
 
 
@@ -49,11 +49,11 @@ class Group:
     watched: bool = True
     """Whether to record the tables that are queried outside their grid."""
     extrapolated: set[str] = field(default_factory=set)
-    """Their names so far."""
+    """Names of the tables queried outside their grid so far."""
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether prompts and output tokens go through different layers."""
+        """Return whether prompts and output tokens go through different layers."""
         return self.tables.encoder is not None
 
     def _look_up(self, name: str, table: Table, *at: ArrayLike) -> Array:
@@ -70,10 +70,10 @@ class Group:
         attention: tuple[Any, Any],
         completed: ArrayLike | None = None,
     ) -> PartSeconds:
-        """An iteration on `prompt_tokens` tokens of `prompts` prompts or chunks, beside `decoding` sequences.
+        """Return the seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts or chunks.
 
-        `attention` are the seconds of one layer's attention for the prompts and for the decoding sequences. `completed`
-        prompts end here (None: all) and sample a token.
+        The iteration also decodes `decoding` sequences. `attention` is the seconds of one layer's attention, for the
+        prompts and for the decoding sequences. `completed` prompts end in the iteration (None: all) and sample a token.
         """
         sequences = np.add(prompts, decoding)
         sampled = sequences if completed is None else np.add(completed, decoding)
@@ -86,7 +86,7 @@ class Group:
         return PartSeconds(layer, encoder_layer, embedding, head, self.overhead(sequences))
 
     def _layers(self, prompt_tokens: ArrayLike, decoding: ArrayLike, attention: tuple[Any, Any]) -> tuple[Any, Any]:
-        """One decoder layer and one encoder layer."""
+        """Return the seconds of one decoder layer and of one encoder layer."""
         decoder, encoder = self.tables.decoder, self.tables.encoder
         if encoder is None:
             rest = self._look_up("rest", decoder.rest, np.add(prompt_tokens, decoding))
@@ -100,40 +100,44 @@ class Group:
         return layer, (self._look_up("encoder rest", encoder.rest, prompt_tokens) + attention[0]) * any_prompt
 
     def cross_projection(self, tokens: ArrayLike) -> Array:
-        """One decoder layer's keys and values of `tokens` encoded tokens; zero in a decoder-only model."""
+        """Return one decoder layer's seconds for the keys and values of `tokens` encoded tokens; 0 if decoder-only."""
         table = self.tables.decoder.cross_projection
         return np.zeros(np.shape(tokens)) if table is None else self._look_up("cross_projection", table, tokens)
 
     def prompt_attention(self, batch: ArrayLike, length: ArrayLike) -> Array:
-        """Seconds of one layer's attention for `batch` whole prompts of one length."""
+        """Return the seconds of one layer's attention for `batch` whole prompts of one length."""
         layer: LayerTables = self.tables.encoder or self.tables.decoder
         return self._look_up("encode_attention", layer.encode_attention, batch, length)
 
     def chunk_attention(self, tokens: ArrayLike, past: ArrayLike) -> Array:
-        """Seconds of one layer's attention for chunks of prompts after `past` tokens of the same."""
+        """Return the seconds of one layer's attention for chunks of `tokens` tokens after `past` cached tokens."""
         return self._look_up("chunk_attention", self.tables.decoder.chunk_attention, tokens, past)
 
     def with_attention(self, parts: PartSeconds, attention: ArrayLike) -> PartSeconds:
-        """The parts of an iteration with the seconds of one layer's attention for its prompts."""
+        """Add the seconds of one layer's attention for the prompts to the parts of an iteration."""
         name = "encoder_layer" if self.encoder_decoder else "layer"
         return replace(parts, **{name: getattr(parts, name) + attention})
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> PartSeconds:
-        """Seconds to encode `batch` prompts of one length."""
+        """Return the seconds to prefill `batch` prompts of one length."""
         attention = self.prompt_attention(batch, length)
         return self.part_seconds(np.multiply(batch, length), batch, 0.0, (attention, 0.0))
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> PartSeconds:
-        """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context, the token being
-        decoded included.
+        """Return the seconds of one decode step of `batch` sequences (at least one).
+
+        `context` is their mean context, including the token being decoded.
         """
         sequences = np.maximum(batch, 1.0)
         return self.part_seconds(0.0, 0.0, sequences, (0.0, self._decode_attention(sequences, context)))
 
     @functools.cached_property
     def decode_parts(self) -> tuple[Array, Array, tuple[Array, Array, Array]]:
-        """`decode` as tables: points of the batch, a layer's rest, the embedding, the head and the engine at each
-        [points, 4], and a layer's attention by its points of batch and context.
+        """Return `decode` as tables.
+
+        Returns:
+            The points of the batch; the seconds of a layer's rest, the embedding, the head and the engine at each,
+            [points, 4]; and a layer's attention: its points of batch, its points of context, and the seconds at both.
         """
         layer = self.tables.decoder
         tables = (layer.rest, self.tables.embedding, self.tables.head, self.overhead)
@@ -155,8 +159,10 @@ class Group:
         attention: ArrayLike = 0.0,
         completed: ArrayLike | None = None,
     ) -> PartSeconds:
-        """Seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts or chunks beside `decoding` sequences;
-        `attention` is what the prompts' takes in one layer, `completed` as in `part_seconds`.
+        """Return the seconds of an iteration on `prompt_tokens` tokens of `prompts` prompts or chunks.
+
+        The iteration also decodes `decoding` sequences with the mean context `context`. `attention` is the seconds of
+        the prompts' attention in one layer. `completed` has the same meaning as in `part_seconds`.
         """
         some = np.asarray(decoding) > 0
         decoded = some * self._decode_attention(np.maximum(decoding, 1.0), context)

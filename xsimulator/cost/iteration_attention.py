@@ -1,4 +1,4 @@
-"""The attention of one concrete iteration: unequal prompts or chunks of them, beside decoding sequences."""
+"""The attention of one concrete iteration: prompts or chunks of different lengths, together with decoding sequences."""
 
 from collections.abc import Sequence
 
@@ -8,12 +8,14 @@ from xcore.specs.profile import LayerTables
 def iteration_attention(
     tables: LayerTables, tokens: Sequence[float], past: Sequence[float], decoding: int, context: float
 ) -> float:
-    """Seconds of one layer's attention for prompts, or chunks, of `tokens[i]` tokens each of which has `past[i]` in the
-    cache, beside `decoding` sequences with a mean context of `context` tokens, the new one included.
+    """Return the seconds of one layer's attention in an iteration.
 
-    Where the profile measured prompts and decoding in one kernel, the longest chunk is the one beside the decoding and
-    every other adds what it takes alone. Otherwise every phase has its own kernel: whole prompts cost the mean of what
-    batches of each length would, chunks and decoding the sum.
+    Prompt (or chunk) i has `tokens[i]` new tokens and `past[i]` tokens in the cache. `decoding` sequences have a mean
+    context of `context` tokens, including the new one.
+
+    If the profile measured prompts and decoding in one kernel, the longest chunk shares it with the decoding sequences.
+    Every other chunk adds its time alone. Otherwise every phase has its own kernel. Whole prompts then cost the mean
+    over their lengths of a batch of that length; chunks and decoding cost the sum.
     """
     if tables.mixed_attention is None or not tokens:
         decode = tables.decode_attention.at(decoding, context) if decoding else 0.0
@@ -25,7 +27,7 @@ def iteration_attention(
 
 
 def _prompts(tables: LayerTables, tokens: Sequence[float], past: Sequence[float]) -> float:
-    """Seconds of the prompts' own kernels."""
+    """Return the seconds of the prompts' own kernels."""
     uncached = [new for new, cached in zip(tokens, past, strict=True) if cached == 0]
     batch = tables.encode_attention.at
     seconds = sum(batch(len(uncached), new) for new in uncached) / len(uncached) if uncached else 0.0

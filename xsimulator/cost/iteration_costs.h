@@ -1,4 +1,4 @@
-/* What iterations cost, from a profile's tables (stage.py, iteration_attention.py). */
+/* The cost of iterations, by a profile's tables (stage.py, iteration_attention.py). */
 #ifndef EXEGPT_ITERATION_COSTS_H
 #define EXEGPT_ITERATION_COSTS_H
 #include <math.h>
@@ -11,16 +11,16 @@ enum { MOST_AXES = 4 };
 
 /* ---- tables ---- */
 
-/* A table over up to four axes; without any, there is no such table. */
+/* A table over up to four axes; with no axis, there is no such table. */
 typedef struct {
     Py_ssize_t axes, size[MOST_AXES];
     const double *points[MOST_AXES], *values;
 } Grid;
 
-/* What is left to read of packed doubles. */
+/* A reader of packed doubles. */
 typedef struct {
     const double *next, *end;
-    int truncated; /* whether more was asked for than there is */
+    int truncated; /* whether it was read beyond its end */
 } Reader;
 
 static double read_number(Reader *r) {
@@ -77,7 +77,7 @@ static double along(const Grid *g, double x) { return at(g, x, 0.0, 0.0, 0.0); }
 
 typedef struct { Grid rest, whole, chunk, decode, mixed, cross; } Layer;
 
-/* Stages that cost the same. */
+/* Stages of equal cost. */
 typedef struct {
     double layers, encoder_layers;
     int first, last;
@@ -137,7 +137,7 @@ static double attention(const Layer *l, const Chunk *chunks, Py_ssize_t count, d
     return (prompts ? prompt_seconds / prompts : 0.0) + chunk_seconds + decode_attention(l, decoding, context);
 }
 
-/* What does not depend on the decoding sequences' context. */
+/* Seconds that do not depend on the decoding sequences' context. */
 static double outer_seconds(const Kind *k, double computed, double rows, double batch) {
     double seconds = along(&k->overhead, batch);
     if (k->first) seconds += along(&k->embedding, computed);
@@ -145,7 +145,7 @@ static double outer_seconds(const Kind *k, double computed, double rows, double 
     return seconds;
 }
 
-/* An iteration with prompts in it. */
+/* Seconds of an iteration with prompts. */
 static double step_seconds(const Kind *k, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
     double tokens = 0.0, completed = 0.0, seconds = 0.0;
     int encoder_decoder = k->encoder.rest.axes > 0;

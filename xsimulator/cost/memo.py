@@ -1,4 +1,4 @@
-"""memoized: a method whose results its instance keeps."""
+"""memoized: decorator of a method whose results the instance caches."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 def memoized(
     method: Callable[Concatenate[Owner, Arguments], Result],
 ) -> "functools.cached_property[Callable[Arguments, Result]]":
-    """The method, called once for the same arguments; its instance holds the results, by the arguments themselves."""
+    """Cache a method's results in its instance, by the arguments; the method runs once for equal arguments."""
 
     def of(owner: Owner) -> Callable[Arguments, Result]:
         return functools.cache(functools.partial(method, owner))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Memory of one device of a stage: weights, activations, the engine's own, and the KV blocks that fit beside them."""
+"""Memory of one device of a stage: weights, activations, the engine's own, and the KV blocks that fit."""
 
 from dataclasses import dataclass
 
@@ -10,54 +10,54 @@ from xcore.specs.schedule import BLOCK_SIZE, Stage
 
 @dataclass(frozen=True)
 class StageMemory:
-    """What one device of a stage holds, in bytes."""
+    """Memory use of one device of a stage, in bytes."""
 
     weights: float
     workspace: float
     """Activations of the largest step."""
     block: float
-    """One KV block, all of the stage's layers."""
+    """One KV block, over all of the stage's layers."""
     usable: float
-    """What may be used."""
+    """Memory that may be used."""
     held: float = DATA_SHEET.base_bytes
-    """The engine's, whatever a step computes."""
+    """Memory that the engine holds, whatever a step computes."""
     kv_share: float = 1.0
-    """The most that keys and values get of what all else leaves."""
+    """The largest share of the remaining memory that keys and values may take."""
 
     @property
     def free(self) -> float:
-        """What is left for keys and values; negative where the rest alone doesn't fit."""
+        """Return the bytes left for keys and values; negative if everything else alone doesn't fit."""
         return (self.usable - self.weights - self.workspace - self.held) * self.kv_share
 
     @property
     def blocks(self) -> int:
-        """KV blocks that fit beside the rest; 0 or less where the weights alone don't fit."""
+        """Return the KV blocks that fit; 0 or less if everything else alone doesn't fit."""
         return int(self.free // self.block) if self.block else (2**62 if self.free >= 0 else -1)
 
     def bytes(self, kv_blocks: int) -> float:
-        """Bytes in use with a pool of so many blocks."""
+        """Return the bytes in use with a pool of `kv_blocks` blocks."""
         return self.weights + self.workspace + self.held + kv_blocks * self.block
 
     def share(self, kv_blocks: int) -> float:
-        """The use of what may be used, with a pool of so many blocks; above 1 for more than fit."""
+        """Return the used share of the usable memory with a pool of `kv_blocks` blocks; above 1 if they don't fit."""
         return (self.weights + self.workspace + self.held + kv_blocks * self.block / self.kv_share) / self.usable
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of one device of a stage, by what the largest step computes."""
+    """The memory of one device of a stage, as a function of the largest step."""
 
     idle: StageMemory
-    """Without any activations."""
+    """The memory without activations."""
     token: float
-    """Bytes of a token at the widest moment of a layer."""
+    """Bytes per token at the widest point of a layer."""
     kept: float
-    """Bytes of a token while the sampler runs."""
+    """Bytes per token while the sampler runs."""
     sequence: float
-    """Bytes of a sequence in the sampler."""
+    """Bytes per sequence in the sampler."""
 
     def at(self, tokens: float, sequences: float) -> StageMemory:
-        """With steps of up to `tokens` tokens, of which up to `sequences` sequences are sampled."""
+        """Return the memory for steps of up to `tokens` tokens that sample for up to `sequences` sequences."""
         idle = self.idle
         workspace = max(self.token * int(tokens), self.kept * int(tokens) + self.sequence * int(sequences))
         return StageMemory(idle.weights, workspace, idle.block, idle.usable, idle.held, idle.kv_share)
@@ -72,7 +72,10 @@ def device_memory(
     ends: tuple[bool, bool],
     engine: EngineMemory = DATA_SHEET,
 ) -> DeviceMemory:
-    """Memory of one device of a stage under an engine; `ends`: whether it holds the embedding and the head."""
+    """Return the memory of one device of a stage under an engine.
+
+    `ends`: whether the stage holds the embedding, and whether it holds the head.
+    """
     start, stop = stage.decoder_layers or (0, 0)
     encoder_start, encoder_stop = stage.encoder_layers or (0, 0)
     first, last = ends
@@ -93,7 +96,7 @@ def device_memory(
         engine.held_bytes(stage.tp, stop - start + encoder_stop - encoder_start, cluster),
         cluster.memory_fraction if engine.of_rest else 1.0,
     )
-    # The widest moment of a layer: its input, the feed-forward's inner product, and the result.
+    # The widest point of a layer holds its input, the feed-forward's inner product, and the result.
     if engine.weights_alone:
         return DeviceMemory(idle, 0.0, 0.0, 0.0)
     width = 2 * model.hidden + (3 if model.gated else 2) * model.ffn / stage.tp

@@ -1,4 +1,4 @@
-"""The standard normal, by values that are equally likely."""
+"""The standard normal distribution as equally likely values."""
 
 import functools
 from statistics import NormalDist
@@ -9,6 +9,6 @@ from numpy.typing import NDArray
 
 @functools.cache
 def even_normal(count: int) -> NDArray[np.float64]:
-    """[count]: the quantiles in the middle of as many equal shares of a standard normal."""
+    """Return `count` equally likely values of a standard normal: the middle quantiles of equal shares."""
     normal = NormalDist()
     return np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])

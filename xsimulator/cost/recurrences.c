@@ -8,16 +8,16 @@
 
 #include "../../xcore/interpolation.h"
 
-enum { LONGEST_CYCLE = 12 }; /* phases of the longest cycle that is looked for */
+enum { LONGEST_CYCLE = 12 }; /* phases of the longest cycle to look for */
 
-/* Zeros to be freed; NULL, with an exception, where there is no memory. */
+/* Allocate zeros, which the caller frees; NULL, with an exception, if memory is exhausted. */
 static double *zeros(Py_ssize_t count) {
     double *memory = calloc(count ? count : 1, sizeof(double));
     if (!memory) PyErr_NoMemory();
     return memory;
 }
 
-/* One item through the stages from `ready` on; returns when it leaves the last one. */
+/* Run one item through the stages from `ready` on; return when it leaves the last one. */
 static inline double pass(double ready, const double *seconds, const double *hop, double *free_at, Py_ssize_t stages) {
     for (Py_ssize_t s = 0; s < stages; s++) {
         if (s > 0) ready = larger(free_at[s], ready + hop[s]);
@@ -55,8 +55,8 @@ static PyObject *decode_seconds(PyObject *Py_UNUSED(module), PyObject *const *ar
     Py_RETURN_NONE;
 }
 
-/* Iterations of equal micro-batches: each lasts as long as its slowest stage has micro-batches to do, or as one needs to
- * come around. */
+/* Iterations of equal micro-batches: each lasts as long as its slowest stage has micro-batches to do, or as one
+ * micro-batch takes around the pipeline. */
 static PyObject *rounds(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py_ssize_t nargs) {
     Py_buffer views[2];
     if (!take_arrays(arguments, nargs, 4, "rw", views)) return NULL;
@@ -82,13 +82,13 @@ typedef struct {
     const double *encode, *decode, *encode_hop, *decode_hop;
     Py_ssize_t encodes, iterations, variants, stages;
     Py_ssize_t micro_batches;
-    Py_ssize_t joins; /* micro-batches that new sequences join, in turn where they are fewer than all */
+    Py_ssize_t joins; /* micro-batches that new sequences join, in turn if they are fewer than all */
     double *free_at;  /* [stages]: when each stage is free */
     double *previous; /* [micro_batches]: when each one's last token is out */
     double *out;      /* [cells]: when each cell leaves the last stage */
 } Phase;
 
-/* When the sequences that join a micro-batch have been encoded; 0 where none do. */
+/* Return when the sequences that join a micro-batch have been encoded; 0 if none join. */
 static double encoded_for(const Phase *p, Py_ssize_t micro_batch, Py_ssize_t turn) {
     if (!p->encodes) return 0.0;
     if (p->joins >= p->micro_batches) {
@@ -117,7 +117,7 @@ static double run_phase(const Phase *p, Py_ssize_t turn) {
     return started;
 }
 
-/* Whether a state [size] is an earlier one later by the same time everywhere: that time, else a negative number. */
+/* Return the time by which a state [size] is later than an earlier one; negative if it differs between places. */
 static double later_by(const double *state, const double *earlier, Py_ssize_t size) {
     double low = INFINITY, high = -INFINITY;
     for (Py_ssize_t i = 0; i < size; i++) {
@@ -129,8 +129,8 @@ static double later_by(const double *state, const double *earlier, Py_ssize_t si
     return high;
 }
 
-/* Phases one after the other until the state repeats, at most `most`: the seconds per phase, and the last one's start.
- * After `most` of them the mean over the later half is close. `states` [most, stages + micro_batches] is written. */
+/* Run phases until the state repeats, at most `most`: the seconds per phase, and the last one's start. After `most`
+ * phases, the mean over the later half is close. Writes `states` [most, stages + micro_batches]. */
 static double settle(const Phase *p, Py_ssize_t most, double *states, double *started) {
     Py_ssize_t size = p->stages + p->micro_batches;
     *started = run_phase(p, 0);
@@ -139,7 +139,7 @@ static double settle(const Phase *p, Py_ssize_t most, double *states, double *st
         memcpy(state, p->free_at, p->stages * sizeof(double));
         memcpy(state + p->stages, p->previous, p->micro_batches * sizeof(double));
         for (Py_ssize_t back = 1; back <= phase && back <= LONGEST_CYCLE; back++) {
-            if (p->joins < p->micro_batches && back * p->joins % p->micro_batches) continue; /* another one's turn */
+            if (p->joins < p->micro_batches && back * p->joins % p->micro_batches) continue; /* next one's turn */
             double later = later_by(state, state - back * size, size);
             if (later >= 0.0) return later / back;
         }
@@ -159,7 +159,7 @@ static void mean_and_deviation(const double *x, Py_ssize_t count, double *mean, 
     *deviation = sqrt(squares / count);
 }
 
-/* What a phase comes to, from its cells' ends and its start. */
+/* Compute a phase's figures from its cells' ends and its start. */
 static PyObject *summary(const Phase *p, double started, double period, double *decoded) {
     Py_ssize_t cells = p->encodes + p->iterations * p->micro_batches;
     for (Py_ssize_t i = 0; i < cells; i++) p->out[i] -= started;
@@ -302,17 +302,17 @@ static PyObject *follow(PyObject *Py_UNUSED(module), PyObject *const *arguments,
     return Py_BuildValue("nd", ran, now);
 }
 
-/* Iterations one after the other through a pipeline, micro-batch by micro-batch, each row `repeats` times. */
+/* Run iterations one after the other through a pipeline, micro-batch by micro-batch, each row `repeats` times. */
 typedef struct {
     const double *seconds, *hops, *waits, *gives;
     double *free_at; /* [stages]: when each stage is free; behind it `token` and `outs` */
     double *token;   /* [micro_batches]: when each one's last token is out */
-    double *outs;    /* [underway]: when the last iterations that gave tokens were out */
+    double *outs;    /* [underway]: when the last token-giving iterations were out */
     Py_ssize_t micro_batches, stages, underway, sent;
 } Rows;
 
-/* Run a row once. A micro-batch that decodes waits for its token; without any, the row waits for all stages. The next
- * one begins when the first stage is free and few enough are under way. */
+/* Run a row once. A decoding micro-batch waits for its token. A row of empty micro-batches waits for all stages. The
+ * next row begins when the first stage is free and few enough rows are in flight. */
 static void run_row(Rows *rows, Py_ssize_t row) {
     int some = 0;
     for (Py_ssize_t m = 0; m < rows->micro_batches; m++) {
@@ -335,7 +335,7 @@ static void run_row(Rows *rows, Py_ssize_t row) {
         if (rows->waits[row * rows->micro_batches + m] < 0.0) rows->token[m] = rows->free_at[0];
 }
 
-/* Run a row again: all that are left at once, when one has moved all by the same time. `before` [state] is written. */
+/* Repeat a row: once one repeat has moved everything by the same time, the rest run at once. Writes `before`. */
 static void run_again(Rows *rows, Py_ssize_t row, double repeats, double *before) {
     Py_ssize_t size = rows->stages + rows->micro_batches;
     for (double left = repeats; left > 0.0; left -= 1.0) {
@@ -378,7 +378,7 @@ static PyObject *repeated(PyObject *Py_UNUSED(module), PyObject *const *argument
     Py_RETURN_NONE;
 }
 
-/* Numbers of iterations that rise, of which the first are gone: nearly all come in order. */
+/* A queue of rising numbers of iterations: nearly all are added in order. */
 typedef struct {
     double *values;
     Py_ssize_t first, end;
@@ -391,23 +391,23 @@ static void push(Queue *queue, double value) {
     queue->values[place] = value;
 }
 
-/* Prompts that share iterations first come, first served: `budget` an iteration, of which a sequence that decodes takes
- * `share`. A prompt's sequence decodes for its `stays`, then the next one takes its slot. */
+/* Prompts that share iterations, first come, first served. An iteration has `budget`, of which each decoding sequence
+ * takes `share`. A prompt's sequence decodes for its `stays`, then the next prompt takes its slot. */
 typedef struct {
     const double *lengths, *stays; /* [prompts] */
     double budget, share, idle;
     Py_ssize_t residents;
     double *starts, *ends;         /* [prompts]: its first and its last iteration */
-    double *iterations;            /* [most]: of those with prompts or empty slots */
-    double *at, *prompt;           /* [most]: the iterations and prompts of parts of these */
-    double *froms, *untils;        /* [most]: where in the prompt they begin and end */
+    double *iterations;            /* [most]: iterations with prompts or empty slots */
+    double *at, *prompt;           /* [most]: the iteration and the prompt of each chunk */
+    double *froms, *untils;        /* [most]: where in the prompt each chunk begins and ends */
     Py_ssize_t most, count, parts;
     Queue slots;                   /* the iterations from which slots are free */
-    Queue decoding;                /* the last iterations of sequences that decode */
+    Queue decoding;                /* the last iterations of decoding sequences */
     Py_ssize_t prefilled;          /* prompts whose last iteration is over */
 } Slots;
 
-/* Begin iteration `now`: how many sequences decode in it. Negative where there are too many iterations. */
+/* Begin iteration `now`; return how many sequences decode in it. Negative if there are too many iterations. */
 static double begin_iteration(Slots *s, double now, Py_ssize_t prompt) {
     if (s->count == s->most) return -1.0;
     for (; s->prefilled < prompt && s->ends[s->prefilled] < now; s->prefilled++)
@@ -417,7 +417,7 @@ static double begin_iteration(Slots *s, double now, Py_ssize_t prompt) {
     return (double)(s->decoding.end - s->decoding.first);
 }
 
-/* Follow the prompts; false where there are more iterations or parts than room for them. */
+/* Follow the prompts; false if the arrays are too short for the iterations or the chunks. */
 static int take_turns(Slots *s, Py_ssize_t prompts) {
     double now = -1.0, room = 0.0;
     for (Py_ssize_t j = 0; j < prompts; j++) {
@@ -468,7 +468,7 @@ static PyObject *slots(PyObject *Py_UNUSED(module), PyObject *const *arguments, 
     return followed ? Py_BuildValue("nn", s.count, s.parts) : Py_BuildValue("nn", (Py_ssize_t)0, (Py_ssize_t)0);
 }
 
-/* Share of a mixture of normal distributions at or below x. */
+/* Return the share of a mixture of normal distributions at or below x. */
 static double share_below(const double *mean, const double *deviation, const double *p, Py_ssize_t count, double x) {
     double share = 0.0;
     for (Py_ssize_t i = 0; i < count; i++) {

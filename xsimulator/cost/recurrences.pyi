@@ -1,7 +1,7 @@
-"""The recurrences that pipelines follow, cell by cell, compiled (recurrences.c).
+"""The recurrences of pipelines over micro-batches and stages, compiled (recurrences.c).
 
-All arrays are contiguous, of float64 but for `places`. Seconds throughout; `hop` [stages] are those from the stage
-before to each stage.
+All arrays are contiguous and of float64, except `places`. All times are in seconds. `hop` [stages] is the seconds from
+the previous stage to each stage.
 """
 
 import numpy as np
@@ -21,11 +21,13 @@ def decode_seconds(
     context: Array,
     out: Array,
 ) -> None:
-    """A `DecodeTableCache`'s seconds at `batch` and `context` [n], into `out` [n, stages of the side]."""
+    """Write the seconds of a `DecodeTableCache` at `batch` and `context` [n] to `out` [n, stages of the side]."""
 
 def rounds(seconds: Array, out: Array, micro_batches: float, way: float) -> None:
-    """How long iterations of equal micro-batches last, into `out` [iterations]: while the slowest stage of `seconds`
-    [iterations, stages] has micro-batches to do, or as one needs to come around, `way` between the stages included.
+    """Write the seconds of iterations of equal micro-batches to `out` [iterations].
+
+    An iteration lasts as long as the slowest stage of `seconds` [iterations, stages] has micro-batches to do. It lasts
+    at least as long as one micro-batch takes around the pipeline, including `way`, the seconds between the stages.
     """
 
 def phases(
@@ -38,22 +40,26 @@ def phases(
     joins: int,
     most: int,
 ) -> tuple[float, float, tuple[float, float], tuple[float, float]]:
-    """`PhaseTimes` but for `decoded` [iterations], which is written.
+    """Return the figures of a `PhaseTimes` in order, and write `decoded` [iterations].
 
-    `encode` [encoding micro-batches, stages], `decode` [iterations, 1 or micro_batches, stages]. New sequences join
-    `joins` micro-batches, in turn from phase to phase where they are fewer. Phases run until the pipeline's state is
-    that of a few phases before, later by the same time everywhere; after `most` of them the mean over the later half is
-    close. One phase runs in an empty pipeline, and its period is its length.
+    `encode` is [encoding micro-batches, stages], `decode` is [iterations, 1 or micro_batches, stages]. New sequences
+    join `joins` micro-batches; if these are fewer than all, they take turns from phase to phase. Phases run until the
+    state of the pipeline repeats that of a few phases before, later by the same time everywhere. If this doesn't happen
+    in `most` phases, the mean over the later half is close. A single phase runs in an empty pipeline, and its period is
+    its length.
     """
 
 def iterations(decode: Array, hop: Array, previous: Array, starts: Array, ends: Array) -> None:
-    """Start and end of every cell of `decode` [iterations, micro-batches, stages], from an empty pipeline; `previous`
-    [micro-batches], from when on each one may start, becomes when its last iteration is out.
+    """Write the start and end of every cell of `decode` [iterations, micro-batches, stages], from an empty pipeline.
+
+    `previous` [micro-batches] holds the time from which each micro-batch may start. It becomes the time at which the
+    micro-batch's last iteration leaves the last stage.
     """
 
 def tandem(seconds: Array, hop: Array, starts: Array, outs: Array, most: int) -> None:
-    """Start of every item [items] of `seconds` [items, stages], and when it leaves the last stage; at most `most` are
-    inside at once.
+    """Write the start of every item [items] of `seconds` [items, stages], and the time it leaves the last stage.
+
+    At most `most` items are in the stages at once.
     """
 
 def follow(
@@ -68,12 +74,15 @@ def follow(
     until: float,
     ahead: bool,
 ) -> tuple[int, float]:
-    """Run iterations until the next one would be decided at `until` or later: when the first stage is free, or `ahead`,
-    when an iteration starts there.
+    """Run iterations until the next one would be decided at `until` or later.
 
-    `seconds` [iterations, micro-batches, stages], `hops` [micro-batches, stages]; `ready` [micro-batches], from when on
-    each one may start, `free` [stages], and the stages' seconds of work, `busy` [stages], are updated, and the cells'
-    `starts` and `ends` written. Returns how many iterations ran, and when the next one is decided.
+    The next iteration is decided when the first stage is free; with `ahead`, when an iteration starts there. `seconds`
+    is [iterations, micro-batches, stages], `hops` is [micro-batches, stages]. Updates `ready` [micro-batches], the time
+    from which each one may start; `free` [stages]; and `busy` [stages], the stages' seconds of work. Writes the cells'
+    `starts` and `ends`.
+
+    Returns:
+        The number of iterations that ran, and the time at which the next one is decided.
     """
 
 def repeated(
@@ -86,14 +95,14 @@ def repeated(
     lasts: Array,
     frees: Array,
 ) -> None:
-    """Run iterations one after the other from an empty pipeline, `repeats` [n] times each, of those that give tokens
-    (`gives` [n], not 0) two for each stage but one at most under way.
+    """Run iterations one after the other from an empty pipeline, each one `repeats` [n] times.
 
-    `seconds` and `hops` [n, micro-batches, stages] are of one such iteration. `waits` [n, micro-batches]: positive
-    where a micro-batch takes the tokens of its iteration before, 0 where it has prompts alone, negative where it has
-    nothing. An iteration without any waits until all stages are free. Writes when each micro-batch leaves the last
-    stage in the first and in the last of these iterations, [n, micro-batches], and when the next one may begin after
-    them, [n].
+    Iterations that give tokens (`gives` [n] is not 0) limit each other: at most two per stage, less one, are in flight.
+    `seconds` and `hops` [n, micro-batches, stages] are those of one such iteration. `waits` [n, micro-batches] is
+    positive if a micro-batch needs the tokens of its previous iteration, 0 if it has only prompts, negative if it is
+    empty. An iteration of empty micro-batches alone lasts until all stages are free. Writes `firsts` and `lasts` [n,
+    micro-batches]: when each micro-batch leaves the last stage in the first and in the last of these iterations. Writes
+    `frees` [n]: when the next iteration may begin.
     """
 
 def slots(
@@ -113,13 +122,16 @@ def slots(
 ) -> tuple[int, int]:
     """Follow prompts of some `lengths` [prompts] that share iterations, first come, first served.
 
-    An iteration has room for `budget` of prompts, less `share` for every sequence that decodes in it; what is left of a
-    prompt goes on in the next. `residents` slots: a prompt's sequence decodes for its `stays` [prompts] iterations
-    after its last one, its slot is empty for `idle` more, and the next prompt takes it. Writes every prompt's first and
-    last iteration to `starts` and `ends` [prompts]; the numbers of the `iterations` with prompts, or with slots that
-    are empty; and of the prompts' parts the iteration, the prompt, and from where to where they go. Returns how many
-    iterations and parts these are; 0 and 0 where the arrays are too short.
+    An iteration takes `budget` of prompts, less `share` for every sequence that decodes in it; the rest of a prompt
+    goes on in the next iteration. There are `residents` slots. A prompt's sequence decodes for its `stays` [prompts]
+    iterations after its last chunk. Its slot is then empty for `idle` more iterations, and the next prompt takes it.
+    Writes every prompt's first and last iteration to `starts` and `ends` [prompts], and the numbers of the `iterations`
+    with prompts or empty slots. For every chunk it writes the iteration (`at`), the prompt, and the chunk's range in
+    the prompt (`froms`, `untils`).
+
+    Returns:
+        The number of iterations and of chunks written; 0 and 0 if the arrays are too short.
     """
 
 def mixture_quantile(mean: Array, deviation: Array, p: Array, q: float) -> float:
-    """The smallest value at or below which the share `q` of a mixture of normal distributions is, to a millionth."""
+    """Return the quantile `q` of a mixture of normal distributions, to a millionth."""

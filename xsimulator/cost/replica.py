@@ -1,6 +1,6 @@
-"""A cost model: what a model's iterations cost on the stages of a cluster, and the memory left for KV blocks.
+"""A cost model: seconds of a model's iterations on the stages of a cluster, and the memory left for KV blocks.
 
-It knows the model, the cluster, the profile and where the layers are, and nothing of requests.
+It depends on the model, the cluster, the profile and the placement of layers, not on requests.
 """
 
 import functools
@@ -19,35 +19,35 @@ from xsimulator.cost.side import Links, Side
 from xsimulator.cost.stage import StageCost, stage_costs
 
 Step = tuple[float, float]
-"""The most that a step computes: tokens, and sequences of which it samples a token."""
+"""The largest step: its tokens, and the sequences for which it samples a token."""
 
 
 @dataclass(frozen=True, eq=False)
 class CostModel:
-    """A model on a cluster by a profile: the groups and sides that its replicas have in common."""
+    """A model on a cluster with its profile: the groups and sides that all its replicas share."""
 
     model: ModelSpec
     cluster: ClusterSpec
     profile: Profile
     kv_dtype: str
     watched: bool = True
-    """Whether it is noted which tables are asked outside their grid."""
+    """Whether to record the tables that are queried outside their grid."""
     memory: EngineMemory | None = None
-    """What the engine takes of the memory; None: what the profile's engine does."""
+    """Memory that the engine takes; None: that of the profile's engine."""
 
     @functools.cached_property
     def engine_memory(self) -> EngineMemory:
-        """What the engine takes of the memory."""
+        """Return the memory that the engine takes."""
         return self.memory or engine_of(self.profile).memory
 
     @memoized
     def group(self, tp: int) -> Group:
-        """What iterations cost on a tensor-parallel group of this degree."""
+        """Return the cost of iterations on a tensor-parallel group of this degree."""
         return Group(self.profile.degree(tp), self.profile.overhead, self.watched)
 
     @memoized
     def side(self, stages: tuple[Stage, ...]) -> Side:
-        """What they cost on stages that one phase runs through."""
+        """Return the cost of iterations on the stages that one phase runs through."""
         return Side(stages, stage_costs(stages, self.group), self._links)
 
     @functools.cached_property
@@ -57,40 +57,40 @@ class CostModel:
         return Links(per_node, token_bytes, profile.send, profile.send_between_nodes)
 
     def replica(self, stages: tuple[Stage, ...]) -> "ReplicaCost":
-        """Of one replica's stages."""
+        """Return the cost on one replica's stages."""
         return ReplicaCost(self, stages)
 
 
 @dataclass(frozen=True, eq=False)
 class ReplicaCost:
-    """What iterations cost on one replica's stages."""
+    """The cost of iterations on one replica's stages."""
 
     cost_model: CostModel
     stages: tuple[Stage, ...]
 
     @staticmethod
     def of(schedule: Schedule, profile: Profile) -> "ReplicaCost":
-        """Of a schedule's stages."""
+        """Return the cost on a schedule's stages."""
         cost_model = CostModel(schedule.model.spec, schedule.cluster, profile, schedule.kv_dtype)
         return cost_model.replica(schedule.stages)
 
     def watched(self) -> "ReplicaCost":
-        """The same, which notes from now on what is asked outside the profile's grid."""
+        """Return a copy that records from now on which tables are queried outside the profile's grid."""
         return replace(self.cost_model, watched=True).replica(self.stages)
 
     @property
     def extrapolated(self) -> set[str]:
-        """Tables of the profile that were asked outside their grid, by any replica of the cost model."""
+        """Return the tables of the profile that any replica of the cost model queried outside their grid."""
         return set().union(*(self.cost_model.group(tp).extrapolated for tp in {stage.tp for stage in self.stages}))
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether the model has encoder layers."""
+        """Return whether the model has encoder layers."""
         return self.cost_model.model.encoder_layers > 0
 
     @property
     def disaggregated(self) -> bool:
-        """Whether prompts are encoded and tokens decoded on different stages."""
+        """Return whether prompts are prefilled and tokens decoded on different stages."""
         return self.encode is not self.decode
 
     def _side(self, phase: str) -> Side:
@@ -98,17 +98,17 @@ class ReplicaCost:
 
     @functools.cached_property
     def encode(self) -> Side:
-        """Where prompts are encoded."""
+        """Return the stages that prefill prompts."""
         return self._side("encode")
 
     @functools.cached_property
     def decode(self) -> Side:
-        """Where tokens are decoded: the same stages as `encode`, unless the schedule parts them."""
+        """Return the stages that decode: the same as `encode`, unless the schedule is disaggregated."""
         return self.encode if all(s.phase == "both" for s in self.stages) else self._side("decode")
 
     @functools.cached_property
     def stage_costs(self) -> tuple[StageCost, ...]:
-        """What iterations cost on each stage, in the order of `stages`."""
+        """Return the cost of iterations on each stage, in the order of `stages`."""
         sides = {"both": iter(self.encode.costs), "encode": iter(self.encode.costs), "decode": iter(self.decode.costs)}
         return tuple(next(sides[s.phase]) for s in self.stages)
 
@@ -116,7 +116,7 @@ class ReplicaCost:
 
     @functools.cached_property
     def _memory_kinds(self) -> tuple[tuple[tuple[str, DeviceMemory], ...], tuple[int, ...]]:
-        """The phases and memories of devices, as far as they differ, and which of them each stage has."""
+        """Return the different pairs of a phase and a device memory, and for each stage the index of its pair."""
         cost_model = self.cost_model
         model, cluster, dtypes = cost_model.model, cost_model.cluster, (cost_model.profile.dtype, cost_model.kv_dtype)
         kinds: dict[tuple[str, StageCost], tuple[str, DeviceMemory]] = {}
@@ -130,8 +130,9 @@ class ReplicaCost:
         return tuple(kinds.values()), tuple(of_stages)
 
     def memory_kinds(self, step: Step, encoding: Step | None = None) -> tuple[tuple[str, StageMemory], ...]:
-        """Phase and memory of a device where steps compute so much at most, and `encoding` on stages that only encode:
-        one of every kind of stage that there is.
+        """Return the phase and the memory of a device, once for every kind of stage.
+
+        `step` is the largest step. `encoding` is the largest step on stages that only prefill (None: `step` there too).
         """
         kinds, _ = self._memory_kinds
         return tuple(
@@ -139,31 +140,36 @@ class ReplicaCost:
         )
 
     def memory(self, step: Step, encoding: Step | None = None) -> tuple[StageMemory, ...]:
-        """Memory of each stage's devices, as `memory_kinds`."""
+        """Return the memory of each stage's devices; the arguments are those of `memory_kinds`."""
         kinds = self.memory_kinds(step, encoding)
         return tuple(kinds[place][1] for place in self._memory_kinds[1])
 
     def room(self, step: Step, phase: str | None = None) -> int:
-        """KV blocks that fit on every stage (None), or every stage of one phase, beside steps that compute so much."""
+        """Return the KV blocks that fit on every stage (of one phase, if given) where `step` is the largest step."""
         kinds = self.memory_kinds(step)
         return min(memory.blocks for own, memory in kinds if phase is None or own == phase)
 
     # ---- disaggregated: from the encoding to the decoding side (paper section 3) ----
 
     def kv_transfer_seconds(self, tokens: float) -> float:
-        """Seconds from the end of a batch's encoding until the decoding side has the keys and values of its `tokens`
-        tokens, through host memory.
+        """Return the seconds of the KV transfer of a batch with `tokens` tokens, through host memory.
+
+        They count from the end of the batch's prefill until the decoding side has its keys and values.
 
         A decoder-only model's keys and values go from every device over its own link to pinned host memory and on to
         the decoding side. All stages but the last have sent theirs while the next one computed, so the busiest stage's
-        transfer decides. An encoder-decoder transfers the encoder's output, from which the decoders compute theirs.
+        transfer decides. An encoder-decoder transfers the encoder's output, from which the decoders compute their keys
+        and values.
         """
         token_bytes, seconds = self.kv_transfer_link
         return 2.0 * seconds.at(tokens * token_bytes)
 
     @functools.cached_property
     def kv_transfer_link(self) -> tuple[float, Table]:
-        """Bytes per token that the busiest device sends, and the seconds of one of its two copies by bytes."""
+        """Return the bytes per token that the busiest device sends, and the seconds by bytes of one of its copies.
+
+        There are two copies: to host memory, and from there to the decoding side.
+        """
         model, profile = self.cost_model.model, self.cost_model.profile
         sent = model.hidden * activation_bytes(profile.dtype)
         if not self.encoder_decoder:

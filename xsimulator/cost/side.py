@@ -1,7 +1,7 @@
-"""Side: the pipeline stages that one phase runs through, and what iterations take on all of them at once.
+"""Side: the pipeline stages that one phase runs through, and the seconds of iterations on all of them.
 
-Decoding is asked for most often, so here each stage's share of it is one table, of as many sequences as an iteration
-has, beside the attention: what a `Group` tells of its parts, added up beforehand for what the stages hold.
+Decoding is looked up most often. Each stage's decode cost apart from attention is therefore one table by the number of
+sequences of an iteration. The table adds the parts of the `Group` up beforehand, for the parts that the stage holds.
 """
 
 import functools
@@ -26,19 +26,19 @@ class DecodeTableCache:
     """A cache of `StageCost.decode` for the stages of one tensor-parallel degree: its tables, added up."""
 
     places: NDArray[np.intp]
-    """[stages]: where in the side."""
+    """[stages]: each stage's index in the side."""
     layers: Array
-    """[stages]"""
+    """[stages]: decoder layers."""
     sequences: Array
-    """[points]"""
+    """[points]: the sequences of an iteration at which `rest` is known."""
     rest: Array
-    """[points, stages]: all but attention, by the sequences of an iteration."""
+    """[points, stages]: seconds of everything but attention, by the sequences of an iteration."""
     attention: tuple[Array, Array, Array]
-    """One layer's: batches, contexts, and [batches, contexts]."""
+    """One layer's attention: batches, contexts, and seconds [batches, contexts]."""
 
     @staticmethod
     def of(group: Group, places: list[int], costs: list[StageCost]) -> "DecodeTableCache":
-        """Of the stages at these places."""
+        """Build the tables of the stages with these indices."""
         points, parts, attention = group.decode_parts
         holds = np.array([(cost.layers, cost.first, cost.last, 1.0) for cost in costs], dtype=np.float64)
         return DecodeTableCache(np.array(places, dtype=np.intp), holds[:, 0].copy(), points, parts @ holds.T, attention)
@@ -46,11 +46,11 @@ class DecodeTableCache:
 
 @dataclass(frozen=True)
 class Links:
-    """How hidden states go from one stage to the next."""
+    """The links over which hidden states go from one stage to the next."""
 
     devices_per_node: int
     token_bytes: float
-    """Of one token's hidden states."""
+    """Bytes of one token's hidden states."""
     within_node: Table
     """Seconds by bytes."""
     between_nodes: Table
@@ -58,7 +58,7 @@ class Links:
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """The stages that one phase runs through, in order, and what iterations cost on each."""
+    """The stages that one phase runs through, in order, and the cost of iterations on each."""
 
     stages: tuple[Stage, ...]
     costs: tuple[StageCost, ...]
@@ -66,7 +66,7 @@ class Side:
 
     @functools.cached_property
     def _of_groups(self) -> tuple[tuple[Group, list[int], list[StageCost]], ...]:
-        """Every tensor-parallel degree's group, where its stages stand, and their costs."""
+        """Return for every tensor-parallel degree: the group, the indices of its stages, and their costs."""
         places_of: dict[Group, list[int]] = {}
         for place, cost in enumerate(self.costs):
             places_of.setdefault(cost.group, []).append(place)
@@ -74,7 +74,10 @@ class Side:
 
     @functools.cached_property
     def _holds(self) -> tuple[tuple[Group, NDArray[np.intp], tuple[tuple[str, Array], ...]], ...]:
-        """Every group, where its stages stand, and how much they hold of each part of its work, as far as any does."""
+        """Return every group, the indices of its stages, and how much of each part they hold.
+
+        Parts that none of the stages holds are left out.
+        """
         held_by_group = []
         for group, places, costs in self._of_groups:
             amounts: dict[str, list[float]] = {
@@ -93,7 +96,7 @@ class Side:
         return tuple(DecodeTableCache.of(*group_stages) for group_stages in self._of_groups)
 
     def each(self, part_seconds: Callable[[Group], PartSeconds]) -> Array:
-        """Seconds on every stage, [..., stages]: its share of the `part_seconds` of its group."""
+        """Return the seconds on every stage, [..., stages]: its share of its group's `part_seconds`."""
         columns = []
         for group, _, holds in self._holds:
             parts = part_seconds(group)
@@ -106,8 +109,9 @@ class Side:
         return seconds
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
-        """Seconds on every stage of decoding iterations of `batch` sequences (at least one) with these mean contexts,
-        the token being decoded included: the arguments' shape and [stages].
+        """Return the seconds of decode steps on every stage: the arguments' shape and [stages].
+
+        A step has `batch` sequences (at least one) with the mean context `context`, including the token being decoded.
         """
         if any(group.watched for group, _, _ in self._of_groups):
             return self.each(lambda group: group.decode(batch, context))
@@ -120,13 +124,13 @@ class Side:
         return seconds
 
     def cross_projection(self, tokens: float) -> Array:
-        """[stages]: seconds in which an encoder-decoder's decoders take over `tokens` encoded tokens."""
+        """Return [stages]: seconds for the keys and values of `tokens` encoded tokens in an encoder-decoder; else 0."""
         if not self.costs[0].encoder_decoder:
             return np.zeros(len(self.costs))
         return np.array([float(cost.cross_projection(tokens)) for cost in self.costs])
 
     def hops(self, tokens: float) -> Array:
-        """[stages]: seconds to hand the hidden states of `tokens` tokens to each stage; 0 for the first."""
+        """Return [stages]: seconds to send the hidden states of `tokens` tokens to each stage; 0 for the first."""
         sent, (near, far) = tokens * self.links.token_bytes, self._hops
         seconds: Array = np.zeros(len(self.stages))
         if near is not None:
@@ -136,7 +140,7 @@ class Side:
         return seconds
 
     def hops_of(self, tokens: Array) -> Array:
-        """`hops` of an array: its shape and [stages]."""
+        """Return `hops` for an array of tokens: its shape and [stages]."""
         sent, (near, far) = tokens * self.links.token_bytes, self._hops
         seconds: Array = np.zeros((*tokens.shape, len(self.stages)))
         if near is not None:
@@ -146,14 +150,14 @@ class Side:
         return seconds
 
     def hops_together(self, tokens: float) -> float:
-        """Seconds of all hops together."""
+        """Return the sum of the seconds of all hops."""
         sent, (near, far) = tokens * self.links.token_bytes, self._hop_counts
         seconds = near * self.links.within_node.at(sent) if near else 0.0
         return seconds + (far * self.links.between_nodes.at(sent) if far else 0.0)
 
     @functools.cached_property
     def _hops(self) -> tuple[Array | None, Array | None]:
-        """[stages] each: whether the hop to a stage stays within a node, and whether it leaves one; None: no hop."""
+        """Return two masks [stages] of 1 and 0: hops within a node, and hops between nodes; None if there are none."""
         node = [[rank // self.links.devices_per_node for rank in stage.devices] for stage in self.stages]
         crosses = np.array([0.0, *(float(a[-1] != b[0]) for a, b in itertools.pairwise(node))])
         first = np.array([0.0, *([1.0] * (len(node) - 1))])
@@ -162,6 +166,6 @@ class Side:
 
     @functools.cached_property
     def _hop_counts(self) -> tuple[float, float]:
-        """Hops within a node, and between nodes."""
+        """Return the number of hops within a node, and between nodes."""
         near, far = self._hops
         return 0.0 if near is None else float(near.sum()), 0.0 if far is None else float(far.sum())

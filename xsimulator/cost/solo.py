@@ -1,4 +1,4 @@
-"""What requests take alone: batch 1, from the beginning of the prefill to the last token."""
+"""The times of requests alone on a replica: batch 1, from the start of the prefill to the last token."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,10 @@ class SoloTimes:
 
 
 def solo_times(replica_cost: ReplicaCost, inputs: ArrayLike, outputs: ArrayLike) -> SoloTimes:
-    """Of requests with these tokens, their prompts prefilled whole. Decoding counts at its mean context."""
+    """Return the times of requests with these tokens.
+
+    Prompts are prefilled whole. Every decode step costs that of the mean context.
+    """
     tokens, made = np.asarray(inputs, dtype=np.float64), np.asarray(outputs, dtype=np.float64)
     encode, decode = replica_cost.encode, replica_cost.decode
     encoder_decoder = replica_cost.encoder_decoder

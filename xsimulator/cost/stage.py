@@ -20,13 +20,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """Prompts, or chunks of them, that one iteration encodes: one entry of each list per prompt."""
+    """Prompts, or chunks of them, that one iteration prefills: one entry of each list per prompt."""
 
     tokens: Sequence[float]
     past: Sequence[float]
     """Tokens of each prompt that are already in the cache."""
     completed: int
-    """How many prompts end here and give their first token."""
+    """Number of prompts that end in this iteration and give their first token."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,40 +41,40 @@ class StageCost:
 
     @property
     def tables(self) -> DegreeTables:
-        """The group's tables."""
+        """Return the group's tables."""
         return self.group.tables
 
     @property
     def overhead(self) -> Table:
-        """The engine's overhead."""
+        """Return the engine's overhead."""
         return self.group.overhead
 
     @property
     def encoder_decoder(self) -> bool:
-        """Whether prompts and output tokens go through different layers."""
+        """Return whether prompts and output tokens go through different layers."""
         return self.group.encoder_decoder
 
     def of(self, parts: PartSeconds) -> Array:
-        """This stage's seconds, from the parts of its group."""
+        """Add up this stage's seconds from the parts of its group."""
         layers = self.layers * parts.layer + self.encoder_layers * parts.encoder_layer
         seconds: Array = np.asarray(layers + self.first * parts.embedding + self.last * parts.head + parts.engine)
         return seconds
 
     def encode_fixed(self, batch: ArrayLike, length: ArrayLike) -> Array:
-        """Seconds to encode `batch` prompts of one length."""
+        """Return the seconds to prefill `batch` prompts of one length."""
         return self.of(self.group.encode_fixed(batch, length))
 
     def decode(self, batch: ArrayLike, context: ArrayLike) -> Array:
-        """Seconds of one decoding iteration of `batch` sequences (at least one) with this mean context."""
+        """Return the seconds of one decode step of `batch` sequences (at least one) with this mean context."""
         return self.of(self.group.decode(batch, context))
 
     def cross_projection(self, tokens: ArrayLike) -> Array:
-        """Seconds in which an encoder-decoder's decoder layers make keys and values of `tokens` encoded tokens."""
+        """Return the seconds of an encoder-decoder's decoder layers for keys and values of `tokens` encoded tokens."""
         seconds: Array = self.layers * self.group.cross_projection(tokens)
         return seconds
 
     def step(self, chunks: Chunks | None, decoding: int, context: float) -> float:
-        """Seconds of one concrete iteration: ragged prompts or chunks of them, beside `decoding` sequences."""
+        """Return the seconds of one concrete iteration: prompts or chunks of any lengths, and `decoding` sequences."""
         tokens, past, completed = (chunks.tokens, chunks.past, chunks.completed) if chunks else ((), (), 0)
         new = sum(tokens)
         rows = decoding if self.encoder_decoder else decoding + completed  # no token is sampled after an encoder
@@ -104,8 +104,9 @@ class StageCost:
 
 
 def stage_costs(stages: Sequence[Stage], group: Callable[[int], Group]) -> tuple[StageCost, ...]:
-    """The costs of the stages of one phase, in order; equal stages share one. `group(tp)` returns the group of a
-    tensor-parallel degree.
+    """Return the costs of the stages of one phase, in order; equal stages share one.
+
+    `group(tp)` returns the group of a tensor-parallel degree.
     """
     costs_by_shape: dict[object, StageCost] = {}
     costs = []

@@ -1,1 +1,1 @@
-"""The event simulator: request lists through a policy's own decisions, as Python and, without a timeline, as C."""
+"""The event simulator: runs request lists through a policy's own decisions, in Python or, without a timeline, in C."""

@@ -1,7 +1,7 @@
-"""Cells: the micro-batches of iterations on the stages of a pipeline, each when its turn comes (docs/theory.md).
+"""Cells: the micro-batches of iterations on the stages of a pipeline, each at its start time (docs/theory.md).
 
-A cell starts when its stage is free, its input has arrived from the stage before, and, where it decodes, its
-micro-batch's last token is out. Decoding iterations that repeat are followed many at a time.
+A cell starts when its stage is free and its input has arrived from the previous stage. A decoding cell also needs its
+micro-batch's previous token. Decode steps that repeat are simulated many at a time.
 """
 
 from collections.abc import Sequence as Items
@@ -22,27 +22,27 @@ from xsimulator.cost.stage import Chunks
 Array = NDArray[np.float64]
 
 _MOST = 4096
-"""Iterations that are followed at once: a bound on memory."""
+"""Most iterations to simulate at once, which bounds the memory."""
 _COUNT = np.arange(float(_MOST))
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a step, or of several alike. Seconds."""
+    """The times of a step, or of several equal steps, in seconds."""
 
     iterations: int
     next_s: float
-    """When the next step is decided: the first stage is free, or with iterations in flight, starts the last one."""
+    """When the next step is decided: the first stage is free or, with iterations in flight, starts the last one."""
     encoded: dict[int, float]
-    """When each sequence's prompt, or chunk of it, left the last stage, by the sequence's index."""
+    """When each sequence's prompt, or its chunk, left the last stage, by the sequence's index."""
     first: Array
-    """[micro-batches]: when the first iteration's tokens came out."""
+    """[micro-batches]: when the tokens of the first iteration came out."""
     last: Array
-    """[micro-batches]: and the last one's."""
+    """[micro-batches]: when the tokens of the last iteration came out."""
 
 
 class Pipeline:
-    """The stages of one side of a replica while requests run through them, each step split into micro-batches."""
+    """The stages of one side of a replica; each step is split into micro-batches."""
 
     def __init__(
         self,
@@ -53,7 +53,10 @@ class Pipeline:
         replica: int,
         ahead: bool = False,
     ):
-        """`ahead`: the next step is decided when one starts on the first stage, not when that is free."""
+        """Create an empty pipeline; with `ahead`, a step is decided when the previous one starts on the first stage.
+
+        Without `ahead`, a step is decided when the first stage is free.
+        """
         stages = len(side.stages)
         self._ahead = ahead
         self.stages = side.stages
@@ -63,38 +66,40 @@ class Pipeline:
         self.busy = np.zeros(stages)
         """[stages]: seconds of work so far."""
         self._free = np.zeros(stages)
-        """[stages]: when each one is free."""
+        """[stages]: when each stage is free."""
         self._token = np.zeros(micro_batching.count)
         """[micro-batches]: when each one's last token came out."""
         self._side = side
         self._costs = list(dict.fromkeys(side.costs))
-        """The costs that differ: equal stages share one."""
+        """The different costs: equal stages share one."""
         self._decode_seconds = [DecodeStepCache.of(cost) for cost in self._costs]
         self._kind = np.array([self._costs.index(cost) for cost in side.costs])
-        """[stages]: which of them each one has."""
+        """[stages]: the index of each stage's cost in `_costs`."""
         self._encoder_decoder = replica_cost.encoder_decoder
         self._takes_over = replica_cost.encoder_decoder and all(stage.phase == "decode" for stage in side.stages)
-        """Whether prompts come from another side's encoders, and this one makes their keys and values."""
+        """Whether another side's encoders prefill the prompts, and this side computes their keys and values."""
         self._hops: dict[int, Array] = {}
         self._pace = 0.0
-        """Seconds of a decoding iteration lately."""
+        """Seconds per decode step in the last run."""
 
     @property
     def seconds(self) -> float:
-        """When the last piece of work so far is done."""
+        """Return when all work so far is done."""
         return float(self._free.max())
 
     def last_token_s(self, sequence: Sequence) -> float:
-        """When the last token of a sequence's micro-batch came out."""
+        """Return when the last token of a sequence's micro-batch came out."""
         return float(self._token[self.micro_batching.index(sequence)])
 
     def start_s(self, now: float) -> float:
-        """When a step that is decided at `now` may start."""
+        """Return when a step that is decided at `now` may start."""
         return max(now, float(self._free[0]))
 
     def run(self, step: Step, now: float, most: int, until: float) -> Ran:
-        """Run a step decided at `now` (seconds): decoding alone up to `most` times, as long as nobody finishes and the
-        next step would be decided before `until`.
+        """Run a step decided at `now` (seconds).
+
+        A decode-only step runs up to `most` times, as long as no sequence finishes and the next step would be decided
+        before `until`.
         """
         if step.encode:
             return self._run_encoding(self.micro_batching.split(step), now)
@@ -116,12 +121,12 @@ class Pipeline:
         return Ran(1, next_s, encoded, last, last)
 
     def _ready(self, micro_batch: MicroBatch) -> float:
-        """When the tokens are out that a micro-batch with prompts takes."""
+        """Return when the tokens that a micro-batch with prompts needs are out."""
         decoding = float(self._token[micro_batch.index]) if micro_batch.decode else 0.0
         return max([decoding, *[s.ready_s for s, _ in micro_batch.encode]])
 
     def _seconds(self, micro_batch: MicroBatch) -> list[float]:
-        """One iteration of a micro-batch on every kind of stage."""
+        """Return the seconds of one iteration of a micro-batch for each of the different costs."""
         chunks, decoding, context = _shape(micro_batch)
         if chunks is None:
             return [float(decode_seconds(decoding, context)) for decode_seconds in self._decode_seconds]
@@ -161,9 +166,9 @@ class Pipeline:
     def _book(
         self, micro_batches: list[MicroBatch], seconds: Array, ready: Array, now: float, until: float
     ) -> tuple[int, float, Array]:
-        """Follow the iterations; returns how many ran, when the next is decided, and the cells' ends."""
+        """Simulate the iterations; return how many ran, when the next is decided, and the cells' ends."""
         if len(self.stages) == 1:
-            hops = np.zeros((len(micro_batches), 1))  # it has nowhere to send
+            hops = np.zeros((len(micro_batches), 1))  # a single stage sends nothing
         else:
             hops = np.array([self._hop(micro_batch.tokens) for micro_batch in micro_batches])
         starts, ends = np.empty(seconds.shape), np.empty(seconds.shape)
@@ -177,18 +182,21 @@ class Pipeline:
         return iterations, next_s, ends
 
     def _by_stage(self, seconds: Array) -> Array:
-        """[iterations, micro-batches, stages]: contiguous for a compiled loop, from those of the costs that differ."""
+        """Expand the seconds of the different costs to all stages: [iterations, micro-batches, stages].
+
+        The result is contiguous, for the compiled loop.
+        """
         return seconds if len(self._costs) == len(self.stages) else seconds.take(self._kind, axis=2)
 
     def _hop(self, tokens: int) -> Array:
-        """[stages]: seconds to each stage from the one before."""
+        """Return [stages]: seconds from the previous stage to each stage."""
         if tokens not in self._hops:
             self._hops[tokens] = self._side.hops(tokens)
         return self._hops[tokens]
 
 
 def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
-    """What a stage's cost depends on: the prompts, how many decode, and their mean context."""
+    """Return what a stage's cost depends on: the prompts, the number of decoding sequences, and their mean context."""
     chunks = None
     if micro_batch.encode:
         completed = sum([count >= s.to_prefill for s, count in micro_batch.encode])
@@ -199,8 +207,9 @@ def _shape(micro_batch: MicroBatch) -> tuple[Chunks | None, int, float]:
 
 
 def _decoding(micro_batch: MicroBatch) -> tuple[int, int]:
-    """Tokens that an iteration decodes, and how many all of them see together. A finished row of a static batch is
-    computed again at its last position.
+    """Count the tokens that an iteration decodes, and the sum of their contexts.
+
+    A finished row of a static batch is computed again at its last position.
     """
     decode = micro_batch.decode
     tokens, seen = len(decode), _seen(decode) + sum([s.status is not FINISHED for s in decode])
@@ -211,5 +220,5 @@ def _decoding(micro_batch: MicroBatch) -> tuple[int, int]:
 
 
 def _seen(decode: Items[Sequence]) -> int:
-    """The cached tokens of sequences."""
+    """Sum the cached tokens of sequences."""
     return sum([s.cached for s in decode])

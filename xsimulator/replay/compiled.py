@@ -1,6 +1,6 @@
-"""The event simulator for many requests: `replay` compiled, without a timeline, given up as soon as a bound is broken.
+"""The event simulator for many requests: `replay` compiled, without a timeline; it stops as soon as a bound is broken.
 
-Its decisions and times are those of `event_simulator.py`, request by request.
+Its decisions and times equal those of `event_simulator.py`, request by request.
 """
 
 from dataclasses import dataclass, field
@@ -24,12 +24,12 @@ from xsimulator.replay.replica import decides_ahead
 Array = NDArray[np.float64]
 
 COUNTS, COUNTS_FOR_LATENCY = 1.0, 2.0
-"""Flags of a request: it counts for the bounds on tokens, and for that on latency."""
+"""Flags of a request: it counts for the bounds on tokens, and for the bound on latency."""
 
 
 @dataclass(frozen=True)
 class Requests:
-    """One replica's requests in order of arrival, arrays [n]."""
+    """One replica's requests in order of arrival, as arrays [n]."""
 
     arrivals: Array
     """Seconds."""
@@ -40,35 +40,37 @@ class Requests:
     flags: Array
     """0, COUNTS, or COUNTS + COUNTS_FOR_LATENCY."""
     prefixes: Prefixes | None = None
-    """What their prompts have in common, where prefixes are cached; None: nothing."""
+    """The prefixes that prompts share, if prefixes are cached; None: no shared prefixes."""
 
 
 @dataclass
 class Watch:
-    """Bounds that end a replay when too many requests have missed one: [3] each, of the time to first token, the time
-    per output token and the latency.
+    """Bounds that end a replay once too many requests miss one.
+
+    Arrays are [3]: the time to first token, the time per output token and the latency.
     """
 
     limits: Array
-    """Seconds since arrival (per output token: since the first); infinite: no bound."""
+    """Seconds since arrival (per output token: since the first token); infinite: no bound."""
     allowed: Array
-    """Requests that may miss each."""
+    """Number of requests that may miss each bound."""
     missed: Array
-    """Requests that have; several replicas' add up."""
+    """Number of requests that missed each bound; several replicas add up."""
     used: Array = field(default_factory=lambda: np.zeros(2))
-    """[2], over all replicas: the batch (resident sequences, or prompts in a step where it is these that are limited)
-    and the KV blocks that came to be used at most.
+    """[2], over all replicas: the largest batch and the most KV blocks used.
+
+    The batch counts resident sequences, or the prompts of a step if the policy limits these.
     """
 
     @staticmethod
     def nothing() -> "Watch":
-        """Without any bound."""
+        """Return a watch without bounds."""
         return Watch(np.full(3, inf), np.full(3, inf), np.zeros(3))
 
 
 @dataclass(frozen=True)
 class Times:
-    """When things happened, arrays [n] in seconds."""
+    """Event times of requests, arrays [n] in seconds."""
 
     started: Array
     first: Array
@@ -76,17 +78,17 @@ class Times:
     busy: Array
     """[stages]: seconds of work, in the schedule's order of stages."""
     hits: Array
-    """Tokens of each prompt that were in the cache when it was first admitted."""
+    """Tokens of each prompt that were in the cache at its first admission."""
     reused: Array
-    """Tokens that each request found in the cache, those after preemptions included."""
+    """Tokens that each request found in the cache, including those found after preemptions."""
     preemptions: Array
-    """How often each was preempted."""
+    """Number of preemptions of each request."""
     seconds: float
-    """Until the last piece of work was done."""
+    """Seconds until all work was done."""
 
 
 class Replicas:
-    """Replicas of schedules for one model, cluster and profile: what stages cost is packed once for all of them."""
+    """Replicas of schedules for one model, cluster and profile; the stages' costs are packed once for all of them."""
 
     def __init__(self, profile: Profile):
         self._profile = profile
@@ -94,9 +96,13 @@ class Replicas:
         self._packed: dict[object, Array] = {}
 
     def serve(self, schedule: Schedule, requests: Requests, watch: Watch | None = None) -> Times | None:
-        """Run one replica's own requests through a schedule; None where a bound of `watch` was broken for certain.
+        """Run one replica's own requests through a schedule.
 
-        Raises InputError for a request that the KV cache could not hold.
+        Returns:
+            The times; None if a bound of `watch` was certainly broken.
+
+        Raises:
+            InputError: The KV cache cannot hold one of the requests.
         """
         replica_cost = self._replica_cost(schedule)
         _check_blocks(schedule, requests, replica_cost.encoder_decoder)
@@ -135,7 +141,7 @@ class Replicas:
         return self._replica_costs[key]
 
     def _sides(self, schedule: Schedule, replica_cost: ReplicaCost) -> Array:
-        """The stages of the side, or of both sides, with how steps are cut for them."""
+        """Pack the stages of the side, or of both sides, and how steps are split into micro-batches on them."""
         split = schedule.control.micro_batching(len(replica_cost.decode.stages))
         key = (replica_cost, split)
         if key not in self._packed:
@@ -150,13 +156,13 @@ class Replicas:
 
 
 def is_compiled(schedule: Schedule) -> bool:
-    """Return whether the compiled event loop has a schedule's policy with its admission."""
+    """Return whether the compiled event loop covers a schedule's policy with its admission."""
     traits = schedule.traits
     return traits.compiled is not None and (schedule.admission == "reserve" or traits.mixed)
 
 
 def _prefixes(schedule: Schedule, requests: Requests) -> Prefixes:
-    """What the prompts have in common: nothing, unless that is known."""
+    """Return the prefixes that prompts share: none if they are unknown or not cached."""
     if not schedule.prefix_caching:
         return Prefixes(*np.zeros((3, 0), dtype=np.intp))
     if requests.prefixes is not None:
@@ -220,7 +226,10 @@ def _table(table: Table | None) -> Array:
 
 
 def _hops(side: Side) -> list[Array]:
-    """Seconds to each stage from the one before by tokens: linear between the points of the profile's two tables."""
+    """Pack the seconds from the previous stage to each stage, by tokens.
+
+    They are linear between the points of the profile's two tables.
+    """
     tables, sent = (side.links.within_node, side.links.between_nodes), side.links.token_bytes
     tokens = np.unique([point / sent for table in tables for point in table.points[0]])
     seconds = np.array([side.hops(float(n)) for n in tokens])
@@ -228,7 +237,7 @@ def _hops(side: Side) -> list[Array]:
 
 
 def _kv_transfer(replica_cost: ReplicaCost) -> Array:
-    """Seconds from an encoding side to the decoding one by tokens."""
+    """Pack the seconds of a KV transfer from the encoding side to the decoding side, by tokens."""
     each, table = replica_cost.kv_transfer_link
     tokens = np.array(table.points[0]) / each
     return _along(tokens, np.array([replica_cost.kv_transfer_seconds(float(n)) for n in tokens]))

@@ -1,4 +1,4 @@
-"""Continuation: how a running engine goes on, by the event simulator, from the sequences that it has now."""
+"""Continuation: predicts how a running engine goes on with its current sequences, by the event simulator."""
 
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from xsimulator.replay.replica import Replica, micro_batching_of
 
 @dataclass(frozen=True)
 class Standing:
-    """A sequence as it stands now."""
+    """The present state of a sequence."""
 
     input_tokens: int
     max_output: int
     ends: int
-    """Output tokens after which it is supposed to end."""
+    """Output tokens after which the sequence is assumed to end."""
     generated: int = 0
-    """0: it waits."""
+    """Output tokens so far; 0: the sequence waits."""
 
 
 @dataclass(frozen=True)
 class Continued:
-    """When a sequence is encoded and ends: seconds from now, None where that is beyond the horizon."""
+    """When a sequence is prefilled and when it ends: seconds from now; None: beyond the horizon."""
 
     start_s: float | None
     finish_s: float | None
@@ -34,10 +34,10 @@ class Continued:
 def continue_from(
     schedule: Schedule, replica_cost: ReplicaCost, standing: Items[Standing], horizon_s: float
 ) -> list[Continued]:
-    """What becomes of one replica's sequences, those that run first and then those that wait, in this order.
+    """Predict the start and end of one replica's sequences.
 
-    A sequence that is being encoded counts as waiting in front. Stages are free at once: what is on them now is not
-    known here.
+    `standing` holds first the running and then the waiting sequences. A sequence in prefill counts as waiting in front.
+    All stages count as free at once, since their present work is not known here.
     """
     micro_batching = replace(micro_batching_of(schedule), replicas=1)
     record = Record(len(standing), micro_batching.index, replica_cost.encoder_decoder)

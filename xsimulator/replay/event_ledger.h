@@ -10,25 +10,25 @@ enum { STATIC, ORCA, CHUNKED, RRA, WAA }; /* policies */
 
 typedef enum { WAITING, PREFILL, DECODE, PREEMPTED, FINISHED } Status;
 
-/* What is read of a request in every iteration comes first, and together: there are a hundred thousand. */
+/* The fields that every iteration reads come first, together: there are a hundred thousand requests. */
 typedef struct {
     Status status;
     int32_t input, output, cached, generated, behind, to_prefill, recomputed; /* sequence.py */
-    int32_t held, published;          /* KV blocks, and how many of them can be found */
+    int32_t held, published;          /* KV blocks, and how many of them are published */
     double arrival, ready, started, first, finish;
     int32_t hit, reused, preemptions; /* tokens found in the cache: when it was first admitted, and in all */
     int32_t flags;
-    int64_t *keys;                    /* of its full blocks, from when it is first in the queue to its end */
-    int32_t *blocks;                  /* those held, where prefixes are cached */
+    int64_t *keys;                    /* keys of its full blocks, from when it is first in the queue to its end */
+    int32_t *blocks;                  /* blocks that it holds, if prefixes are cached */
     Py_ssize_t place;                 /* its text among the prefixes' */
 } Request;
 
-/* What requests' prompts have in common (xcore/traces/prefixes.py). */
+/* Prefixes that the requests' prompts share (xcore/traces/prefixes.py). */
 typedef struct {
     const Py_ssize_t *parents, *shared; /* by request of the whole list: another one or -1, and tokens shared with it */
 } Prefixes;
 
-/* A decoding sequence, and the iteration of which its last token is. */
+/* A decoding sequence, and the iteration of its last token. */
 typedef struct {
     int64_t iteration;
     Py_ssize_t sequence;
@@ -37,8 +37,8 @@ typedef struct {
 /* A micro-batch's decoding sequences, and their tokens in the cache. */
 typedef struct { double decodes, cached; } Group;
 
-/* Decoding sequences as sums, where each of them gets one token in every iteration: an iteration then costs the same,
- * however many they are. */
+/* Decoding sequences as sums, if each of them gets one token in every iteration. An iteration's bookkeeping then takes
+ * the same time for any number of them. */
 typedef struct {
     int on;
     int64_t iteration;
@@ -51,8 +51,8 @@ typedef struct {
     Request *requests;
     Py_ssize_t count, admitted, arrived, iterations, encodings, decodings, finishes;
     Py_ssize_t *encoding, *decoding, *finished; /* sequences, [count] each */
-    Py_ssize_t *preempted, preemptions;         /* waiting again, the last to come back first */
-    Py_ssize_t *victims, victim_count;          /* of the latest decision */
+    Py_ssize_t *preempted, preemptions;         /* waiting again; the next one to return is the last */
+    Py_ssize_t *victims, victim_count;          /* preempted by the latest decision */
     Py_ssize_t *leaving, leavings;              /* finished in the latest step, their slots and blocks not free yet */
     Pool pool;
     Prefixes prefixes;
@@ -60,7 +60,7 @@ typedef struct {
     int early_termination, encoder_decoder, grows, caches, shares_in_step, lingering, out_of_memory;
 } Ledger;
 
-/* One iteration, or several alike. */
+/* One iteration, or several equal ones. */
 typedef struct {
     Chunk *chunks;
     Py_ssize_t *decode;
@@ -79,14 +79,14 @@ static void arrive(Ledger *l, double now) {
     while (l->arrived < l->count && l->requests[l->arrived].arrival <= now) l->arrived++;
 }
 
-/* The first waiting request; negative where none has arrived. Preempted ones came before all that never ran. */
+/* Return the first waiting request; negative if none has arrived. Preempted requests come before all that never ran. */
 static Py_ssize_t first_waiting(Ledger *l, double now) {
     arrive(l, now);
     if (l->preemptions) return l->preempted[l->preemptions - 1];
     return l->admitted < l->arrived ? l->admitted : -1;
 }
 
-/* When the next request arrives, or the first preempted one's last token. */
+/* Return when the next request arrives, or the last token of the first preempted one. */
 static double next_arrival(Ledger *l, double now) {
     arrive(l, now);
     double next = l->arrived < l->count ? l->requests[l->arrived].arrival : INFINITY;
@@ -109,8 +109,8 @@ static Py_ssize_t most_blocks(const Ledger *l, const Request *r) {
     return blocks_for(&l->pool, (Py_ssize_t)r->input + r->output - 1 + l->encoder_decoder);
 }
 
-/* Keys of all full blocks that a sequence may come to: each names the request that its tokens are from, and the place
- * there. Returns 0 where there is no memory. */
+/* Build the keys of all full blocks that a sequence may reach. Each names the request that its tokens come from, and
+ * the place there. Returns 0 if memory is exhausted. */
 static int find_keys(Ledger *l, Request *r) {
     if (r->keys) return 1;
     Py_ssize_t end = (r->input + r->output) / l->pool.size, owner = r->place;
@@ -127,7 +127,7 @@ static int find_keys(Ledger *l, Request *r) {
     return 1;
 }
 
-/* Let the full blocks of a resident's first tokens be found. */
+/* Publish the full blocks of a resident's first tokens. */
 static void publish(Ledger *l, Request *r, Py_ssize_t tokens) {
     Py_ssize_t full = tokens / l->pool.size, keys = (r->input + r->output) / l->pool.size;
     if (full > keys) full = keys;
@@ -140,14 +140,14 @@ static void allocate_blocks(Ledger *l, Request *r, Py_ssize_t count) {
     else l->pool.available -= count, r->held += (int32_t)count;
 }
 
-/* The last block first: the end of a prefix is forgotten before its beginning. */
+/* Free the last block first: the end of a prefix is lost before its beginning. */
 static void free_blocks(Ledger *l, Request *r) {
     if (l->caches) while (r->held) free_block(&l->pool, r->blocks[--r->held]);
     else l->pool.available += r->held, r->held = 0;
 }
 
-/* Blocks of a prompt that the cache has, into its `blocks`; all but the last token, which is computed to give the
- * next. Returns how many. */
+/* Write the cached blocks of a prompt to its `blocks`, and return their number. The last token is left out: its
+ * computation gives the next token. */
 static Py_ssize_t find_prefix(const Ledger *l, Request *r) {
     Py_ssize_t most = (r->to_prefill - 1) / l->pool.size, found = 0;
     int32_t block;
@@ -164,7 +164,7 @@ static void reuse(Ledger *l, Request *r, Py_ssize_t found) {
     if (r->status == WAITING) r->hit = r->cached;
 }
 
-/* Take the first waiting request in, `chunk` tokens of its prompt in this step; negative where there is none or its
+/* Admit the first waiting request, with `chunk` tokens of its prompt in this step; negative if there is none or its
  * blocks are not free. */
 static Py_ssize_t admit(Ledger *l, double now, Py_ssize_t chunk) {
     Py_ssize_t sequence = first_waiting(l, now), found = 0;
@@ -193,14 +193,14 @@ static Py_ssize_t admit(Ledger *l, double now, Py_ssize_t chunk) {
     return sequence;
 }
 
-/* Whole prompts, up to `most`. */
+/* Admit up to `most` whole prompts. */
 static void admit_prompts(Ledger *l, Step *step, Py_ssize_t most, double now) {
     Py_ssize_t sequence;
     while (most-- > 0 && (sequence = admit(l, now, PY_SSIZE_T_MAX)) >= 0)
         encode_chunk(step, l, sequence, l->requests[sequence].to_prefill);
 }
 
-/* Blocks for so many more cached tokens, if they are free; a finished row of a static batch needs none. */
+/* Allocate the blocks for `tokens` more cached tokens if they are free; a finished row of a static batch needs none. */
 static int extend(Ledger *l, Request *r, Py_ssize_t tokens) {
     if (r->status == FINISHED) return 1;
     Py_ssize_t missing = blocks_for(&l->pool, r->cached + tokens) - r->held;
@@ -216,7 +216,7 @@ static inline Group *group_of(const Ledger *l, Py_ssize_t sequence) {
     return &l->sums.groups[l->sums.group_count == 1 ? 0 : sequence % l->sums.group_count]; /* a division is slow */
 }
 
-/* A sequence whose prompt is done starts to decode. */
+/* Start to decode a sequence whose prompt is done. */
 static void join(Ledger *l, Py_ssize_t sequence) {
     Request *r = &l->requests[sequence];
     Group *group = group_of(l, sequence);
@@ -228,7 +228,7 @@ static void join(Ledger *l, Py_ssize_t sequence) {
     group->decodes += 1.0, group->cached += (double)r->cached;
 }
 
-/* Take the sequence out that has its last token first. */
+/* Remove the sequence whose last token comes first. */
 static Py_ssize_t leave(Ledger *l) {
     Last *heap = l->sums.heap;
     Py_ssize_t sequence = heap[0].sequence, count = --l->decodings, place = 0, child;
@@ -246,7 +246,7 @@ static Py_ssize_t leave(Ledger *l) {
     return sequence;
 }
 
-/* Iterations until the next sequence ends. */
+/* Return the iterations until the next sequence ends. */
 static Py_ssize_t next_end(const Ledger *l) { return (Py_ssize_t)(l->sums.heap[0].iteration - l->sums.iteration); }
 
 static void decode_sums(Ledger *l, Py_ssize_t iterations) {
@@ -278,13 +278,13 @@ static void end(Ledger *l, Py_ssize_t sequence) {
     r->keys = NULL, r->blocks = NULL;
 }
 
-/* Free the blocks of sequences that are leaving: their step has ended. */
+/* Free the blocks of leaving sequences, whose step has ended. */
 static void settle(Ledger *l) {
     for (Py_ssize_t i = 0; i < l->leavings; i++) end(l, l->leaving[i]);
     l->leavings = 0;
 }
 
-/* Finished sequences leave, in the order in which they finished; of static batches only when all have. */
+/* Release finished sequences in the order in which they finished; those of a static batch when all have finished. */
 static void release(Ledger *l) {
     if (l->lingering) {
         memcpy(l->leaving, l->finished, (size_t)l->finishes * sizeof *l->leaving);
@@ -303,7 +303,7 @@ static void release(Ledger *l) {
     l->decodings = 0;
 }
 
-/* Take a resident's blocks away: it waits again, before those that arrived later. */
+/* Free a resident's blocks: it waits again, before requests that arrived later. */
 static void preempt(Ledger *l, Py_ssize_t sequence) {
     Request *r = &l->requests[sequence];
     r->status = PREEMPTED;
@@ -322,7 +322,7 @@ static void preempt(Ledger *l, Py_ssize_t sequence) {
     l->victims[l->victim_count++] = sequence;
 }
 
-/* The resident to preempt: the last that has not finished. */
+/* Return the resident to preempt: the newest unfinished one. */
 static Py_ssize_t last_resident(const Ledger *l) {
     if (l->encodings) return l->encoding[l->encodings - 1];
     Py_ssize_t last = l->decodings - 1;
@@ -330,8 +330,8 @@ static Py_ssize_t last_resident(const Ledger *l) {
     return l->decoding[last];
 }
 
-/* Give a sequence the blocks for its next tokens, those of the last residents while too few are free; 0 where it was
- * preempted itself. */
+/* Allocate a sequence's blocks for its next tokens. Preempts the newest residents while too few are free; returns 0 if
+ * that is this one. */
 static int grow(Ledger *l, Py_ssize_t sequence, Py_ssize_t tokens) {
     Request *r = &l->requests[sequence];
     while (r->status != PREEMPTED && !extend(l, r, tokens)) preempt(l, last_resident(l));
@@ -385,7 +385,7 @@ typedef struct {
     Py_ssize_t phase_ends;
 } Policy;
 
-/* The first so many decoding residents, each with a block for its next token. */
+/* Return up to `most` decoding residents, each with a block for its next token. */
 static void decode_all(Ledger *l, Step *step, Py_ssize_t most) {
     Py_ssize_t decodes = l->decodings < most ? l->decodings : most, place = 0;
     step->decodes = decodes;
@@ -396,7 +396,7 @@ static void decode_all(Ledger *l, Step *step, Py_ssize_t most) {
     if (l->grows) step->decodes = place;
 }
 
-/* Chunks of the prompts that are being prefilled; returns what they leave of the budget. */
+/* Add the chunks of the prompts in prefill; return the rest of the budget. */
 static Py_ssize_t continue_prompts(Ledger *l, Step *step, Py_ssize_t budget) {
     for (Py_ssize_t i = 0; i < l->encodings && budget > 0; i++) {
         Py_ssize_t left = l->requests[l->encoding[i]].to_prefill, tokens = left < budget ? left : budget;
@@ -431,7 +431,7 @@ static void next_orca(const Policy *p, Ledger *l, Step *step, double now) {
 
 static void next_static(const Policy *p, Ledger *l, Step *step, double now) {
     if (l->decodings) decode_all(l, step, l->decodings);
-    if (l->decodings) { /* unless the last unfinished row was preempted; rows that have finished are computed too */
+    if (l->decodings) { /* unless the last unfinished row was preempted; finished rows are computed too */
         step->decodes = l->decodings;
         memcpy(step->decode, l->decoding, (size_t)l->decodings * sizeof *step->decode);
     } else {
@@ -450,7 +450,7 @@ static void next_rra(Policy *p, Ledger *l, Step *step, double now) {
     step->repeats = p->phase_ends - l->iterations;
 }
 
-/* The next step; without prompts and sequences, nothing can run. */
+/* Decide the next step; one without prompts and sequences means that nothing can run. */
 static void next_step(Policy *p, Ledger *l, Step *step, double now) {
     step->encodes = step->decodes = step->arrivals = 0;
     step->repeats = PY_SSIZE_T_MAX;
@@ -461,7 +461,7 @@ static void next_step(Policy *p, Ledger *l, Step *step, double now) {
     else next_rra(p, l, step, now);
 }
 
-/* Whether the free blocks suffice for so many iterations in a row, the first of which has its blocks already. */
+/* Return whether the free blocks suffice for `iterations` in a row; the first one has its blocks already. */
 static int suffice(const Ledger *l, const Step *step, Py_ssize_t iterations, Py_ssize_t blocks) {
     for (Py_ssize_t i = 0; i < step->decodes && blocks >= 0; i++) {
         const Request *r = &l->requests[step->decode[i]];
@@ -470,7 +470,7 @@ static int suffice(const Ledger *l, const Step *step, Py_ssize_t iterations, Py_
     return blocks >= 0;
 }
 
-/* For how many iterations in a row a decoding step may be repeated (Ledger.repeats): until a sequence ends, a slot
+/* Return for how many iterations in a row a decode step may be repeated (Ledger.repeats): until a sequence ends, a slot
  * is free, or blocks don't suffice. */
 static Py_ssize_t repeats(const Ledger *l, const Step *step) {
     Py_ssize_t most = l->leavings ? 1 : step->repeats;

@@ -6,8 +6,8 @@
  * A goodput search asks for a hundred thousand requests at a time, hundreds of times. */
 #include "event_pipeline.h"
 
-enum { TTFT, TPOT, LATENCY, BOUNDS };           /* what may be missed */
-enum { USED_BATCH, USED_BLOCKS, USED };         /* what of a schedule's sizes came to be used */
+enum { TTFT, TPOT, LATENCY, BOUNDS };           /* bounds that may be missed */
+enum { USED_BATCH, USED_BLOCKS, USED };         /* the largest used batch and blocks */
 enum { COUNTS = 1, COUNTS_FOR_LATENCY = 2 };    /* flags of a request */
 
 /* ---- records (record.py) and bounds ---- */
@@ -37,16 +37,16 @@ static void book(Ledger *l, const Pipeline *p, const Step *step, Py_ssize_t iter
     }
 }
 
-/* Bounds in seconds, and how many of the requests that count have missed each and may. */
+/* Bounds in seconds, and how many of the counting requests have missed each, and may miss it. */
 typedef struct {
     const double *limit;
     double *missed;
     const double *allowed;
-    double *used;           /* what batch and how many blocks there were at most */
-    Py_ssize_t first, last; /* requests before these were checked for their first token, and their last */
+    double *used;           /* the largest batch, and the most blocks */
+    Py_ssize_t first, last; /* earlier requests are checked: first tokens, last ones */
 } Watch;
 
-/* Whether a bound is already broken: too many have missed it, or wait for longer than it already. */
+/* Return whether a bound is already broken: too many requests have missed it, or have waited for longer than it. */
 static int broken(Watch *w, const Ledger *l, double now) {
     for (Py_ssize_t i = 0; i < l->finishes; i++) {
         const Request *r = &l->requests[l->finished[i]];
@@ -66,7 +66,7 @@ static int broken(Watch *w, const Ledger *l, double now) {
     return 0;
 }
 
-/* What a step takes of the batch and of the blocks. */
+/* Record the batch and the blocks that a step uses. */
 static void note_use(Watch *w, const Policy *p, const Ledger *l, const Step *step) {
     Py_ssize_t batch = p->name == ORCA || p->name == CHUNKED ? residents(l) : step->encodes;
     w->used[USED_BATCH] = larger(w->used[USED_BATCH], (double)batch);
@@ -77,7 +77,7 @@ static void note_use(Watch *w, const Policy *p, const Ledger *l, const Step *ste
 
 typedef enum { DONE, BROKEN, STUCK } End;
 
-/* Decoding alone: a row of iterations, until a request that there is room for arrives. */
+/* Run decode steps alone, until a request arrives that may be admitted. */
 static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
     double until = step->arrivals ? next_arrival(l, *now) : INFINITY;
     step->repeats = repeats(l, step);
@@ -87,14 +87,14 @@ static Py_ssize_t decode_row(Ledger *l, Pipeline *p, Step *step, double *now) {
     return ran;
 }
 
-/* Whether a step samples any token. */
+/* Return whether a step samples any token. */
 static int gives_tokens(const Ledger *l, const Step *step) {
     int gives = step->decodes > 0;
     for (Py_ssize_t i = 0; !gives && !l->encoder_decoder && i < step->encodes; i++) gives = step->chunks[i].completes;
     return gives;
 }
 
-/* `outs` are when the last steps that gave tokens left the pipeline, as many as may be under way on it. */
+/* `outs` holds the times at which the last token-giving steps left the pipeline, as many as may be in flight on it. */
 static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, double *outs, Watch *watch) {
     double now = 0.0;
     Py_ssize_t underway = 2 * p->stages - 1, sent = 0;
@@ -103,7 +103,7 @@ static End colocated(Policy *policy, Ledger *l, Pipeline *p, Step *step, double 
         next_step(policy, l, step, now);
         if (l->out_of_memory) return STUCK;
         note_use(watch, policy, l, step);
-        for (Py_ssize_t i = 0; i < l->victim_count; i++) /* none comes back before its last token is there */
+        for (Py_ssize_t i = 0; i < l->victim_count; i++) /* none returns before its last token is out */
             l->requests[l->victims[i]].ready = p->token[micro_batch(p, l->victims[i])];
         if (!step->encodes && !step->decodes) {
             now = next_arrival(l, now);
@@ -170,7 +170,7 @@ static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipe
                 arrived = larger(out + seconds, arrived + seconds / 2);
                 for (Py_ssize_t i = 0; i < prompts->encodes; i++) l->requests[prompts->chunks[i].sequence].ready = arrived;
                 book(l, encode, prompts, 1);
-                if (broken(watch, l, -INFINITY)) return BROKEN; /* what decodes meanwhile is not booked yet */
+                if (broken(watch, l, -INFINITY)) return BROKEN; /* decoding in the meantime is not booked yet */
                 outs[sent++ % underway] = out;
                 encode_at = larger(next, sent >= underway ? outs[sent % underway] : 0.0);
                 if (decode_at == INFINITY) decode_at = arrived;
@@ -246,8 +246,8 @@ enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACH
 /* Figures of a request in `times`. */
 enum { STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
 
-/* The pool of a ledger whose requests may come to hold so many different blocks; of those that no sequence can ever
- * touch, nothing is kept. */
+/* Create the pool of a ledger whose requests may hold up to `touched` different blocks. It keeps nothing about blocks
+ * that no sequence can ever touch. */
 static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
     Pool p = {.available = (Py_ssize_t)settings[KV_BLOCKS], .size = (Py_ssize_t)settings[BLOCK_SIZE]};
     p.total = p.available;
@@ -265,7 +265,7 @@ static Pool pool(Memory *m, const double *settings, Py_ssize_t touched) {
     return p;
 }
 
-/* Whether a policy's decoding sequences all get a token in every iteration, and nothing else is asked of each. */
+/* Return whether a policy gives all decoding sequences a token in every iteration, and treats them alike otherwise. */
 static int decodes_alike(const Ledger *l, const Policy *p) {
     if (l->grows || l->caches || l->encoder_decoder) return 0;
     return p->name == ORCA || p->name == RRA || (p->name == CHUNKED && p->other >= p->batch);
@@ -311,7 +311,7 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
     return l;
 }
 
-/* What the requests have experienced, and the rows of those that have not ended freed. */
+/* Write the figures of the requests, and free the blocks of those that have not ended. */
 static void report(Ledger *l, double *figures) {
     for (Py_ssize_t i = 0; i < l->count; i++, figures += FIGURES) {
         Request *r = &l->requests[i];
@@ -323,7 +323,7 @@ static void report(Ledger *l, double *figures) {
     }
 }
 
-/* Whether the arrays' sizes fit together, and prefixes name requests that there are. */
+/* Return whether the arrays' sizes fit together, and prefixes name existing requests. */
 static int sizes_fit(const Py_buffer *views) {
     Py_ssize_t count = size_of(&views[ARRIVALS]), known = size_of(&views[PARENTS]);
     const double *settings = views[SETTINGS].buf;

@@ -1,4 +1,4 @@
-"""The event simulator, compiled (event_loop.c): what `compiled.py` packs for it."""
+"""The event simulator, compiled (event_loop.c); `compiled.py` packs its arguments."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,16 +23,28 @@ def run(
     figures: Array,
     busy: Array,
 ) -> float | None:
-    """Run one replica's requests, in order of arrival, to their ends, and return the seconds until the last piece of
-    work was done; None where a bound was broken before.
+    """Run one replica's requests, in order of arrival, to completion.
 
-    `arrivals` (seconds), `inputs`, `outputs` (tokens) and `flags` (1: counts, 2: counts for the latency too) are
-    [requests]. `sides` are the packed stages, `settings` [policy, batch, its other variable, KV blocks, block size,
-    whether encoder-decoder, admission grow, prefix caching, prefixes shared within a step, iterations ahead]. `limits`
-    [3] are seconds of the time to first token, per output token, and of the latency; `missed` [3] of the requests that
-    count have missed each already, `allowed` [3] may. `places` [requests], `parents` and `shared` [texts] are those of
-    a `Prefixes`, empty without prefix caching. Written: `missed`; `used` [2], raised to the most of its batch and of
-    its KV blocks that the policy used; `busy` [stages], seconds of work, and `figures` [requests, 6]: began, first
-    token, finished (NaN where it hasn't happened); tokens found in the cache when first admitted, and in all;
-    preemptions.
+    Args:
+        arrivals: [requests], seconds.
+        inputs: [requests], tokens.
+        outputs: [requests], tokens.
+        flags: [requests]; 1: counts, 2: counts for the latency too.
+        sides: The packed stages.
+        settings: [policy, batch, its other variable, KV blocks, block size, whether encoder-decoder, admission grow,
+            prefix caching, prefixes shared within a step, iterations ahead].
+        limits: [3], seconds of the time to first token, per output token, and of the latency.
+        allowed: [3], the number of counting requests that may miss each limit.
+        missed: [3], the number of counting requests that have missed each limit already; updated.
+        used: [2], raised to the largest batch and to the most KV blocks that the policy used.
+        places: [requests], of a `Prefixes`; empty without prefix caching.
+        parents: [texts], of a `Prefixes`; empty without prefix caching.
+        shared: [texts], of a `Prefixes`; empty without prefix caching.
+        figures: [requests, 6], written: began, first token, finished (NaN where it hasn't happened); tokens found in
+            the cache when first admitted, and in all; preemptions.
+        busy: [stages], written: seconds of work.
+
+    Returns:
+        The seconds until all work was done; None if a bound was broken before.
+
     """

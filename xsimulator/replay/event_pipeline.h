@@ -8,7 +8,7 @@
 /* A micro-batch's part of a step. */
 typedef struct {
     Py_ssize_t micro_batch, begin, encodes; /* its chunks */
-    double decodes, live, cached, joining;  /* its sequences, their tokens in the cache, and those of new ones' inputs */
+    double decodes, live, cached, joining;  /* its sequences, their cached tokens, and new ones' input tokens */
     double ready;
 } Part;
 
@@ -16,7 +16,7 @@ typedef struct {
     Py_ssize_t stages, micro_batches, encode_parts, kinds;
     const double *place; /* [stages]: its kind */
     const Kind *kind;
-    Grid *hop;           /* [stages]: seconds from the stage before by tokens */
+    Grid *hop;           /* [stages]: seconds from the previous stage, by tokens */
     double *free_at, *busy, *token, *seconds, *hops, *outer;
     Part *parts;
     Chunk *sorted;      /* a step's chunks in the order of their micro-batches */
@@ -26,7 +26,7 @@ typedef struct {
     int ahead; /* whether the next step is decided when one starts on the first stage, not when that is free */
 } Pipeline;
 
-/* When the last piece of work so far is done. */
+/* Return when all work so far is done. */
 static double done(const Pipeline *p) {
     double seconds = 0.0;
     for (Py_ssize_t s = 0; s < p->stages; s++) seconds = larger(seconds, p->free_at[s]);
@@ -77,7 +77,7 @@ static Py_ssize_t split(Pipeline *p, const Ledger *l, const Step *step) {
             p->parts[m].decodes = p->parts[m].live = group->decodes, p->parts[m].cached = group->cached;
         }
     } else if (all == 1) {
-        Part part = p->parts[0]; /* in registers: this loop is what searches wait for */
+        Part part = p->parts[0]; /* in registers: searches spend most of their time in this loop */
         for (Py_ssize_t i = 0; i < step->decodes; i++) join_part(&part, &l->requests[step->decode[i]]);
         p->parts[0] = part;
     } else {
@@ -89,8 +89,8 @@ static Py_ssize_t split(Pipeline *p, const Ledger *l, const Step *step) {
     return count;
 }
 
-/* Where a part goes next, from `p->seconds` [parts, kinds] and `p->hops` [parts, stages]; returns when the next step is
- * decided. */
+/* Run the parts through the stages, by `p->seconds` [parts, kinds] and `p->hops` [parts, stages]; return when the next
+ * step is decided. */
 static double follow(Pipeline *p, Py_ssize_t parts, double now) {
     double begun = larger(larger(now, p->parts->ready) + p->hops[0], p->free_at[0]);
     for (Py_ssize_t i = 0; i < parts; i++) {
@@ -143,8 +143,8 @@ static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now)
     return next;
 }
 
-/* Iterations of one part on one stage: within a cell of the attention's table each lasts longer than the one before by
- * the same time, so that a row of them is a sum. Returns how many ran, and when the next step is decided. */
+/* Run iterations of one part on one stage. Within a cell of the attention's table, each lasts longer than the previous
+ * one by the same time, so that a row of them is a sum. Returns how many ran, and when the next step is decided. */
 static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double *now, double until) {
     const Kind *k = p->kind;
     const Grid *g = &k->decoder.decode;
@@ -178,7 +178,7 @@ static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double
     return ran;
 }
 
-/* Decoding alone, until a sequence finishes or the next step would be decided at `until` or later. */
+/* Run decode steps alone, until a sequence finishes or the next step would be decided at `until` or later. */
 static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double now, double until, double *next) {
     Py_ssize_t parts = split(p, l, step), most = step->repeats, ran = 0;
     if (l->sums.on && next_end(l) < most) most = next_end(l);

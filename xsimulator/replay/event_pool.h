@@ -1,5 +1,5 @@
-/* KV blocks, compiled (xcore/batching/kv_pool.py, prefix_pool.py): a number of them that are free, and where prefixes
- * are cached, which blocks hold what. */
+/* KV blocks, compiled (xcore/batching/kv_pool.py, prefix_pool.py): the number of free blocks and, if prefixes are
+ * cached, the contents of each block. */
 #ifndef EXEGPT_EVENT_POOL_H
 #define EXEGPT_EVENT_POOL_H
 #include <stdint.h>
@@ -7,7 +7,7 @@
 
 /* A block of a prefix pool. Blocks are numbered from 1 on, so that zeroed memory is an empty pool; 0 is none. */
 typedef struct {
-    int64_t key;            /* of its contents and all before them, where it is published */
+    int64_t key;            /* key of its contents and all earlier ones, if it is published */
     int32_t holders;        /* sequences */
     int32_t before, after;  /* published under keys of the same bucket, in the order of publication */
     int32_t older, newer;   /* free and published, in the order in which they were freed */
@@ -16,9 +16,9 @@ typedef struct {
 
 typedef struct {
     Py_ssize_t available, size; /* free blocks; tokens of each */
-    /* where prefixes are cached */
+    /* if prefixes are cached */
     Block *blocks;
-    int32_t *unpublished;       /* a stack of free blocks that nobody can find */
+    int32_t *unpublished;       /* a stack of free blocks without a key */
     int32_t *first, *last;      /* [buckets]: published blocks by key */
     Py_ssize_t unpublished_count, untouched, total, buckets;
     int32_t oldest, newest;     /* free blocks that are published */
@@ -32,7 +32,7 @@ static inline Py_ssize_t bucket(const Pool *p, int64_t key) {
     return (Py_ssize_t)((text * 0x9E3779B97F4A7C15u >> 24) + place) & (p->buckets - 1);
 }
 
-/* The block that was published first under a key, of those that still are; 0 where none is. */
+/* Return the earliest block that is still published under a key; 0 if there is none. */
 static int32_t find_block(const Pool *p, int64_t key) {
     int32_t block = p->first[bucket(p, key)];
     while (block && p->blocks[block].key != key) block = p->blocks[block].after;
@@ -58,7 +58,7 @@ static void forget_block(Pool *p, int32_t number) {
     b->published = 0;
 }
 
-/* A free published block leaves the queue of those that are forgotten next. */
+/* Remove a free published block from the queue of blocks to allocate next. */
 static void unkeep(Pool *p, int32_t number) {
     Block *b = &p->blocks[number];
     if (b->older) p->blocks[b->older].newer = b->newer;
@@ -67,12 +67,12 @@ static void unkeep(Pool *p, int32_t number) {
     else p->newest = b->older;
 }
 
-/* Let a sequence hold a published block too. */
+/* Let one more sequence hold a published block. */
 static void hold_block(Pool *p, int32_t number) {
     if (!p->blocks[number].holders++) unkeep(p, number), p->available--;
 }
 
-/* The free block that is worth least; the caller has checked that there is one. */
+/* Take the free block of least use; the caller has checked that there is one. */
 static int32_t take_block(Pool *p) {
     int32_t number;
     if (p->unpublished_count) {

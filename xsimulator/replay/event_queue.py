@@ -1,6 +1,7 @@
-"""The event queue: whatever acts in simulated time, one event after the other over all of it.
+"""The event queue: actors in simulated time, whose events happen one after the other in the order of time.
 
-One actor's event may be another one's next arrival, so whoever follows them can submit requests after each event.
+One actor's event may cause another one's arrival. The caller of `events` can therefore submit requests after each
+event.
 """
 
 from collections.abc import Iterator
@@ -10,22 +11,26 @@ from typing import Protocol
 
 
 class Actor(Protocol):
-    """What acts in simulated time: devices with their requests, mostly. Times in seconds since the run began."""
+    """An actor in simulated time, usually devices with their requests. Times are in seconds since the run began."""
 
     def next_event(self) -> float:
-        """When it acts next; endless where nothing happens before it is given something to do."""
+        """Return the time of the actor's next event; infinite if none happens before it gets more to do."""
 
     def act(self, now: float) -> None:
-        """Let happen what happens then, `now` being that time."""
+        """Process the actor's next event, whose time is `now`."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits and nothing runs."""
+        """Return whether nothing waits and nothing runs."""
 
 
 def events(actors: Items[Actor], until: float = inf) -> Iterator[float]:
-    """Let actors act until some time, the one with the earliest event first, of several the first of the list. Gives
-    the time of each event when it has happened. RuntimeError where the last has, and something waits still.
+    """Process the actors' events up to the time `until`, and yield the time of each after it has happened.
+
+    The earliest event comes first; of equal times, that of the first actor in the list.
+
+    Raises:
+        RuntimeError: No event is left, but something still waits.
     """
     while True:
         now, place = min([(actor.next_event(), place) for place, actor in enumerate(actors)])
@@ -36,10 +41,10 @@ def events(actors: Items[Actor], until: float = inf) -> Iterator[float]:
         actors[place].act(now)
         yield now
     if not all(actor.idle for actor in actors):
-        raise RuntimeError("a waiting request can never be admitted")  # ledgers refuse those
+        raise RuntimeError("a waiting request can never be admitted")  # ledgers refuse such requests
 
 
 def run(actors: Items[Actor], until: float = inf) -> None:
-    """The same, for whoever needn't look at each event."""
+    """Process all events up to `until`, for callers that don't look at each event."""
     for _ in events(actors, until):
         pass

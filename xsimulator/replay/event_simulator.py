@@ -1,10 +1,10 @@
-"""The event simulator: a finite list of requests through a policy's own decisions, ramp-up and drain included.
+"""The event simulator: runs a finite list of requests through a policy's own decisions, with ramp-up and drain.
 
-It follows the same policies and the same ledger as the runner; where the runner computes a step, it asks the profile
-how long the step takes. On a pipeline every step is split into micro-batches (as many as stages, unless the schedule
-says otherwise), a sequence always in the same one. The next step is decided when the first stage is free and few enough
-steps are under way, as though it knew already what ends in the step before. From one event to the next, decoding
-iterations that are alike but for their growing contexts are followed at once.
+It uses the same policies and the same ledger as the runner. Where the runner computes a step, the simulator looks up
+the step's seconds in the profile. On a pipeline every step is split into micro-batches: as many as stages, unless the
+schedule says otherwise. A sequence stays in its micro-batch. The next step is decided when the first stage is free and
+few enough steps are in flight; the sequences that end in the previous step count as known. Between two events, decode
+steps that differ only in their growing contexts are simulated at once.
 """
 
 import itertools
@@ -34,14 +34,14 @@ from xsimulator.replay.replica import Replica, micro_batching_of
 
 @dataclass(frozen=True)
 class Replay:
-    """What the simulated requests experienced."""
+    """The times of the simulated requests."""
 
     served: tuple[Served, ...]
-    """In order of completion."""
+    """Served requests in order of completion."""
     timeline: Timeline
-    """Without spans where they were not asked for."""
+    """The run's timeline; its spans are kept only on request."""
     seconds: float
-    """Until the last piece of work was done."""
+    """Seconds until all work was done."""
     estimate: Estimate
     preemptions: int
     reused: int
@@ -63,13 +63,25 @@ def replay(
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
-    `timeline` keeps a span for every piece of work, which many requests make many of. `step_by_step` follows every
-    iteration alone: the same result, slower. `adjustment` as in `make_policy`. `caps` are the output tokens that
-    requests allow, where they end sooner, unannounced. Where the schedule caches prefixes, prompts begin alike as their
-    identities say, or as `prompts` do, their tokens, behind which those of their outputs may follow; without either, no
-    two begin alike, and only a preempted request finds blocks, its own. `order`: who waits in front, by the requests'
-    `hints` where it asks for more than lengths. What the compiled event loop has runs there, unless `lanes` are asked
-    for. Raises InputError for a request that the KV cache could not hold.
+    The compiled event loop is used where it covers the arguments, unless `lanes` asks for the Python one.
+
+    Args:
+        schedule: Schedule to run.
+        profile: Source of the steps' seconds.
+        requests: Requests with their arrival times and true lengths.
+        timeline: Keep a span for every cell, which takes memory for many requests.
+        step_by_step: Simulate every iteration alone: the same result, slower.
+        adjustment: As in `make_policy`.
+        caps: Output tokens that requests allow, if they end sooner without notice.
+        prompts: Tokens of the prompts, if the schedule caches prefixes; the output's tokens may follow. Without them,
+            the requests' identities say which prompts begin alike. Without either, only a preempted request finds
+            blocks: its own.
+        order: Order of the waiting requests.
+        hints: The requests' hints, if `order` needs more than lengths.
+        lanes: Run the lanes in Python even where the compiled event loop covers everything.
+
+    Raises:
+        InputError: The KV cache cannot hold one of the requests.
     """
     prefixes = _prefixes(schedule, requests, prompts)
     special = timeline or step_by_step or lanes or adjustment is not None or caps or type(order) is not FCFS
@@ -99,7 +111,7 @@ def replay(
 
 
 def _in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
-    """Whether micro-batches are the same when requests are numbered as they arrive, which the compiled loop does."""
+    """Return whether numbering requests by arrival, as the compiled loop does, leaves the micro-batches unchanged."""
     if micro_batching_of(schedule).count == 1:
         return True
     return all(before.arrival_s <= after.arrival_s for before, after in itertools.pairwise(requests))
@@ -108,7 +120,7 @@ def _in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
 def _prefixes(
     schedule: Schedule, requests: Items[RequestLengths], prompts: Items[Items[int]] | None
 ) -> Prefixes | None:
-    """What the prompts have in common; None where that is nothing, or prefixes aren't cached."""
+    """Return the prefixes that prompts share; None if there are none, or prefixes aren't cached."""
     if not schedule.prefix_caching:
         return None
     if prompts is None:
@@ -119,7 +131,7 @@ def _prefixes(
 def _replay_compiled(
     schedule: Schedule, profile: Profile, requests: Items[RequestLengths], prefixes: Prefixes | None
 ) -> Replay:
-    """The same by the compiled event loop."""
+    """Replay with the compiled event loop."""
     replicas, served, busy = Replicas(profile), [], []
     seconds = preemptions = reused = 0.0
     for own in deal([(r.input, r.output) for r in requests], schedule.replicas):
@@ -164,6 +176,6 @@ def _sequence(index: int, request: RequestLengths, cap: int, hints: Hints) -> Se
 
 
 def _by_rank(schedule: Schedule, pipelines: Iterable[Pipeline]) -> list[float]:
-    """Busy seconds of one replica's devices, stage by stage in the schedule's order."""
+    """Return the busy seconds of one replica's devices, stage by stage in the schedule's order."""
     busy = {s.devices: b for pipeline in pipelines for s, b in zip(pipeline.stages, pipeline.busy, strict=True)}
     return [float(busy[stage.devices]) for stage in schedule.stages for _ in stage.devices]

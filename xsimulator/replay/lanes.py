@@ -1,8 +1,8 @@
-"""Lanes: a replica's pipelines, each of which takes a step from the policy when its first stage is free, or with two
-iterations in flight, when its first stage starts the one before.
+"""Lanes: a replica's pipelines, each of which takes its steps from the policy.
 
-Where encoding and decoding are disaggregated (WAA), each has its lane, and decides whatever the other does. An encoded
-batch goes to the decoding lane through host memory, and joins at the first iteration after (docs/theory.md).
+A lane takes a step when its first stage is free or, with two iterations in flight, when its first stage starts the
+previous one. If prefill and decoding are disaggregated (WAA), each side has its own lane and decides on its own. A
+prefilled batch goes to the decoding lane through host memory, and joins at the next iteration (docs/theory.md).
 """
 
 from collections import deque
@@ -19,22 +19,22 @@ from xsimulator.replay.record import Record
 
 
 class KVTransfer:
-    """Batches on their way from the encoding to the decoding lane: one after the other on the way to host memory and
-    one on the way back. Times in seconds.
+    """The KV transfers between the encoding and the decoding lane, in seconds.
 
-    No more than one batch waits before every encoding stage but the first: more would only hold blocks.
+    One batch at a time is on its way to host memory, and one on its way from there. At most one batch waits before
+    every encoding stage except the first: more would only hold blocks.
     """
 
     def __init__(self, replica_cost: ReplicaCost):
         self._replica_cost = replica_cost
         self._arrived = 0.0
-        """When the last batch had reached the decoding lane."""
+        """When the last batch reached the decoding lane."""
         most = most_underway(len(replica_cost.encode.stages))
         self._outs = deque([0.0] * most, maxlen=most)
-        """When the last batches left the encoding lane, as many as may be under way on it."""
+        """When the last batches left the encoding lane, as many as may be in flight on it."""
 
     def send(self, step: Step, ran: Ran) -> float:
-        """Set when an encoded batch is ready to decode; returns when the next one may be encoded."""
+        """Set when a prefilled batch is ready to decode; return when the next one may be prefilled."""
         out, seconds = max(ran.encoded.values()), self._replica_cost.kv_transfer_seconds(step.tokens)
         self._arrived = max(out + seconds, self._arrived + seconds / 2)
         for sequence, _ in step.encode:
@@ -45,10 +45,10 @@ class KVTransfer:
 
 @dataclass(eq=False, slots=True)
 class Lane:
-    """A pipeline that runs one step after the other. Times in seconds.
+    """A pipeline that runs one step after the other. Times are in seconds.
 
-    A prefill is booked in the ledger when it is decided; decoding beside another lane when it ends, since that lane
-    looks at what has been made, and may wait for the blocks it frees.
+    A prefill is booked in the ledger when it is decided. Decoding next to another lane is booked when it ends: the
+    other lane looks at the generated tokens, and may wait for the blocks that decoding frees.
     """
 
     policy: Policy
@@ -57,30 +57,37 @@ class Lane:
     pipeline: Pipeline
     phase: StagePhase
     transfer: KVTransfer
-    """The way to the lane that decodes what this one encodes, if another does."""
+    """The transfer to the lane that decodes, if another lane does."""
     step_by_step: bool = False
     at: float = 0.0
-    """When it decides or ends a step next; endless while it waits for another lane."""
+    """When the lane next decides or ends a step; infinite while it waits for another lane."""
     waits: bool = False
-    """Whether it had nothing to run when it last decided."""
+    """Whether the lane had nothing to run at its last decision."""
     _running: tuple[Step, Ran] | None = field(default=None, init=False)
-    """What ends at `at`."""
+    """The step that ends at `at`, and its times."""
     _outs: deque[float] = field(default_factory=deque, init=False)
-    """Times at which the last token-giving steps left the pipeline, as many as may be under way."""
+    """When the last token-giving steps left the pipeline, as many as may be in flight."""
 
     @property
     def event(self) -> tuple[float, int]:
-        """When it acts next; of all at the same time steps end first, then the lane that admits decides."""
+        """Return when the lane acts next, and its rank among lanes at the same time.
+
+        Steps end first; then the lane that admits decides.
+        """
         return self.at, 0 if self._running else 2 if self.phase == "decode" else 1
 
     def wake(self, now: float) -> None:
-        """Decide at `now` if it waits."""
+        """Make a waiting lane decide at `now`."""
         if self.waits:
             self.at = now
 
     def act(self, now: float, until: float) -> bool:
-        """End the running step, or run the next: alike iterations as long as another would be decided before `until`,
-        when another lane acts. Returns whether lanes that wait may now have something to run.
+        """End the running step, or run the next one.
+
+        Equal iterations run together as long as the next one would be decided before `until`, when another lane acts.
+
+        Returns:
+            Whether waiting lanes may now have something to run.
         """
         if self._running is None:
             ledger = self.ledger
@@ -91,7 +98,7 @@ class Lane:
             step = self.policy.next_step(ledger, now, self.phase)
             freed = ledger.preemptions > preemptions
             if freed:
-                until = now  # another lane may then admit whom this one decodes before a whole row would end
+                until = now  # another lane may then admit the victims before a whole row of decode steps would end
                 for victim in ledger.preempted:
                     victim.ready_s = self.pipeline.last_token_s(victim)
             self.waits = step is None
@@ -107,7 +114,7 @@ class Lane:
                 ledger.extend(step, ran.iterations)
             self.at = self.transfer.send(step, ran) if self.phase == "encode" else self._next_decision(step, ran)
             if self.phase == "decode":
-                if ran.iterations > 1:  # all but the last have ended before another lane acts
+                if ran.iterations > 1:  # all but the last iteration end before another lane acts
                     ledger.advance(step, ran.iterations - 1)
                 self._running = step, ran
                 return freed
@@ -121,7 +128,7 @@ class Lane:
     def _next_decision(self, step: Step, ran: Ran) -> float:
         """Return when the next step is decided.
 
-        Limits the token-giving steps under way. Prompts wait for no token, so the first stage could otherwise run far
+        Limits the token-giving steps in flight. Prompts wait for no token, so the first stage could otherwise run far
         ahead.
         """
         stages = len(self.pipeline.stages)
@@ -134,11 +141,11 @@ class Lane:
         return max(ran.next_s, self._out(most_underway(stages)))
 
     def _out(self, back: int) -> float:
-        """Return when the oldest of the steps that may be under way left the pipeline."""
+        """Return when the step `back` token-giving steps ago left the pipeline; 0 if there was none."""
         return self._outs[-back] if 0 < back <= len(self._outs) else 0.0
 
     def _next_arrival(self, now: float) -> float:
-        """When the next request, or the next encoded batch, arrives; endless where none does."""
+        """Return when the next request, or the next prefilled batch, arrives; infinite if none does."""
         if self.phase == "decode":
             return min([s.ready_s for s in self.ledger.decoding if s.ready_s > now], default=inf)
         arrival = self.ledger.waiting.next_arrival(now)

@@ -1,4 +1,4 @@
-"""Record: when each simulated request started, gave its first token and finished."""
+"""Record: the times at which each simulated request started, gave its first token and finished."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,8 +8,10 @@ from xsimulator.replay.cells import Ran
 
 
 class Record:
-    """The times of `requests` requests, in seconds, as they become known; `micro_batch` tells each sequence's.
-    `front_end_s` of each request pass outside the engine: clients see its tokens that much later.
+    """The times of `requests` requests, in seconds, as they become known.
+
+    `micro_batch` returns the micro-batch of a sequence. `front_end_s` is the time that each request spends outside the
+    engine: clients see its tokens that much later.
     """
 
     def __init__(
@@ -20,7 +22,7 @@ class Record:
         front_end_s: float = 0.0,
     ):
         self.served: list[Served] = []
-        """In order of their last steps."""
+        """Served requests in order of their last steps."""
         self._micro_batch = micro_batch
         self._encoder_decoder = encoder_decoder
         self._front_end_s = front_end_s
@@ -28,21 +30,21 @@ class Record:
         self._first: list[float | None] = [None] * requests
 
     def began(self, index: int) -> None:
-        """A request has its first token before the record begins."""
+        """Mark a request whose first token came before the record begins."""
         self._started[index] = self._first[index] = 0.0
 
     def start_of(self, index: int) -> float | None:
-        """When a request's prompt was begun; None where it wasn't."""
+        """Return when a request's prefill started; None if it hasn't."""
         return self._started[index]
 
     def start(self, step: Step, now: float) -> None:
-        """A step may start at `now`: prompts that it is the first to compute do."""
+        """Record `now` as the start of the prompts that a step is the first to prefill."""
         for sequence, _ in step.encode:
             if self._started[sequence.index] is None:
                 self._started[sequence.index] = now
 
     def book(self, step: Step, ran: Ran, finished: Iterable[Sequence]) -> None:
-        """A step has been run, and booked in the ledger."""
+        """Record the times of a step that has run and is booked in the ledger."""
         for sequence, _ in step.encode:
             if sequence.generated and self._first[sequence.index] is None:
                 self._first[sequence.index] = ran.encoded[sequence.index]

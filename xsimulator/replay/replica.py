@@ -1,4 +1,4 @@
-"""Replica: one replica of a schedule in simulated time, its requests and its lanes."""
+"""Replica: one replica of a schedule in simulated time, with its requests and its lanes."""
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Items
@@ -16,20 +16,21 @@ from xsimulator.replay.record import Record
 
 
 def micro_batching_of(schedule: Schedule) -> MicroBatching:
-    """How steps are split on the stages that decode: into as many micro-batches, unless the schedule says otherwise."""
+    """Return how steps are split on the decoding stages: one micro-batch per stage unless the schedule sets them."""
     decoding = sum(stage.phase != "encode" for stage in schedule.stages)
     return schedule.control.micro_batching(decoding, schedule.replicas)
 
 
 def decides_ahead(schedule: Schedule, replica_cost: ReplicaCost) -> bool:
-    """Return whether an iteration is decided before the one before it has ended: where the engine has two in flight.
-    The policies that only this project's own engine runs decide synchronously.
+    """Return whether an iteration is decided before the previous one ends: the engine has two in flight.
+
+    Policies that only this project's own engine runs decide synchronously.
     """
     return schedule.traits.mixed and replica_cost.cost_model.profile.in_flight > 1
 
 
 class Replica:
-    """A ledger with a lane for each side of the pipeline, which look at each other's events. An `Actor`."""
+    """A ledger with a lane for each side of the pipeline; lanes see each other's events. An `Actor`."""
 
     def __init__(
         self,
@@ -43,8 +44,10 @@ class Replica:
         keep_spans: bool = False,
         step_by_step: bool = False,
     ):
-        """`number`: which of the schedule's replicas it is; `step_by_step`: rows of decoding iterations aren't followed
-        at once, for requests that are submitted in the midst of one.
+        """Create an idle replica.
+
+        `number` is the replica's index in the schedule. With `step_by_step`, decode steps are not simulated at once, so
+        that requests can be submitted between them.
         """
         self._schedule = schedule
         ahead = decides_ahead(schedule, replica_cost)
@@ -57,15 +60,15 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Whether no request waits and none is resident."""
+        """Return whether no request waits and none is resident."""
         return self.ledger.idle
 
     def next_event(self) -> float:
-        """When a lane acts."""
+        """Return when the next lane acts."""
         return min([lane.at for lane in self._lanes])
 
     def act(self, now: float) -> None:
-        """Let the lane act whose turn it is."""
+        """Let the lane with the earliest event act."""
         lane = min(self._lanes, key=lambda lane: lane.event)
         others = [other for other in self._lanes if other is not lane]
         if lane.act(now, min([other.at for other in others], default=inf)):
@@ -73,8 +76,9 @@ class Replica:
                 other.wake(now)
 
     def submit(self, sequence: Sequence, keys: Items[Hashable] | None = None) -> None:
-        """A request, which arrives no sooner than what has happened last; `keys`: of the full blocks of its prompt and
-        output, where prefixes are cached; None: it has none in common with others.
+        """Submit a request that arrives no earlier than the last event.
+
+        `keys` are those of the full blocks of its prompt and output, if prefixes are cached; None: it shares none.
         """
         if self._schedule.prefix_caching:
             sequence.keys = _own_keys(sequence, self._schedule.block_size) if keys is None else keys
@@ -85,7 +89,7 @@ class Replica:
 
 
 def _own_keys(sequence: Sequence, block_size: int) -> Items[Hashable]:
-    """A key for each full block that a sequence may come to, which no other sequence has."""
+    """Return a key that no other sequence has for each full block that a sequence may reach."""
     first = sequence.index << 32
     return range(first, first + (sequence.input_tokens + sequence.ends) // block_size)
 
@@ -93,7 +97,7 @@ def _own_keys(sequence: Sequence, block_size: int) -> Items[Hashable]:
 def _sides(
     replica_cost: ReplicaCost, micro_batching: MicroBatching, keep_spans: bool, number: int, ahead: bool
 ) -> dict[StagePhase, Pipeline]:
-    """The pipelines by their phases."""
+    """Return the pipelines by phase."""
     if not replica_cost.disaggregated:
         return {"both": Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number, ahead)}
     decode = Pipeline(replica_cost, replica_cost.decode, micro_batching, keep_spans, number)

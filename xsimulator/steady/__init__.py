@@ -1,1 +1,1 @@
-"""Steady state, memory and latency in closed form, one file per policy: control variables and a scenario in."""
+"""Steady state, memory and latency of each policy in closed form, from its control variables and a scenario."""

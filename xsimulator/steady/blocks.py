@@ -1,4 +1,4 @@
-"""KV blocks that residents hold, its distribution by three moments (docs/theory.md)."""
+"""KV blocks that resident queries hold: their distribution by three moments (docs/theory.md)."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Reservation:
-    """Blocks that residents hold: unit moments per query, and the most that one query holds.
+    """Blocks that residents hold: moments per query, and the most that one query holds.
 
     Moments of independent residents add up (`+`).
     """
@@ -34,12 +34,13 @@ class Reservation:
         )
 
     def times(self, queries: float) -> "Reservation":
-        """So many queries together."""
+        """Return the reservation of `queries` queries together."""
         return Reservation(self.mean * queries, self.variance * queries, self.third * queries, self.longest)
 
     def quantile(self, queries: float, most: float, z: float = Z999) -> int:
-        """The 99.9th percentile, or the one that is the standard normal's `z`, of the blocks held where `queries`
-        queries add up and at most `most` are resident.
+        """Return a percentile of the blocks held: the one of the standard normal's `z`, by default the 99.9th.
+
+        The moments of `queries` queries add up, and at most `most` queries are resident.
         """
         blocks = cornish_fisher(queries * self.mean, queries * self.variance, queries * self.third, z)
         return max(self.longest, math.ceil(min(blocks, math.ceil(most) * self.longest)))
@@ -47,18 +48,21 @@ class Reservation:
 
 @dataclass(frozen=True, eq=False)
 class BlockDistribution:
-    """How many blocks queries hold: all of the tokens that they will ever cache, from their admission on."""
+    """The number of blocks per query: those of all tokens that it will ever cache, held from its admission on."""
 
     need: Array
     """[lengths]: D(S)."""
     survivors: Array
     """[3, lengths]: E[blocks^k · 1(D ≥ need)], k = 1, 2, 3."""
     longest: int
-    """The most that one query holds."""
+    """The most blocks that one query holds."""
 
     @staticmethod
     def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockDistribution":
-        """Of the queries that arrive, or of those found `resident`: as often as the iterations that they stay."""
+        """Return the distribution over arriving queries or, with `resident`, over resident ones.
+
+        A query is resident as often as the iterations that it stays.
+        """
         need, p = decode_iterations_of(workload.output, encoder_decoder)
         if resident:
             p = p * (need + 1)
@@ -72,12 +76,13 @@ class BlockDistribution:
         return BlockDistribution(need, survivors, -(-(inputs.max + int(need.max())) // BLOCK_SIZE))
 
     def reservation(self, iterations: float | None) -> Reservation:
-        """Blocks held by RRA's residents per query that enters a phase of `iterations` (N_D; WAA's k on average).
+        """Return the blocks held by RRA's residents per query that enters a phase.
 
-        A query keeps its blocks to the end of its c(S) phases, so the cohorts of ages 1, 2, ... add up: of each the
-        central moments of 1(D > age, or age 0) · blocks. None: one query, whoever arrives (a static batch).
+        A phase has `iterations` decode iterations: N_D, or on average WAA's k. A query keeps its blocks to the end of
+        its c(S) phases, so the cohorts of ages 1, 2, ... add up. Each adds the central moments of 1(D > age, or age 0)
+        · blocks. `iterations` None: one query of any length (a static batch).
         """
-        left = [0]  # the shortest that is left; after no phase, all
+        left = [0]  # the shortest D that is left; after no phase, all are
         if iterations is not None and iterations < self.need[-1]:
             ages = np.arange(iterations, self.need[-1], iterations)
             left += np.searchsorted(self.need, ages, side="right").tolist()
@@ -87,8 +92,10 @@ class BlockDistribution:
 
 
 def grown_blocks(workload: Workload, encoder_decoder: bool = False) -> Reservation:
-    """Blocks held by one resident that has those of its tokens so far: its prompt's and, with an age that is uniform
-    over an output as likely as the iterations that it stays, of what it has generated.
+    """Return the blocks held by one resident that has only the blocks of its tokens so far.
+
+    They hold its prompt and its generated tokens. Its age is uniform over an output; each output is as likely as the
+    iterations that it stays.
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)

@@ -1,4 +1,4 @@
-"""How long prompts take that are encoded in chunks, by their lengths and by what else the iterations have to encode."""
+"""The seconds of prompts prefilled in chunks, by the prompts' lengths and the other prompts in the same iterations."""
 
 from dataclasses import dataclass
 
@@ -11,26 +11,28 @@ from xsimulator.steady.scenario import Scenario
 Array = NDArray[np.float64]
 
 _PLACES, _COUNTED = 6, 10
-"""In an iteration where a prompt may begin; prompts before it that are counted."""
+"""Number of places in an iteration where a prompt may begin; most earlier prompts that are counted."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The iterations that a prompt finds."""
+    """The iterations that a prompt meets."""
 
     scenario: Scenario
     room: float
-    """Tokens of prompts that each takes."""
+    """Prompt tokens that each iteration takes."""
     prompts: float
-    """New prompts that each brings."""
+    """New prompts per iteration."""
     others: float
-    """The same without a sequence's own."""
+    """New prompts per iteration without the sequence's own."""
     decoding: float
-    """Sequences decoded in each."""
+    """Sequences decoded in each iteration."""
 
     def seconds(self, length: Array, own: Array, before: Array, behind: Array) -> Array:
-        """Iterations with `own` tokens of a prompt of this length, after others' `before`, with `behind` prompts that
-        take what is left.
+        """Return the seconds of iterations with `own` tokens of a prompt of this length.
+
+        The iteration has `before` tokens of other prompts before it. `behind` prompts after it take the tokens that are
+        left.
         """
         inputs = self.scenario.load.prompts
         free = np.maximum(self.room - own - before, 0.0)
@@ -42,21 +44,21 @@ class Found:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A prompt's chunks, arrays [lengths, ways in which it may begin]."""
+    """A prompt's chunks, as arrays [lengths, ways to begin]."""
 
     length: Array
     before: Array
-    """Tokens of others before it in its first iteration."""
+    """Tokens of other prompts before it in its first iteration."""
     first: Array
-    """Tokens in that one."""
+    """Tokens in its first iteration."""
     whole: Array
-    """Iterations that it fills."""
+    """Number of iterations that it fills."""
     last: Array
-    """Tokens in one more; 0: none."""
+    """Tokens in one more iteration; 0: there is none."""
 
     @staticmethod
     def of(lengths: Array, before: Array, room: float) -> "Chunks":
-        """Of prompts of `lengths` that begin after `before` tokens of others."""
+        """Return the chunks of prompts of `lengths` that begin after `before` tokens of other prompts."""
         length, taken = np.broadcast_arrays(lengths[:, None], before)
         first = np.minimum(length, room - taken)
         whole = np.maximum(np.ceil((length - first) / room - 1e-9) - 1, 0.0)
@@ -64,10 +66,10 @@ class Chunks:
 
 
 def chunk_times(found: Found) -> Encoded:
-    """The seconds of prompts' chunks.
+    """Return the seconds of prompts' chunks.
 
-    A prompt begins after those that came with it before (Poisson), or, where an earlier one goes on, after that one's
-    end; what is left in its last iteration goes to those behind it, where there are any.
+    A prompt begins after the prompts that arrived with it but before it (Poisson), or after the end of an earlier
+    prompt that goes on. Later prompts, if any, take the tokens that are left in its last iteration.
     """
     inputs, room = found.scenario.load.prompts, found.room
     lengths, p = inputs.kinds
@@ -88,7 +90,7 @@ def chunk_times(found: Found) -> Encoded:
 
 
 def _seconds(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array, Array]:
-    """All iterations but a last one; all of them, without others behind; and with `some` prompts behind."""
+    """Return the seconds of all iterations except a last one; of all, with no prompt behind; and with `some` behind."""
     nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, found.room)
     begun = found.seconds(chunks.length, chunks.first, chunks.before, nothing)
     if chunks.whole.any():
@@ -100,7 +102,10 @@ def _seconds(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array)
 
 
 def _variance(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array]:
-    """Of the others' tokens before a prompt and behind it, squared; no more than an iteration's rest is filled."""
+    """Return the variances of the other prompts' tokens before a prompt and behind it.
+
+    The prompts behind fill no more than the rest of an iteration.
+    """
     mean, spread = found.scenario.load.prompts.mean, found.scenario.load.workload.input.std
     free = found.room - np.where(ends, chunks.last, chunks.first + chunks.before)
     filled = np.minimum(free, some * mean)
@@ -109,7 +114,7 @@ def _variance(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array
 
 
 def _begins(found: Found, lengths: Array, p: Array) -> tuple[Array, Array]:
-    """The ways in which a prompt begins: after how many tokens of others, and how likely that is."""
+    """Return the ways in which a prompt may begin: other prompts' tokens before it, and the probability of each."""
     mean, room = found.scenario.load.prompts.mean, found.room
     ahead, chance = _poisson(found.others / 2, mean, room)
     more = np.maximum(np.ceil(lengths / room) - 1, 0.0) * p
@@ -120,8 +125,10 @@ def _begins(found: Found, lengths: Array, p: Array) -> tuple[Array, Array]:
 
 
 def _ends(lengths: Array, more: Array, room: float) -> Array:
-    """Tokens that the last iterations of prompts encode which began in a fresh one: `_PLACES` values that are equally
-    likely, where `more` iterations [lengths] find each going on.
+    """Return the tokens in the last iterations of prompts that began in a fresh iteration.
+
+    These are `_PLACES` equally likely values. `more` [lengths] is the number of iterations that find a prompt of each
+    length going on.
     """
     last = lengths - np.maximum(np.ceil(lengths / room) - 1, 0.0) * room
     order = np.argsort(last)
@@ -132,7 +139,10 @@ def _ends(lengths: Array, more: Array, room: float) -> Array:
 
 
 def _poisson(mean: float, tokens: float, room: float) -> tuple[Array, Array]:
-    """What prompts of so many tokens take of an iteration, and how likely that is; the last stands for more too."""
+    """Return the tokens that prompts of `tokens` tokens take of an iteration, and the probability of each number.
+
+    The last value stands for larger numbers too.
+    """
     most = max(1, min(_COUNTED, int(room / tokens)))
     counts = np.arange(most + 1.0)
     chance = np.exp(-mean) * np.cumprod(np.concatenate([[1.0], mean / counts[1:]]))

@@ -1,4 +1,4 @@
-"""Chunked prefill (Sarathi, vLLM v1): a token budget an iteration, decoding first, prompts in chunks with the rest."""
+"""Chunked prefill (Sarathi, vLLM v1): each iteration has a token budget for decoding and then for chunks of prompts."""
 
 import math
 
@@ -18,20 +18,20 @@ from xsimulator.steady.scenario import Scenario
 Array = NDArray[np.float64]
 
 _ROUNDS = 6
-"""After which rate and chunks agree."""
+"""Rounds after which the rate and the chunks agree."""
 
 
 def chunks_of(distribution: LengthDistribution, room: float, filled: float) -> Array:
-    """[up to room + 1]: chunks of each length per prompt, as far as prompts are so long, split by what iterations have
-    left for them, `room` tokens, of which prompts take the share `filled`.
+    """Return the expected number of chunks of each length per prompt, [up to room + 1], no longer than the prompts.
 
-    A prompt that finds a fresh iteration is split after every `room` tokens; one that begins where others have been, at
-    a place anywhere in the room, has its first split there. The share `filled` of the prompts are of the second kind.
+    An iteration has `room` tokens for prompts, of which prompts take the share `filled`. A prompt that finds a fresh
+    iteration is split after every `room` tokens. A prompt that begins after others has its first split anywhere in the
+    room. The share `filled` of the prompts are of the second kind.
     """
     most = max(1, int(room))
     filled = min(max(filled, 0.0), 1.0)
     full, rest = np.divmod(distribution.s, most)
-    last = min(most, distribution.max + 1)  # chunks are no longer than prompts, however many tokens there is room for
+    last = min(most, distribution.max + 1)  # chunks are no longer than prompts, even if more tokens fit
     fresh = np.bincount(rest.astype(np.intp), weights=distribution.p, minlength=last + 1)
     fresh[0], fresh[last] = 0.0, fresh[last] + full @ distribution.p
     chunks: Array = (1 - filled) * fresh + filled * _begun_anywhere(distribution, most)
@@ -39,14 +39,14 @@ def chunks_of(distribution: LengthDistribution, room: float, filled: float) -> A
 
 
 def _distribution_of(chunks: Array) -> LengthDistribution:
-    """The distribution of one chunk's tokens."""
+    """Return the distribution of one chunk's tokens."""
     lengths = np.flatnonzero(chunks > 1e-15)
     p = chunks[lengths] / chunks.sum()
     return LengthDistribution(tuple(lengths.tolist()), tuple(p.tolist()))
 
 
 def _begun_anywhere(distribution: LengthDistribution, room: int) -> Array:
-    """[up to room + 1]: chunks of each length per prompt, where the first split lies anywhere in the room alike."""
+    """Return the chunks of each length per prompt, [up to room + 1], if the first split is uniform over the room."""
     last = min(room, distribution.max + 1)
     probabilities = np.zeros(distribution.max + 3)
     probabilities[distribution.s.astype(np.intp)] = distribution.p
@@ -59,15 +59,17 @@ def _begun_anywhere(distribution: LengthDistribution, room: int) -> Array:
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, pool: Pool = RESERVED) -> Outcome:
-    """Queries enter at the rate λ that slots (R / (E[D] + a prompt's iterations + idle ones)) and budget (tokens that a
-    query needs in all) both allow. Iterations with and without prompts are distinguished. Preempted queries' prompts
-    come again.
+    """Return the steady state, in which λ queries enter per iteration.
+
+    λ is the highest rate that the slots and the budget both allow. The slots allow R / (E[D] + a prompt's iterations +
+    idle ones); the budget allows its share of the tokens that a query needs in all. Iterations with and without prompts
+    are distinguished. Prompts of preempted queries are prefilled again.
     """
     load, budget = scenario.load, float(max_num_batched_tokens)
     iterations, lengths = load.mean_iterations, load.workload.input
 
     def entering(count: float) -> tuple[Occupancy, float]:
-        """Residents whose prompts take so many iterations, and the queries that enter an iteration."""
+        """Return the residents whose prompts take `count` iterations, and the queries that enter an iteration."""
         runs, idle = iterations + count, scenario.idle_iterations
         occupancy = pool.occupancy(load, max_num_seqs, runs + idle, budget / (lengths.mean + iterations))
         tokens = lengths.mean * occupancy.prefills + iterations
@@ -80,7 +82,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
         turns = lockstep.turns(scenario, max_num_seqs, budget, False, scenario.idle_iterations)
         if turns:
             return lockstep.outcome(scenario, turns, occupancy, budget)
-    for _ in range(_ROUNDS):  # chunks depend on what decoding leaves of the budget, which depends on the rate
+    for _ in range(_ROUNDS):  # chunks depend on the budget that decoding leaves, which depends on the rate
         room = max(budget - rate * iterations, 1.0)
         chunks = chunks_of(lengths, room, rate * occupancy.prefills * lengths.mean / room)
         before, count = count, float(chunks.sum())

@@ -1,4 +1,4 @@
-"""A policy's steady state in closed form: what each of this folder's files of a policy enters into the registry."""
+"""A policy's steady state in closed form: the registry entry of each policy's file in this folder."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from xsimulator.steady.scenario import Scenario
 Controls = Mapping[str, Any]
 """A policy's control variables by name, with `admission`, `kv_blocks` and `block_size` where they are known."""
 Steady = Callable[[Controls], Outcome]
-"""A policy's steady state in one scenario, by its control variables."""
+"""A policy's steady state in one scenario, as a function of its control variables."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +22,17 @@ class ClosedForm:
     policies: tuple[str, ...]
     steady: Callable[[Scenario], Steady]
     grows: bool = False
-    """Whether it is known with admission *grow* too."""
+    """Whether the closed form covers admission *grow* too."""
 
 
 def pool_of(controls: Controls) -> Pool:
-    """Return a schedule's cache; of a point of a search, which is no schedule yet, what its residents need."""
+    """Return a schedule's cache; for a search point without a cache, the blocks that its residents need."""
     if controls.get("admission", "reserve") == "reserve":
         return RESERVED
     return Pool(True, blocks_of(controls))
 
 
 def blocks_of(controls: Controls) -> int | None:
-    """Return the KV blocks of `BLOCK_SIZE` tokens; None where they aren't known."""
+    """Return the KV blocks of `BLOCK_SIZE` tokens; None if they are unknown."""
     blocks = controls.get("kv_blocks")
     return blocks and blocks * controls.get("block_size", BLOCK_SIZE) // BLOCK_SIZE

@@ -1,4 +1,4 @@
-"""Decoding on devices of its own (WAA) under periodic KV transfers: cycles of iterations, the fixed point of B_D."""
+"""Disaggregated decoding (WAA) under periodic KV transfers: cycles of iterations, and the fixed point of B_D."""
 
 import functools
 from collections.abc import Callable
@@ -13,17 +13,20 @@ from xsimulator.steady.scenario import Scenario
 Array = NDArray[np.float64]
 
 MOST_JOINED = 4096
-"""KV transfers that join one iteration at most."""
+"""Most KV transfers that join one iteration."""
 
 
 def iteration(
     scenario: Scenario, batch: Array, context: Array, micro_batches: int, joining: float
 ) -> tuple[Array, Array]:
-    """Seconds of decoding iterations of `batch` sequences with these mean contexts [iterations], and of each stage's
-    work for a micro-batch in them [iterations, stages]; `joining` sequences are taken over in the first.
+    """Return the seconds of decode steps, and each stage's work for a micro-batch in them.
 
-    With equal micro-batches the pipeline's recurrence repeats itself: an iteration lasts as long as its slowest stage
-    has micro-batches to do, or as a micro-batch needs to come around.
+    A step has `batch` sequences with these mean contexts [iterations]. `joining` sequences are taken over in the first
+    step. With equal micro-batches the pipeline's recurrence repeats itself. A step lasts as long as its slowest stage
+    has micro-batches to do, or as a micro-batch takes around the pipeline.
+
+    Returns:
+        The seconds of the steps [iterations], and the stages' work [iterations, stages].
     """
     side = scenario.replica.decode
     share = batch / micro_batches
@@ -37,37 +40,37 @@ def iteration(
 
 @dataclass(frozen=True)
 class Cycle:
-    """The decoding side from one KV transfer to the next; whole iterations, or one that several KV transfers join."""
+    """The decoding side from one KV transfer to the next: whole iterations, or one that several KV transfers join."""
 
     stride: float
-    """k: iterations per KV transfer; 1/m where m KV transfers join one."""
+    """k: iterations per KV transfer; 1/m if m KV transfers join one iteration."""
     batch: Array
     """[max(k, 1)]: sequences that each iteration decodes, on average."""
     seconds: Array
-    """[max(k, 1)]: each iteration."""
+    """[max(k, 1)]: seconds of each iteration."""
     runs: Array
-    """[max(k, 1)]: how often it has any sequence, on average."""
+    """[max(k, 1)]: how often each iteration has any sequence, on average."""
     cells: Array
-    """[max(k, 1), stages]: each stage's work for a micro-batch in it."""
+    """[max(k, 1), stages]: each stage's work for a micro-batch in each iteration."""
     micro_batches: int
 
     @functools.cached_property
     def period(self) -> float:
-        """Seconds per KV transfer."""
+        """Return the seconds per KV transfer."""
         return float(self.seconds @ self.runs) * min(self.stride, 1.0)
 
     @property
     def residents(self) -> float:
-        """Sequences times the seconds that they are decoded in, per KV transfer."""
+        """Return the sequences times the seconds in which they are decoded, per KV transfer."""
         return float(self.batch @ self.seconds) * min(self.stride, 1.0)
 
     @property
     def busy(self) -> Array:
-        """[stages]: seconds of work per KV transfer."""
+        """Return [stages]: seconds of work per KV transfer."""
         return min(self.stride, 1.0) * self.micro_batches * (self.runs @ self.cells)
 
     def lived(self, need: Array) -> Array:
-        """Seconds of the first `need` iterations after a KV transfer, for a sequence that takes part in all of them."""
+        """Return the seconds of the first `need` iterations after a KV transfer, if a sequence decodes in all."""
         before = np.concatenate([[0.0], np.cumsum(self.seconds)])
         cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
         seconds: Array = cycles * before[-1] + before[rest]
@@ -75,7 +78,7 @@ class Cycle:
 
 
 def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: float) -> Cycle:
-    """The decoding side at a given stride: whole numbers, or any number below one."""
+    """Return the decoding side at a given stride: a whole number, or any number below one."""
     load = scenario.load
     if stride >= 1:
         steady = load.steady(int(stride))
@@ -89,7 +92,7 @@ def cycle(scenario: Scenario, encode_batch: int, micro_batches: int, stride: flo
 
 @dataclass(frozen=True)
 class Decoding:
-    """The decoding side at its fixed point: between two cycles, `share` of the slower one."""
+    """The decoding side at its fixed point: a mixture of two cycles, with the share `share` of the slower one."""
 
     fast: Cycle
     slow: Cycle
@@ -97,32 +100,33 @@ class Decoding:
 
     @property
     def stride(self) -> float:
-        """k: iterations per KV transfer, on average."""
+        """Return k: iterations per KV transfer, on average."""
         return (1 - self.share) * self.fast.stride + self.share * self.slow.stride
 
     @property
     def period(self) -> float:
-        """Seconds per KV transfer."""
+        """Return the seconds per KV transfer."""
         return (1 - self.share) * self.fast.period + self.share * self.slow.period
 
     @property
     def busy(self) -> Array:
-        """[stages]: seconds of work per KV transfer."""
+        """Return [stages]: seconds of work per KV transfer."""
         return (1 - self.share) * self.fast.busy + self.share * self.slow.busy
 
     @property
     def residents(self) -> float:
-        """Sequences times the seconds that they are decoded in, per KV transfer."""
+        """Return the sequences times the seconds in which they are decoded, per KV transfer."""
         return (1 - self.share) * self.fast.residents + self.share * self.slow.residents
 
     def lived(self, need: Array) -> Array:
-        """Seconds of the first `need` iterations after a KV transfer."""
+        """Return the seconds of the first `need` iterations after a KV transfer."""
         return (1 - self.share) * self.fast.lived(need) + self.share * self.slow.lived(need)
 
 
 def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, period: float) -> Decoding:
-    """The decoding side under a KV transfer every `period` seconds, memory aside; its quickest cycle where even that
-    one lasts longer.
+    """Return the decoding side under a KV transfer every `period` seconds; memory is not considered.
+
+    If even the fastest cycle lasts longer than `period`, return that one.
     """
 
     def at(stride: float) -> Cycle:
@@ -141,18 +145,20 @@ def fixed_point(scenario: Scenario, encode_batch: int, micro_batches: int, perio
 
 
 def in_turn(fast: Cycle, slow: Cycle, period: float) -> Decoding:
-    """The two in turn, so that a KV transfer comes every `period` seconds."""
+    """Mix two cycles so that a KV transfer comes every `period` seconds on average."""
     return Decoding(fast, slow, (period - fast.period) / (slow.period - fast.period))
 
 
 def bracket(
     at: Callable[[float], Cycle], period: float, fast: Cycle, slow: Cycle, ratio: float | None = None
 ) -> tuple[Cycle, Cycle]:
-    """The slowest cycle that takes `period` at most, and the next one: at whole strides, or (`ratio`) at any that are
-    so close. `fast` takes no longer than that, `slow` does.
+    """Return the slowest cycle that lasts at most `period`, and the next slower one.
 
-    Periods grow almost in proportion to the stride, so the next stride tried is where the line between the two would
-    be, as long as that halves what lies between them; else the middle.
+    Strides are whole numbers or, with `ratio`, any two that are at most this ratio apart. `fast` must last at most
+    `period`, and `slow` longer.
+
+    Periods grow almost in proportion to the stride. The next stride tried is therefore the one at which the line
+    through both reaches `period`, as long as this halves the interval; else the middle.
     """
     halved = True
     while (slow.stride > ratio * fast.stride) if ratio else (slow.stride - fast.stride > 1):

@@ -1,4 +1,4 @@
-"""What iteration-level policies share: a steady state is a mixture of iterations, and a query lives through many."""
+"""The common part of iteration-level policies: a steady state is a mixture of iterations; a query stays for many."""
 
 import functools
 import math
@@ -20,42 +20,42 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 CELLS, FEWEST, MOST = 1536, 64, 384
-"""Micro-batches that are followed through a pipeline, and the fewest and most iterations that they make."""
+"""Micro-batches to follow through a pipeline, and the least and the most iterations for them."""
 
 
 _KINDS = 24
-"""Of prefills and of iterations that are told apart in an encoder-decoder's times to first token."""
+"""Kinds of prefills and of iterations to distinguish in an encoder-decoder's times to first token."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Kinds of iterations, arrays [kinds]."""
+    """Kinds of iterations, as arrays [kinds]."""
 
     weight: Array
     """Share of the iterations; sums to 1."""
     prompts: Array
-    """Prompts, or chunks, encoded."""
+    """Prompts, or chunks, prefilled in an iteration."""
     decoding: Array
-    """Sequences decoded beside them."""
+    """Sequences decoded in the same iteration."""
     chunk: LengthDistribution
-    """The tokens of one prompt, or chunk, encoded."""
+    """Tokens of one prefilled prompt, or chunk."""
     prefill_iterations: float
-    """Iterations that one prompt's encoding takes."""
+    """Iterations that the prefill of one prompt takes."""
     most_tokens: float = math.inf
-    """Prompt tokens that an iteration takes at most; what is more waits for the next."""
+    """Most prompt tokens that an iteration takes; the rest waits for the next."""
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """Iterations in the steady state, seconds."""
+    """Iterations in the steady state, in seconds."""
 
     mean: float
-    """From one token of a sequence to its next."""
+    """Mean time from one token of a sequence to its next."""
     deviation: float
     times: Times
-    """From one token to the next, of iterations with and without prompts."""
+    """Times from one token to the next, of iterations with and without prompts."""
     first: float
-    """From the start of the iteration that encodes a prompt, or its last chunk, to the first token."""
+    """Time from the start of the iteration that prefills a prompt, or its last chunk, to the first token."""
     first_deviation: float
     busy: Array
     """[stages]: busy fractions."""
@@ -65,15 +65,18 @@ class Rounds:
 
 @dataclass(frozen=True)
 class Encoded:
-    """The seconds from the start of a prompt's encoding to its end, on one stage."""
+    """The seconds from the start of a prompt's prefill to its end, on one stage."""
 
     times: Times
     by_length: Times
-    """Means, of prompts by their length alone."""
+    """Mean times of prompts by their length alone."""
 
     @staticmethod
     def of(seconds: Array, deviation: Array, p: Array) -> "Encoded":
-        """Of prompts of some lengths beside others in some ways, and the probability of each, [lengths, ways]."""
+        """Build the times from arrays [lengths, ways]: the mean, the deviation and the probability of each.
+
+        A way is a combination of other prompts in the same iterations.
+        """
         times = Times(seconds.ravel(), np.ascontiguousarray(deviation).ravel(), np.ascontiguousarray(p).ravel())
         lengths = p.sum(axis=1)
         return Encoded(times, Times((seconds * p).sum(axis=1) / lengths, np.zeros(len(p)), lengths))
@@ -81,17 +84,18 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Own:
-    """Of one of the prompts that an iteration encodes: arrays of the iterations' shape."""
+    """One of the prompts that an iteration prefills, as arrays of the iterations' shape."""
 
     tokens: Array
-    """Those that it encodes of the prompt."""
+    """Tokens of the prompt in this iteration."""
     length: Array
-    """The whole prompt."""
+    """Tokens of the whole prompt."""
 
 
 def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Array, own: Own | None = None) -> Array:
-    """Seconds of iterations (or of a micro-batch's part in them) that encode `prompts` chunks of `tokens` tokens
-    together, `own` among them, beside `decoding` sequences: the arguments' shape and [stages].
+    """Return the seconds of iterations, or of a micro-batch's part in them: the arguments' shape and [stages].
+
+    They prefill `prompts` chunks of `tokens` tokens together, `own` among them, and decode `decoding` sequences.
     """
     context, inputs = scenario.load.resident_context, scenario.load.prompts
     most = float(np.maximum(prompts.max(), 1.0))
@@ -108,7 +112,7 @@ def seconds_of(scenario: Scenario, prompts: Array, tokens: Array, decoding: Arra
 
 
 def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
-    """Iterations one after the other."""
+    """Return the steady state of iterations that run one after the other on one stage."""
     totals, p = Prompts(mixture.chunk).tokens(mixture.prompts)
     weight = np.outer(mixture.weight, p).ravel()
     tokens = _within(totals, (mixture.prompts * mixture.chunk.mean)[:, None], mixture.most_tokens).ravel()
@@ -124,11 +128,11 @@ def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
 
 
 def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
-    """As many micro-batches as stages, or as residents where these are fewer, followed through the pipeline for many
-    rounds.
+    """Return the steady state of iterations on a pipeline, followed through it for many rounds.
 
-    A prompt is in one micro-batch alone, which then holds up the others: the bubbles that the paper describes. Kinds
-    and lengths are drawn evenly from their distributions, always the same way.
+    There are as many micro-batches as stages, or as residents if these are fewer. A prompt is in one micro-batch alone,
+    which then delays the others: the bubbles that the paper describes. Kinds and lengths are drawn evenly from their
+    distributions, always in the same order.
     """
     parts = min(len(scenario.replica.stages), max(1, round(residents)))
     count = min(MOST, max(FEWEST, CELLS // parts))
@@ -166,8 +170,10 @@ def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
 
 @functools.cache
 def _draws(count: int, parts: int) -> tuple[Array, Array, Array]:
-    """Even draws from (0, 1) in a random order, always the same: one an iteration, one a micro-batch, one an iteration
-    again.
+    """Return even draws from (0, 1) in a random order, always the same.
+
+    Returns:
+        One per iteration [count], one per micro-batch [count * parts], and one more per iteration [count].
     """
     rng = np.random.default_rng(0)
     u, v = ((rng.permutation(n) + 0.5) / n for n in (count, count * parts))
@@ -175,8 +181,9 @@ def _draws(count: int, parts: int) -> tuple[Array, Array, Array]:
 
 
 def _within(totals: Array, mean: Array, most: float) -> Array:
-    """Tokens of iterations drawn towards their mean so far that none exceeds `most`: what is too long for one waits for
-    the next, and where the mean itself is `most`, all are alike.
+    """Move the tokens of iterations towards their mean until none exceeds `most`.
+
+    A prompt that is too long for one iteration waits for the next. If the mean itself is `most`, all become equal.
     """
     excess = float((totals - mean).max())
     if excess <= 0 or not math.isfinite(most):
@@ -185,19 +192,20 @@ def _within(totals: Array, mean: Array, most: float) -> Array:
 
 
 def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
-    """Tokens of `prompts` chunks together, at the quantiles `u` of their distribution."""
+    """Return the tokens of `prompts` chunks together, at the quantiles `u` of their distribution."""
     index = np.minimum(np.searchsorted(np.cumsum(chunk.p), u), len(chunk.s) - 1)
     tokens: Array = prompts * chunk.mean + np.sqrt(prompts) * (chunk.s[index] - chunk.mean)
     return tokens
 
 
 def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float, residents: float) -> tuple[float, float]:
-    """Seconds of a sequence's prefill, about `first`, and from one of its tokens to its next.
+    """Return the seconds of a sequence's prefill, about `first`, and from one of its tokens to its next.
 
-    Iterations are longer where they prefill, and a sequence decodes in none that prefills itself: the mean over a whole
-    stay is `rounds.mean`, so that what its own prefill takes beyond that, its decoding iterations are shorter, as far
-    as these are longer than iterations without any prompt. Where it decodes in few, that rest says little of one: it is
-    then as long as with the others' prompts, and the prefill takes the rest.
+    Iterations are longer if they prefill, and a sequence doesn't decode in the iterations of its own prefill. The mean
+    over a whole stay is `rounds.mean`. The time that its own prefill takes above this mean is therefore missing from
+    its decode steps, as far as these are longer than iterations without prompts. If it decodes in few iterations, this
+    rest says little about one of them. A decode step then counts as long as with the other sequences' prompts, and the
+    prefill takes the rest.
     """
     need, iterations = scenario.load.mean_iterations, mixture.prefill_iterations
     stay = (iterations + need) * rounds.mean
@@ -212,7 +220,7 @@ def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float, r
 
 
 def _idle(scenario: Scenario, mixture: Mixture) -> float:
-    """Seconds of an iteration without prompts."""
+    """Return the seconds of an iteration without prompts."""
     decoding = np.array([float(mixture.decoding[0])])
     return float(seconds_of(scenario, np.zeros(1), np.zeros(1), decoding)[0, 0])
 
@@ -220,9 +228,10 @@ def _idle(scenario: Scenario, mixture: Mixture) -> float:
 def _interrupted(
     scenario: Scenario, mixture: Mixture, rounds: Rounds, by_length: Times, others: float
 ) -> Callable[[Array], Interruptions]:
-    """How others' prompts, of which `others` come per iteration, lengthen a sequence's decoding, by its iterations [n].
+    """Return how other prompts lengthen a sequence's decoding, as a function of its iterations [n].
 
-    An iteration takes so many prompt tokens at most: where prompts fill nearly all of them, these are hardly different.
+    `others` prompts arrive per iteration. An iteration takes a limited number of prompt tokens. If prompts fill nearly
+    all iterations, these hardly differ.
     """
     idle = _idle(scenario, mixture)
     longer = max(0.0, by_length.mean - mixture.prefill_iterations * idle)
@@ -248,7 +257,7 @@ def from_iterations(
     most_tokens: float,
     encoded: Callable[[], Encoded],
 ) -> Outcome:
-    """The steady state in which `rate` queries enter an iteration, of at most so many tokens."""
+    """Return the steady state in which `rate` queries enter an iteration of at most `most_tokens` tokens."""
     one = len(scenario.replica.stages) == 1
     rounds = one_stage(scenario, mixture) if one else pipelined(scenario, mixture, occupancy.residents)
     first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first

@@ -238,8 +238,10 @@ def _decoding(turns: Turns, finishes: Array, numbers: Array, micro_batch: int, p
 
 
 def _cells(scenario: Scenario, turns: Turns, numbers: Array, decoding: Array) -> tuple[Array, Array, Array]:
-    """Return prompt tokens [n, micro-batches], completed prompts [n, micro-batches] and seconds [n, micro-batches,
-    stages] of these iterations.
+    """Return the prompt tokens, completed prompts and seconds of these iterations.
+
+    Returns:
+        Tokens [n, micro-batches], completed prompts [n, micro-batches], and seconds [n, micro-batches, stages].
     """
     shape, count = decoding.shape, decoding.size
     cell = np.searchsorted(numbers, turns.at) * shape[1] + turns.prompt % shape[1]

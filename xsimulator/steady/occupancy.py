@@ -1,9 +1,9 @@
-"""How many sequences are resident under iteration-level scheduling, in how many KV blocks, by the rule of admission
-(docs/theory.md, "Admission by grow").
+"""The number of resident sequences under iteration-level scheduling, and their KV blocks, by the admission rule.
 
-*reserve*: each holds all blocks that it may ever need, and so many are admitted that these fit. *grow*: each holds the
-blocks of its tokens so far, fewer, so that more fit; where their sum exceeds the pool, the newest is preempted, waits
-until others have ended, and is prefilled again.
+See docs/theory.md, "Admission by grow". Under *reserve*, each sequence holds all blocks that it may ever need, and only
+as many are admitted as fit. Under *grow*, each sequence holds the blocks of its tokens so far, so that more sequences
+fit. If the sum exceeds the pool, the newest sequence is preempted, waits until others have ended, and is prefilled
+again.
 """
 
 import math
@@ -18,29 +18,32 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class Occupancy:
-    """Residents and what they hold in the steady state."""
+    """The residents and their blocks in the steady state."""
 
     residents: float
-    """On average."""
+    """Mean number of residents."""
     blocks: int
-    """The pool that they need, as far as there is one."""
+    """Blocks of the pool that the residents need, at most those that exist."""
     preemptions: float = 0.0
-    """Per request."""
+    """Preemptions per request."""
     wait_iterations: float = 0.0
-    """That a preempted request waits until its blocks are free again."""
+    """Iterations that a preempted request waits until its blocks are free again."""
 
     @property
     def prefills(self) -> float:
-        """Per request."""
+        """Return the prefills per request."""
         return 1.0 + self.preemptions
 
     def entering(self, runs: float, idle: int, service: float = 0.0, variation: float = 0.0) -> float:
-        """Return the sequences that enter an iteration, where each has `runs` iterations from the start of its prefill
-        and its slot is empty for `idle` more. An iteration in which all slots are empty does not run.
+        """Return the sequences that enter an iteration.
 
-        Prefills come one after the other, `service` iterations each with the coefficient of `variation`: a closed
-        network of n residents, a station with a queue and one without. Who comes finds the queue of the n - 1 others,
-        W = f·X·s²·κ / (1 - f·X·s) iterations with f = (n - 1)/n and κ = (1 + variation²)/2, and X = n / (stay + W).
+        Each sequence has `runs` iterations from the start of its prefill, and its slot is empty for `idle` more. An
+        iteration in which all slots are empty does not run.
+
+        Prefills come one after the other, `service` iterations each with the coefficient of `variation`. This is a
+        closed network of n residents with two stations: one with a queue and one without. A new prefill finds the queue
+        of the n - 1 other residents. It waits W = f·X·s²·κ / (1 - f·X·s) iterations. Here f = (n - 1)/n, κ = (1 +
+        variation²)/2 and X = n / (stay + W).
         """
         residents, stay = self.residents, runs + idle
         runs_at_all = 1.0 - math.pow(idle / stay, residents)
@@ -52,14 +55,17 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Pool:
-    """KV blocks and how they are given to sequences."""
+    """KV blocks, and how sequences get them."""
 
     grows: bool = False
     blocks: int | None = None
-    """Of `BLOCK_SIZE` tokens, under *grow*; None: as many as the residents need."""
+    """Blocks of `BLOCK_SIZE` tokens, under *grow*; None: as many as the residents need."""
 
     def occupancy(self, load: Load, most: int, stay: float, rate: float) -> Occupancy:
-        """With up to `most` residents, who stay for so many iterations, where no more than `rate` enter one."""
+        """Return the occupancy with up to `most` residents.
+
+        They stay `stay` iterations, and at most `rate` of them enter per iteration.
+        """
         if not self.grows:
             return Occupancy(most, load.pool_blocks("reserve", most))
         need = load.pool_blocks("grow", most)
@@ -71,9 +77,11 @@ RESERVED = Pool()
 
 
 def _grown(load: Load, most: int, holding: float, stay: float, blocks: int) -> Occupancy:
-    """The blocks of `holding` residents, of up to `most`, are a sum of independent ages, nearly normal. Where it
-    exceeds the pool, memory decides how many are resident, and the blocks that the next prompt doesn't fit into are
-    unused. As far as it doesn't, `most` are resident, as with reserved blocks: some of them wait for the budget.
+    """Return the occupancy under *grow*, where up to `most` sequences are resident and `holding` of them hold blocks.
+
+    Their blocks are a sum of independent ages, nearly normal. Where it exceeds the pool, memory limits the residents,
+    and the blocks that are too few for the next prompt stay unused. Where it doesn't, `most` are resident, as with
+    reserved blocks: some of them wait for the budget.
     """
     each = load.resident_blocks("grow")
     deviation = math.sqrt(each.variance * holding)
@@ -89,11 +97,10 @@ def _grown(load: Load, most: int, holding: float, stay: float, blocks: int) -> O
 
 
 def _preempted_per_iteration(load: Load, rate: float) -> float:
-    """Sequences preempted in an iteration while memory is full, where `rate` finish (Poisson).
+    """Return the sequences preempted in an iteration while memory is full, where `rate` finish (Poisson).
 
-    Free blocks then are fewer than the next prompt needs, by any number alike. What decoding takes and finished
-    sequences don't give back in an iteration is therefore taken from the newest residents, who hold little more than
-    their prompts.
+    The free blocks are then fewer than the next prompt needs; each number is equally likely. Blocks that decoding needs
+    beyond those of finished sequences are taken from the newest residents, which hold little more than their prompts.
     """
     growth = rate * load.mean_iterations / BLOCK_SIZE
     released = load.prompt_blocks + load.mean_iterations / BLOCK_SIZE

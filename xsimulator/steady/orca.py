@@ -17,10 +17,10 @@ Array = NDArray[np.float64]
 
 
 def admissions(rate: float, most: int) -> Array:
-    """Distribution of the prompts that one iteration admits, [most + 1]: Poisson, truncated at `most`, with the mean
-    `rate`.
+    """Return the distribution of the prompts that one iteration admits, [most + 1].
 
-    Slots fall free at random; what exceeds `most` waits for the next iteration, so the mean is kept.
+    It is Poisson, truncated at `most`, with the mean `rate`. Slots become free at random. Prompts beyond `most` wait
+    for the next iteration, so the mean is kept.
     """
     if rate >= most:
         return np.asarray(np.arange(most + 1) == most, dtype=np.float64)
@@ -36,7 +36,7 @@ def admissions(rate: float, most: int) -> Array:
 
 
 def _poisson(mu: float, most: int) -> list[float]:
-    """Probabilities of 0, 1, ... `most` - 1."""
+    """Return the Poisson probabilities of 0, 1, ... `most` - 1."""
     distribution = [math.exp(-mu)]
     for k in range(1, most):
         distribution.append(distribution[-1] * mu / k)
@@ -44,9 +44,11 @@ def _poisson(mu: float, most: int) -> list[float]:
 
 
 def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool: Pool = RESERVED) -> Outcome:
-    """A query holds a slot for one encoding, D decoding and the idle iterations. λ queries enter each, the least
-    of prefills and R / (E[D] + 1 + idle). They are averaged over how many prompts they encode, those of preempted
-    queries again.
+    """Return the steady state, in which λ queries enter per iteration.
+
+    A query holds a slot for one prefill, D decode iterations and the idle iterations. λ is the smaller of the prefills
+    per step and R / (E[D] + 1 + idle). The mixture averages over the number of prompts per iteration; preempted
+    queries' prompts count again.
     """
     runs = scenario.load.mean_iterations + 1.0
     stay = runs + scenario.idle_iterations
@@ -75,7 +77,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, prefills_per_step: int, pool:
 
 
 def _encoded(scenario: Scenario, mixture: Mixture) -> Encoded:
-    """The iteration that encodes a prompt, by its length, beside others of any."""
+    """Return the seconds of the iteration that prefills a prompt, by its length, among other prompts of any length."""
     lengths, p = scenario.load.prompts.kinds
     share = mixture.weight * mixture.prompts / float(mixture.weight @ mixture.prompts)
     kinds = np.flatnonzero(share > 1e-9)

@@ -1,4 +1,4 @@
-"""Outcome: the result of a policy's steady state, and the figures that bounds and an Estimate need of it.
+"""Outcome: the result of a policy's steady state, and the figures of it that bounds and an Estimate need.
 
 A search needs few figures of many outcomes, so each is computed on first use.
 """
@@ -19,59 +19,57 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 SIGMAS = 2.33
-"""Standard deviations of the encoding time that a latency allows for: the 99th percentile."""
+"""Standard deviations of the prefill time that a latency allows for: the 99th percentile."""
 
 
 _MANY, _EACH = 4.0, np.arange(12.0)
-"""Interruptions beyond which their sum is nearly normal; and up to which they are counted one by one."""
+"""Interruptions beyond which their sum is nearly normal; numbers of them that are counted one by one."""
 _FACTORIALS = np.cumprod(np.maximum(_EACH, 1.0))
 _FREE = 0.7
-"""The share of their variance from which on they are as good as independent."""
+"""Share of their variance from which on interruptions count as independent."""
 
 
 @dataclass(frozen=True)
 class Interruptions:
-    """Others' prompts that are encoded while a sequence decodes, at random (Poisson)."""
+    """Prefills of other prompts while a sequence decodes, at random (Poisson)."""
 
     count: Array
-    """[n]: expected."""
+    """[n]: expected number."""
     seconds: float
-    """Of one, on average."""
+    """Mean seconds of one interruption."""
     deviation: float
     scale: Array
-    """[n]: share of their sum's variance that there is, for iterations take so much of prompts at most."""
+    """[n]: share of the sum's variance that remains, since an iteration takes a limited number of prompt tokens."""
 
     @property
     def variance(self) -> Array:
-        """[n]: of all of a sequence's, in seconds squared."""
+        """Return [n]: variance of the sum of a sequence's interruptions, in seconds squared."""
         variance: Array = self.scale * self.count * (self.seconds**2 + self.deviation**2)
         return variance
 
     @property
     def few(self) -> NDArray[np.bool_]:
-        """[n]: whether they are so few that their sum isn't nearly normal."""
+        """Return [n]: whether there are so few interruptions that their sum isn't nearly normal."""
         few: NDArray[np.bool_] = (self.count <= _MANY) & (self.scale > _FREE)
         return few
 
 
 @dataclass(frozen=True)
 class Lifetime:
-    """What queries of given output lengths live through, arrays [n] in seconds."""
+    """The times of queries of given output lengths, as arrays [n] in seconds."""
 
     seconds: Array
-    """From the start of the encoding to the last token, expected; without the front end's."""
+    """Expected time from the start of the prefill to the last token, without the front end's time."""
     deviation: Array
-    """The standard deviation of that among prompts of one kind (`Outcome.first_token`)."""
+    """Standard deviation of `seconds` among prompts of one kind (`Outcome.first_token`)."""
     deviation_after: Array
-    """The standard deviation of the time from the first token to the last."""
+    """Standard deviation of the time from the first token to the last."""
     interruptions: Interruptions | None = None
-    """What most of that deviation is made of, where it is known; few of them are not nearly normal."""
+    """Main part of that deviation, where it is known; a few interruptions are not nearly normal."""
     decoding: Array | float = 0.0
-    """[n]: what iterations that vary add to `deviation`; the paper's meaning of a bound leaves it out."""
+    """[n]: what varying iterations add to `deviation`; the paper's meaning of a bound leaves it out."""
     together: Array | None = None
-    """[n]: the share of the time between their first tokens that isn't between the last ones, where a batch ends
-    together; None: none.
-    """
+    """[n]: share of the first tokens' spread that is gone at the last tokens, if a batch ends together; None: 0."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +78,13 @@ class Demand:
 
     blocks: int
     tokens: float
-    """The most that a step computes."""
+    """Most tokens in a step."""
     sequences: float
-    """The most of which a step samples a token."""
+    """Most sequences for which a step samples a token."""
 
     @property
     def step(self) -> tuple[float, float]:
-        """The largest step."""
+        """Return the largest step: its tokens and its sampled sequences."""
         return self.tokens, self.sequences
 
 
@@ -97,34 +95,33 @@ class Outcome:
     throughput: float
     """Sequences per second."""
     lifetime: Callable[[Array], Lifetime]
-    """Of queries by their output lengths."""
+    """Lifetimes of queries, as a function of their output lengths."""
     first_token: Times
-    """The time to first token, by kinds of prompts; without the front end's."""
+    """Time to first token by kinds of prompts, without the front end's time."""
     demand: Demand
     decode_batch: int
-    """The most sequences decoded at once, but for chance: B_D where the policy has it."""
+    """Most sequences decoded at once, apart from chance: B_D if the policy has it."""
     residents: Callable[[], float]
     """Sequences between the start of their prefill and their last token, averaged over time."""
     busy: Array
     """[stages]: busy fractions."""
     binding: Binding
     seen: tuple[Times, Times] | None = None
-    """The latencies and the times per token after the first, where all requests are known one by one; without the
-    front end's time."""
+    """Latencies and times per token after the first, if every request is known; without the front end's time."""
     kinds: tuple[Array, Array] | None = None
-    """Output lengths that percentiles are taken of, and their shares; None: the load's."""
+    """Output lengths for percentiles, and their shares; None: the load's."""
     preemptions: float = 0.0
-    """Per request."""
+    """Preemptions per request."""
     encode_demand: Demand | None = None
-    """Of stages that only encode."""
+    """Demand of stages that only prefill."""
     crest: float = 0.0
-    """No smaller batch gives more than this, where that may be more than `throughput`."""
+    """No smaller batch gives a higher throughput than this, where that may exceed `throughput`."""
     falls: bool = False
-    """Whether larger batches give no more."""
+    """Whether larger batches give no higher throughput."""
 
 
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:
-    """Every stage's memory and the blocks that it must hold."""
+    """Return every stage's memory and the blocks that it must hold."""
     encoding = outcome.encode_demand
     stages = scenario.replica.memory(outcome.demand.step, encoding.step if encoding else None)
     blocks = [
@@ -135,7 +132,7 @@ def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int
 
 
 def memory_share(scenario: Scenario, outcome: Outcome) -> float:
-    """The fullest device's use over what may be used."""
+    """Return the largest share of the usable memory that any device uses."""
     demand, encoding = outcome.demand, outcome.encode_demand
     kinds = scenario.replica.memory_kinds(demand.step, encoding.step if encoding else None)
     encode_blocks = {"encode": encoding.blocks} if encoding else {}
@@ -143,7 +140,7 @@ def memory_share(scenario: Scenario, outcome: Outcome) -> float:
 
 
 def latency(scenario: Scenario, outcome: Outcome) -> float:
-    """The latency that a bound is about."""
+    """Return the latency that the scenario's bound limits."""
     if not scenario.bound.of_length:
         return latency_times(scenario, outcome).quantile(scenario.bound.share)
     life = outcome.lifetime(np.array([float(scenario.load.workload.p99_output)]))
@@ -156,7 +153,7 @@ def _sigmas(scenario: Scenario) -> float:
 
 
 def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
-    """The latencies of all requests."""
+    """Return the latencies of all requests."""
     if outcome.seen:
         return outcome.seen[0].later(scenario.front_end_s)
     lengths, p = outcome.kinds or scenario.load.outputs
@@ -168,7 +165,7 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
     if life.together is None:
         return first.beside(*columns)
     together = life.together > 0
-    left = np.hypot(deviation, (1.0 - life.together) * first.between)  # what they still differ by is near normal
+    left = np.hypot(deviation, (1.0 - life.together) * first.between)  # the remaining differences are nearly normal
     if together.all():
         return Times(columns[0], left, p)
     last_together = Times(columns[0][together], left[together], p[together])
@@ -176,17 +173,17 @@ def latency_times(scenario: Scenario, outcome: Outcome) -> Times:
 
 
 _KINDS = 12
-"""Of times to first token that are told apart in latencies."""
+"""Kinds of times to first token to distinguish in latencies."""
 
 
 def ttft(scenario: Scenario, outcome: Outcome, share: float) -> float:
-    """The time to first token that this share of the requests don't exceed."""
+    """Return the time to first token that the share `share` of the requests doesn't exceed."""
     first = outcome.first_token
     return scenario.front_end_s + (first.quantile(share) if scenario.variation else first.mean)
 
 
 def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
-    """The time per token after the first, of all requests of more than one token; None where there are none."""
+    """Return the time per token after the first, of all requests with more than one token; None if there are none."""
     lengths, p = outcome.kinds or scenario.load.outputs
     many = lengths > 1
     if not many.any():
@@ -207,7 +204,7 @@ def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
 
 
 def _ending_together(seconds: Array, life: Lifetime, first: Times, gaps: Array, p: Array) -> Times:
-    """The time per token of a batch's sequences by their first token: the earlier that is, the longer to the last."""
+    """Return the time per token of a batch's sequences: the earlier the first token, the longer until the last."""
     assert life.together is not None
     means = seconds[:, None] + life.together[:, None] * (first.mean - first.seconds)
     deviations = np.repeat(life.deviation_after / gaps, len(first.p))
@@ -215,9 +212,7 @@ def _ending_together(seconds: Array, life: Lifetime, first: Times, gaps: Array, 
 
 
 def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times:
-    """The time per token of sequences by how often they are interrupted: they are kinds of their own where that is
-    seldom.
-    """
+    """Return the time per token of sequences; if interruptions are few, each number of them is a kind of its own."""
     found = life.interruptions
     assert found is not None
     few = found.few
@@ -236,7 +231,7 @@ def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times
 
 
 def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
-    """The whole Estimate; replicas add up."""
+    """Return the whole Estimate; replicas add up."""
     held = memory(scenario, outcome)
     violations = tuple(
         f"memory: {blocks:,} KV blocks are needed, {max(stage.blocks, 0):,} fit beside the weights"

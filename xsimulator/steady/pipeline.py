@@ -1,8 +1,8 @@
 """The pipeline as an exact recurrence over (iteration, micro-batch, stage) (docs/theory.md).
 
-A cell starts when its stage is free, its input has arrived from the stage before, and, on the first stage of a
-decoding iteration, the micro-batch's own previous token is out. Every stage works in the same order: a phase's
-encoding micro-batches, then its decoding iterations, then the next phase's.
+A cell starts when its stage is free and its input has arrived from the previous stage. On the first stage, a decode
+cell also needs its micro-batch's previous token. Every stage works in the same order: a phase's encoding micro-batches,
+then its decode iterations, then the next phase.
 """
 
 import itertools
@@ -22,21 +22,21 @@ _PHASES = 200
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """One phase in a pipeline that repeats it, times in seconds from the start of its encoding on the first stage."""
+    """One phase of a pipeline that repeats it, in seconds from the start of its encoding on the first stage."""
 
     period: float
-    """From one phase's start to the next one's."""
+    """Time from the start of one phase to the start of the next."""
     encoded: float
     """When the last encoding micro-batch leaves the last stage."""
     decoded: Array
-    """[N_D]: when each decoding iteration leaves the last stage."""
+    """[N_D]: when each decode iteration leaves the last stage."""
     first_encoded: tuple[float, float]
-    """Mean and deviation over the encoding micro-batches of when one leaves the last stage."""
+    """When encoding micro-batches leave the last stage: mean and deviation over them."""
     first_decoded: tuple[float, float]
-    """The same of the first iteration's micro-batches."""
+    """When the first decode iteration's micro-batches leave the last stage: mean and deviation over them."""
 
     def together(self, first_by_encoding: bool) -> float:
-        """Share of the spread of the micro-batches' first tokens that is gone at their last tokens; more than 0."""
+        """Return the share of the micro-batches' first tokens' spread that is gone at their last tokens; above 0."""
         if not first_by_encoding:
             return _APART
         encoded, decoded = self.first_encoded[1], self.first_decoded[1]
@@ -44,7 +44,7 @@ class PhaseTimes:
 
     @property
     def lead(self) -> float:
-        """Mean seconds between a decoding micro-batch's exit and the last one's."""
+        """Return the mean seconds between the exits of a decoding micro-batch and of the last one."""
         return float(self.decoded[0] - self.first_decoded[0])
 
 
@@ -56,13 +56,18 @@ def phase_times(
     repeats: bool = True,
     sequences: int | None = None,
 ) -> PhaseTimes:
-    """The steady phase of a pipeline.
+    """Return the steady phase of a pipeline.
 
-    `encode` [encoding micro-batches, stages] and `decode` [iterations, stages], or where micro-batches differ
-    [iterations, micro-batches, stages], are seconds per cell (one micro-batch on one stage); `hops`, the seconds from
-    the stage before to each stage [stages], of an encoding and of a decoding micro-batch. With `repeats` the phase is
-    run until its period settles; without, once from an empty pipeline (its period is then its length). `sequences` are
-    encoded in a phase: where they are fewer than the micro-batches, they join these in turn.
+    All times are seconds per cell: one micro-batch on one stage.
+
+    Args:
+        encode: [encoding micro-batches, stages].
+        decode: [iterations, stages], or if micro-batches differ [iterations, micro-batches, stages].
+        micro_batches: Decoding micro-batches.
+        hops: Seconds from the previous stage to each stage [stages], of an encoding and of a decoding micro-batch.
+        repeats: Run the phase until its period settles. Otherwise run it once in an empty pipeline; its period is then
+            its length.
+        sequences: Sequences encoded in a phase; if they are fewer than the micro-batches, they join these in turn.
     """
     encode = np.asarray(encode, dtype=np.float64, order="C")
     decode = np.asarray(decode, dtype=np.float64, order="C")
@@ -79,8 +84,9 @@ def phase_times(
 
 
 def _in_any_order(encode: Array, mean: float, deviation: float) -> tuple[float, float]:
-    """Return exit times of encoding micro-batches that come in any order. The recurrence takes the shortest first, so
-    its times are too early for all but the last.
+    """Return exit times of encoding micro-batches that come in any order.
+
+    The recurrence takes the shortest first, so its times are too early for all except the last.
     """
     ends = list(itertools.accumulate(encode[:, encode.sum(axis=0).argmax()].tolist()))
     count, mean_end = len(ends), sum(ends) / len(ends)
@@ -91,8 +97,9 @@ def _in_any_order(encode: Array, mean: float, deviation: float) -> tuple[float, 
 
 
 def iteration_times(decode: Array, hop: Array) -> tuple[Array, Array]:
-    """Start and end in seconds of every cell of iterations alone, from an empty pipeline: [iterations, micro-batches,
-    stages], as `decode`; `hop` [stages] as in `phase_times`.
+    """Return the start and end in seconds of every cell of decode iterations alone, from an empty pipeline.
+
+    Both have the shape of `decode`, [iterations, micro-batches, stages]. `hop` [stages] is as in `phase_times`.
     """
     decode = np.asarray(decode, dtype=np.float64, order="C")
     starts, ends = np.empty(decode.shape), np.empty(decode.shape)
@@ -101,8 +108,12 @@ def iteration_times(decode: Array, hop: Array) -> tuple[Array, Array]:
 
 
 def tandem_times(seconds: Array, hop: Array, most: int) -> tuple[float, float, float]:
-    """Items one after the other through stages, at most `most` at once: the mean seconds between two of them, and the
-    mean and deviation of an item's way. `seconds` [items, stages], `hop` [stages] as in `phase_times`.
+    """Run items one after the other through stages, at most `most` at once.
+
+    `seconds` is [items, stages]; `hop` [stages] is as in `phase_times`.
+
+    Returns:
+        The mean seconds between two items, and the mean and deviation of an item's time from its start to its exit.
     """
     starts, outs = np.empty(len(seconds)), np.empty(len(seconds))
     tandem(np.asarray(seconds, dtype=np.float64, order="C"), hop, starts, outs, most)

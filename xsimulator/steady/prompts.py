@@ -1,4 +1,4 @@
-"""Prompts whose lengths vary: the expected seconds to encode batches of them, and by how much they vary."""
+"""Prompts of varying lengths: the expected seconds to prefill batches of them, and the variation of these seconds."""
 
 import functools
 import math
@@ -18,51 +18,51 @@ from xsimulator.steady.pipeline import tandem_times
 Array = NDArray[np.float64]
 
 _FOR_TOKENS, _FOR_ATTENTION = 24, 64
-"""Lengths on which the distribution is summed up: of a batch's tokens, and of a prompt's attention."""
+"""Number of lengths that sum a distribution up: for a batch's tokens, and for a prompt's attention."""
 _SHARES = np.concatenate([np.arange(1, 15) / 16, 1 - 0.5 ** np.arange(3.5, 11, 0.5)])
-"""Of the requests, where kinds end that percentiles are taken of: the closer to the longest, the finer."""
+"""Shares of the requests at which the kinds for percentiles end; they are finer towards the longest prompts."""
 _QUANTILES = 32
 _SHUFFLED = np.concatenate([np.random.default_rng(seed).permutation(_QUANTILES) for seed in range(8)])
-"""Batches that are followed through an encoding side, by the quantile of their time."""
+"""Batches to follow through an encoding side, as quantiles of their time."""
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Batches of prompts one after the other through an encoding side, seconds."""
+    """Batches of prompts, one after the other, on an encoding side; in seconds."""
 
     period: float
-    """T_E: from one batch to the next, the slowest stage or its transfer."""
+    """T_E: time from one batch to the next, set by the slowest stage or its transfer."""
     alone: float
-    """From a batch's start to its end on the last stage, where none is in its way."""
+    """Time from a batch's start to its end on the last stage, if the side is otherwise empty."""
     traversal: float
-    """The same with others before and behind it."""
+    """The same time with other batches before and behind it."""
     kv_transfer: float
-    """From there until the decoding side can merge it."""
+    """Time from the end of a batch's encoding until the decoding side can merge it."""
     deviation: float
-    """Of a batch's encoding time, for its lengths vary."""
+    """Standard deviation of a batch's encoding time, since its lengths vary."""
     busy: Array
     """[stages]: seconds of work per batch."""
 
     def towards(self, other: "Encoding", share: float) -> "Encoding":
-        """On the line to another, so far along it."""
+        """Interpolate linearly towards `other`, by the share `share` of the way."""
         pairs = {part.name: (getattr(self, part.name), getattr(other, part.name)) for part in fields(self)}
         return Encoding(**{name: (1 - share) * this + share * that for name, (this, that) in pairs.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Prompts with lengths of this distribution."""
+    """Prompts whose lengths have this distribution."""
 
     lengths: LengthDistribution
 
     @property
     def mean(self) -> float:
-        """Expected tokens of a prompt."""
+        """Return the expected tokens of a prompt."""
         return self.lengths.mean
 
     @functools.cached_property
     def kinds(self) -> tuple[Array, Array]:
-        """Few lengths that stand for all, and their probabilities."""
+        """Return few lengths that stand for all, and their probabilities."""
         return kinds_of(self.lengths)
 
     @functools.cached_property
@@ -74,24 +74,25 @@ class Prompts:
         return thinned(self.lengths, _FOR_ATTENTION)
 
     def tokens(self, batch: ArrayLike) -> tuple[Array, Array]:
-        """Tokens of `batch` prompts together: values [..., k] and their probabilities [k].
+        """Return the tokens of `batch` prompts together: values [..., k] and their probabilities [k].
 
-        The distribution itself for one prompt, and for more the same shape with the sum's mean and deviation.
+        For one prompt this is the distribution itself. For more it keeps the shape and has the sum's mean and
+        deviation.
         """
         n, (s, p) = np.asarray(batch, dtype=np.float64)[..., None], self._for_tokens
         return n * self.mean + np.sqrt(n) * (s - self.mean), p
 
     def attention(self, group: Group, batch: ArrayLike) -> Array:
-        """Expected seconds of one layer's attention for `batch` whole prompts; the batch's shape."""
+        """Return the expected seconds of one layer's attention for `batch` whole prompts; the batch's shape."""
         s, p = self._for_attention
         seconds: Array = group.prompt_attention(np.asarray(batch)[..., None], s) @ p
         return seconds
 
     def encode(self, group: Group, batch: ArrayLike) -> PartSeconds:
-        """Expected seconds to encode `batch` whole prompts; the batch's shape.
+        """Return the expected seconds to prefill `batch` whole prompts; the batch's shape.
 
-        Part times bend where computing takes over from reading the weights, so their mean is not the time at the mean:
-        they are averaged over the distribution of the batch's tokens.
+        The parts' times bend where computing takes longer than reading the weights, so their mean is not the time at
+        the mean. They are therefore averaged over the distribution of the batch's tokens.
         """
         n = np.asarray(batch, dtype=np.float64)
         tokens, p = self.tokens(n)
@@ -100,9 +101,10 @@ class Prompts:
 
     @memoized
     def micro_batches(self, group: Group, batch: float, count: int) -> PartSeconds:
-        """Expected seconds to encode `count` micro-batches of `batch` prompts each, shortest first, [count].
+        """Return [count]: expected seconds to prefill `count` micro-batches of `batch` prompts each, shortest first.
 
-        The longest of them holds up a pipeline: they lie at the quantiles of their total's normal distribution.
+        The longest micro-batch delays a pipeline. The micro-batches are the quantiles of their total's normal
+        distribution.
         """
         lengths = self.mean + even_normal(count) * self.lengths.std / batch**0.5
         spread = group.encode_fixed(batch, np.maximum(lengths, self.lengths.s[0]))
@@ -110,7 +112,7 @@ class Prompts:
 
     @memoized
     def deviation(self, side: Side, batch: float) -> float:
-        """Standard deviation of the slowest stage's time to encode `batch` prompts: their lengths' sum varies."""
+        """Return the standard deviation of the slowest stage's time to prefill `batch` prompts of varying lengths."""
         lengths = self.mean * np.array([0.95, 1.05])
         shorter, longer = side.each(lambda group: group.encode_fixed(batch, lengths))
         slope = float((longer - shorter).max()) / (0.1 * self.mean * batch)
@@ -119,8 +121,10 @@ class Prompts:
     def decode_deviation(
         self, side: Side, batch: float, context: float, micro_batches: int, varying: float = 0.0
     ) -> float:
-        """Standard deviation of the seconds of iterations that decode `batch` sequences in so many micro-batches: the
-        mean of their prompts' lengths varies. `context` is the mean one, `varying` the deviation of their number.
+        """Return the standard deviation of the seconds of iterations that decode `batch` sequences in `micro_batches`.
+
+        The mean of their prompts' lengths varies. `context` is the mean context, `varying` the deviation of their
+        number.
         """
         std = self.lengths.std / batch**0.5
         batches = np.array([batch, batch, max(batch - varying, 1.0), batch + varying]) / micro_batches
@@ -131,10 +135,10 @@ class Prompts:
 
     @memoized
     def batches(self, side: Side, batch: int) -> Encoding:
-        """Batches of so many prompts one after the other through a side, their KV transfer left out.
+        """Return the times of batches of `batch` prompts, one after the other through a side, without KV transfers.
 
-        Their lengths vary, so that short batches wait behind long ones: some hundred, at the quantiles of their
-        distribution, are followed through the stages, with no more under way than WAA allows.
+        Their lengths vary, so short batches wait behind long ones. Some hundred batches, at the quantiles of their
+        distribution, are followed through the stages. No more are in flight than WAA allows.
         """
         seconds = side.each(lambda group: self.encode(group, batch))
         hops = side.hops(batch * self.mean)
@@ -143,12 +147,12 @@ class Prompts:
         if len(side.stages) > 1:
             drawn = side.each(lambda group: self.micro_batches(group, batch, _QUANTILES))[_SHUFFLED]
             followed, traversal, deviation = tandem_times(drawn, hops, most_underway(len(side.stages)))
-            period = max(period, followed)  # some hundred batches' mean may lie below the distribution's own
+            period = max(period, followed)  # the mean of some hundred batches may be below the distribution's mean
         return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)
 
 
 def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
-    """The distribution on at most `most` lengths: neighbours merged at their mean."""
+    """Reduce a distribution to at most `most` lengths: neighbours are merged at their mean."""
     s: Array = distribution.s
     p: Array = distribution.p
     if len(s) <= most:
@@ -160,8 +164,9 @@ def thinned(distribution: LengthDistribution, most: int) -> tuple[Array, Array]:
 
 
 def kinds_of(distribution: LengthDistribution) -> tuple[Array, Array]:
-    """Return few lengths that stand for all requests, and their shares: requests merged with those of the nearest
-    lengths at their mean.
+    """Return few lengths that stand for all requests, and their shares.
+
+    Requests of the nearest lengths are merged at their mean.
     """
     s, p = distribution.s, distribution.p
     starts = np.unique(np.concatenate([[0], np.searchsorted(np.cumsum(p), _SHARES, side="right")]))
@@ -172,7 +177,7 @@ def kinds_of(distribution: LengthDistribution) -> tuple[Array, Array]:
 
 
 def _expected(part: ArrayLike, p: Array) -> Array:
-    """The mean over the last axis; unchanged without that axis."""
+    """Return the mean over the last axis; a scalar stays unchanged."""
     values = np.asarray(part, dtype=np.float64)
     if not values.ndim:
         return values
@@ -181,7 +186,7 @@ def _expected(part: ArrayLike, p: Array) -> Array:
 
 
 def _scaled(part: ArrayLike, mean: float, count: int) -> Array:
-    """The micro-batches' seconds, scaled to the expected mean."""
+    """Scale the micro-batches' seconds to the expected mean."""
     values = np.broadcast_to(np.asarray(part, dtype=np.float64), (count,))
     mean_of_parts = float(values.mean())
     return values * (mean / mean_of_parts) if mean_of_parts else np.full(count, mean)

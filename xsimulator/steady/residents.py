@@ -1,13 +1,13 @@
-"""RRA's steady state (docs/theory.md): how many sequences decode at each iteration of a phase, and how long they are.
+"""RRA's steady state (docs/theory.md): how many sequences decode at each iteration of a phase, and their contexts.
 
-Let D(S) be the decoding iterations that a query of output length S needs, and c(S) = ceil(D / N_D) the phases that it
-stays. A query that entered j phases ago is there at iteration u of a phase where D ≥ (j - 1)·N_D + u, so by Little's
-distribution over the distribution of arriving queries
+Let D(S) be the decode iterations that a query of output length S needs. It stays c(S) = ceil(D / N_D) phases. A query
+that entered j phases ago is resident at iteration u of a phase if D ≥ (j - 1)·N_D + u. By Little's law, over the
+distribution of arriving queries,
 
     active(u) = B_E · Σ_j P(D ≥ (j - 1)·N_D + u),   u = 1..N_D,     B_D = active(1) = B_E · E[c(S)].
 
-The paper weighs 1/c(S) with the same distribution, which gives B_D = B_E / E[1/c(S)]; that form is kept behind
-`form="paper"`, to reproduce its tables.
+The paper weighs 1/c(S) with the same distribution, which gives B_D = B_E / E[1/c(S)]. `form="paper"` keeps this
+formula, to reproduce the paper's tables.
 """
 
 import functools
@@ -30,10 +30,10 @@ Z95, Z999 = 1.6449, 3.0902
 def decode_iterations_of(
     output: LengthDistribution, encoder_decoder: bool, form: Form = "exact"
 ) -> tuple[Array, Array]:
-    """D(S) for every output length, and the lengths' probabilities, each [n].
+    """Return D(S) for every output length, and the lengths' probabilities, each [n].
 
-    An encoder-decoder, and the paper's own counting, decodes S times; a decoder-only model's encoding pass gives the
-    first token, so S - 1 times.
+    An encoder-decoder decodes S times, and so does every model under the paper's own counting. A decoder-only model's
+    prefill gives the first token, so that it decodes S - 1 times.
     """
     counts = output.s if encoder_decoder or form == "paper" else output.s - 1
     return counts, output.p
@@ -48,23 +48,23 @@ class SteadyState:
     active: Array
     """[N_D]: active(u) / B_E."""
     context: Array
-    """[N_D]: mean context of the resident sequences, the token being decoded included."""
+    """[N_D]: mean context of the resident sequences, including the token being decoded."""
     present: Array
-    """[ages, N_D]: probability that a query that entered so many phases ago is there at u."""
+    """[ages, N_D]: probability that a query of each age, in phases since it entered, is resident at u."""
 
     def any_active(self, encode_batch: float) -> Array:
-        """[N_D]: probability that at least one sequence is there at u, where `encode_batch` enter every phase."""
+        """Return [N_D]: probability that any sequence is resident at u, if `encode_batch` enter every phase."""
         some: Array = -np.expm1(encode_batch * self._nobody)
         return some
 
     @functools.cached_property
     def variance(self) -> float:
-        """Of the number of residents per unit of B_E, averaged over iterations."""
+        """Return the variance of the number of residents per unit of B_E, averaged over iterations."""
         return float((self.present * (1.0 - np.minimum(self.present, 1.0))).sum(axis=0).mean())
 
     @functools.cached_property
     def _nobody(self) -> Array:
-        """[N_D]: logarithm of the probability that of one query of every age none is there."""
+        """Return [N_D]: logarithm of the probability that, of one query of every age, none is resident."""
         with np.errstate(divide="ignore"):
             logarithm: Array = np.log1p(-np.minimum(self.present, 1.0)).sum(axis=0)
         return logarithm
@@ -73,7 +73,7 @@ class SteadyState:
 def steady_state(
     workload: Workload, iterations: int, encoder_decoder: bool = False, form: Form = "exact"
 ) -> SteadyState:
-    """The steady state of RRA with N_D = `iterations`."""
+    """Return the steady state of RRA with N_D = `iterations`."""
     need, p = decode_iterations_of(workload.output, encoder_decoder, form)
     present = _survival(need, p, iterations)
     active = present.sum(axis=0)
@@ -86,7 +86,7 @@ def steady_state(
 
 
 def _survival(need: Array, p: Array, iterations: int) -> Array:
-    """P(D ≥ i) for i = 1, 2, ... up to the greatest D, a row [N_D] for every phase, [ages, N_D]."""
+    """Return P(D ≥ i) for i = 1, 2, ... up to the greatest D, with a row [N_D] for every phase: [ages, N_D]."""
     distribution = np.bincount(need.astype(np.intp), weights=p)
     at_least = np.cumsum(distribution[::-1])[::-1][1:]
     rows = max(1, -(-len(at_least) // iterations))
@@ -96,17 +96,18 @@ def _survival(need: Array, p: Array, iterations: int) -> Array:
 
 
 def cornish_fisher(mean: float, variance: float, third: float, z: float = Z999) -> float:
-    """The percentile that is the standard normal's `z`, by default the 99.9th, of a distribution with this mean,
-    variance and third central moment.
+    """Return a percentile of a distribution by its mean, variance and third central moment.
+
+    The percentile is the one of the standard normal's `z`, by default the 99.9th.
     """
-    if variance <= 1e-12 * mean**2:  # what is less is rounding
+    if variance <= 1e-12 * mean**2:  # a smaller variance is rounding
         return mean
     skewed = third / variance  # deviation · skewness
     return mean + math.sqrt(variance) * z + (z**2 - 1) / 6 * skewed
 
 
 def length_biased_context(workload: Workload, encoder_decoder: bool = False) -> float:
-    """Mean context of a resident query averaged over iterations: E[S_E] + (E[D²]/E[D] + 1)/2, whatever N_D is."""
+    """Return a resident query's mean context, averaged over iterations: E[S_E] + (E[D²]/E[D] + 1)/2, for any N_D."""
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     first = float(need @ p)
     return workload.input.mean + (float(need**2 @ p) / first + 1) / 2 if first else workload.input.mean
@@ -118,5 +119,5 @@ def longest_of(distribution: LengthDistribution, batch: int) -> Array:
 
 
 def expected_longest(distribution: LengthDistribution, batch: int) -> float:
-    """Expected greatest of `batch` independent lengths."""
+    """Return the expected greatest of `batch` independent lengths."""
     return float(distribution.s @ longest_of(distribution, batch))

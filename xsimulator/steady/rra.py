@@ -19,7 +19,7 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 _SURE = 0.999
-"""Probability of a running micro-batch above which it counts as certain."""
+"""Probability that a micro-batch runs, above which it counts as certain."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,11 @@ def phase(
     encode_micro_batches: int | None = None,
     tagged: bool = False,
 ) -> Phase:
-    """The steady phase: B_E sequences encoded in so many micro-batches (None: one for every stage), then N_D decoding
-    iterations, a micro-batch for every stage.
+    """Return the steady phase: B_E sequences are encoded, then N_D decode iterations run.
 
-    Micro-batches without sequences are skipped; for a `tagged` query, which is resident itself, one always runs.
+    Decoding takes one micro-batch for every stage, if there are as many sequences. Encoding takes
+    `encode_micro_batches` micro-batches (None: one for every stage). Micro-batches without sequences are skipped. A
+    `tagged` query is resident itself, so for it one micro-batch always runs.
     """
     side, prompts = scenario.replica.decode, scenario.load.prompts
     steady = scenario.load.steady(decode_iterations)
@@ -89,20 +90,22 @@ def _combinations(count: int) -> Array:
 
 
 def micro_batches(scenario: Scenario, encode_batch: int, asked: int | None) -> int:
-    """How many micro-batches `encode_batch` prompts are encoded in: never more than there are prompts."""
+    """Return the number of micro-batches that encode `encode_batch` prompts: never more than the prompts."""
     return min(asked or len(scenario.replica.encode.stages), encode_batch)
 
 
 def decode_parts(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
-    """How many micro-batches the decoding batch is split into: one for every stage, as long as there are sequences."""
+    """Return the number of decoding micro-batches: one for every stage, but no more than sequences."""
     return min(len(scenario.replica.decode.stages), decode_batch(scenario, encode_batch, decode_iterations))
 
 
 def outcome(
     scenario: Scenario, encode_batch: int, decode_iterations: int, encode_micro_batches: int | None = None
 ) -> Outcome:
-    """Throughput B_E / T_phase. A query of output length S lasts ceil(D/N_D) - 1 periods and, from its last phase's
-    start, until iteration 1 + (D - 1) mod N_D leaves the last stage.
+    """Return the steady state, with the throughput B_E / T_phase.
+
+    A query of output length S lasts ceil(D/N_D) - 1 periods. Its last phase counts from the phase's start until
+    iteration 1 + (D - 1) mod N_D leaves the last stage.
     """
     steady_phase = phase(scenario, encode_batch, decode_iterations, encode_micro_batches)
     times = tagged = steady_phase.times
@@ -119,7 +122,7 @@ def outcome(
     ends = np.concatenate([[times.first_encoded[0]], tagged.decoded - tagged.lead])
 
     share = tagged.together(load.first_by_encoding)
-    behind = share * (1.0 - 1.0 / encode_count) / 2  # of the encoding, after a sequence's own
+    behind = share * (1.0 - 1.0 / encode_count) / 2  # share of the encoding after a sequence's own
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
@@ -168,9 +171,11 @@ def _persisting(times: Array) -> Array:
 
 
 def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> float:
-    """Seconds that a query stays on average. Of those that entered before, and are `active` at a phase's first
-    iteration beside the new ones, as many are there at the end of the phase before, until it ends. Iterations in which
-    a query is active run, as for a tagged one.
+    """Return the mean seconds that a query stays.
+
+    At a phase's first iteration, `active` queries are resident; those that entered before were also resident from the
+    end of the previous phase's decoding to its period's end. Iterations in which a query is active run, as for a tagged
+    query.
     """
     need, p = load.iterations
     decoding = float(p[need > 0].sum())
@@ -181,13 +186,13 @@ def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> f
 
 
 def blocks(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
-    """KV blocks that the residents of all phases hold, its 99.9th percentile."""
+    """Return the 99.9th percentile of the KV blocks that the residents of all phases hold."""
     most = encode_batch * float(np.ceil(scenario.load.workload.output.max / decode_iterations))
     return scenario.load.reservation(decode_iterations).quantile(encode_batch, most)
 
 
 def decode_batch(scenario: Scenario, encode_batch: int, decode_iterations: int) -> int:
-    """B_D, rounded: sequences being decoded at the start of a phase."""
+    """Return B_D, rounded: sequences being decoded at the start of a phase."""
     return max(1, round(encode_batch * scenario.load.steady(decode_iterations).batch_ratio))
 
 

@@ -1,4 +1,4 @@
-"""Scenario: everything about a steady state but the control variables."""
+"""Scenario: everything that a steady state depends on, except the control variables."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ from xsimulator.steady.residents import Form
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """Replicas of some stages under a load, and what is asked of them."""
+    """Replicas of some stages under a load, and the bound on their latency."""
 
     replica: ReplicaCost
     load: Load
@@ -24,23 +24,24 @@ class Scenario:
 
     @staticmethod
     def of(schedule: Schedule, profile: Profile, workload: Workload | None, form: Form, variation: bool) -> "Scenario":
-        """The scenario that a schedule was made for, or its like under another workload."""
+        """Return the scenario of a schedule, under its own workload or under `workload`."""
         replica = ReplicaCost.of(schedule, profile)
         load = Load(workload or schedule.workload, replica.encoder_decoder, form)
         return Scenario(replica, load, schedule.meaning, variation, schedule.replicas)
 
     @property
     def front_end_s(self) -> float:
-        """Seconds of each request outside the engine."""
+        """Return the seconds that each request spends outside the engine."""
         return self.replica.cost_model.profile.front_end_s
 
     @property
     def idle_iterations(self) -> int:
-        """Iterations between a sequence's last one and the first of the next in its slot: those that were decided
-        before it had ended.
+        """Return the iterations between a sequence's last one and the first one of the next sequence in its slot.
+
+        These iterations were decided before the sequence had ended.
         """
         return self.replica.cost_model.profile.in_flight - 1
 
     def watched(self) -> "Scenario":
-        """The same, which notes what it asks outside the profile's grid."""
+        """Return a copy that records which tables it queries outside the profile's grid."""
         return replace(self, replica=self.replica.watched())

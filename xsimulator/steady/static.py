@@ -1,7 +1,7 @@
-"""Static batches: encoded together, decoded to the batch's longest output, no early termination.
+"""Static batches: encoded together, decoded to the batch's longest output, without early termination.
 
-FasterTransformer cuts a batch into as many micro-batches as there are stages; DeepSpeed's hybrid scheduling takes more
-of them for encoding, against bubbles, and fewer for decoding.
+FasterTransformer splits a batch into as many micro-batches as stages. DeepSpeed's hybrid scheduling takes more of them
+for encoding, against bubbles, and fewer for decoding.
 """
 
 import numpy as np
@@ -19,10 +19,13 @@ Array = NDArray[np.float64]
 
 
 def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
-    """One batch from an empty pipeline to the greatest output length: encoded in `encode_count` micro-batches, decoded
-    in `parts`; its times, and each stage's seconds of encoding and of decoding work.
+    """Return the times of one batch from an empty pipeline to the greatest output length, and the stages' work.
 
-    Finished rows are computed along, at their last position.
+    The batch is encoded in `encode_count` micro-batches and decoded in `parts`. Finished rows are computed along, at
+    their last position.
+
+    Returns:
+        The times, each stage's seconds of encoding work [stages], and of decoding work [stages].
     """
     side, prompts = scenario.replica.decode, scenario.load.prompts
     encode = side.each(lambda group: prompts.micro_batches(group, batch / encode_count, encode_count))
@@ -35,7 +38,9 @@ def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tupl
 def outcome(
     scenario: Scenario, batch: int, encode_micro_batches: int | None = None, micro_batches: int | None = None
 ) -> Outcome:
-    """A batch lasts until its longest output ends; a query's own latency ends with its own last token. Without counts,
+    """Return the steady state of static batches.
+
+    A batch lasts until its longest output ends. A query's own latency ends with its own last token. Without counts,
     there are as many micro-batches as stages.
     """
     side, load = scenario.replica.decode, scenario.load
@@ -47,7 +52,7 @@ def outcome(
     first_times, count = (times.first_encoded, encode_count) if shift else (times.first_decoded, parts)
     first = Times.even(*first_times, count, deviation)
     share = times.together(load.first_by_encoding)
-    behind = share * (1.0 - 1.0 / encode_count) / 2  # of the encoding, after a sequence's own
+    behind = share * (1.0 - 1.0 / encode_count) / 2  # share of the encoding after a sequence's own
 
     def lifetime(lengths: Array) -> Lifetime:
         need = lengths - shift
@@ -79,7 +84,7 @@ def outcome(
 
 
 def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> float:
-    """Whose last token isn't out, averaged over a batch's time."""
+    """Return the mean number of sequences whose last token isn't out, over a batch's time."""
     need, p = load.iterations
     ended = np.concatenate([[0.0], np.cumsum(p)])[np.searchsorted(need, np.arange(1, len(times.decoded) + 1))]
     iterations = np.diff(times.decoded, prepend=times.encoded)
@@ -89,7 +94,7 @@ def _residents(load: Load, batch: int, times: PhaseTimes, duration: float) -> fl
 
 
 def blocks(scenario: Scenario, batch: int) -> int:
-    """KV blocks that a batch holds, its 99.9th percentile."""
+    """Return the 99.9th percentile of the KV blocks that a batch holds."""
     return scenario.load.reservation(None).quantile(batch, batch)
 
 

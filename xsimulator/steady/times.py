@@ -12,7 +12,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Times:
-    """A mixture of normal distributions, arrays [kinds] of requests."""
+    """A mixture of normal distributions, as arrays over kinds of requests [kinds]."""
 
     seconds: Array
     """Mean of each kind."""
@@ -22,13 +22,14 @@ class Times:
 
     @staticmethod
     def normal(seconds: float, deviation: float = 0.0) -> "Times":
-        """One kind."""
+        """Return a mixture of one kind."""
         return Times(np.array([seconds]), np.array([deviation]), np.ones(1))
 
     @staticmethod
     def even(seconds: float, deviation: float, count: int, own: float) -> "Times":
-        """Build `count` equally likely, evenly spaced kinds with this mean and deviation of the means; `own`: the
-        deviation within a kind.
+        """Build `count` equally likely, evenly spaced kinds with this mean and deviation of the means.
+
+        `own` is the deviation within a kind.
         """
         if count == 1 or deviation == 0.0:
             return Times.normal(seconds, own)
@@ -38,31 +39,31 @@ class Times:
 
     @staticmethod
     def seen(seconds: Array) -> "Times":
-        """Those that were seen, each as often."""
+        """Build the mixture of measured times, each with the same weight."""
         different, counts = np.unique(seconds, return_counts=True)
         return Times(different, np.zeros(len(different)), counts / counts.sum())
 
     @property
     def mean(self) -> float:
-        """Over all requests."""
+        """Return the mean over all requests."""
         return float(self.seconds @ self.p)
 
     @property
     def between(self) -> float:
-        """Standard deviation of the kinds' means."""
+        """Return the standard deviation of the kinds' means."""
         return float(np.sqrt((self.seconds - self.mean) ** 2 @ self.p))
 
     @property
     def within(self) -> float:
-        """Standard deviation among requests of a kind."""
+        """Return the standard deviation among requests of a kind."""
         return float(np.sqrt(self.deviation**2 @ self.p))
 
     def later(self, seconds: float) -> "Times":
-        """The same, all later by so much."""
+        """Return the mixture with all times later by `seconds`."""
         return Times(self.seconds + seconds, self.deviation, self.p)
 
     def quantile(self, q: float) -> float:
-        """The time that the share `q` of the requests don't exceed."""
+        """Return the time that the share `q` of the requests doesn't exceed."""
         return mixture_quantile(self.seconds, self.deviation, self.p, q)
 
     def joined(self, others: "Times") -> "Times":
@@ -74,11 +75,11 @@ class Times:
         )
 
     def scaled(self, ratio: float) -> "Times":
-        """All times the ratio."""
+        """Return the mixture with all times multiplied by `ratio`."""
         return Times(self.seconds * ratio, self.deviation * ratio, self.p)
 
     def merged(self, most: int) -> "Times":
-        """With `most` kinds at most: neighbours as one, with what they differ by."""
+        """Merge neighbouring kinds, so that at most `most` remain; their differences add to the deviation."""
         if len(self.p) <= most:
             return self
         order = np.argsort(self.seconds)
@@ -89,7 +90,7 @@ class Times:
         return Times(mean, np.sqrt(np.maximum(square - mean**2, 0.0)), weight)
 
     def beside(self, seconds: Array, deviation: Array, p: Array) -> "Times":
-        """Other times whose kinds [n] are independent of these: each later by as much as these exceed their mean."""
+        """Add independent times with kinds [n]: each is later by the amount that these times exceed their mean."""
         kinds = (len(seconds), len(self.p))
         return Times(
             (seconds[:, None] + (self.seconds - self.mean)).ravel(),

@@ -1,14 +1,14 @@
-"""WAA, workload-aware allocation (paper section 4.1; docs/theory.md): encoding and decoding on devices of their own.
+"""WAA, workload-aware allocation (paper section 4.1; docs/theory.md): encoding and decoding on different devices.
 
-The encoding side transfers B_E sequences every T_E seconds, the period of its slowest stage; the decoding side merges
-them between two iterations. With k iterations from one KV transfer to the next the decoding side sees exactly RRA's
-decoding phase with N_D = k, so its batch is a sawtooth, and the k at which those iterations last T_E is the fixed point
-of B_D = B_E · E[D] · T_D(B_D) / T_E with each iteration at its own batch (`decoding_cycle.py`). Where KV transfers come
-faster than iterations, m of them join at each, and B_D = m · B_E · E[D].
+The encoding side transfers B_E sequences every T_E seconds, the period of its slowest stage. The decoding side merges
+them between two iterations. With k iterations from one KV transfer to the next, the decoding side is exactly RRA's
+decoding phase with N_D = k. Its batch is a sawtooth. At the fixed point, these k iterations last T_E: B_D = B_E · E[D]
+· T_D(B_D) / T_E, with each iteration at its own batch (`decoding_cycle.py`). If KV transfers come faster than
+iterations, m of them join at each, and B_D = m · B_E · E[D].
 
-Where memory doesn't hold the fixed point's residents (its 99.9th percentile), the decoding side is saturated and the
-encoding side waits: room is kept for a query when its encoding begins, so that waiting comes before its latency counts.
-Whoever finishes makes room for the next, a closed queueing network of as many residents as memory holds.
+If memory doesn't hold the fixed point's residents (their 99.9th percentile), the decoding side is saturated and the
+encoding side waits. A query gets its blocks when its encoding begins, so that waiting comes before its latency counts.
+Every query that finishes frees blocks for the next one: a closed queueing network of as many residents as memory holds.
 """
 
 import bisect
@@ -32,16 +32,16 @@ from xsimulator.steady.times import Times
 Array = NDArray[np.float64]
 
 BATCHES: list[int] = np.unique(np.rint(2.0 ** np.arange(0, 14, 0.5))).astype(int).tolist()
-"""Between which the encoding side is taken to be linear."""
+"""Batches between which the encoding side counts as linear."""
 MAX_BLOCKS = 2**62
 """KV blocks of a pool that only memory limits."""
 _ROUNDS = 60
-"""After which at the latest a saturated decoding side's rate and residents agree."""
+"""Most rounds until a saturated decoding side's rate and residents agree."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """Both sides together."""
+    """The steady state of both sides together."""
 
     throughput: float
     """Sequences per second."""
@@ -50,15 +50,15 @@ class Flow:
     resident: float
     """B_D: sequences being decoded just after a KV transfer."""
     blocks: int
-    """That the decoding side holds."""
+    """Blocks that the decoding side holds."""
     busy: Array
     """[stages]: busy fractions."""
     waits: bool
     """Whether the encoding side waits for the decoding side."""
     crest: float = 0.0
-    """No smaller B_E gives more than this, where that may be more than `throughput`."""
+    """No smaller B_E gives a higher throughput than this, where that may exceed `throughput`."""
     falls: bool = False
-    """Whether larger B_E give no more."""
+    """Whether larger B_E give no higher throughput."""
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,18 @@ class Saturated:
     """A decoding side with a constant number of residents, as far as encoding keeps up with it."""
 
     rate: float
-    """Sequences per second that finish."""
+    """Sequences that finish per second."""
     resident: float
     batch: float
-    """Prompts encoded together, as one of them finds it on average."""
+    """Prompts encoded together, averaged over prompts."""
     encoder: Encoding
-    """With that batch."""
+    """The encoding side with that batch."""
     more: float
-    """Seconds that one more prompt takes."""
+    """Seconds that one more prompt adds."""
     seconds: Array
-    """[1]: an iteration."""
+    """[1]: seconds of an iteration."""
     cells: Array
-    """[1, stages]: each stage's work for a micro-batch in it."""
+    """[1, stages]: each stage's work for a micro-batch in the iteration."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +88,9 @@ class WAA:
     micro_batches: int
 
     def outcome(self, encode_batch: int, most_blocks: int | None = None) -> Outcome:
-        """A query's phases: its batch's encoding, the KV transfer, the wait for an iteration's end, D iterations.
+        """Return the steady state for one B_E.
+
+        A query's phases are its batch's encoding, the KV transfer, the wait for an iteration's end, and D iterations.
         `most_blocks` are the KV blocks of the decoding side's pool; None: as many as memory holds.
         """
         flow, load = self.flow(encode_batch), self.scenario.load
@@ -123,9 +125,11 @@ class WAA:
         )
 
     def flow(self, encode_batch: int, most_blocks: int = MAX_BLOCKS) -> Flow:
-        """The steady state: full batches every T_E. Where the decoding side can't keep up with them, or memory doesn't
-        hold who is then resident even for batches of one, a saturated memory; larger batches than memory holds need
-        more than there is.
+        """Return the steady state: full batches every T_E.
+
+        If the decoding side can't keep up with the batches, its memory is saturated. The same holds if memory is too
+        small for the residents even of batches of one. Otherwise, batches that are too large for memory need more
+        blocks than exist.
         """
         load, encoder = self.scenario.load, self.encoding(encode_batch)
         decoder = fixed_point(self.scenario, encode_batch, self.micro_batches, encoder.period)
@@ -143,15 +147,16 @@ class WAA:
 
     @memoized
     def encoding(self, encode_batch: int) -> Encoding:
-        """The encoding side with batches of B_E, one after the other through its stages."""
+        """Return the encoding side with batches of B_E, one after the other through its stages."""
         replica, prompts = self.scenario.replica, self.scenario.load.prompts
         batches = prompts.batches(replica.encode, encode_batch)
         kv_transfer = replica.kv_transfer_seconds(encode_batch * prompts.mean)
         return replace(batches, kv_transfer=kv_transfer, period=max(batches.period, kv_transfer / 2))
 
     def encoding_between(self, batch: float) -> tuple[Encoding, float]:
-        """The encoding side with `batch` prompts at once on average, on a line between some whole numbers of them; and
-        the seconds that one more takes.
+        """Return the encoding side with `batch` prompts at once on average, and the seconds that one more prompt adds.
+
+        It is interpolated linearly between the whole numbers of `BATCHES`.
         """
         place = min(bisect.bisect_right(BATCHES, batch), len(BATCHES) - 1)
         low, high = BATCHES[place - 1], BATCHES[place]
@@ -159,7 +164,10 @@ class WAA:
         return few.towards(many, (batch - low) / (high - low)), (many.alone - few.alone) / (high - low)
 
     def prompt_blocks(self, encode_batch: int, leaving: float) -> int:
-        """KV blocks that an encoding stage holds, its 99.9th percentile: the batch it works on and those that leave."""
+        """Return the 99.9th percentile of the KV blocks that an encoding stage holds.
+
+        It holds the batch that it works on and the batches that leave.
+        """
         if self.scenario.load.encoder_decoder:
             return 0
         inputs, batches = self.scenario.load.workload.input, 1.0 + np.ceil(leaving)
@@ -174,8 +182,10 @@ class WAA:
     # ---- the decoding side's memory ----
 
     def blocks(self, encode_batch: int, stride: float, underway: float) -> int:
-        """KV blocks held on the decoding side, its 99.9th percentile: by its residents and, since room is kept from the
-        moment that a batch's encoding begins, by the `underway` batches that are being encoded and transferred.
+        """Return the 99.9th percentile of the KV blocks held on the decoding side.
+
+        Its residents hold blocks. A batch gets its blocks when its encoding begins, so the `underway` batches in
+        encoding and transfer hold blocks too.
         """
         load = self.scenario.load
         held = load.reservation(max(stride, 1.0)).times(1.0 / min(stride, 1.0))
@@ -184,14 +194,17 @@ class WAA:
         return together.quantile(encode_batch, encode_batch * float(phases))
 
     def _demand(self, encode_batch: int, encoder: Encoding, decoder: Decoding) -> tuple[float, int]:
-        """B_D, and the KV blocks that it and those on their way hold."""
+        """Return B_D, and the KV blocks held by those sequences and by the sequences on their way."""
         stride, (iterations, p) = decoder.stride, self.scenario.load.iterations
         resident = encode_batch * float(p @ np.ceil(iterations / max(stride, 1.0))) / min(stride, 1.0)
         underway = 1.0 + (encoder.traversal + encoder.kv_transfer) / encoder.period
         return resident, self.blocks(encode_batch, stride, underway)
 
     def room_for(self, resident: float) -> int:
-        """KV blocks that fit on every decoding stage beside the workspace of `resident` sequences, if those fit."""
+        """Return the KV blocks that fit on every decoding stage with the workspace of `resident` sequences.
+
+        If these sequences don't fit, the workspace is that of the most that do.
+        """
         load = self.scenario.load
         most = self._room / (load.reservation(1).mean / max(load.mean_iterations, 1.0))
         tokens = min(resident, max(most, 1.0)) / self.micro_batches
@@ -199,35 +212,35 @@ class WAA:
 
     @functools.cached_property
     def _room(self) -> int:
-        """KV blocks on every decoding stage beside a single token."""
+        """Return the KV blocks on every decoding stage whose workspace is for a single token."""
         return self.scenario.replica.room((1.0, 1.0), "decode")
 
     # ---- saturated ----
 
     def _saturates_anyway(self, most_blocks: int) -> bool:
-        """Whether the pool doesn't hold the residents of batches of one."""
+        """Return whether the pool is too small for the residents of batches of one."""
         need, room = self._of_one
         return need > min(room, most_blocks)
 
     @functools.cached_property
     def _of_one(self) -> tuple[int, int]:
-        """KV blocks that batches of one need, and that fit beside them."""
+        """Return the KV blocks that batches of one need, and the KV blocks that then fit."""
         encoder = self.encoding(1)
         decoder = fixed_point(self.scenario, 1, self.micro_batches, encoder.period)
         resident, need = self._demand(1, encoder, decoder)
         return need, self.room_for(resident)
 
     def _saturated_flow(self, encode_batch: int, room: int) -> Flow:
-        """The steady state where the decoding side's memory is full.
+        """Return the steady state where the decoding side's memory is full.
 
-        B_E is then but the most that are encoded together: the more there are, the longer each is on its way and holds
-        room that it doesn't decode in. So throughput falls with B_E once encoding keeps up, from a crest at batches of
-        one.
+        B_E is then only the largest number of prompts encoded together. In larger batches, each sequence is longer on
+        its way and holds blocks without decoding. Once encoding keeps up, the throughput therefore falls with B_E; it
+        is highest for batches of one.
         """
         full = self.saturated(encode_batch, room)
         rate = min(full.rate, encode_batch / self.encoding(encode_batch).period)
         deviation = float(np.hypot(full.encoder.deviation, full.more * (full.batch - 1) ** 0.5))
-        # it seldom has two batches at once
+        # the encoding side seldom has two batches at once
         encoder = replace(full.encoder, traversal=full.encoder.alone, deviation=deviation)
         iteration_s = float(full.seconds[0])
         cycle = Cycle(
@@ -245,19 +258,21 @@ class WAA:
 
     @memoized
     def saturated(self, most: int, room: int) -> Saturated:
-        """Memory stays full on average, prompts are encoded a few at a time, as many (up to `most`) as find room until
-        an iteration ends and the first stage is free again, and the number of residents hardly changes.
+        """Return the two sides with `room` blocks of memory, which stay full on average.
 
-        n residents hold E[blocks | resident] each, the X · (encoding + KV transfer + half an iteration) sequences on
-        their way E[blocks], and the next one that doesn't fit yet leaves half of its own free;
-        X = n / (E[D] · T_D(n)). The more residents, the more are on their way: n is where both fill the room, found by
-        false position (Illinois).
+        Prompts are encoded a few at a time: up to `most`, as many as get blocks until an iteration ends and the first
+        stage is free again. The number of residents hardly changes.
+
+        n residents hold E[blocks | resident] each. The X · (encoding + KV transfer + half an iteration) sequences on
+        their way hold E[blocks] each. The next sequence, which doesn't fit yet, leaves half of its own blocks free. The
+        rate is X = n / (E[D] · T_D(n)). The more residents, the more sequences are on their way: n is the number at
+        which both fill `room`, found by false position (Illinois).
         """
         load = self.scenario.load
         each, held = load.reservation(None).mean, load.reservation(1).mean / load.mean_iterations
 
         def left(state: Saturated) -> float:
-            """Residents for which there is still room."""
+            """Return the number of additional residents that would fit."""
             encoder = state.encoder
             on_the_way = state.rate * (encoder.alone + encoder.kv_transfer + float(state.seconds[0]) / 2)
             return (room - each * (0.5 + on_the_way)) / held - state.resident
@@ -281,10 +296,10 @@ class WAA:
         return full
 
     def _of_residents(self, resident: float, most: int) -> Saturated:
-        """The two sides with so many residents, memory aside."""
+        """Return the two sides with `resident` residents; memory is not considered."""
         load = self.scenario.load
         context = np.array([load.resident_context])
-        joining = max(resident / load.mean_iterations, 1.0)  # who joined last is taken over meanwhile
+        joining = max(resident / load.mean_iterations, 1.0)  # the sequences that joined last are taken over meanwhile
         seconds, cells = iteration(self.scenario, np.array([resident]), context, self.micro_batches, joining)
         iteration_s = float(seconds[0])
         rate = resident / (load.mean_iterations * iteration_s)
@@ -293,8 +308,11 @@ class WAA:
         return Saturated(rate, resident, batch, encoder, more, seconds, cells)
 
     def _batch_found(self, rate: float, iteration_s: float, most: int) -> float:
-        """Prompts in a batch, as a prompt finds it, where they come one by one: itself and those (Poisson) that come
-        until the side's first stage is free and an iteration ends; at most `most`.
+        """Return the prompts in a batch, as a prompt finds it, if prompts come one by one; at most `most`.
+
+        The batch holds the prompt itself and those (Poisson) that come until the side's first stage is free and an
+        iteration ends.
+
         """
 
         def more_come(batch: int) -> float:
