@@ -35,6 +35,9 @@ class KVPool(Protocol):
     def free(self, blocks: list[int]) -> None:
         """Free blocks that `allocate` gave."""
 
+    def set_total(self, total: int) -> None:
+        """Set the number of blocks. With fewer than are held, none is available until enough are freed."""
+
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless every block is either free or in `held`, with as many holders as it may have."""
 
@@ -48,6 +51,10 @@ class BlockPool:
         self.block_size = block_size
         self._returned: list[int] = []
         self._untouched = 0  # the first block that was never held: a pool may have tens of millions
+
+    def set_total(self, total: int) -> None:
+        """Set the number of blocks."""
+        self.total = total
 
     @property
     def held(self) -> int:

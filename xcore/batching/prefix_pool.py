@@ -44,6 +44,10 @@ class PrefixPool:
         self._published: dict[Hashable, OrderedDict[int, None]] = {}
         """Blocks of each key, in the order of publishing: equal ones may be computed twice."""
 
+    def set_total(self, total: int) -> None:
+        """Set the number of blocks."""
+        self.total = total
+
     @property
     def available(self) -> int:
         """Return how many blocks are free."""

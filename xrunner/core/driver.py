@@ -125,7 +125,7 @@ class Driver:
         pool = self.ledger.pool
         if self.changes:
             most = max(map(self.ledger.most_blocks, sequences), default=0)
-            pool.total = max(pool.total, min(most, self.worker.place.schedule.kv_blocks))
+            pool.set_total(max(pool.total, min(most, self.worker.place.schedule.kv_blocks)))
 
     def _sequence(self, index: int, request: Request, start: tuple[int, ...]) -> Sequence:
         sequence = self.outputs.add(index, request, start)
@@ -231,7 +231,7 @@ class Driver:
         self.policy = make_policy(new, self._adjustment)
         self._own.follow(new)
         self.ledger.shares_in_step = shares_in_step(new)
-        self.ledger.pool.total = new.kv_blocks
+        self.ledger.pool.set_total(new.kv_blocks)
         self._make_room(self.ledger.waiting)
         if self.ledger.admission.grows:
             self._make_room(self.ledger.resident)
