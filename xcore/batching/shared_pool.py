@@ -126,6 +126,10 @@ class MergedPool:
             raise ValueError(f"a quota of {quota} merged blocks, of which the model has {self._own}")
         self.quota = quota
 
+    def set_total(self, total: int) -> None:
+        """Set the quota to the merged blocks that hold `total` blocks of the model's own, if there are as many."""
+        self.quota = min(-(-total // self.slots), self._merged.total)
+
     def blocks_for(self, tokens: int) -> int:
         """Return the blocks that `tokens` tokens need."""
         return -(-tokens // self.block_size)

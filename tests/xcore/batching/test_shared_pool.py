@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.xcore.nouns import schedule
+from xcore.batching import BlockPool
 from xcore.batching.shared_pool import (
     MergedBlocks,
     MergedPool,
@@ -247,3 +248,17 @@ def test_pools_are_quotas_or_merged_as_a_plan_says():
     schedules = [of(4, 2, 7), of(2, 2, 5)]
     for kind, totals in (("quotas", [7, 6]), ("merged", [9, 18])):
         assert [pool.total for pool in shared_pools(schedules, kind)[1]] == totals
+
+
+def test_a_model_that_takes_over_a_schedule_may_have_other_blocks():
+    """In whole merged blocks, of two of its own each, as far as there are any."""
+    pool = MergedPool(MergedBlocks(5, 100), 50, 16)
+    for total, given in ((3, 4), (8, 8), (99, 10)):
+        pool.set_total(total)
+        assert (pool.total, pool.available) == (given, given)
+    plain = BlockPool(8, 16)
+    held = plain.allocate(5)
+    plain.set_total(3)
+    assert plain.total == 3 and plain.available < 1
+    plain.free(held)
+    assert plain.available == 3
