@@ -46,8 +46,10 @@ def continue_from(
         sequence = Sequence(index, at.input_tokens, at.max_output, 0.0, max(at.ends, at.generated + 1))
         if at.generated and replica.ledger.seat(sequence, at.generated):
             record.began(index)
-        else:
-            replica.ledger.submit([sequence])
+            continue
+        if at.generated:  # no blocks for it: the engine prefills its prompt and output again
+            sequence.recompute(replica_cost.encoder_decoder)
+        replica.ledger.submit([sequence])
     run([replica], horizon_s)
     finish = {served.index: served.finish_s for served in record.served}
     return [Continued(record.start_of(index), finish.get(index)) for index in range(len(standing))]

@@ -253,9 +253,9 @@ def test_pools_are_quotas_or_merged_as_a_plan_says():
 def test_a_model_that_takes_over_a_schedule_may_have_other_blocks():
     """In whole merged blocks, of two of its own each, as far as there are any."""
     pool = MergedPool(MergedBlocks(5, 100), 50, 16)
-    for total, given in ((3, 4), (8, 8), (99, 10)):
+    for total, whole in ((3, 4), (8, 8), (99, 10)):
         pool.set_total(total)
-        assert (pool.total, pool.available) == (given, given)
+        assert (pool.total, pool.available) == (whole, whole)
     plain = BlockPool(8, 16)
     held = plain.allocate(5)
     plain.set_total(3)

@@ -1,5 +1,7 @@
 """A continuation is the rest of a replay, from wherever that is stopped."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -114,3 +116,14 @@ def _stopped(schedule, cost, pairs, at):
     waiting = [*ledger.encoding, *sorted(ledger.waiting, key=lambda sequence: sequence.index)]
     rows = [*((s, s.generated) for s in ledger.decoding), *((s, 0) for s in waiting)]
     return [Standing(s.input_tokens, s.max_output, s.ends, g) for s, g in rows], [s.index for s, _ in rows]
+
+
+def test_running_sequences_without_blocks_are_prefilled_again():
+    """Five of 41 blocks each in a pool of 100: three wait, and end as those that wait with their output as a prompt."""
+    schedule = replace(schedule_of("orca", "reserve"), kv_blocks=100)
+    costs = ReplicaCost.of(schedule, PROFILE)
+    running = continue_from(schedule, costs, [Standing(600, 56, 56, 40)] * 5, 1e9)
+    longer = [*[Standing(600, 56, 56, 40)] * 2, *[Standing(640, 16, 16)] * 3]
+    again = continue_from(schedule, costs, longer, 1e9)
+    assert [one.finish_s for one in running] == pytest.approx([one.finish_s for one in again], rel=1e-9)
+    assert running[4].finish_s > running[3].finish_s > running[0].finish_s
