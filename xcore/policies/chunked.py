@@ -12,7 +12,7 @@ from xcore.specs.engine import OWN_ENGINE
 
 
 class ChunkedPolicy:
-    """At most `max_num_seqs` resident and `max_num_batched_tokens` computed in one iteration."""
+    """Limits the residents to `max_num_seqs` and the tokens computed in one iteration to `max_num_batched_tokens`."""
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int):
         self.max_num_seqs = max_num_seqs

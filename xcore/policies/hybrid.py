@@ -13,7 +13,7 @@ from xcore.policies.traits import Traits
 
 
 class HybridPolicy(static.StaticPolicy):
-    """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
+    """Decides as static batching does; the pipeline splits prompts and tokens into micro-batches of two sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from xcore.policies.traits import Traits
 
 
 class StaticPolicy:
-    """`batch` sequences at a time; finished ones are computed along to the end (no early termination)."""
+    """Runs `batch` sequences until the last one ends; finished ones are computed along (no early termination)."""
 
     def __init__(self, batch: int):
         self.batch = batch

@@ -143,7 +143,7 @@ def _run_once(
 ) -> None:
     """Run one forward pass of equal sequences, `new` tokens each; skip it if it is too long.
 
-    Tokens are sampled greedily and at random.
+    One token is sampled greedily, and again in every way that requests may ask for.
     """
     blocks, _, block_size, _ = cache.values[0].shape
     context = max(2, new)
