@@ -172,9 +172,14 @@ def fresh(rated: Rated, question: Asked) -> dict[str, Any]:
 
 def variables(schedule: Schedule | None) -> dict[str, int]:
     """What a schedule's policy chose."""
-    names = ("max_num_seqs", "max_num_batched_tokens", "prefills_per_step", "encode_batch", "decode_iterations")
-    names += ("micro_batches", "tp_degree", "replicas")
-    return {n: getattr(schedule, n) for n in names if schedule and getattr(schedule, n)}
+    if schedule is None:
+        return {}
+    degree = schedule.tensor_parallelism["tp_degree"]
+    return {
+        name: value
+        for name, value in {**schedule.control.decisions, "tp_degree": degree, "replicas": schedule.replicas}.items()
+        if value
+    }
 
 
 def answer(question: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, Any]:

@@ -284,7 +284,7 @@ def rows_of(asked: Asked, policies: Sequence[str], tuned: "Tuned") -> Iterator[R
         if alternative.policy in policies:
             scan = Scan(question_of(asked, alternative.policy), alternative.policy).run()
             made, estimate = alternative.schedule, alternative.estimate
-            best = {name: getattr(made, name) for name in scan.best if made and name != "stages"}
+            best: dict[str, Any] = made.control.decisions | {"admission": made.admission} if made else {}
             best |= _allocation(made.replicas, made.stages) if made else {}
             throughput = estimate.throughput_tok_s if estimate else 0.0
             yield Row(alternative.policy, throughput, scan.throughput, f"{best}", f"{scan.best}")
