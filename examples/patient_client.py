@@ -37,10 +37,15 @@ def post(url: str, body: dict[str, Any]) -> Any:
 
 def main() -> None:
     """Print the completion of the command line's prompt."""
+    if len(sys.argv) != 3:
+        raise SystemExit("Give the server's address and a prompt: http://127.0.0.1:8000 'Once upon a time'")
     url, prompt = sys.argv[1:]
-    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as models:
-        model = json.load(models)["data"][0]["id"]
-    answer = post(f"{url}/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 32})
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as models:
+            model = json.load(models)["data"][0]["id"]
+        answer = post(f"{url}/v1/completions", {"model": model, "prompt": prompt, "max_tokens": 32})
+    except (OSError, ValueError) as error:  # no server, a refusal, or no address
+        raise SystemExit(f"{url} gave no completion: {error}") from None
     print(answer["choices"][0]["text"])
 
 

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import exegpt
+from xcore.errors import InputError
 
 
 def draw_bursts(path: Path, seconds: int = 600) -> None:
@@ -36,4 +37,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except InputError as error:
+        raise SystemExit(str(error)) from None

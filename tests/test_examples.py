@@ -75,6 +75,21 @@ def busy_server():
     server.server_close()
 
 
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["replay_a_trace.py", "nothing.jsonl"], "There is no trace file 'nothing.jsonl'."),
+        (["patient_client.py"], "Give the server's address and a prompt"),
+        (["patient_client.py", "http://127.0.0.1:1", "Once"], "http://127.0.0.1:1 gave no completion"),
+        (["patient_client.py", "nowhere", "Once"], "nowhere gave no completion"),
+    ],
+)
+def test_bad_inputs_get_a_sentence(words, sentence):
+    command = [sys.executable, EXAMPLES / words[0], *words[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=EXAMPLES.parent)
+    assert done.returncode == 1 and done.stderr.startswith(sentence) and "Traceback" not in done.stderr
+
+
 def test_a_client_comes_back_when_the_server_says_so(busy_server):
     out, errors = run("patient_client.py", busy_server, "Once")
     assert out == "Once there was\n" and errors.count("trying again") == 2 and _Busy.tries == 3
