@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _refuse(f"--compile {unknown[0]} isn't known: {', '.join(map(str, LIMITS))} are.")
         report["compiled"] = _compile(capabilities)
     elif options.interpret:
-        from benchmarks.kernels.cases import TINY
+        from benchmarks.kernels.case import TINY
 
         with _as_on_a_gpu():
             report["checks"] = _check(TINY, torch.device("cpu"))
@@ -138,7 +138,7 @@ def _real_sizes() -> Any:
     """The real shapes, without the caches that this device can't hold."""
     import torch
 
-    from benchmarks.kernels.cases import REAL, fitting
+    from benchmarks.kernels.case import REAL, fitting
 
     sizes = fitting(REAL, torch.cuda.get_device_properties(0).total_memory, 2)
     for number, context in REAL.decoding:
@@ -377,7 +377,8 @@ def _compile(capabilities: list[int]) -> list[dict[str, Any]]:
     import torch
 
     from benchmarks.gpu.compiled import compiling_only, examine
-    from benchmarks.kernels.cases import SMALL, all_cases
+    from benchmarks.kernels.case import SMALL
+    from benchmarks.kernels.cases import all_cases
 
     rows = []
     for capability in capabilities:
@@ -407,7 +408,7 @@ def _print_balance(capability: int) -> None:
     import numpy as np
     import torch
 
-    from benchmarks.kernels.cases import BLOCK_SIZE, REAL
+    from benchmarks.kernels.case import BLOCK_SIZE, REAL
     from exegpt.kernels.attention import programs_of_decoding
     from exegpt.kernels.work_list import balance, deal
 

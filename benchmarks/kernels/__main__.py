@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from benchmarks.kernels.cases import CPU_SIZES, Sizes, all_cases
+from benchmarks.kernels.case import CPU_SIZES, Sizes
+from benchmarks.kernels.cases import all_cases
 from benchmarks.kernels.check import check
 from benchmarks.kernels.timing import Clock, Roofline, Timed, cpu_seconds, measure_roofline, time_case
 from xcore.console import output

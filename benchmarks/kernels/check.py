@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.cases import Case
+from benchmarks.kernels.case import Case
 
 _ALLOWED = {torch.float32: 5e-5, torch.float16: 1.25e-3, torch.bfloat16: 1e-2}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.kernels.cases import Case, Make
+from benchmarks.kernels.case import Case, Make
 from xcore.errors import InputError
 from xcore.specs.cluster import device_kind
 from xprofiler import machine

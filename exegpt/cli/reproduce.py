@@ -160,9 +160,10 @@ def hermes(
     Example: exegpt reproduce hermes --graphs pdgraphs.json
     """
     from exegpt.reproduction import hermes as paper
+    from exegpt.reproduction.hermes_sections import sections
 
     work = lambda progress: paper.reproduce(progress, graphs)  # noqa: E731
-    _show("hermes", work, paper.sections, report, json, paper.STANDS_ON)
+    _show("hermes", work, sections, report, json, paper.STANDS_ON)
 
 
 @app.command(short_help="SeaLLM: services that share GPUs, for latency.")

@@ -7,17 +7,15 @@ weights of 13.5 GB leave in 90 % of 40 GB. No figure here is fitted to the paper
 import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
 
 import numpy as np
 
-from exegpt.report.sections import Section
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
 from xcore.orders.gittins import RankedDemand
-from xcore.quantity import figure_text, signed_percent
 from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
@@ -422,104 +420,3 @@ def decision_ms(models: Models, decisions: int = 50) -> float:
         sorted(waiting, key=lambda call: order.key(call, 0.0))
         seconds.append(time.perf_counter() - began)
     return 1e3 * median(seconds)
-
-
-def sections(result: Hermes) -> list[Section]:
-    """Return the sections: completion, deadlines, ablations, caches and the knob."""
-    return [
-        _completion_section(result),
-        Section(
-            "Deadlines kept at 2x (paper: Hermes twice EDF's)",
-            ("engine", "order", "all", *(f"{factor:g} x alone" for factor in FACTORS)),
-            tuple((r.engine, r.order, _share(r.all), *map(_share, r.by_factor)) for r in result.in_time),
-        ),
-        Section(
-            "Mean completion time at 3x without parts of Hermes",
-            ("engine", "", "mean, s", "over Hermes", "paper"),
-            tuple(
-                (r.engine, r.name, figure_text(r.mean_s), signed_percent(r.over_hermes), _ablation_text(r.name))
-                for r in result.ablations
-            ),
-            (
-                f"Ordering 300 waiting applications takes {result.decision_ms:.2f} ms (paper: < 3 ms).",
-                f"Of two applications of different kinds, the one with the lower mean demand has the lower demand in "
-                f"{_share(result.knowledge.ordered_pairs)} of all cases; what remains at a later call is expected "
-                f"{result.knowledge.error_s:.1f} s off by the position alone, {result.knowledge.refined_error_s:.1f} s "
-                f"by what was seen.",
-            ),
-        ),
-        _kinds_section(result),
-        Section(
-            "Caches beside the LLM, by Hermes' order",
-            ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
-            tuple(
-                (r.cache, r.policy, _share(r.hits), signed_percent(r.hits_over), *_mean_cells(r)) for r in result.caches
-            ),
-            (
-                "Paper: hits up to +111 % over LRU and +33 % over EPWQ, completion -18 and -6 %; LoRA (20 slots) +21 % "
-                "over EPWQ.",
-                f"LoRA: calls that run have {ACTIVE_ADAPTERS} adapters at most.",
-                f"{_share(result.knowledge.announceable)} of LLM calls follow another backend's: these are announced.",
-            ),
-        ),
-        Section(
-            "Warming up a container while the unit before runs, by the knob K",
-            ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
-            tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
-            ("Paper, docker: saved 2.14 s at K = 0.1 to 0.47 s at 0.9, wasted 3.76 to 0.27 s: both fall.",),
-        ),
-    ]
-
-
-def _kinds_section(result: Hermes) -> Section:
-    """Return the source of the oracle's gain: each kind's change of its mean, weighted by its share of applications."""
-    rows, gaps = [], {}
-    for kind in result.kinds:
-        gaps[kind.application] = kind.share * (kind.mean_s["Hermes"] - kind.mean_s["oracle"])
-        head = (kind.application, _share(kind.share), figure_text(kind.service_s), f"{kind.deviation:.2f}")
-        known = (figure_text(kind.expected_s), figure_text(kind.rank_s))
-        rows.append((*head, *known, *(figure_text(mean_s) for mean_s in kind.mean_s.values())))
-    orders = tuple(result.kinds[0].mean_s) if result.kinds else ()
-    most = sorted(gaps, key=lambda name: -gaps[name])[:2]
-    note = " and ".join(f"{name} {gaps[name] / sum(gaps.values()):.0%}" for name in most)
-    columns = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
-    columns += tuple(f"{order}, s" for order in orders)
-    return Section(
-        "Mean completion time by application, 3x, 8 at once",
-        columns,
-        tuple(rows),
-        (f"Of what the oracle saves: {note}.",) if most else (),
-    )
-
-
-def _completion_section(result: Hermes) -> Section:
-    rows = []
-    for r in result.completions:
-        paper = PAPER.get(r.order) if r.load == "1x" else None
-        changes = (
-            [signed_percent(r.mean_reduction), signed_percent(r.p95_reduction)] if r.order != "Hermes" else ["", ""]
-        )
-        published = [signed_percent(figure) for figure in paper] if paper else ["", ""]
-        times = (figure_text(r.mean_s), figure_text(r.p95_s), f"{r.over_alone:.2f}")
-        rows.append((r.engine, r.load, r.order, *times, changes[0], published[0], changes[1], published[1]))
-    columns = ("engine", "load", "order", "mean, s", "P95, s", "mean over alone")
-    columns += ("Hermes' mean", "paper", "Hermes' P95", "paper")
-    notes = (
-        f"Demands: {result.source}, correlated within a run; {APPLICATIONS} applications in 30, 15 and 10 minutes.",
-        "VTC's clients are the kinds of applications, or each application its own: the paper doesn't say.",
-    )
-    return Section("Completion times of applications", columns, tuple(rows), notes)
-
-
-def _mean_cells(row: Cached) -> tuple[str, str]:
-    return figure_text(row.mean_s), signed_percent(row.mean_change)
-
-
-def _share(value: float) -> str:
-    return f"{100 * value:.1f} %"
-
-
-def _ablation_text(name: str) -> str:
-    if name == "oracle":
-        return "> -10 %"
-    return signed_percent(PAPER_ABLATIONS[name]) if name in PAPER_ABLATIONS else ""

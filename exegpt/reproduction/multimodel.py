@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exegpt.report.sections import Section
-from exegpt.reproduction import hermes, learned_order, muxserve, samullm, seallm
+from exegpt.reproduction import hermes, hermes_sections, learned_order, muxserve, samullm, seallm
 from exegpt.reproduction.hermes import Hermes
 from exegpt.reproduction.learned_order import LearnedOrder
 from exegpt.reproduction.public_data import public_data
@@ -42,7 +42,7 @@ def sections(result: Multimodel) -> list[Section]:
     return [
         *muxserve.sections(result.muxserve),
         *samullm.sections(result.samullm),
-        *hermes.sections(result.hermes),
+        *hermes_sections.sections(result.hermes),
         *learned_order.sections(result.learned_order),
         *seallm.sections(result.seallm),
     ]

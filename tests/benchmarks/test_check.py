@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.kernels.cases import TINY, attention_cases, cache_cases, row_cases, sampling_cases
+from benchmarks.kernels.case import TINY
+from benchmarks.kernels.cases import attention_cases, cache_cases, row_cases, sampling_cases
 from benchmarks.kernels.check import check, compare
 from benchmarks.kernels.telling import Choice, telling_attention, telling_sampling
 from exegpt.kernels import attention, kv_blocks, norm, rotary, sampling, swiglu

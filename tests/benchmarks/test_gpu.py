@@ -19,7 +19,8 @@ from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model, shares
 from benchmarks.kernels import timing
-from benchmarks.kernels.cases import REAL, TINY, Case, all_cases, fitting, row_cases, seen_pairs
+from benchmarks.kernels.case import REAL, TINY, Case, fitting
+from benchmarks.kernels.cases import all_cases, row_cases, seen_pairs
 from benchmarks.kernels.check import check
 from exegpt.kernels.gpu import INTERPRETED
 from xcore import document

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from benchmarks.kernels import __main__ as kernels
-from benchmarks.kernels.cases import TINY, all_cases
+from benchmarks.kernels.case import TINY
+from benchmarks.kernels.cases import all_cases
 from benchmarks.kernels.timing import Roofline, Timed, cpu_seconds, measure_roofline
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from exegpt.reproduction import hermes
+from exegpt.reproduction import hermes, hermes_sections
 from exegpt.reproduction import hermes_workload as drawing
 from tests.exegpt.cli.conftest import run_command
 from tests.public_data import needs_data
@@ -106,7 +106,7 @@ def test_figures_are_laid_beside_the_papers(graphs):
         hermes.Knowledge(0.8, 20.0, 19.0, 0.14),
         0.3,
     )
-    sections = hermes.sections(result)
+    sections = hermes_sections.sections(result)
     assert len(sections) == 6
     assert sections[3].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
     assert sections[3].notes == ("Of what the oracle saves: b 75% and a 25%.",)
