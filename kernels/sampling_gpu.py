@@ -114,16 +114,10 @@ def _sample(  # type: ignore[no-untyped-def]
         best, token, broken = _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE, STAGES)
         token = tl.where(broken, NO_TOKEN, token)
         if drawn:
-            bound = _kth_of_block(best, best == best, k)
-            listed = _list(
-                logits_ptr, seen_ptr, list_ptr, n_cols, temperature, penalty, bound, BLOCK_SIZE, LISTED, STAGES
+            least, listed = _list_kept(
+                logits_ptr, seen_ptr, list_ptr, n_cols, temperature, penalty, best, k, BLOCK_SIZE, LISTED, STAGES
             )
-    if listed > LISTED:
-        listed = tl.zeros([], tl.int32)
-    if listed > 0:
-        x, _ = _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED)
-        least = _kth_of_block(x, tl.arange(0, LISTED) < listed, k)
-    elif some:
+    if some & (listed == 0):
         least = _kth_greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE, STAGES)
     if MIN_P:  # a separate kernel: rows without min-p do no more work
         log_min_p = tl.load(log_min_p_ptr + row)
@@ -191,6 +185,35 @@ def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.c
     top = tl.max(best, 0)
     winner = tl.min(tl.where(best == top, place, n_cols), 0)
     return best, winner, (tl.max(broken, 0) > 0) | (top == float("-inf"))
+
+
+@triton.jit
+def _list_kept(  # type: ignore[no-untyped-def]
+    logits_ptr,  # [n_cols], one row
+    seen_ptr,  # uint8 [n_cols], the row's slot
+    list_ptr,  # int32 [LISTED], written
+    n_cols,
+    temperature,
+    penalty,
+    best,  # float32 [BLOCK_SIZE], of `_survey`
+    k,  # 0 < k < n_cols, at most LISTED
+    BLOCK_SIZE: tl.constexpr,
+    LISTED: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """List the tokens that top-k keeps, and some more. Return the least logit kept, and the number of listed tokens.
+
+    That number is 0 if the list is too short for them.
+    """
+    bound = _kth_of_block(best, tl.full([BLOCK_SIZE], 1, tl.int1), k)
+    listed = _list(logits_ptr, seen_ptr, list_ptr, n_cols, temperature, penalty, bound, BLOCK_SIZE, LISTED, STAGES)
+    least = tl.full([], float("-inf"), tl.float32)
+    if listed > LISTED:
+        listed = tl.zeros([], tl.int32)
+    else:
+        x, _ = _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED)
+        least = _kth_of_block(x, tl.arange(0, LISTED) < listed, k)
+    return least, listed
 
 
 @triton.jit
