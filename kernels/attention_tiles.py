@@ -39,7 +39,7 @@ TILES: dict[tuple[int, int, str], Tile] = {
     (90, 128, "prefill"): Tile(64, 64, 4, 3, 2),  # 234 registers, 112 KiB; 128 rows of 8 warps: 206, one at a time
     (90, 256, "prefill"): Tile(64, 32, 8, 3, 1),  # 170 registers, 128 KiB
     (90, 64, "decode"): Tile(16, 128, 4, 3, 3),  # 160 registers, 70 KiB
-    (90, 128, "decode"): Tile(16, 64, 4, 3, 2),  # 168 registers, 70 KiB; three fit, but two were up to 5 % faster, best of nine
+    (90, 128, "decode"): Tile(16, 64, 4, 3, 2),  # 168 registers, 70 KiB; three fit, two were faster
     (90, 256, "decode"): Tile(16, 32, 4, 3, 2),  # 204 registers, 73 KiB
     (100, 64, "prefill"): Tile(64, 64, 4, 3, 3),  # 165 registers, 57 KiB
     (100, 128, "prefill"): Tile(64, 64, 4, 3, 2),  # 218 registers, 113 KiB
