@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 def run(name, *arguments):
-    """What an example prints on standard output and standard error."""
+    """Run an example; return its standard output and standard error."""
     command = [sys.executable, EXAMPLES / name, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=EXAMPLES.parent)
     assert done.returncode == 0, done.stderr
@@ -27,7 +27,7 @@ def test_ways_to_share_two_gpus_are_compared():
 
 
 def test_waiting_falls_with_the_limit_of_sequences(tmp_path):
-    """Of a trace that is given: 200 requests at once."""
+    """The trace has 200 requests that arrive at once."""
     trace = tmp_path / "trace.jsonl"
     row = json.dumps({"arrived_at": 0.0, "input_tokens": 512, "output_tokens": 128})
     trace.write_text("\n".join([row] * 200))

@@ -40,7 +40,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "arrival": (*_ARRIVALS, *(f"{name}_{unit}" for name in _ARRIVALS for unit in ("s", "ms", "us", "ns"))),
 }
-"""What a trace must or may hold, and its column names in public traces.
+"""Columns that a trace must or may have, and its column names in public traces.
 
 The traces are Azure, BurstGPT, Mooncake, Qwen-Bailian and Vidur. Letter case and separators of words don't matter.
 """

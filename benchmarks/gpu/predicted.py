@@ -1,4 +1,4 @@
-"""Decoding iterations as measured on an H100, beside those that its profile and data sheets predict.
+"""Compare decoding iterations measured on an H100 with the predictions of its profile and of data sheets.
 
 python -m benchmarks.gpu.predicted
 """
@@ -15,9 +15,9 @@ from xsimulator.cost.stage import StageCost
 
 MODEL, CONTEXT = "llama-3.1-8b", 1024
 PROFILE = Path(__file__).parent / "profiles/llama-3.1-8b-h100-sxm.json"
-"""By `python -m benchmarks.gpu --parts profile`, 2026-11-26: bfloat16, Triton's attention."""
+"""Measured by `python -m benchmarks.gpu --parts profile` on 2026-11-26, in bfloat16 with Triton's attention."""
 MEASURED_S = {1: 6.94e-3, 64: 9.92e-3, 256: 20.34e-3}
-"""Sequences of 1,024 tokens → seconds of an iteration by a graph, on the same machine and day."""
+"""Seconds of an iteration as a CUDA graph, by its number of sequences of 1,024 tokens; same machine and day."""
 
 
 @dataclass(frozen=True)

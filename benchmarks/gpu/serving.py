@@ -26,7 +26,7 @@ TINYLLAMA = ModelSpec("TinyLlama-1.1B", "llama", 22, 2048, 32, 4, 64, 5632, True
 """Sizes of a model whose weights are drawn, written and read within seconds."""
 PEER_BATCHES = (256, 512)
 _WARM_UP = 32
-"""Requests before those that are timed."""
+"""Requests of the warm-up, which is not timed."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from xcore.policies.adjustment import Adjustment
 from xcore.specs.workload import MAX_TOKENS, Workload
 
 Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
-"""What a control variable sets.
+"""Kinds of control variables.
 
 The first three set the most prompts encoded in one iteration, resident sequences, or tokens computed in one iteration.
 The next sets the decode iterations between two encoding phases. The next two, which may be left out, set the
@@ -33,7 +33,7 @@ Target = Annotated[int, "target"]
 
 @dataclass(frozen=True)
 class OneOf:
-    """What a variable of no kind sets: one of these values, each of which a search tries."""
+    """Values of a variable without a kind: a search tries each of them."""
 
     values: tuple[int, ...]
 

@@ -10,7 +10,7 @@ from xcore.policies.sharing import Tenant, Unit
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What a model could run: its waiting prompts, or its residents' next tokens."""
+    """Work that a model could do: prefill waiting prompts, or decode its residents' next tokens."""
 
     key: Any
     """Key of the first of its sequences."""

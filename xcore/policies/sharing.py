@@ -11,7 +11,7 @@ from xcore.batching import Ledger, Sequence
 
 
 class Job(Protocol):
-    """What a model runs now: a prefill, or a row of decode iterations."""
+    """Work that a model does now: a prefill, or a row of decode iterations."""
 
     @property
     def phase(self) -> str:

@@ -25,7 +25,7 @@ class Request(Noun):
     top_k: int = 0
     """Sample from this many likeliest tokens; 0: from all."""
     top_p: float = 1.0
-    """Of those, keep the likeliest tokens that together have this share of the probability."""
+    """Keep only the likeliest tokens that together have this share of the probability of the top-k tokens."""
     repetition_penalty: float = 1.0
     """Penalty of tokens that are already in the prompt or the output; 1: none."""
     seed: int | None = None
@@ -48,7 +48,7 @@ class Request(Noun):
     They are the model's own: of its logits before any edit, and without the temperature.
     """
     grammar: str | None = None
-    """What the output must follow, by llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}.
+    """Grammar that the output must follow, in a form of llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}.
 
     EOS comes only where the grammar may end, and the output ends where nothing can follow; None: any output.
     """

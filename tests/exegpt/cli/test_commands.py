@@ -49,7 +49,7 @@ def test_tune_json_has_its_shape(exegpt, tmp_path):
 
 
 def test_a_report_names_the_bound_and_the_profile(exegpt, tmp_path):
-    """Of one policy: its searches under other bounds are drawn too."""
+    """A report of one policy draws its searches under other bounds too."""
     command = ("tune", "-l", "20s", "-m", "opt-1.3b", "-c", "2xA40", "--policy", "static", "--no-advice")
     assert exegpt(*command, "--report", tmp_path / "r.html").code == 0
     page = (tmp_path / "r.html").read_text()

@@ -26,7 +26,7 @@ TRACE = "input,output\n12,6\n20,9\n7,12\n30,5\n"
 
 @pytest.fixture(autouse=True)
 def unloaded(monkeypatch):
-    """What a command loads in this process ends with the test."""
+    """Unload the plug-ins of a command in this process when the test ends."""
     monkeypatch.setenv(plugins.PLUGINS, "")
     before = set(TRAITS)
     yield
@@ -127,7 +127,7 @@ def test_a_file_that_is_none_is_refused(exegpt, tmp_path, name, words):
 
 
 def test_processes_that_a_command_starts_load_the_plug_in(tiny, tmp_path):
-    """Those of a pool, whose results come back; those that search; and `exegpt` as a child."""
+    """Processes of a pool, of a search, and `exegpt` as a child know the policy."""
     schedule = plan(tiny, tmp_path / "s.json")
     with Processes(worth=2) as processes:
         read = processes.each(read_schedule, [(schedule,)] * 2)
