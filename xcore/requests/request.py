@@ -48,7 +48,7 @@ class Request(Noun):
     They are the model's own: of its logits before any edit, and without the temperature.
     """
     grammar: str | None = None
-    """Grammar that the output must follow, in a form of llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}.
+    """Grammar of the output, in a form of llguidance: a JSON schema, a Lark grammar, or its own {"grammars": [...]}.
 
     EOS comes only where the grammar may end, and the output ends where nothing can follow; None: any output.
     """
