@@ -16,7 +16,7 @@ from xserver.http.event_stream import EventStream, disconnected
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Generation, Piece
 from xserver.http.journal import Entry
-from xserver.http.sampling import requests_of, stop_texts
+from xserver.http.sampling import Wanted, requests_of, stop_texts
 from xserver.http.schemas import Sampled
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.monitor import Answering, Arrival
@@ -71,17 +71,19 @@ class Answer(ABC):
             raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
 
     def add_choices(
-        self, frontend: Frontend, ids: Sequence[int], max_tokens: int, place: int = 0, **options: Any
+        self,
+        frontend: Frontend,
+        ids: Sequence[int],
+        max_tokens: int,
+        wanted: Wanted,
+        place: int = 0,
     ) -> None:
-        """Add the `n` choices of the prompt with index `place`; `options` are other fields of their requests.
-
-        With `max_tokens` 0 their outputs are omitted.
-        """
+        """Add the `n` choices of the prompt with index `place`. With `max_tokens` 0 their outputs are omitted."""
         body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
-        for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, place, **options):
-            model.check_grammar(request)
-            text = OutputText(model.token_bytes, ids)
+        for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, wanted, place):
+            model.check_grammar(request, wanted.grammar_param)
+            text = OutputText(model.token_bytes, ids, named=wanted.named)
             stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
             self.choices.append(
                 Choice(len(self.choices), request, text, stops, _silent(body, model), dropped=max_tokens == 0)

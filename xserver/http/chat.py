@@ -1,15 +1,21 @@
 """`POST /v1/chat/completions`: answer conversations, as one document or as a stream."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from xserver.http.answering import Answer
 from xserver.http.errors import invalid
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
+from xserver.http.output_format import output_format
+from xserver.http.sampling import Wanted
 from xserver.http.schemas import ChatRequest
+from xserver.http.tools import OutputRules, call_document, call_id, output_rules, whole_calls
 from xserver.text.conversation import prompt_of
 from xserver.text.log_probs import TextLogProb, chat_logprobs
+from xserver.text.message_parts import MessageParser, MessagePart, Thought
+from xserver.text.tool_calls import CallDelta
 
 
 class Chat(Answer):
@@ -17,6 +23,8 @@ class Chat(Answer):
 
     prefix, kind = "chatcmpl-", "chat.completion"
     body: ChatRequest
+    rules: OutputRules
+    """How its outputs are constrained, and split into messages."""
 
     def prepare(self, frontend: Frontend) -> None:
         """Tokenize the conversation and make its `n` choices."""
@@ -25,28 +33,76 @@ class Chat(Answer):
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         if most == 0:
             raise invalid(f"'{param}' is 0: it must be at least 1.", param)
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise invalid("'top_logprobs' needs 'logprobs': set it to true.", "top_logprobs")
-        ids = frontend.model.encode(prompt_of(body, frontend.model), special=False, param="messages")
+        model, self.rules = frontend.model, output_rules(body, frontend.model)
+        prompt = prompt_of(body, model, self.rules.tools)
+        ids = model.encode(prompt, special=False, param="messages")
         if not ids:
             raise invalid("The chat template makes an empty prompt of 'messages'.", "messages")
+        if self.rules.reasoning:
+            self.rules = replace(self.rules, begun=self.rules.reasoning.begun_in(prompt))
+        answer = output_format(body, model)
+        grammar = self.rules.grammar(answer, model, prompt)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        self.add_choices(frontend, ids, frontend.limited(len(ids), most, param, "messages"), logprobs=logprobs)
+        marks = frozenset(token for mark in self.rules.marks if (token := model.special_token(mark)) is not None)
+        wanted = Wanted(grammar, answer.param if answer else "tools", logprobs, named=marks)
+        self.add_choices(frontend, ids, frontend.limited(len(ids), most, param, "messages"), wanted)
+        self._parsers = {choice.index: self.rules.parser() for choice in self.choices}
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:
         """Return the document of a complete choice."""
-        message = {"role": "assistant", "content": text, "refusal": None}
+        parser = self.rules.parser()
+        parts = [*parser.push(text), *parser.finish()]
+        message = {"role": "assistant", **self._message(choice, parts), "refusal": None}
         document = {"index": choice.index, "message": message, "logprobs": self._logprobs(choice.logprobs)}
-        return document | {"finish_reason": choice.finish_reason} | self._ids(choice.output.tokens[: choice.taken])
+        reason = _reason(choice.finish_reason, parser)
+        return document | {"finish_reason": reason} | self._ids(choice.output.tokens[: choice.taken])
+
+    def _message(self, choice: Choice, parts: Sequence[MessagePart]) -> dict[str, Any]:
+        """Return the content, the calls and the reasoning of a complete message."""
+        content = "".join(part for part in parts if isinstance(part, str))
+        message: dict[str, Any] = {"content": content}
+        calls = whole_calls([part for part in parts if isinstance(part, CallDelta)])
+        if calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                call_document(self._call_id(choice, place), *call) for place, call in enumerate(calls)
+            ]
+        if self.rules.reasoning:
+            message["reasoning_content"] = "".join(part.text for part in parts if isinstance(part, Thought)) or None
+        return message
 
     def deltas(self, piece: Piece, first: bool) -> Iterable[dict[str, Any]]:
-        """Yield the text, with the role before the first one; then the end as a separate document."""
-        if first or piece.text or piece.logprobs or self.body.return_token_ids:
+        """Yield the new parts, with the role before the first ones; then the end as a separate document."""
+        parser = self._parsers[piece.choice.index]
+        parts = [*parser.push(piece.text), *(parser.finish() if piece.finish_reason else ())]
+        if first or parts or piece.logprobs or self.body.return_token_ids:
             role = {"role": "assistant"} if first else {}
-            delta = {"index": piece.choice.index, "delta": {**role, "content": piece.text}, "finish_reason": None}
+            new = {**role, **self._delta(piece.choice, parts)}
+            delta = {"index": piece.choice.index, "delta": new, "finish_reason": None}
             yield delta | {"logprobs": self._logprobs(piece.logprobs)} | self._ids(piece.tokens)
         if piece.finish_reason:
-            yield {"index": piece.choice.index, "delta": {}, "logprobs": None, "finish_reason": piece.finish_reason}
+            end = {"index": piece.choice.index, "delta": {}, "logprobs": None}
+            yield end | {"finish_reason": _reason(piece.finish_reason, parser)}
+
+    def _delta(self, choice: Choice, parts: Sequence[MessagePart]) -> dict[str, Any]:
+        """Return the additions to a message."""
+        content = "".join(part for part in parts if isinstance(part, str))
+        thought = "".join(part.text for part in parts if isinstance(part, Thought))
+        calls = [self._call_delta(choice, part) for part in parts if isinstance(part, CallDelta)]
+        delta: dict[str, Any] = {"content": content} if content or not (thought or calls) else {}
+        if thought:
+            delta["reasoning_content"] = thought
+        return delta | ({"tool_calls": calls} if calls else {})
+
+    def _call_delta(self, choice: Choice, part: CallDelta) -> dict[str, Any]:
+        if part.name is None:
+            return {"index": part.index, "function": {"arguments": part.arguments}}
+        return {"index": part.index} | call_document(self._call_id(choice, part.index), part.name, part.arguments)
+
+    def _call_id(self, choice: Choice, call: int) -> str:
+        return call_id(self.id, choice.index, call, self.rules.tool_format)
 
     def document(
         self, choices: list[dict[str, Any]], stream: bool = False, usage: dict[str, Any] | None = None
@@ -65,3 +121,8 @@ class Chat(Answer):
 
     def _logprobs(self, entries: Sequence[TextLogProb]) -> dict[str, Any] | None:
         return chat_logprobs(entries) if self.body.logprobs else None
+
+
+def _reason(reason: str | None, parser: MessageParser) -> str | None:
+    """Return the reason for the end of a message: `tool_calls` instead of `stop` if it has calls."""
+    return "tool_calls" if reason == "stop" and parser.calls else reason

@@ -8,6 +8,8 @@ from xserver.http.answering import Answer
 from xserver.http.errors import invalid
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
+from xserver.http.output_format import output_format
+from xserver.http.sampling import Wanted
 from xserver.http.schemas import CompletionRequest
 from xserver.http.served_model import ServedModel
 from xserver.text.log_probs import PromptText, TextLogProb, completion_logprobs
@@ -35,9 +37,12 @@ class Completion(Answer):
         echoed = bool(body.echo and body.logprobs is not None)
         if echoed and model.spec.encoder_layers:
             raise invalid("'echo' with 'logprobs' is for prompts that a decoder reads: leave one of them out.", "echo")
+        answer = output_format(body, model)
+        grammar = answer.grammar(None) if answer else None
+        wanted = Wanted(grammar, answer.param if answer else "", body.logprobs, echoed)
         for place, (text, ids) in enumerate(self._prompts(frontend)):
             limit = frontend.limited(len(ids), most, "max_tokens")
-            self.add_choices(frontend, ids, limit, place, logprobs=body.logprobs, prompt_logprobs=echoed)
+            self.add_choices(frontend, ids, limit, wanted, place)
             if body.echo:
                 self._echoes += [self._echo(text, ids, model)] * (body.n or 1)
 

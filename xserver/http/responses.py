@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Returned(BaseModel):
@@ -96,12 +96,29 @@ class ChatLogprobs(Returned):
     refusal: None
 
 
+class CalledFunction(Returned):
+    """The function of a call, and its arguments as JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Returned):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Returned):
     """The assistant's message."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    tool_calls: list[ToolCall] = Field(default_factory=list)
+    reasoning_content: str | None = Field(None, description="With --reasoning-parser.")
 
 
 class ChatChoice(Returned):
@@ -114,11 +131,29 @@ class ChatChoice(Returned):
     token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`.")
 
 
+class FunctionDelta(Returned):
+    """The name of a function, or an addition to its arguments."""
+
+    name: str = ""
+    arguments: str
+
+
+class ToolCallDelta(Returned):
+    """An addition to a call; the first one has its id and name."""
+
+    index: int
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: FunctionDelta
+
+
 class Delta(Returned):
     """An addition to a message: its role with the first token, nothing with the reason."""
 
     role: Literal["assistant"] = "assistant"
     content: str = ""
+    reasoning_content: str = ""
+    tool_calls: list[ToolCallDelta] = Field(default_factory=list)
 
 
 class ChatDelta(Returned):

@@ -1,10 +1,8 @@
 """Convert a client's sampling parameters to requests of the engine."""
 
-import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from xcore.requests.request import Request
 from xserver.http.errors import invalid
@@ -17,18 +15,38 @@ LEAST_TOP_P = 1e-6
 _SEEDS = 2**63
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What an endpoint wants of an output beside its sampling."""
+
+    grammar: str | None = None
+    """The grammar of the output; None: any output."""
+    grammar_param: str = "response_format"
+    """The key of the body that gave the grammar."""
+    logprobs: int | None = None
+    """Likeliest tokens whose log-probabilities are reported; None: no log-probabilities."""
+    prompt_logprobs: bool = False
+    """Whether log-probabilities of the prompt are reported too."""
+    named: frozenset[int] = frozenset()
+    """Special tokens whose names are a part of the text."""
+
+
 def random_seed() -> int:
     """Return a seed for a client that gives none."""
     return secrets.randbelow(_SEEDS)
 
 
 def requests_of(
-    body: Sampled, prompt_ids: Sequence[int], max_tokens: int, vocab: int, place: int = 0, **options: Any
+    body: Sampled,
+    prompt_ids: Sequence[int],
+    max_tokens: int,
+    vocab: int,
+    wanted: "Wanted",
+    place: int = 0,
 ) -> list[Request]:
     """Return a request for each of a prompt's `n` choices, with different seeds.
 
-    `place` is the prompt's index among several; `options` are the requests' other fields. The engine link assigns the
-    ids.
+    `place` is the prompt's index among several. The engine link assigns the ids.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(f"'min_tokens' is above the {max_tokens} tokens that the output may have.", "min_tokens")
@@ -51,8 +69,9 @@ def requests_of(
         logit_bias=_logit_bias(body, vocab),
         min_tokens=body.min_tokens or 0,
         stop_token_ids=tuple(dict.fromkeys(body.stop_token_ids or ())),
-        grammar=grammar(body),
-        **options,
+        grammar=wanted.grammar,
+        logprobs=wanted.logprobs,
+        prompt_logprobs=wanted.prompt_logprobs,
     )
     return [replace(common, seed=_mixed(seed, place * n + i)) for i in range(n)]
 
@@ -80,16 +99,3 @@ def _logit_bias(body: Sampled, vocab: int) -> tuple[tuple[int, float], ...]:
 def stop_texts(body: Sampled) -> tuple[str, ...]:
     """Return the texts that end an output."""
     return (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
-
-
-def grammar(body: Sampled) -> str | None:
-    """Return the grammar of a response format for the engine; None for free text."""
-    wanted = body.response_format
-    if wanted is None or wanted.type == "text":
-        return None
-    schema: dict[str, Any] = {"type": "object"}
-    if wanted.type == "json_schema":
-        if wanted.json_schema is None or wanted.json_schema.json_schema is None:
-            raise invalid("'response_format.json_schema.schema' is missing.", "response_format")
-        schema = wanted.json_schema.json_schema
-    return json.dumps({"grammars": [{"json_schema": schema}]})

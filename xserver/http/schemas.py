@@ -1,24 +1,34 @@
 """Request bodies of completions, chat completions and tokenization; `null` is the same as absent."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError, model_validator
 
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.http.errors import ApiError, invalid
+from xserver.http.unsupported import CHAT, COMPLETIONS, is_empty, without_neutral_keys
 
-UNSUPPORTED = (
-    "tools tool_choice functions function_call audio modalities prediction suffix best_of use_beam_search"
-    " length_penalty parallel_tool_calls web_search_options reasoning_effort verbosity chat_template"
-).split()
-"""Keys of OpenAI's or vLLM's API that this server doesn't support."""
 _INT64 = 2**63
 _NAMED = {
     "extra_forbidden": "is not known to this server",
     "missing": "is missing",
     "string_unicode": "is not valid Unicode",
 }
+
+
+_TYPES = {
+    "string_type": "a text",
+    "list_type": "a list",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+}
+"""The names of types, where a key takes several."""
 
 
 def _whole(value: Any) -> Any:
@@ -32,9 +42,22 @@ Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
 class Document(BaseModel):
-    """Base of all bodies: values of the documented types, no unknown keys."""
+    """Base of all bodies: values of the documented types, no unknown keys that ask for anything."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    endpoint: ClassVar[str] = ""
+    """The endpoint, for the table of unsupported keys."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, data: Any) -> Any:
+        """Drop nulls, and unknown keys that ask for nothing: clients return messages as other servers sent them."""
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {
+            key: value for key, value in data.items() if not (is_empty(value) and (value is None or key not in known))
+        }
 
 
 class StreamOptions(Document):
@@ -61,6 +84,16 @@ class ResponseFormat(Document):
     json_schema: JsonSchema | None = None
 
 
+class StructuredOutputs(Document):
+    """vLLM's constraints on the output, one of them."""
+
+    json_schema: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = Field(None, max_length=65536)
+    choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
+    grammar: str | None = Field(None, max_length=65536)
+    json_object: bool | None = None
+
+
 class Sampled(Document):
     """Keys common to completions and chat completions."""
 
@@ -84,6 +117,11 @@ class Sampled(Document):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = Field(None, max_length=65536)
+    guided_choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
+    guided_grammar: str | None = Field(None, max_length=65536)
     return_token_ids: bool | None = None
     priority: Whole | None = Field(None, description="Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
@@ -97,6 +135,7 @@ class Sampled(Document):
 class CompletionRequest(Sampled):
     """The body of `POST /v1/completions`."""
 
+    endpoint = COMPLETIONS
     prompt: str | list[str] | list[Token] | list[list[Token]]
     logprobs: Whole | None = Field(None, ge=0, le=20)
     echo: bool | None = None
@@ -107,22 +146,46 @@ class TextPart(Document):
 
     type: Literal["text"]
     text: str
+    cache_control: dict[str, Any] | None = Field(None, description="Has no effect.")
+
+
+class CalledFunction(Document):
+    """The function of a call, and its arguments as JSON."""
+
+    name: str = Field(min_length=1, max_length=256)
+    arguments: str = ""
+
+
+class ToolCall(Document):
+    """A call that an assistant's message has made."""
+
+    id: str | None = Field(None, max_length=256)
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: Whole | None = Field(None, description="Has no effect.")
 
 
 class Message(Document):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = Field(None, description="Has no effect.")
-    tool_call_id: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_call_id: str | None = Field(None, max_length=256)
+    reasoning_content: str | None = None
+    annotations: list[Any] | None = Field(None, description="Has no effect.")
+    cache_control: dict[str, Any] | None = Field(None, description="Has no effect.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_null(cls, data: Any) -> Any:
-        """Drop nulls: clients return messages as received, with null for unsupported keys."""
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+    @model_validator(mode="after")
+    def _check(self) -> "Message":
+        """Check that only the assistant calls tools, and that each other message has a content."""
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError("has tool calls, which only the assistant makes")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("has no content")
+        return self
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
@@ -135,11 +198,45 @@ class Conversation(Document):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = Field(None, max_length=64, description="A variable of the chat template.")
+
+
+class FunctionTool(Document):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolSpec(Document):
+    """A tool of a chat."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class NamedFunction(Document):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Document):
+    """The choice of one function."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class ChatRequest(Sampled, Conversation):
     """The body of `POST /v1/chat/completions`."""
 
+    endpoint = CHAT
+    tools: Annotated[list[ToolSpec], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Whole | None = Field(None, ge=0, lt=2**31)
     logprobs: bool | None = None
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
@@ -179,21 +276,39 @@ class PlanToFollow(RootModel[Plan]):
 
 def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
     """Return a body as a `kind`; ApiError names the first wrong key, and never repeats its value."""
-    unsupported = next((key for key in UNSUPPORTED if data.get(key) is not None), None)
-    if unsupported and not (unsupported == "tool_choice" and data[unsupported] == "none"):
-        raise invalid(f"'{unsupported}' is not supported by this server.", unsupported, "unsupported_parameter")
+    if kind.endpoint:
+        data = without_neutral_keys(kind.endpoint, data)
     try:
-        return kind.model_validate({key: value for key, value in data.items() if key not in UNSUPPORTED})
+        return kind.model_validate(data)
     except ValidationError as error:
-        raise _problem(error) from None
+        raise _problem(error.errors(include_input=False, include_url=False, include_context=False), data) from None
 
 
-def _problem(error: ValidationError) -> ApiError:
-    detail = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    key, kind = detail["loc"][0] if detail["loc"] else "", detail["type"]
-    param = str(key)[:128]
-    where = ".".join(map(str, detail["loc"][:3]))[:128] if key == "messages" else param
-    text = detail["msg"].removeprefix("Input ").rstrip(".")
-    known = kind not in ("extra_forbidden",)
-    why = _NAMED.get(kind, text)
-    return invalid(f"'{where}' {why}.", param or None, "invalid_value" if known else "unsupported_parameter")
+def _problem(details: Sequence[Any], data: dict[str, Any]) -> ApiError:
+    """Return the error of a body: that of the element that is wrong, also where a key takes several types."""
+    first = details[0]["loc"][:1]
+    places = [(_place(detail["loc"], data), detail) for detail in details if detail["loc"][:1] == first]
+    place = max((place for place, _ in places), key=lambda place: (len(place), [str(part).zfill(9) for part in place]))
+    there = [detail for other, detail in places if other == place]
+    kinds = [detail["type"] for detail in there]
+    if all(kind in _TYPES for kind in kinds):
+        why = f"must be {' or '.join(dict.fromkeys(_TYPES[kind] for kind in kinds))}"
+    else:
+        text = there[0]["msg"].removeprefix("Input ").removeprefix("Value error, ").rstrip(".")
+        why = _NAMED.get(kinds[0], text)
+    where, param = ".".join(map(str, place))[:128], str(first[0])[:128] if first else None
+    code = "unsupported_parameter" if "extra_forbidden" in kinds else "invalid_value"
+    return invalid(f"'{where}' {why}.", param, code)
+
+
+def _place(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
+    """Return the keys and indices of an error's place, without the names of types that pydantic puts between them."""
+    place: list[int | str] = []
+    for i, part in enumerate(loc):
+        inside = part in data if isinstance(data, dict) else isinstance(part, int) and isinstance(data, list)
+        if inside or i == 0:
+            place.append(part)
+            data = data[part] if inside else None
+        elif isinstance(data, dict) and i == len(loc) - 1:
+            place.append(part)  # a key that is missing
+    return tuple(place)

@@ -16,7 +16,9 @@ from xcore.specs.workload import MAX_TOKENS
 from xcore.tokenizer import encode, load_tokenizer
 from xserver.http.errors import invalid
 from xserver.text.chat_template import ChatTemplate
+from xserver.text.message_parts import Reasoning, reasoning_named
 from xserver.text.token_bytes import TokenBytes
+from xserver.text.tool_calls import ToolFormat, format_named, format_of_template
 
 _SHOWN = 300
 """Maximum characters of another library's error in an answer to a client."""
@@ -33,16 +35,42 @@ class ServedModel:
     """None if the directory has no tokenizer: prompts are then token ids, and outputs have no text."""
     created: int
     chat_template: ChatTemplate | None = None
+    tool_format: ToolFormat | None = None
+    """How it writes tool calls; None: in a way that this server can't read."""
+    reasoning: Reasoning | None = None
+    """How it marks its reasoning; None: the reasoning is a part of the text."""
+    json_whitespace: bool = False
+    """Whether JSON outputs may have any white space between their elements, not only single spaces."""
 
     @staticmethod
-    def read(directory: Path, name: str | None, chat_template: Path | None = None) -> "ServedModel":
-        """Read the model of a directory, optionally with another chat template; InputError if they can't be read."""
+    def read(
+        directory: Path,
+        name: str | None,
+        chat_template: Path | None = None,
+        tool_parser: str | None = None,
+        reasoning_parser: str | None = None,
+        json_whitespace: bool = False,
+    ) -> "ServedModel":
+        """Read the model of a directory; InputError if it can't be read.
+
+        Args:
+            directory: The model directory.
+            name: The name for clients; None: the directory's.
+            chat_template: Another chat template.
+            tool_parser: The name of the format of tool calls; None: the one that the chat template teaches.
+            reasoning_parser: The name of the marks of reasoning; None: reasoning is a part of the text.
+            json_whitespace: Whether JSON outputs may have any white space between their elements.
+        """
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:
             raise InputError(f"'{directory}' has no tokenizer.json: a server needs one.")
         template = ChatTemplate.read(directory, chat_template)
-        return ServedModel(name or directory.resolve().name, directory, spec, tokenizer, int(time.time()), template)
+        called, created = name or directory.resolve().name, int(time.time())
+        taught = format_of_template(template.source) if template else None
+        tools = format_named(tool_parser) if tool_parser else taught
+        thinks = reasoning_named(reasoning_parser) if reasoning_parser else None
+        return ServedModel(called, directory, spec, tokenizer, created, template, tools, thinks, json_whitespace)
 
     @property
     def card(self) -> dict[str, Any]:
@@ -71,6 +99,11 @@ class ServedModel:
     def token_bytes(self) -> TokenBytes:
         """The bytes of its tokens."""
         return TokenBytes(self.tokenizer)
+
+    def special_token(self, text: str) -> int | None:
+        """Return the id of a text that is one special token; None if it is none."""
+        token: int | None = self.tokenizer.token_to_id(text)
+        return token if token is not None and self.token_bytes.special(token) else None
 
     @cached_property
     def longest_token(self) -> int:
@@ -115,15 +148,15 @@ class ServedModel:
         """Prepare the tokenizer for grammars, so that no answer waits for it."""
         _ = self._grammar_check
 
-    def check_grammar(self, request: Request) -> None:
-        """Raise ApiError if outputs can't follow a request's grammar."""
+    def check_grammar(self, request: Request, param: str) -> None:
+        """Raise ApiError, naming the key `param`, if outputs can't follow a request's grammar."""
         if request.grammar is None:
             return
         try:
             self._grammar_check(request)
         except InputError as error:
             why = str(error).partition(" has a grammar, and ")[2]
-            raise invalid(f"'response_format' can't be followed: {why[:_SHOWN]}", "response_format") from None
+            raise invalid(f"The format of the output can't be followed: {why[:_SHOWN]}", param) from None
 
     def config(self, file: str) -> dict[str, Any]:
         """Read a JSON file of the directory; empty if it doesn't exist."""

@@ -117,6 +117,9 @@ class ChatTemplate:
             raise InputError(f"{name} is not a Jinja template (line {error.lineno}: {error.message}).") from None
         except Exception as error:  # for example too deep nesting, or code that Python rejects
             raise InputError(f"{name} is not a Jinja template ({str(error) or type(error).__name__}).") from None
+        self.source = source
+        self.takes_tools = "tools" in source
+        """Whether it renders tools."""
         self._special_tokens = dict(special_tokens)
         self._reserved = {*environment.globals, *SPECIAL_TOKENS, *_SET_BY_SERVER, *_OPTIONS}
 
@@ -150,8 +153,9 @@ class ChatTemplate:
         continue_final_message: bool,
         options: Mapping[str, Any],
         longest: int,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the prompt of a conversation, with at most `longest` characters.
+        """Return the prompt of a conversation, with at most `longest` characters; `tools` may be called in it.
 
         With `continue_final_message` it ends at the end of the last message's text. Raises ApiError if the template
         refuses the conversation, or if an option's name is reserved.
@@ -166,7 +170,7 @@ class ChatTemplate:
             **self._special_tokens,
             **options,
             "messages": conversation,
-            "tools": None,
+            "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }

@@ -8,6 +8,9 @@ from xcore.requests.engine_protocol import TokenLogProb
 from xserver.text.output_text import OutputText
 from xserver.text.token_bytes import TokenBytes
 
+_ALL = range(2**31)
+"""All tokens."""
+
 
 @dataclass(frozen=True)
 class TextLogProb:
@@ -47,14 +50,14 @@ class PromptText:
     @staticmethod
     def of(token_bytes: TokenBytes, tokens: Sequence[int]) -> "PromptText":
         """Return the text of a prompt that came as tokens, with the names of special tokens."""
-        text = OutputText(token_bytes, (), named=True)
+        text = OutputText(token_bytes, (), named=_ALL)
         return PromptText(text.push(tokens) + text.finish(), None)
 
     def logprobs(
         self, token_bytes: TokenBytes, tokens: Sequence[int], logprobs: Sequence[TokenLogProb]
     ) -> list[TextLogProb]:
         """Return the log-probabilities of its tokens, with their places in the text."""
-        text = OutputText(token_bytes, (), named=True)
+        text = OutputText(token_bytes, (), named=_ALL)
         entries, offset = [], 0
         for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
             entry, made = TextLogProb.of(text, token, logprob), text.push([token])

@@ -1,7 +1,7 @@
 """Output text: the text that new tokens add to the text of a prompt."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import groupby
 
 from xserver.text.token_bytes import TokenBytes
@@ -31,10 +31,10 @@ class OutputText:
     With byte fallback, the tokenizers library also replaces valid characters next to such bytes. Here they stay,
     because they may have been sent already.
 
-    Special tokens have no text, or with `named` their names.
+    Special tokens have no text, except for those in `named`, whose text is their names.
     """
 
-    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int], named: bool = False):
+    def __init__(self, token_bytes: TokenBytes, prompt_ids: Sequence[int], named: Container[int] = ()):
         self._bytes, self._named = token_bytes, named
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace" if token_bytes.byte_level else "replace-bytes")
         self._before, ending = self._end_of(prompt_ids)
@@ -50,7 +50,7 @@ class OutputText:
         for kind, group in groupby(tokens, self._kind):
             run = list(group)
             if kind == "special":
-                names = "".join(map(self._bytes.special, run)) if self._named else ""
+                names = "".join(self._bytes.special(token) for token in run if token in self._named)
                 text += self.finish() + names if names else ""
                 continue
             text += self.finish() + self._in_context(run) if kind == "text" else self._decode(run)

@@ -29,6 +29,9 @@ OPERATIONS = [
 
 EXAMPLES = 60 if os.environ.get("EXEGPT_TESTS") == "all" else 20
 """Bodies of each operation; `make test-all` sends more."""
+FORMATS = (
+    "response_format structured_outputs guided_json guided_regex guided_choice guided_grammar tools tool_choice".split()
+)
 ADMINISTERED = ["POST /schedule", "POST /drain"]
 """Of a server with an administrator's token alone."""
 
@@ -60,7 +63,16 @@ def map_body(context, body):
     if "completions" in context.operation.path:
         named |= {"max_tokens": 3} if type(named.get("max_tokens", 0)) is int else {}
         named |= {"n": 2} if type(named.get("n")) is int and named["n"] > 2 else {}
+        if len(named) % 2:  # two formats of an output are refused, and random ones nearly always
+            named = {key: value for key, value in named.items() if key not in FORMATS}
+        if isinstance(named.get("messages"), list):
+            named["messages"] = [_with_content(message) for message in named["messages"]]
     return named
+
+
+def _with_content(message):
+    """Every message of a conversation has a content, unless it calls tools: a rule that the description can't have."""
+    return {"content": "a"} | message if isinstance(message, dict) else message
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

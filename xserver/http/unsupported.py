@@ -1,0 +1,82 @@
+"""Keys of OpenAI's and vLLM's APIs without support: their neutral values ask for nothing, and are accepted."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from xserver.http.errors import invalid
+
+COMPLETIONS, CHAT, RESPONSES = "completions", "chat", "responses"
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """A key that some endpoints don't support, and the values that ask for nothing."""
+
+    key: str
+    endpoints: tuple[str, ...]
+    neutral: tuple[Any, ...] = ()
+
+
+_ALL = (COMPLETIONS, CHAT, RESPONSES)
+_SAMPLED = (COMPLETIONS, CHAT)
+UNSUPPORTED = (
+    Unsupported("best_of", _SAMPLED, (1,)),
+    Unsupported("use_beam_search", _SAMPLED),
+    Unsupported("length_penalty", _SAMPLED, (1,)),
+    Unsupported("suffix", (COMPLETIONS,)),
+    Unsupported("skip_special_tokens", _SAMPLED, (True,)),
+    Unsupported("spaces_between_special_tokens", _SAMPLED, (True,)),
+    Unsupported("add_special_tokens", (COMPLETIONS,), (True,)),
+    Unsupported("add_special_tokens", (CHAT,)),
+    Unsupported("tools", (COMPLETIONS,)),
+    Unsupported("tool_choice", (COMPLETIONS,), ("none", "auto")),
+    Unsupported("parallel_tool_calls", (COMPLETIONS,), (True,)),
+    Unsupported("functions", (CHAT,)),
+    Unsupported("function_call", (CHAT,), ("none",)),
+    Unsupported("modalities", (CHAT,), (["text"],)),
+    Unsupported("audio", (CHAT,)),
+    Unsupported("prediction", (CHAT,)),
+    Unsupported("web_search_options", (CHAT,)),
+    Unsupported("verbosity", (CHAT,), ("medium",)),
+    Unsupported("chat_template", (CHAT,)),
+    Unsupported("background", (RESPONSES,)),
+    Unsupported("conversation", (RESPONSES,)),
+    Unsupported("previous_response_id", (RESPONSES,)),
+    Unsupported("prompt", (RESPONSES,)),
+    Unsupported("include", (RESPONSES,), (["reasoning.encrypted_content"],)),
+    Unsupported("truncation", (RESPONSES,), ("disabled",)),
+    Unsupported("max_tool_calls", (RESPONSES,)),
+    Unsupported("moderation", _ALL),
+    Unsupported("context_management", (RESPONSES,)),
+)
+"""The keys, in the order in which they are checked; null, false, "", [] and {} are neutral for all of them."""
+_REASONS = {
+    "background": "This server keeps no responses, so that it can't run one in the background.",
+    "previous_response_id": "This server keeps no responses: pass the whole conversation in 'input'.",
+    "conversation": "This server keeps no conversations: pass the whole conversation in 'input'.",
+}
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a value asks for nothing, whatever its key: null, false, and empty texts, lists and objects."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def without_neutral_keys(endpoint: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body without an endpoint's unsupported keys; ApiError if one has a value that asks for something."""
+    dropped = set()
+    for entry in UNSUPPORTED:
+        if endpoint not in entry.endpoints or entry.key not in data:
+            continue
+        value = data[entry.key]
+        if not is_empty(value) and not any(_same(value, neutral) for neutral in entry.neutral):
+            why = _REASONS.get(entry.key, f"'{entry.key}' is not supported by this server.")
+            raise invalid(why, entry.key, "unsupported_parameter")
+        dropped.add(entry.key)
+    return {key: value for key, value in data.items() if key not in dropped}
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Return whether two values are equal; true is no number."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)

@@ -1,0 +1,118 @@
+"""Grammars of tool calls, in llguidance's Lark: an output that calls tools, or text from whose trigger on it must."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xserver.text.tool_calls import ToolFormat
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a model may call."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any] | None
+    """A JSON schema of an object; None: no arguments."""
+    strict: bool = False
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The tool as chat templates expect it."""
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {"type": "function", "function": {key: value for key, value in function.items() if value is not None}}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of its arguments; unless the tool is strict, keys that llguidance doesn't know are ignored."""
+        schema: dict[str, Any] = without_neutral(self.parameters or {"type": "object", "properties": {}})
+        return schema if self.strict else {"type": "object"} | schema | {"x-guidance": {"lenient": True}}
+
+
+def without_neutral(schema: Any) -> Any:
+    """Return a schema without `uniqueItems: false`, which llguidance doesn't know and which asks for nothing."""
+    if isinstance(schema, dict):
+        kept = {key: value for key, value in schema.items() if not (key == "uniqueItems" and value is False)}
+        return {key: without_neutral(value) for key, value in kept.items()}
+    return [without_neutral(value) for value in schema] if isinstance(schema, list) else schema
+
+
+def tool_grammar(
+    kind: ToolFormat,
+    tools: Sequence[Tool],
+    required: bool,
+    parallel: bool,
+    special: Callable[[str], int | None],
+    response: str | None = None,
+    thinking: "Thinking | None" = None,
+) -> str:
+    """Return the grammar of an output that may call these tools.
+
+    Args:
+        kind: The format of calls.
+        tools: The tools that may be called.
+        required: Whether the output must call a tool; otherwise it is text, and constrained from a trigger on.
+        parallel: Whether several calls may follow each other.
+        special: Returns the id of a text that is one special token, else None.
+        response: The grammar of an output without calls, as a Lark expression; None: any text.
+        thinking: The reasoning before the calls or the text; None: there is none.
+    """
+    names = [f"call_{i}" for i in range(len(tools))]
+    rules = [
+        f'{name}: {_text(f"""{{"name": {json.dumps(tool.name)}, "{kind.arguments}": """)} '
+        f"%json {json.dumps(tool.schema)} {_text('}')}"
+        for name, tool in zip(names, tools, strict=True)
+    ]
+    more = f" ({_text(kind.separator)} call)*" if parallel else ""
+    calls = f"{_text(kind.begin)} call{more} {_text(kind.end)}"
+    trigger = lark_text(kind.trigger, special)
+    rules += [f"call: {' | '.join(names)}", f"calls: {calls}", r"TEXT: /(.|\n)*/"]
+    if required:
+        start = f"{trigger if kind.trigger and not kind.optional else ''} calls"
+    elif response is not None:
+        start = f"{trigger}{'?' if kind.trigger and kind.optional else ''} calls | {response}"
+    elif kind.optional:
+        rules.append(rf"FREE: TEXT & ~/[ \n]*\{{\"name\": \"({'|'.join(tool.name for tool in tools)})\"(.|\n)*/")
+        start = f"{trigger + '?' if kind.trigger else ''} calls | FREE"
+    else:
+        rules.append(f"told: TEXT {trigger}" if trigger.startswith("<[") else f"told[lazy]: TEXT {trigger}")
+        start = "told calls | TEXT"
+    return "\n".join([*_beginning(thinking), f"answer: {start}", *rules])
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """The reasoning before an answer; `begun`: whether the prompt has begun it already."""
+
+    begin: str
+    """The Lark expression of the text that begins it."""
+    end: str
+    begun: bool
+
+
+def answer_grammar(answer: str, thinking: Thinking | None) -> str:
+    """Return the grammar of an answer, given as a Lark expression, behind its reasoning."""
+    return "\n".join([*_beginning(thinking), f"answer: {answer}", r"TEXT: /(.|\n)*/"])
+
+
+def _beginning(thinking: Thinking | None) -> list[str]:
+    """Return the first rules: reasoning, if there may be any, and the answer."""
+    if thinking is None:
+        return ["%llguidance {}", "start: answer"]
+    thought = (
+        f"thought[lazy]: TEXT {thinking.end}" if not thinking.end.startswith("<[") else f"thought: TEXT {thinking.end}"
+    )
+    begin = "thought" if thinking.begun else f"(SPACE? {thinking.begin} thought)?"
+    return ["%llguidance {}", f"start: {begin} SPACE? answer", thought, r"SPACE: /\s+/"]
+
+
+def lark_text(text: str, special: Callable[[str], int | None]) -> str:
+    """Return the Lark expression of a text, which may be one special token."""
+    token = special(text) if text else None
+    return _text(text) if token is None else f"<[{token}]>"
+
+
+def _text(text: str) -> str:
+    return json.dumps(text) if text else ""
