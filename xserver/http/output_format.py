@@ -9,7 +9,7 @@ from xserver.http.errors import ApiError, invalid
 from xserver.http.schemas import ResponseFormat, Sampled, StructuredOutputs
 from xserver.http.served_model import ServedModel
 from xserver.text.message_parts import Reasoning
-from xserver.text.tool_grammar import Thinking, answer_grammar, lark_text, without_neutral
+from xserver.text.tool_grammar import ONE_LINE, Thinking, answer_grammar, lark_text, without_neutral
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _structured(asked: StructuredOutputs, param: str, model: ServedModel) -> lis
 
 def _json(schema: dict[str, Any], model: ServedModel) -> str:
     """Return the Lark expression of JSON that follows a schema."""
-    spaces = {} if model.json_whitespace else {"x-guidance": {"whitespace_pattern": "[ ]?"}}
+    spaces = {} if model.json_whitespace else {"x-guidance": ONE_LINE}
     return f"%json {json.dumps(without_neutral(schema) | spaces)}"
 
 

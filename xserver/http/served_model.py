@@ -101,9 +101,14 @@ class ServedModel:
         return TokenBytes(self.tokenizer)
 
     def special_token(self, text: str) -> int | None:
-        """Return the id of a text that is one special token; None if it is none."""
+        """Return the id of a text that is one token which llguidance takes for a special one; None if it is none.
+
+        It does so for the tokenizer's special tokens, and for all added tokens in angle brackets.
+        """
         token: int | None = self.tokenizer.token_to_id(text)
-        return token if token is not None and self.token_bytes.special(token) else None
+        if token is None or token not in self.tokenizer.get_added_tokens_decoder():
+            return None
+        return token if self.token_bytes.special(token) or (text[:1] == "<" and text[-1:] == ">") else None
 
     @cached_property
     def longest_token(self) -> int:

@@ -1,11 +1,19 @@
 """Grammars of tool calls, in llguidance's Lark: an output that calls tools, or text from whose trigger on it must."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from xserver.text.tool_calls import ToolFormat
+
+_MARK = re.compile(r"(<[^<>\n]+>|\[[A-Z_]+\])")
+"""Marks of calls and of reasoning, which are often tokens of their own."""
+
+
+ONE_LINE = {"whitespace_pattern": "[ ]?"}
+"""llguidance's option for JSON with at most a space between elements; otherwise a model may generate nothing else."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +34,9 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema of its arguments; unless the tool is strict, keys that llguidance doesn't know are ignored."""
+        """The schema of its arguments, on one line; unless the tool is strict, keys without support are ignored."""
         schema: dict[str, Any] = without_neutral(self.parameters or {"type": "object", "properties": {}})
-        return schema if self.strict else {"type": "object"} | schema | {"x-guidance": {"lenient": True}}
+        return {"type": "object"} | schema | {"x-guidance": ONE_LINE | ({} if self.strict else {"lenient": True})}
 
 
 def without_neutral(schema: Any) -> Any:
@@ -55,7 +63,7 @@ def tool_grammar(
         tools: The tools that may be called.
         required: Whether the output must call a tool; otherwise it is text, and constrained from a trigger on.
         parallel: Whether several calls may follow each other.
-        special: Returns the id of a text that is one special token, else None.
+        special: Returns the id of a text that is one token which llguidance takes for a special one, else None.
         response: The grammar of an output without calls, as a Lark expression; None: any text.
         thinking: The reasoning before the calls or the text; None: there is none.
     """
@@ -65,8 +73,8 @@ def tool_grammar(
         f"%json {json.dumps(tool.schema)} {_text('}')}"
         for name, tool in zip(names, tools, strict=True)
     ]
-    more = f" ({_text(kind.separator)} call)*" if parallel else ""
-    calls = f"{_text(kind.begin)} call{more} {_text(kind.end)}"
+    more = f" ({lark_text(kind.separator, special)} call)*" if parallel else ""
+    calls = f"{_text(kind.begin)} call{more} {lark_text(kind.end, special)}"
     trigger = lark_text(kind.trigger, special)
     rules += [f"call: {' | '.join(names)}", f"calls: {calls}", r"TEXT: /(.|\n)*/"]
     if required:
@@ -109,9 +117,12 @@ def _beginning(thinking: Thinking | None) -> list[str]:
 
 
 def lark_text(text: str, special: Callable[[str], int | None]) -> str:
-    """Return the Lark expression of a text, which may be one special token."""
-    token = special(text) if text else None
-    return _text(text) if token is None else f"<[{token}]>"
+    """Return the Lark expression of a text, whose marks may be special tokens."""
+    parts = []
+    for part in _MARK.split(text):
+        token = special(part) if part else None
+        parts.append(_text(part) if token is None else f"<[{token}]>")
+    return " ".join(filter(None, parts))
 
 
 def _text(text: str) -> str:

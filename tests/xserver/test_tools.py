@@ -1,0 +1,183 @@
+"""Tool calls over HTTP: whole loops of a call and an answer, and calls that are forced on random weights."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.stored_profile import store_profile
+from tests.xserver.conftest import schedule_for, serving
+from tests.xserver.http.test_completions import events
+from tests.xserver.scripted import ARGUMENTS, TEXT, schedule_file, scripted_model
+from xcore import document
+from xrunner.models.create import create_model
+
+PATH = "/v1/chat/completions"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+ASK = [{"role": "user", "content": "How is the weather in Rome?"}]
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("scripted")
+    model = scripted_model(directory / "scripted")
+    with serving(model, schedule_file(model, directory / "schedule.json"), directory) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def unscripted(tmp_path_factory):
+    """A server of random weights with room for tools in its prompts."""
+    directory = tmp_path_factory.mktemp("random")
+    sizes = {"layers": 2, "hidden": 32, "heads": 2, "kv_heads": 1, "ffn": 64, "vocab": 300, "context": 8192}
+    create_model(directory / "tiny", "llama", **sizes, seed=0)
+    store_profile(directory / "tiny", 1)
+    schedule = replace(schedule_for(directory / "tiny"), kv_blocks=4096)
+    document.write(directory / "schedule.json", schedule)
+    with serving(directory / "tiny", directory / "schedule.json", directory) as server:
+        yield server
+
+
+def posted(server, **body):
+    status, _, data = server.post(PATH, {"messages": ASK, "max_tokens": 300} | body)
+    assert status == 200, data
+    return json.loads(data)
+
+
+def assembled(chunks):
+    """The message and the reason that the chunks of a stream add up to."""
+    message, calls, reason = {"content": ""}, {}, None
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            message["content"] += choice["delta"].get("content") or ""
+            for delta in choice["delta"].get("tool_calls", ()):
+                call = calls.setdefault(delta["index"], {"id": "", "name": "", "arguments": ""})
+                call["id"] += delta.get("id", "")
+                call["name"] += delta["function"].get("name", "")
+                call["arguments"] += delta["function"]["arguments"]
+            reason = choice["finish_reason"] or reason
+    return message | {"tool_calls": list(calls.values())}, reason
+
+
+def test_a_call_and_then_its_answer_whole_and_streamed(scripted):
+    whole = posted(scripted, tools=[WEATHER])
+    (choice,) = whole["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
+    assert call["type"] == "function" and call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"]) == ARGUMENTS and call["id"].startswith("call_")
+    chunks = events(scripted.post(PATH, {"messages": ASK, "tools": [WEATHER], "stream": True})[2])
+    streamed, reason = assembled(chunks)
+    assert reason == "tool_calls" and streamed["content"] == ""
+    assert [(c["name"], json.loads(c["arguments"])) for c in streamed["tool_calls"]] == [("get_weather", ARGUMENTS)]
+    told = {"role": "tool", "tool_call_id": call["id"], "content": "sunny"}
+    answer = posted(scripted, tools=[WEATHER], messages=[*ASK, choice["message"], told])["choices"][0]
+    assert answer["message"]["content"] == TEXT and answer["finish_reason"] == "stop"
+    assert "tool_calls" not in answer["message"]
+
+
+@pytest.mark.parametrize("body", [{}, {"tools": [WEATHER], "tool_choice": "none"}])
+def test_without_tools_or_with_none_chosen_a_call_is_text(scripted, body):
+    choice = posted(scripted, **body | {"max_tokens": 3})["choices"][0]
+    assert choice["message"]["content"].startswith("<tool_call>") and "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_required_call_is_made_by_random_weights(unscripted, choice):
+    enum = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": WEATHER["function"] | {"parameters": enum, "strict": True}}
+    body = {"tools": [tool], "tool_choice": choice, "parallel_tool_calls": False, "seed": 1}
+    answer = posted(unscripted, **body)["choices"][0]
+    (call,) = answer["message"]["tool_calls"]
+    assert answer["finish_reason"] == "tool_calls"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+
+
+def schema(rng):
+    """A random schema of arguments, whose values are short."""
+    kinds = [
+        lambda: {"type": "integer", "minimum": 0, "maximum": 99},
+        lambda: {"type": "boolean"},
+        lambda: {"enum": [rng.choice("abc") * n for n in range(1, 4)]},
+        lambda: {"type": "string", "maxLength": rng.randint(1, 6)},
+        lambda: {"type": "array", "items": {"type": "boolean"}, "maxItems": rng.randint(1, 3), "uniqueItems": False},
+        lambda: {"type": ["null", "boolean"]},
+    ]
+    names = [f"key_{i}" for i in range(rng.randint(1, 4))]
+    keys = {name: rng.choice(kinds)() for name in names}
+    return {"type": "object", "properties": keys, "required": names, "additionalProperties": False}
+
+
+@pytest.mark.slow
+def test_200_calls_over_30_schemas_follow_them(unscripted):
+    jsonschema = pytest.importorskip("jsonschema_rs")
+    rng = random.Random(0)
+    schemas = [schema(rng) for _ in range(30)]
+    for number in range(200):
+        parameters = schemas[number % 30]
+        tool = {
+            "type": "function",
+            "function": {"name": f"tool_{number % 30}", "parameters": parameters, "strict": True},
+        }
+        body = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "seed": number}
+        if number % 2:
+            chunks = events(unscripted.post(PATH, {"messages": ASK, "stream": True, "max_tokens": 400} | body)[2])
+            message, reason = assembled(chunks)
+            ((name, arguments),) = [(call["name"], call["arguments"]) for call in message["tool_calls"]]
+        else:
+            choice = posted(unscripted, **body)["choices"][0]
+            reason = choice["finish_reason"]
+            ((name, arguments),) = [tuple(call["function"].values()) for call in choice["message"]["tool_calls"]]
+        assert reason == "tool_calls" and name == tool["function"]["name"]
+        jsonschema.validator_for(parameters).validate(json.loads(arguments))
+
+
+def test_several_calls_follow_each_other_where_they_are_allowed(unscripted):
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "now", "parameters": none}}
+    body = {"tools": [tool], "tool_choice": "required", "logit_bias": {"256": -100}, "max_tokens": 120}
+    several = posted(unscripted, **body)["choices"][0]
+    assert len(several["message"]["tool_calls"]) > 1 and several["finish_reason"] == "length"
+    one = posted(unscripted, **body, parallel_tool_calls=False)["choices"][0]["message"]["tool_calls"]
+    assert len(one) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER], "structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs"),
+        ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages"),
+        ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
+    ],
+)
+def test_tools_that_contradict_each_other_are_refused(scripted, body, param):
+    status, _, data = scripted.post(PATH, {"messages": ASK} | body)
+    assert (status, json.loads(data)["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("body", "allowed"),
+    [
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, ("yes", "no")),
+        ({"guided_choice": ["left", "right"]}, ("left", "right")),
+        ({"guided_regex": "[ab]/c"}, ("a/c", "b/c")),
+        ({"guided_json": '{"enum": [1, 2]}'}, ("1", "2")),
+        ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, ("x", "y")),
+        ({"structured_outputs": {"grammar": 'start: "x" | "y"'}}, ("x", "y")),
+    ],
+)
+def test_formats_of_vllm_are_followed(unscripted, body, allowed):
+    assert posted(unscripted, **body)["choices"][0]["message"]["content"] in allowed
+    status, _, data = unscripted.post("/v1/completions", {"prompt": "a"} | body)
+    assert status == 200 and json.loads(data)["choices"][0]["text"] in allowed
