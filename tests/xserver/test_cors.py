@@ -14,6 +14,7 @@ pytest.importorskip("fastapi")
 
 from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import serving
+from tests.xserver.http.test_event_stream import Documents
 from xcore.errors import InputError
 from xserver.admission.gate import check_origins, guarded
 from xserver.admission.measured import Measured
@@ -52,7 +53,7 @@ def send(model):
         async def documents():
             yield {"a": 1}
 
-        return EventStream(documents(), lambda: None, 9.0)
+        return EventStream(Documents(documents()), lambda: None, 9.0)
 
     def send(method, path, body=b"", keys=("sesame",), origins=(PAGE,), **headers):
         app = guarded(Measured(api, frontend.monitor, KINDS), keys, (), origins)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission import Promise
 from xserver.http.errors import ApiError, invalid
-from xserver.http.event_stream import EventStream, disconnected
+from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Generation, Piece
 from xserver.http.journal import Entry
@@ -64,6 +64,22 @@ class Answer(ABC):
             begun.add(piece.choice.index)
         if self.wants_usage:
             yield self.document([], stream=True, usage=self.usage)
+
+    def whole(self, texts: dict[int, str]) -> dict[str, Any]:
+        """Return the document of the complete answer, given the texts by the choices' indices."""
+        choices = [self.choice(choice, texts[choice.index]) for choice in self.choices]
+        return self.document(choices, usage=self.usage)
+
+    def event(self, document: dict[str, Any]) -> bytes:
+        """Return an event of the stream."""
+        return event(document)
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the stream's event of an error."""
+        return event(error.body)
+
+    last_event: ClassVar[bytes] = b"data: [DONE]\n\n"
+    """The bytes that end a stream."""
 
     def check_stream(self) -> None:
         """Raise ApiError for stream options without a stream."""
@@ -148,15 +164,14 @@ async def answer(
     choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
     http.state.answering = Answering(choices, work.prompt_tokens, work.promise, preemptions)
     if work.body.stream:
-        return EventStream(work.chunks(), lambda: _close(work, frontend, entry), frontend.stall_s)
+        return EventStream(work, lambda: _close(work, frontend, entry), frontend.stall_s)
     try:
         texts = await _unless_gone(http, work.generation)
     finally:
         _close(work, frontend, entry)
     if texts is None:
         return Response(status_code=499)  # the client has disconnected
-    whole = [work.choice(choice, texts[choice.index]) for choice in work.choices]
-    return JSONResponse(work.document(whole, usage=work.usage))
+    return JSONResponse(work.whole(texts))
 
 
 def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:

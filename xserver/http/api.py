@@ -27,11 +27,15 @@ from xserver.http.responses import (
     DetokenizedText,
     ModelCard,
     ModelList,
+    ResponseDocument,
+    ResponseEvent,
     Returned,
     TextCompletion,
     Tokens,
     Version,
 )
+from xserver.http.responses_answer import ResponsesAnswer
+from xserver.http.responses_schemas import ResponsesRequest
 from xserver.http.sampling import random_seed
 from xserver.http.schemas import (
     ChatRequest,
@@ -46,7 +50,7 @@ from xserver.http.tokenizing import detokenize, tokenize
 
 MAX_BODY = 16 * 2**20
 """Maximum size of a request's body, in bytes."""
-_NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
+_NOT_SERVED = "This server has /v1/models, /v1/completions, /v1/chat/completions and /v1/responses; see /openapi.json."
 
 
 def make_api(frontends: Frontends) -> FastAPI:
@@ -127,11 +131,13 @@ def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> N
 KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
     "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
     "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
+    "/v1/responses": (ResponsesRequest, ResponsesAnswer, "Answer conversations, in the form of responses."),
 }
 """The body, the answer and the summary of each path."""
 RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
     "/v1/completions": (TextCompletion, TextCompletion),
     "/v1/chat/completions": (ChatCompletion, ChatChunk),
+    "/v1/responses": (ResponseDocument, ResponseEvent),
 }
 """The documents of its answers, and of its streams' events."""
 
@@ -154,6 +160,11 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 
     for path in KINDS:
         route(path)
+
+    @api.get("/v1/responses/{name:path}", include_in_schema=False)
+    @api.delete("/v1/responses/{name:path}", include_in_schema=False)
+    async def kept(name: str) -> Response:
+        raise ApiError(404, "This server keeps no responses: read the answer of POST /v1/responses.", "not_found")
 
 
 def make_answer(

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -19,15 +19,30 @@ _HEADERS = [
 ]
 
 
+class Streamed(Protocol):
+    """An answer as a stream of events."""
+
+    last_event: ClassVar[bytes]
+
+    def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the documents of the events."""
+
+    def event(self, document: dict[str, Any]) -> bytes:
+        """Return a document's event."""
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+
+
 class EventStream(Response):
     """An ASGI response of JSON documents; `close` is called once, at the end or after a disconnection.
 
     A client that reads nothing for `stall_s` counts as disconnected.
     """
 
-    def __init__(self, documents: AsyncIterator[dict[str, Any]], close: Callable[[], object], stall_s: float):
+    def __init__(self, streamed: Streamed, close: Callable[[], object], stall_s: float):
         super().__init__()
-        self._documents, self._close, self._stall_s = documents, close, stall_s
+        self._streamed, self._close, self._stall_s = streamed, close, stall_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the last one, or until the client disconnects."""
@@ -56,7 +71,8 @@ class EventStream(Response):
             sending.result()
 
         await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
-        events = aiter(self._documents)
+        streamed = self._streamed
+        events = aiter(streamed.chunks())
         following = asyncio.ensure_future(anext(events, None))
         try:
             while True:
@@ -67,17 +83,17 @@ class EventStream(Response):
                 document = following.result()
                 if document is None:
                     break
-                await put(event(document))
+                await put(streamed.event(document))
                 following = asyncio.ensure_future(anext(events, None))
         except ApiError as error:
-            await put(event(error.body))
+            await put(streamed.failure(error))
         except Exception:
             failed = ApiError(500, "An internal error ended the answer.", "internal_error", None, SERVER)
-            await put(event(failed.body))
+            await put(streamed.failure(failed))
             raise
         finally:
             following.cancel()
-        await put(b"data: [DONE]\n\n", more=False)
+        await put(streamed.last_event, more=False)
 
 
 def event(document: dict[str, Any]) -> bytes:

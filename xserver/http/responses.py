@@ -201,6 +201,45 @@ class ChatChunk(Made):
     prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`, in the first.")
 
 
+class ResponseDocument(Returned):
+    """The answer of `POST /v1/responses`."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete", "in_progress"]
+    background: Literal[False]
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: None
+    model: str
+    output: list[dict[str, Any]] = Field(description="Items of the types message, function_call and reasoning.")
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, str]
+    tools: list[dict[str, Any]]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: dict[str, Any] | None
+    user: str | None
+    metadata: dict[str, Any]
+
+
+class ResponseEvent(Returned):
+    """An event of a streamed response; its other keys depend on its type."""
+
+    model_config = ConfigDict(extra="allow")
+    type: str
+    sequence_number: int
+
+
 class Tokens(Returned):
     """The answer of `POST /tokenize`."""
 

@@ -4,13 +4,31 @@ import asyncio
 
 import pytest
 
-from xserver.http.event_stream import EventStream
+from xserver.http.event_stream import EventStream, event
+
+
+class Documents:
+    """Documents as a stream's answer."""
+
+    last_event = b"data: [DONE]\n\n"
+
+    def __init__(self, documents):
+        self._documents = documents
+
+    def chunks(self):
+        return self._documents
+
+    def event(self, document) -> bytes:
+        return event(document)
+
+    def failure(self, error) -> bytes:
+        return event(error.body)
 
 
 async def stream(send, receive, documents, stall_s=60.0) -> int:
     """How often a stream is closed that is written until it ends."""
     closed = []
-    await EventStream(documents, lambda: closed.append(1), stall_s)({}, receive, send)
+    await EventStream(Documents(documents), lambda: closed.append(1), stall_s)({}, receive, send)
     return len(closed)
 
 

@@ -1,0 +1,115 @@
+"""`POST /v1/responses`, raw and with OpenAI's client: texts, calls and their outputs, formats, and streams' events."""
+
+import json
+
+import pytest
+
+from tests.xserver.scripted import ARGUMENTS, TEXT
+from tests.xserver.test_tools import WEATHER, scripted, unscripted  # noqa: F401 - fixtures
+
+PATH = "/v1/responses"
+TOOL = {"type": "function"} | WEATHER["function"]
+
+
+def posted(server, **body):
+    status, _, data = server.post(PATH, {"input": "How is the weather in Rome?"} | body)
+    assert status == 200, data
+    return json.loads(data)
+
+
+def events(data: bytes):
+    """The events of a stream; each names its type twice, and their numbers are in order."""
+    found = []
+    for block in data.decode().strip().split("\n\n"):
+        name, document = block.split("\n")
+        found.append(json.loads(document.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    return found
+
+
+def test_a_call_and_then_its_answer(scripted):  # noqa: F811
+    first = posted(scripted, tools=[TOOL], store=True, instructions="Be kind.")
+    (call,) = first["output"]
+    assert first["status"] == "completed" and first["store"] is False and first["object"] == "response"
+    assert call["type"] == "function_call" and json.loads(call["arguments"]) == ARGUMENTS
+    told = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
+    second = posted(scripted, tools=[TOOL], input=[{"role": "user", "content": "How is it?"}, call, told])
+    (message,) = second["output"]
+    assert message["content"] == [{"type": "output_text", "text": TEXT, "annotations": [], "logprobs": []}]
+    usage = second["usage"]
+    assert usage["input_tokens"] + usage["output_tokens"] == usage["total_tokens"] and usage["output_tokens"] == 2
+    assert usage["input_tokens_details"]["cached_tokens"] == 0
+
+
+def test_the_events_of_a_call_come_in_their_order(scripted):  # noqa: F811
+    found = events(scripted.post(PATH, {"input": "Rome?", "tools": [TOOL], "stream": True})[2])
+    names = [event["type"].removeprefix("response.") for event in found]
+    deltas = names.count("function_call_arguments.delta")
+    assert names == [
+        *("created", "in_progress", "output_item.added"),
+        *["function_call_arguments.delta"] * deltas,
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    arguments = "".join(event["delta"] for event in found if event["type"].endswith("arguments.delta"))
+    assert json.loads(arguments) == ARGUMENTS and found[-1]["response"]["output"][0]["arguments"] == arguments
+
+
+def test_the_events_of_a_text_come_in_their_order(scripted):  # noqa: F811
+    told = {"type": "function_call_output", "call_id": "a", "output": [{"type": "input_text", "text": "sunny"}]}
+    call = {"type": "function_call", "call_id": "a", "name": "get_weather", "arguments": "{}"}
+    found = events(scripted.post(PATH, {"input": [call, told], "stream": True})[2])
+    names = [event["type"].removeprefix("response.") for event in found]
+    assert names == [
+        *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert found[5]["text"] == TEXT and found[-1]["response"]["usage"]["output_tokens"] == 2
+
+
+def test_formats_and_limits(unscripted):  # noqa: F811
+    shape = {"type": "json_schema", "name": "side", "schema": {"enum": ["left", "right"]}, "strict": True}
+    answer = posted(unscripted, text={"format": shape}, top_logprobs=1)
+    content = answer["output"][0]["content"][0]
+    assert json.loads(content["text"]) in ("left", "right") and content["logprobs"]
+    cut = posted(unscripted, max_output_tokens=3)
+    assert cut["status"] == "incomplete" and cut["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert cut["usage"]["output_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "keeps no responses"),
+        ({"background": True}, "background", "keeps no responses"),
+        ({"conversation": "conv_1"}, "conversation", "keeps no conversations"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input", "'input.0' is a call without 'call_id'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input.0.content.0.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools.0"),
+        ({"tool_choice": "required"}, "tool_choice", "no functions"),
+    ],
+)
+def test_what_is_not_served_is_refused_with_the_reason(scripted, body, param, words):  # noqa: F811
+    status, _, data = scripted.post(PATH, {"input": "a"} | body)
+    error = json.loads(data)["error"]
+    assert (status, error["param"]) == (400, param) and words in error["message"]
+
+
+def test_responses_are_not_kept(scripted):  # noqa: F811
+    status, _, data = scripted.get(PATH + "/resp_1")
+    assert status == 404 and "keeps no responses" in json.loads(data)["error"]["message"]
+
+
+def test_openai_client_reads_responses_and_streams(scripted):  # noqa: F811
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as client:
+        first = client.responses.create(model="scripted", input="Rome?", tools=[TOOL])
+        (call,) = first.output
+        told = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+        conversation = [{"role": "user", "content": "Rome?"}, *first.output, told]
+        second = client.responses.create(model="scripted", input=conversation, tools=[TOOL])
+        assert second.output_text == TEXT
+        with client.responses.stream(model="scripted", input=conversation, tools=[TOOL]) as stream:
+            kinds = {event.type for event in stream}
+            assert stream.get_final_response().output_text == TEXT
+        assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds

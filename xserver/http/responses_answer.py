@@ -1,0 +1,207 @@
+"""`POST /v1/responses`: answer conversations in OpenAI's newer form, without keeping them."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from xserver.http.chat import Chat
+from xserver.http.errors import ApiError
+from xserver.http.frontend import Frontend
+from xserver.http.generation import Choice
+from xserver.http.responses_schemas import ChosenTool, ResponsesRequest, chat_of
+from xserver.http.tools import call_id
+from xserver.text.log_probs import chat_logprobs
+from xserver.text.message_parts import MessagePart, Thought
+from xserver.text.tool_calls import CallDelta
+
+Item = dict[str, Any]
+
+
+class ResponsesAnswer(Chat):
+    """One request for a response."""
+
+    prefix, kind = "resp_", "response"
+
+    def __init__(self, body: ResponsesRequest, frontend: Frontend, answer_id: str, created: int | None = None):
+        super().__init__(chat_of(body), frontend, answer_id, created)
+        self.asked = body
+        self._encode = frontend.model.encode
+
+    def whole(self, texts: dict[int, str]) -> dict[str, Any]:
+        """Return the complete response."""
+        (choice,) = self.choices
+        parser = self.rules.parser()
+        output = Output(self, choice)
+        for part in [*parser.push(texts[choice.index]), *parser.finish()]:
+            list(output.add(part))
+        list(output.end())
+        return self._response(output.items, choice.finish_reason)
+
+    async def chunks(self) -> AsyncIterator[dict[str, Any]]:
+        """Yield the stream's events, numbered."""
+        number = 0
+        async for event in self._events():
+            yield event | {"sequence_number": number}
+            number += 1
+
+    async def _events(self) -> AsyncIterator[dict[str, Any]]:
+        (choice,) = self.choices
+        output, parser = Output(self, choice), self.rules.parser()
+        begun = self._response([], None)
+        yield {"type": "response.created", "response": begun}
+        yield {"type": "response.in_progress", "response": begun}
+        async for piece in self.generation.pieces():
+            for part in [*parser.push(piece.text), *(parser.finish() if piece.finish_reason else ())]:
+                for event in output.add(part):
+                    yield event
+        for event in output.end():
+            yield event
+        ended = self._response(output.items, choice.finish_reason)
+        yield {"type": f"response.{ended['status']}", "response": ended}
+
+    def event(self, document: dict[str, Any]) -> bytes:
+        """Return an event of the stream, with its type."""
+        data = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        return f"event: {document['type']}\ndata: {data}\n\n".encode()
+
+    def failure(self, error: ApiError) -> bytes:
+        """Return the event of an error."""
+        detail = {"code": error.code, "message": error.message, "param": error.param}
+        return self.event({"type": "error", **detail, "sequence_number": 0})
+
+    last_event = b""
+
+    def _response(self, items: list[Item], reason: str | None) -> dict[str, Any]:
+        """Return the response so far; `reason` None: it is in progress."""
+        asked = self.asked
+        status = {None: "in_progress", "length": "incomplete"}.get(reason, "completed")
+        shape = asked.text.format if asked.text and asked.text.format else None
+        thinking, choice = asked.reasoning, asked.tool_choice
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "max_tool_calls": None,
+            "model": self._model,
+            "output": items,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": thinking.effort if thinking else None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if asked.temperature is None else asked.temperature,
+            "text": {"format": shape.model_dump(by_alias=True, exclude_none=True) if shape else {"type": "text"}},
+            "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
+            "tools": [{"strict": False} | tool.model_dump(exclude_none=True) for tool in asked.tools or ()],
+            "top_logprobs": asked.top_logprobs or 0,
+            "top_p": 1.0 if asked.top_p is None else asked.top_p,
+            "truncation": "disabled",
+            "usage": None if reason is None else self._usage(items),
+            "user": asked.user,
+            "metadata": asked.metadata or {},
+        }
+
+    def _usage(self, items: list[Item]) -> dict[str, Any]:
+        """Return the numbers of tokens; those of the reasoning are its text's, tokenized again."""
+        thoughts = "".join(part["text"] for item in items if item["type"] == "reasoning" for part in item["content"])
+        generated = self.choices[0].taken
+        thought = min(generated, len(self._encode(thoughts, special=False))) if thoughts else 0
+        return {
+            "input_tokens": self.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": generated,
+            "output_tokens_details": {"reasoning_tokens": thought},
+            "total_tokens": self.prompt_tokens + generated,
+        }
+
+
+class Output:
+    """The items of a response as they grow, and the events that say so."""
+
+    def __init__(self, answer: ResponsesAnswer, choice: Choice):
+        self.items: list[Item] = []
+        self._answer, self._choice = answer, choice
+        self._open: Item | None = None
+        self._calls = 0
+
+    def add(self, part: MessagePart) -> Iterator[dict[str, Any]]:
+        """Add a part of the message; yield its events."""
+        if isinstance(part, CallDelta):
+            if part.name is not None:
+                yield from self.end()
+                yield from self._begin(self._call(part))
+            assert self._open
+            if part.arguments:
+                self._open["arguments"] += part.arguments
+                yield self._event("response.function_call_arguments.delta", delta=part.arguments)
+            return
+        kind, text = ("reasoning", part.text) if isinstance(part, Thought) else ("message", part)
+        if self._open is None or self._open["type"] != kind:
+            yield from self.end()
+            yield from self._begin(self._reasoning() if kind == "reasoning" else self._message())
+            yield from self._part_event("added")
+        assert self._open
+        self._open["content"][0]["text"] += text
+        yield self._text_event("delta", delta=text)
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """End the item that is open; yield its events."""
+        item = self._open
+        if item is None:
+            return
+        if item["type"] == "function_call":
+            arguments, name = item["arguments"], item["name"]
+            yield self._event("response.function_call_arguments.done", arguments=arguments, name=name)
+        else:
+            content = item["content"][0]
+            if item["type"] == "message" and self._choice.logprobs:
+                content["logprobs"] = chat_logprobs(self._choice.logprobs)["content"]
+            yield self._text_event("done", text=content["text"])
+            yield from self._part_event("done")
+        cut = self._choice.finish_reason == "length"
+        item["status"] = "incomplete" if cut else "completed"
+        yield {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": item}
+        self._open = None
+
+    def _begin(self, item: Item) -> Iterator[dict[str, Any]]:
+        self.items.append(item)
+        self._open = item
+        shown = item | ({"content": []} if "content" in item else {})
+        yield {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": shown}
+
+    def _id(self, prefix: str) -> str:
+        return f"{prefix}_{self._answer.id.removeprefix('resp_')}_{len(self.items)}"
+
+    def _message(self) -> Item:
+        text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        state = {"status": "in_progress", "role": "assistant"}
+        return {"id": self._id("msg"), "type": "message", **state, "content": [text]}
+
+    def _reasoning(self) -> Item:
+        text = {"type": "reasoning_text", "text": ""}
+        return {"id": self._id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": [text]}
+
+    def _call(self, part: CallDelta) -> Item:
+        identity = call_id(self._answer.id, 0, part.index, self._answer.rules.tool_format)
+        call = {"call_id": identity, "name": part.name, "arguments": ""}
+        return {"id": self._id("fc"), "type": "function_call", "status": "in_progress", **call}
+
+    def _event(self, event_type: str, /, **values: Any) -> dict[str, Any]:
+        assert self._open
+        return {"type": event_type, "item_id": self._open["id"], "output_index": len(self.items) - 1, **values}
+
+    def _text_event(self, state: str, **values: Any) -> dict[str, Any]:
+        assert self._open
+        if self._open["type"] == "reasoning":
+            return self._event(f"response.reasoning_text.{state}", content_index=0, **values)
+        return self._event(f"response.output_text.{state}", content_index=0, logprobs=[], **values)
+
+    def _part_event(self, state: str) -> Iterator[dict[str, Any]]:
+        assert self._open
+        part = dict(self._open["content"][0])
+        yield self._event(f"response.content_part.{state}", content_index=0, part=part)

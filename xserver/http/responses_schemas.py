@@ -1,0 +1,210 @@
+"""The body of `POST /v1/responses`, and its conversion to a chat."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from xserver.http.errors import invalid
+from xserver.http.schemas import (
+    ChatRequest,
+    Document,
+    FunctionTool,
+    NamedTool,
+    Whole,
+    parsed,
+)
+from xserver.http.unsupported import RESPONSES
+
+
+class ContentPart(Document):
+    """A text of a message."""
+
+    type: Literal["input_text", "output_text", "text", "summary_text", "reasoning_text"]
+    text: str
+    annotations: list[Any] | None = Field(None, description="Has no effect.")
+    logprobs: list[Any] | None = Field(None, description="Has no effect.")
+
+
+Texts = str | list[ContentPart]
+
+
+class Item(Document):
+    """An item of the input: a message, a function's call or its output, or reasoning."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: Texts | None = None
+    summary: list[ContentPart] | None = None
+    encrypted_content: str | None = Field(None, description="Has no effect.")
+    call_id: str | None = Field(None, max_length=256)
+    name: str | None = Field(None, max_length=256)
+    arguments: str | None = None
+    output: Texts | None = None
+    id: str | None = Field(None, description="Has no effect.")
+    status: str | None = Field(None, description="Has no effect.")
+    phase: str | None = Field(None, description="Has no effect.")
+
+
+class ResponseTool(FunctionTool):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    defer_loading: bool | None = Field(None, description="Has no effect.")
+
+
+class ChosenTool(Document):
+    """The choice of one function."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Document):
+    """The format of the text."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Document):
+    """Options of the text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ReasoningOptions(Document):
+    """Options of the reasoning."""
+
+    effort: str | None = Field(None, max_length=64, description="A variable of the chat template.")
+    summary: str | None = Field(None, description="Has no effect.")
+    generate_summary: str | None = Field(None, description="Has no effect.")
+
+
+class ResponseStreamOptions(Document):
+    """Options of a stream."""
+
+    include_obfuscation: bool | None = Field(None, description="Has no effect.")
+
+
+class ResponsesRequest(Document):
+    """The body of `POST /v1/responses`."""
+
+    endpoint = RESPONSES
+    model: str | None = Field(None, max_length=1024)
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
+    instructions: str | None = None
+    max_output_tokens: Whole | None = Field(None, ge=1, lt=2**31)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    store: bool | None = Field(None, description="Responses are never kept: answered as false.")
+    metadata: dict[str, Any] | None = None
+    user: str | None = Field(None, description="Has no effect.")
+    service_tier: str | None = Field(None, description="Has no effect.")
+    safety_identifier: str | None = Field(None, description="Has no effect.")
+    prompt_cache_key: str | None = Field(None, description="Has no effect.")
+    prompt_cache_retention: str | None = Field(None, description="Has no effect.")
+
+
+def chat_of(body: ResponsesRequest) -> ChatRequest:
+    """Return the chat that a body asks for; ApiError for an input that is no conversation."""
+    messages: list[dict[str, Any]] = []
+    if body.instructions:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        messages.append({"role": "user", "content": body.input})
+    else:
+        messages += _messages(body.input)
+    wanted = body.text.format if body.text else None
+    chat: dict[str, Any] = {
+        "model": body.model,
+        "messages": messages,
+        "max_completion_tokens": body.max_output_tokens,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "logprobs": bool(body.top_logprobs),
+        "top_logprobs": body.top_logprobs,
+        "tools": [_tool(tool) for tool in body.tools or ()],
+        "tool_choice": _choice(body.tool_choice),
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "response_format": _format(wanted) if wanted else None,
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
+        "stream": body.stream,
+    }
+    made: ChatRequest = parsed(ChatRequest, chat)
+    return made
+
+
+def _messages(items: Sequence[Item]) -> list[dict[str, Any]]:
+    """Return the messages of items; calls and reasoning join the assistant's message that they belong to."""
+    messages: list[dict[str, Any]] = []
+    for place, item in enumerate(items):
+        where = f"input.{place}"
+        if item.type == "message":
+            if item.role is None or item.content is None:
+                raise invalid(f"'{where}' is a message without a role or a content.", "input")
+            last = messages[-1] if messages else {}
+            if item.role == "assistant" and last.get("role") == "assistant" and last.get("content") is None:
+                last["content"] = _text(item.content)
+            else:
+                messages.append({"role": item.role, "content": _text(item.content)})
+        elif item.type == "function_call_output":
+            if item.call_id is None or item.output is None:
+                raise invalid(f"'{where}' is a function's output without 'call_id' or 'output'.", "input")
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+        else:
+            _join(messages, item, where)
+    return [message for message in messages if message.get("content") is not None or message.get("tool_calls")]
+
+
+def _join(messages: list[dict[str, Any]], item: Item, where: str) -> None:
+    """Add a call, or reasoning, to the assistant's message."""
+    if not messages or messages[-1]["role"] != "assistant" or (item.type == "reasoning" and messages[-1]["content"]):
+        messages.append({"role": "assistant", "content": None})
+    message = messages[-1]
+    if item.type == "reasoning":
+        thought = "\n".join(part.text for part in [*(item.summary or ()), *_parts(item.content)])
+        if thought:
+            message["reasoning_content"] = thought
+        return
+    if item.call_id is None or item.name is None or item.arguments is None:
+        raise invalid(f"'{where}' is a call without 'call_id', 'name' or 'arguments'.", "input")
+    call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+    message.setdefault("tool_calls", []).append(call)
+
+
+def _parts(content: Texts | None) -> Sequence[ContentPart]:
+    return content if isinstance(content, list) else ()
+
+
+def _text(content: Texts) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+def _tool(tool: ResponseTool) -> dict[str, Any]:
+    function = tool.model_dump(include={"name", "description", "parameters", "strict"}, exclude_none=True)
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: str | ChosenTool | None) -> Any:
+    if isinstance(choice, ChosenTool):
+        return NamedTool.model_validate({"type": "function", "function": {"name": choice.name}}).model_dump()
+    return choice
+
+
+def _format(wanted: TextFormat) -> dict[str, Any]:
+    if wanted.type != "json_schema":
+        return {"type": wanted.type}
+    return {"type": "json_schema", "json_schema": {"name": wanted.name or "answer", "schema": wanted.json_schema}}
