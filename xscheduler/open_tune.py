@@ -24,7 +24,7 @@ from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Good
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
 from xscheduler.question import Limits, Question
 from xscheduler.search import Method, Search
-from xscheduler.spaces import POLICIES, spaces
+from xscheduler.spaces import POLICIES, spaces, twin
 from xscheduler.ties import preferred
 from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
@@ -127,10 +127,13 @@ def tune_at(
             )
             for policy, asked in on_engines.items()
         }
+        twins = _twins(on_engines)
+        searched = {policy: search for policy, search in searches.items() if policy not in twins}
         if method == "bnb":
-            sustained = _raced(searches, progress, profile=profile)
+            sustained = _raced(searched, progress, profile=profile)
         else:
-            sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
+            sustained = {policy: best for policy, search in searched.items() if (best := _exhausted(search))}
+        sustained = _with_twins(sustained, twins, searches)
         lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], question.limits)
     goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
     at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
@@ -184,7 +187,27 @@ def sustained_by(
             policy: OpenSearch(question, spaces(policy, question), Meter(profile, arrivals, bounds), threads=_threads())
             for policy in policies
         }
-        return _raced(searches, lambda done, total: None, floor)
+        twins = _twins(dict.fromkeys(policies, question))
+        searched = {policy: search for policy, search in searches.items() if policy not in twins}
+        return _with_twins(_raced(searched, lambda done, total: None, floor), twins, policies)
+
+
+def _twins(questions: dict[str, Question]) -> dict[str, str]:
+    """Return the policies that need no search of their own, each with the policy that stands for it."""
+    twins = {policy: twin(policy, question) for policy, question in questions.items()}
+    return {policy: other for policy, other in twins.items() if other and questions.get(other) is questions[policy]}
+
+
+def _with_twins(
+    sustained: dict[str, Sustained], twins: dict[str, str], policies: Iterable[str]
+) -> dict[str, Sustained]:
+    """Add the twins of policies that were searched; the order is that of `policies`."""
+
+    def of(policy: str) -> Sustained | None:
+        found = sustained.get(twins.get(policy, policy))
+        return found and replace(found, schedule=replace(found.schedule, policy=policy))
+
+    return {policy: found for policy in policies if (found := of(policy))}
 
 
 def _question(

@@ -23,6 +23,11 @@ def spaces(policy: str, question: Question) -> list[Candidates | CandidateFamily
     return members
 
 
+def twin(policy: str, question: Question) -> str | None:
+    """Return another policy whose spaces are the same and behave the same; None if there is none."""
+    return SPACES[policy].twin(question) if policy in SPACES else None
+
+
 def refined_variable(policy: str, question: Question) -> str | None:
     """Return the variable to refine, of which each space has one value; None if there is none or it is fixed."""
     name = SPACES[policy].refined if policy in SPACES else None
