@@ -22,6 +22,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
+from xscheduler.nearby import Nearby, search_near
 from xscheduler.question import ALLOCATION, ENCODE_MICRO_BATCHES, Limits, Question, variables_of, with_variables
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
@@ -68,6 +69,7 @@ def tune(
     lowest_latency: bool = False,
     own: Deployment | None = None,
     floor: float | None = None,
+    near: Nearby | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
@@ -82,7 +84,8 @@ def tune(
     admission rules, for policies and models that support them and whose steady state is known. `steady_state` and
     `variation` have the same meaning as in `xsimulator.estimate`. `lowest_latency` requests the lowest latency even if
     a schedule is found. `own` is this project's engine, for the policies that the profile's engine doesn't run (None:
-    one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons.
+    one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons,
+    and with `near` the best one that a short search finds.
     `progress` is called with the numbers of searched policies and of all policies.
 
     Raises InputError for an unknown policy, or for a profile without any degree that fits the cluster.
@@ -97,6 +100,8 @@ def tune(
         return Question(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
 
     questions = by_policy(policies, Deployment(cluster, profile), own, question)
+    if floor is not None and near is not None:
+        return _nearby(questions[near.schedule.policy], tolerance, floor, near)
     if floor is not None:
         return _above(questions, method, tolerance, floor)
     return _answer(questions, method, tolerance, lowest_latency, progress)
@@ -114,6 +119,16 @@ def _above(questions: dict[str, Question], method: Method, tolerance: float, flo
                 best, floor = (policy, result), result.throughput
         won = _found(*best, questions[best[0]]) if best else Alternative("", None, None, "")
     return Tuned(won.schedule, won.estimate, (won,) if best else (), _together(method, searches), None, ())
+
+
+def _nearby(question: Question, tolerance: float, floor: float, near: Nearby) -> Tuned:
+    """Return the best schedule of a short search, if its throughput exceeds the floor."""
+    with uncollected():
+        result = search_near(question, tolerance, floor, near)
+        best = _found(near.schedule.policy, result, question) if result.space else None
+    if best is None:
+        return Tuned(None, None, (), result.search, None, ())
+    return Tuned(best.schedule, best.estimate, (best,), result.search, None, ())
 
 
 def _found(policy: str, result: SearchResult, question: Question) -> Alternative:
