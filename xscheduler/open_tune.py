@@ -420,7 +420,7 @@ def _assumptions(
     bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
-    few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
+    few = "; percentiles of so few requests are unreliable: pass a longer trace" if arrivals.count < FEW else ""
     assumptions = []
     if bounds.latency_s is not None:
         assumptions.append(f"bound: kept by {_who(bound)}, counted from arrival")
@@ -434,7 +434,7 @@ def _assumptions(
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
-            f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
+            f"the answer uses times beyond the profile's grid in {asked}: extrapolated linearly, so less certain"
         )
     return tuple(assumptions)
 
@@ -443,9 +443,11 @@ def _cache_assumptions(question: Question, caching: Workload | None, arrivals: A
     """Return sentences on the effects of admission and prefix caching on the answer."""
     texts = []
     if "grow" in question.admission:
-        texts.append("admission grow: requests are preempted in the replays as in an engine that admits so")
+        texts.append("admission grow: the replays preempt requests as an engine with this admission rule does")
     if caching and arrivals.prefixes is None:
-        texts.append(f"prefix caching: workload {caching.name} doesn't say which prompts begin alike, so none do")
+        texts.append(
+            f"prefix caching: workload {caching.name} doesn't say which prompts share a prefix, so none is assumed to"
+        )
     elif caching and arrivals.prefixes:
         found = arrivals.prefixes.found(arrivals.inputs, BLOCK_SIZE).sum() / arrivals.inputs.sum()
         texts.append(

@@ -450,7 +450,7 @@ def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternat
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
-            f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
+            f"the answer uses times beyond the profile's grid in {asked}: extrapolated linearly, so less certain"
         )
     if winner and winner.estimate and winner.schedule and winner.schedule.admission == "grow":
         often = figure_text(winner.estimate.preemptions_per_request)

@@ -199,7 +199,7 @@ class Ledger:
         return iterations_until_shortage(self.pool, step.decode, step.repeats)
 
     def _has_room(self, sequence: Sequence, tokens: int) -> bool:
-        """Return whether a sequence's blocks hold `tokens` more tokens, which nobody shares."""
+        """Return whether a sequence needs no block for `tokens` more tokens; False if prefixes are cached."""
         return self._prefixes is None and sequence.cached + tokens <= len(sequence.blocks) * self.pool.block_size
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
