@@ -10,8 +10,8 @@ from xcore.policies.from_schedule import checked
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule
 from xcore.specs.workload import MAX_TOKENS
-from xscheduler.ceilings import Bounds
-from xscheduler.question import Limits, Question
+from xscheduler.ceilings import SpaceLimits
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
 from xsimulator.steady.closed_form import Steady
@@ -137,10 +137,10 @@ class CandidateFamily(Family):
 
 def candidates(
     policy: str,
-    question: Question,
+    problem: SearchProblem,
     scenario: Callable[[], Scenario],
     variables: tuple[Variable, ...],
-    bounds: Bounds,
+    bounds: SpaceLimits,
     ttft_slack: float = 0.0,
     **constants: Any,
 ) -> Candidates:
@@ -149,15 +149,15 @@ def candidates(
     `variables` are searched; `constants` holds the other variables by name. `scenario` is called only when a point is
     evaluated. `ttft_slack` has the same meaning as in `Limits.constraints`.
     """
-    limits, (why, widest), disaggregated = question.limits, question.widest, TRAITS[policy].disaggregated
+    limits, (why, widest), disaggregated = problem.limits, problem.widest, TRAITS[policy].disaggregated
 
     def evaluate(values: Values) -> tuple[Outcome, float]:
-        """Return a point's outcome, with a smaller pool if bounds ask for it, and its crest in tokens/s."""
+        """Return a point's outcome, with a smaller pool if bounds ask for it, and its best_below in tokens/s."""
         where, result = space.where, space.outcome(values)
-        crest, waits = result.crest, disaggregated and (result.crest or values[0] == 1)
+        best_below, waits = result.best_below, disaggregated and (result.best_below or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:
             result = space.shrink(values, limits, result)
-        return result, max(crest, result.crest) * tokens()
+        return result, max(best_below, result.best_below) * tokens()
 
     def tokens() -> float:
         return space.where.replicas * space.where.load.workload.output.mean
@@ -167,13 +167,13 @@ def candidates(
         return limits.memory(space.where, result), beyond
 
     def simulate(values: Values) -> Evaluation:
-        result, crest = evaluate(values)
+        result, best_below = evaluate(values)
         figures = (*shares(result), *limits.figures(space.where, result))
-        return Evaluation(result.throughput * tokens(), figures, crest, result.falls)
+        return Evaluation(result.throughput * tokens(), figures, best_below, result.no_better_above)
 
     def measure(values: Values) -> Size:
-        result, crest = evaluate(values)
-        throughput = max(result.throughput * tokens(), crest)
+        result, best_below = evaluate(values)
+        throughput = max(result.throughput * tokens(), best_below)
         return Size(throughput, shares(result), result.demand.blocks, result.decode_batch)
 
     space = Candidates(

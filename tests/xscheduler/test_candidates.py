@@ -5,7 +5,7 @@ import pytest
 from tests.xscheduler.test_ceilings import evenly, spaces_of
 from xcore.specs.workload import task
 from xscheduler.candidates import CandidateFamily, schedule
-from xscheduler.question import Limits
+from xscheduler.search_problem import Limits
 from xscheduler.space import all_spaces
 
 SETTING = ("opt-13b", "4xA40", task("S"), 0.0)
@@ -58,7 +58,7 @@ def test_a_points_size_is_that_of_its_evaluation_and_of_its_schedule(policy, bou
         for point in {space.lowest, space.highest}:
             values = space.values(point)
             size, evaluated, outcome = space.measure(values), space.simulate(values), space.outcome(values)
-            assert size.throughput == max(evaluated.throughput, evaluated.crest)
+            assert size.throughput == max(evaluated.throughput, evaluated.best_below)
             assert size.shares == evaluated.figures[:2]
             assert (size.blocks, size.decode_batch) == (outcome.demand.blocks, outcome.decode_batch)
 

@@ -1,4 +1,4 @@
-"""A short search near another question's answer: a lower bound, close to the best, for few evaluations."""
+"""A short search near another problem's answer: a lower bound, close to the best, for few evaluations."""
 
 from dataclasses import replace
 

@@ -12,14 +12,14 @@ from xcore.quantity import figure_text
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xmulti.files.stage_plan import StagePlan
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
+from xmulti.plans.infeasible import no_room, nothing_fits, rates_missed
 from xmulti.plans.model_frontier import Frontiers, ModelFrontier
-from xmulti.plans.nearest import no_room, nothing_fits, rates_missed
 from xmulti.plans.plan_evaluation import Drawn
 from xscheduler.spaces import POLICIES
 
 if TYPE_CHECKING:
-    from xmulti.sharing.mixtures import Mixture
+    from xmulti.sharing.mixtures import SharedGroups
 
 METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
 """Methods to divide devices.
@@ -119,7 +119,7 @@ class Unsustained(Infeasible):
 
 
 def propose(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
+    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
 ) -> list[Proposal]:
     """Return each method's proposal, the best one first. `kept` are frontiers of earlier plans.
 
@@ -141,7 +141,7 @@ def propose(
     return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
-def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
+def make_plan(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str) -> Plan:
     """Return the plan of a method.
 
     Raises:
@@ -152,7 +152,7 @@ def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) ->
 
 
 def _made(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     method: str,
     known: dict[str, Proposal],
@@ -166,7 +166,7 @@ def _made(
     return _plan_of(demands, cluster, method, frontiers, processes)
 
 
-def _worth(demands: tuple[Demand, ...]) -> int:
+def _worth(demands: tuple[ModelDemand, ...]) -> int:
     """Return the number of tasks from which processes pay off.
 
     With three or more online models, one task takes seconds.
@@ -175,14 +175,14 @@ def _worth(demands: tuple[Demand, ...]) -> int:
 
 
 def _joint(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     known: dict[str, Proposal],
     frontiers: list[ModelFrontier],
     processes: Processes,
 ) -> Plan:
     """Return the best of three kinds of plans: separate devices, the other methods' plans, and mixtures of both."""
-    from xmulti.sharing.mixtures import Mixture
+    from xmulti.sharing.mixtures import SharedGroups
 
     try:
         alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
@@ -193,7 +193,7 @@ def _joint(
     if _may_share(demands, cluster):
         others = [method for method in _SHARING if method not in known]
         proposals += _shared_above(demands, cluster, others, level, processes)
-    mixture = Mixture(demands, cluster, frontiers, processes, level)
+    mixture = SharedGroups(demands, cluster, frontiers, processes, level)
     proposals += _mixed(mixture, demands, [p.plan or p.near for p in proposals])
     best = min(proposals, key=lambda proposal: proposal.order)
     if best.plan is None:
@@ -204,7 +204,7 @@ def _joint(
 
 
 def _shared_above(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
+    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
 ) -> list[Proposal]:
     """Return the plans of sharing methods that exceed `level`; stop measuring a plan that doesn't."""
     placed, proposals = [], []
@@ -228,7 +228,7 @@ def _highest(proposals: list[Proposal]) -> float:
     return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
 
-def _mixed(mixture: "Mixture", demands: tuple[Demand, ...], plans: list[Plan | None]) -> list[Proposal]:
+def _mixed(mixture: "SharedGroups", demands: tuple[ModelDemand, ...], plans: list[Plan | None]) -> list[Proposal]:
     """Return the best mixture of models that share devices and models alone, if it is better than these plans."""
     from xmulti.sharing.mixtures import MOST_MODELS
     from xmulti.sharing.shared_devices import can_share
@@ -247,13 +247,13 @@ def _no_plan(method: str, error: Exception) -> Proposal:
     return Proposal(method, None, str(error), error.plan if isinstance(error, Unsustained) else None)
 
 
-def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
+def _with_directories(plan: Plan, demands: tuple[ModelDemand, ...]) -> Plan:
     """Return the plan with the directories that are needed to run it."""
     models = zip(plan.models, demands, strict=True)
     return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
 
 
-def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
+def _may_share(demands: tuple[ModelDemand, ...], cluster: ClusterSpec) -> bool:
     """Return whether all models can share devices, and the cluster has few enough divisions to try them all."""
     from xmulti.sharing.placement import cuts
 
@@ -262,7 +262,7 @@ def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
 
 
 def _plan_of(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     method: str,
     frontiers: list[ModelFrontier],
@@ -282,7 +282,7 @@ def _plan_of(
     return plan
 
 
-def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
+def _frontiers(demands: tuple[ModelDemand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
     """Return each model's frontier, which is searched on demand; equal models have the same one.
 
     Numbers of devices are chosen by the performance under a quick policy, if there is one.
@@ -291,7 +291,7 @@ def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None 
     return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
 
 
-def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
+def _placed(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
     """Place models on shared devices, without a replay (see `_measured`)."""
     from xmulti.sharing.shared_devices import place_together
     from xmulti.sharing.staged_placement import place_in_groups
@@ -304,7 +304,9 @@ def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, leve
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
-def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float, processes: Processes) -> list[Plan]:
+def _measured(
+    placed: Sequence[Plan], demands: tuple[ModelDemand, ...], level: float, processes: Processes
+) -> list[Plan]:
     """Replay the units of all plans. A unit below `level` gets goodput 0.
 
     Where a model alone is below it, its plan is too: that plan's models that share devices stay unmeasured.
@@ -323,7 +325,10 @@ def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float,
 
 
 def _replayed(
-    units: list[tuple[int, tuple[PlannedModel, ...]]], demands: dict[str, Demand], level: float, processes: Processes
+    units: list[tuple[int, tuple[PlannedModel, ...]]],
+    demands: dict[str, ModelDemand],
+    level: float,
+    processes: Processes,
 ) -> dict[tuple[int, str], PlannedModel]:
     """Return the models of units with their performance, by the number of their plan and their name."""
     from xmulti.plans.plan_evaluation import evaluated
@@ -333,7 +338,7 @@ def _replayed(
 
 
 def _dedicated(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     method: str,
     frontiers: list[ModelFrontier],
@@ -356,7 +361,7 @@ def _dedicated(
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
-def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
+def _evaluated(model: PlannedModel, demand: ModelDemand, requests: Mapping[str, Drawn]) -> PlannedModel:
     """Return a model with separate devices, replayed at its rate if it has one."""
     from xmulti.plans.plan_evaluation import evaluated
 
@@ -374,7 +379,7 @@ def _check_rates(plan: Plan) -> None:
 
 
 def _searched(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     frontiers: list[ModelFrontier],
     cluster: ClusterSpec,
     progress: Callable[[int, int], None],
@@ -402,7 +407,7 @@ def _searched(
 
 
 def _in_proportion(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     frontiers: list[ModelFrontier],
     cluster: ClusterSpec,
     progress: Callable[[int, int], None],

@@ -47,7 +47,7 @@ class Grouping:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class IdenticalNodes:
     """Identical nodes."""
 
     nodes: int
@@ -71,7 +71,7 @@ class GroupSearch:
     def __init__(
         self,
         models: int,
-        cluster: Cluster,
+        cluster: IdenticalNodes,
         measure: Measure,
         known: Mapping[Part, float] | None = None,
         later: Mapping[Part, Callable[[], float]] | None = None,

@@ -13,7 +13,7 @@ from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
 from xmulti.plans.planning import propose
-from xmulti.sharing.mixtures import Mixture
+from xmulti.sharing.mixtures import SharedGroups
 from xmulti.sharing.shared_devices import most_of_unit, share_unit
 
 CLUSTER = parse_cluster("2xA100-80GB")
@@ -98,7 +98,7 @@ def test_what_cant_be_better_is_not_planned(demands_and_plan):
     demands, plan = demands_and_plan
     best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
     frontiers = planning._frontiers(demands, "exegpt")
-    mixture = Mixture(demands, CLUSTER, frontiers, Processes(), 0.0)
+    mixture = SharedGroups(demands, CLUSTER, frontiers, Processes(), 0.0)
     assert mixture.improve([best], lambda done, total: None) is None
     assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
 
@@ -115,7 +115,7 @@ def test_models_that_share_are_not_replayed_if_one_alone_is_below_the_level_unti
         (measured,) = planning._measured([plan], demands, 2.0, processes)
         assert [model.headroom for model in measured.models] == [None, None, 0.0]
         (whole,) = planning._measured([replace(plan, models=(*pair,))], demands[:2], 2.0, processes)
-        mixture = Mixture(demands, CLUSTER, [], processes, 2.0)
+        mixture = SharedGroups(demands, CLUSTER, [], processes, 2.0)
         (of_pair, *_) = [units for (group, _), units in mixture._seeds([measured]).items() if len(group) == 2]
         assert mixture._best(((0, 1), 1), of_pair) == pytest.approx(whole.headroom, rel=0.05) and whole.headroom > 2
         assert [model.name for model in mixture._planned[(0, 1), 1]] == ["a", "b"]
