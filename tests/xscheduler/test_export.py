@@ -3,7 +3,7 @@
 import pytest
 
 import xsimulator
-from benchmarks.exports import OTHERS, Check, Problem, checks, read_back
+from benchmarks.exports import OTHERS, Check, Question, checks, read_back
 from tests.xcore.small_specs import schedule
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
@@ -123,28 +123,28 @@ def test_what_the_engine_does_not_run_is_refused(setting, policies, words):
         VLLM.check(find_setting(model, cluster, "20/10", **how), policies)
 
 
-def checked(problem, *policies):
-    answer = problem.answer(("chunked", *policies))
-    return Check(problem, answer, answer.export, read_back(problem, answer.export))
+def checked(question, *policies):
+    answer = question.answer(("chunked", *policies))
+    return Check(question, answer, answer.export, read_back(question, answer.export))
 
 
 @pytest.mark.parametrize(
-    "problem",
+    "question",
     [
-        Problem("llama-3.1-8b", None, "3x3xL40S", "512/512", tpot_s=0.04),
-        Problem("qwen3-32b", None, "2x2xA100-80GB", "T", latency_s=30.0),
-        Problem("opt-13b", "fp16", "1xA100-40GB", "200/50", ttft_s=2.0),
+        Question("llama-3.1-8b", None, "3x3xL40S", "512/512", tpot_s=0.04),
+        Question("qwen3-32b", None, "2x2xA100-80GB", "T", latency_s=30.0),
+        Question("opt-13b", "fp16", "1xA100-40GB", "200/50", ttft_s=2.0),
     ],
-    ids=lambda problem: problem.cluster,
+    ids=lambda question: question.cluster,
 )
-def test_an_exported_command_that_is_read_back_keeps_the_bounds_and_the_figures(problem):
-    check = checked(problem)
+def test_an_exported_command_that_is_read_back_keeps_the_bounds_and_the_figures(question):
+    check = checked(question)
     assert check.broken == [] and check.difference < 1e-6
 
 
 def test_questions_that_waa_wins_are_exported_as_what_the_engine_runs():
     """Flags near WAA's schedule gave 7.4 of 19.9 requests/s, and a TPOT of 108 ms."""
-    check = checked(Problem("llama-3.1-70b", "fp8", "8xH100-SXM", "2048/256", ttft_s=1.0, tpot_s=0.04), "waa-c")
+    check = checked(Question("llama-3.1-70b", "fp8", "8xH100-SXM", "2048/256", ttft_s=1.0, tpot_s=0.04), "waa-c")
     assert check.winner == "waa-c" and check.answer.tuned.estimate.engine == "exegpt"
     assert check.export.schedule.policy == "chunked" and check.export.estimate.engine == "vllm"
     assert check.broken == [] and check.difference < 1e-6 and abs(check.gain) < 1e-6

@@ -171,6 +171,8 @@ class Ledger:
         if not self.admission.grows:
             return steps
         for place, (sequence, tokens) in enumerate(steps):
+            if self._has_room(sequence, tokens):
+                continue
             while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
                 self._preempt(self._last(now), now)
             if sequence.status is PREEMPTED:
@@ -181,7 +183,7 @@ class Ledger:
         """Allocate the blocks of a step's decoding sequences for `iterations` in a row, which `repeats` allowed."""
         if self.admission.grows:
             for sequence in step.decode:
-                if not self._extend(sequence, iterations):
+                if not self._has_room(sequence, iterations) and not self._extend(sequence, iterations):
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
     def repeats(self, step: Step) -> int:
@@ -195,6 +197,10 @@ class Ledger:
         if any(sequence.behind for sequence in step.decode):
             return 1
         return iterations_until_shortage(self.pool, step.decode, step.repeats)
+
+    def _has_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Return whether a sequence needs no block for `tokens` more tokens; False if prefixes are cached."""
+        return self._prefixes is None and sequence.cached + tokens <= len(sequence.blocks) * self.pool.block_size
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate a sequence's blocks for `tokens` more cached tokens if they are free; a finished row needs none."""

@@ -88,16 +88,19 @@ class SimulatedTenant:
         """Return the blocks of the running row, up to its current iteration, that are booked when it ends."""
         if self.job is None or not self.job.step.decode:
             return 0
-        ahead, pool = 1 + int(np.searchsorted(self.job.ends, now, side="right")), self.ledger.pool
-        return sum([max(0, pool.blocks_for(s.cached + ahead) - len(s.blocks)) for s in self.job.step.decode])
+        return self._missing(self.job.step, 1 + int(np.searchsorted(self.job.ends, now, side="right")))
 
     @property
     def ahead(self) -> int:
         """Blocks that the running row will need when it ends, and that the pool hasn't allocated yet."""
         if self.job is None or not self.job.step.decode:
             return 0
-        rows, pool = len(self.job.ends), self.ledger.pool
-        return sum([max(0, pool.blocks_for(s.cached + rows) - len(s.blocks)) for s in self.job.step.decode])
+        return self._missing(self.job.step, len(self.job.ends))
+
+    def _missing(self, step: Step, iterations: int) -> int:
+        """Return the blocks that a step's sequences lack for so many iterations in a row."""
+        size = self.ledger.pool.block_size
+        return sum([n for s in step.decode if (n := -(-(s.cached + iterations) // size) - len(s.blocks)) > 0])
 
     def can_decode(self, now: float) -> bool:
         """Return whether it has sequences to decode."""
