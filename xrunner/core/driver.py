@@ -184,9 +184,9 @@ class Driver:
         now = self.now()
         self.ledger.observe(now)
         step = self.policy.next_step(self.ledger, now, phase or lane.phase)
-        for victim in self.outputs.of(self.ledger.preempted):
+        for victim in self.outputs.of(self.ledger.take_preempted()):
             if victim.sequence.status is PREEMPTED and victim.lacks_output:  # its last token may be a stop token
-                victim.sequence.ready_s = inf
+                victim.sequence.last_token_s = inf
         if step is None:
             return False
         for sequence, _ in step.encode:

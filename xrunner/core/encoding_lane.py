@@ -105,7 +105,7 @@ class EncodingLane:
         for request in running:
             request.table = None  # on the decoding side it has other blocks
             request.entered = 0  # the decoding side has a sampling state of its own
-            request.sequence.ready_s = inf
+            request.sequence.kv_arrived_s = inf
         self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
         result = torch.empty(batch.result_size, dtype=torch.int64)
         pending = self._transport.expect(result, self._encoder.sampler, TOKENS)

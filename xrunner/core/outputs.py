@@ -125,7 +125,7 @@ class Outputs:
             if receiver.first_token_s is None:
                 receiver.first_token_s = moment
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
-                receiver.sequence.ready_s = 0.0
+                receiver.sequence.last_token_s = 0.0
             if self._stops(receiver, token):
                 if receiver.constraint is not None and receiver.constraint.failed:
                     self._fail(receiver, _NO_GRAMMAR, moment)
