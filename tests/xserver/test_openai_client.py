@@ -107,7 +107,7 @@ class Answering:
         self.opened, self.outputs = None, {}
 
     def add(self, request, due_s):
-        return Output(request, tokens=[40, 41], made_s=[0.0, 0.0], ended=Ended(request.id, "length"))
+        return Output(request, tokens=[40, 41], ended=Ended(request.id, "length"))
 
     def abort(self, outputs):
         pass

@@ -3,16 +3,17 @@
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
     frontend ◄──Opened, Changed, Stepped, Speed, LOADS, MOVES── engine
 
-A message is its length (8 bytes, little-endian) and its bytes (`xcore.requests.message`).
+A message is its length (8 bytes, little-endian) and its bytes (`xcore.requests.message`). A generated token is a
+`TokenEvent` from the rank that decides to the frontend; on the wire, the events of a step are `TokenColumns`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from xcore.requests.message import pack, unpack
-from xcore.requests.request import FinishReason, Request
+from xcore.requests.request import FinishReason, Request, Result
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span
@@ -150,12 +151,78 @@ class LogProbs:
         ]
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The requested log-probabilities of a request's prompt; they come with its first token."""
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token of a request. Times are in seconds since the run began."""
 
-    id: str
-    logprobs: LogProbs
+    request_id: str
+    index: int
+    """Its index in the output, from 0."""
+    token: int
+    made_s: float
+    """When it was made."""
+    logprob: float | None = None
+    """Its log-probability, if the request asks for it; -9999.0 for minus infinity."""
+    likeliest: tuple[tuple[int, float], ...] = ()
+    """The likeliest tokens in its place, as many as the request asks for, with their log-probabilities."""
+    start_s: float | None = None
+    """When its request's prefill began; only with its first token."""
+    prompt: tuple[TokenLogProb, ...] = ()
+    """The log-probability and likeliest tokens of each prompt token, if asked for.
+
+    Only with its request's first token.
+    """
+
+
+Event = TokenEvent | Result
+"""A token, or the end of a request: the output of an engine's step."""
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """The `TokenEvent`s of an engine's steps, in order, as arrays [tokens]."""
+
+    ids: Array
+    """int64; the engine's request ids are whole numbers."""
+    indices: Array
+    """int64."""
+    tokens: Array
+    """int64."""
+    made_s: Array
+    """float64."""
+    starts_s: Array
+    """float64; NaN for tokens after the first."""
+    logprobs: LogProbs | None
+    """None if no request asked for any."""
+    prompts: dict[int, LogProbs]
+    """The log-probabilities of prompts, by the place of the first token here."""
+
+    @staticmethod
+    def of(events: Sequence[TokenEvent]) -> "TokenColumns":
+        """Pack events."""
+        asked = any(event.logprob is not None for event in events)
+        return TokenColumns(
+            np.array([int(event.request_id) for event in events], dtype=np.int64),
+            np.array([event.index for event in events], dtype=np.int64),
+            np.array([event.token for event in events], dtype=np.int64),
+            np.array([event.made_s for event in events], dtype=np.float64),
+            np.array([np.nan if event.start_s is None else event.start_s for event in events], dtype=np.float64),
+            LogProbs.of((event.logprob, event.likeliest) for event in events) if asked else None,
+            {place: LogProbs.of(event.prompt) for place, event in enumerate(events) if event.prompt},
+        )
+
+    def events(self) -> Iterator[TokenEvent]:
+        """Unpack the events."""
+        columns = (self.ids, self.indices, self.tokens, self.made_s, self.starts_s)
+        logprobs = self.logprobs.rows() if self.logprobs else [(None, ())] * len(self)
+        rows = zip(*(column.tolist() for column in columns), logprobs, strict=True)
+        for place, (number, index, token, made_s, start_s, (own, likeliest)) in enumerate(rows):
+            prompt = tuple(self.prompts[place].rows()) if place in self.prompts else ()
+            begun_s = start_s if start_s == start_s else None
+            yield TokenEvent(str(number), index, token, made_s, own, likeliest, begun_s, prompt)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -163,21 +230,11 @@ class Stepped:
     """The results of the engine's steps: tokens in order, then ends. Times are seconds of its clock."""
 
     now_s: float
-    ids: Array
-    """int64 [tokens]: the request of each token; the engine's ids are whole numbers."""
-    tokens: Array
-    """int64 [tokens]."""
-    made_s: Array
-    """float64 [tokens]."""
-    starts_s: Array
-    """float64 [tokens]: for a request's first token, the request's start; NaN for later tokens."""
+    tokens: TokenColumns
     ended: tuple[Ended, ...]
     occupancy: Occupancy
     spans: tuple[Span, ...] = ()
     """Spans of the leader's device."""
-    logprobs: LogProbs | None = None
-    """Log-probabilities of the tokens; None if no request asked for any."""
-    prompts: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True)

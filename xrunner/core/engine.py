@@ -13,7 +13,7 @@ from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
 from xcore.orders import fcfs
 from xcore.policies.from_schedule import make_policy
-from xcore.requests.engine_protocol import Occupancy
+from xcore.requests.engine_protocol import Event, Occupancy
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import check_request
@@ -28,7 +28,6 @@ from xrunner.core.adaptation import Adaptation
 from xrunner.core.capacity import buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
-from xrunner.core.events import Event
 from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
 from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader

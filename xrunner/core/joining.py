@@ -8,6 +8,7 @@ import torch
 from xcore import __version__
 from xcore.document import fingerprint, to_dict
 from xcore.errors import InputError
+from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.change import Change
 from xcore.specs.model import ModelSpec
@@ -19,13 +20,12 @@ from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
-from xrunner.core.events import Token
 from xrunner.core.valid import why_not
 from xrunner.models.device import identity
 from xrunner.models.planning import check_attention, described
 from xrunner.rank.assembly import DeviceBatch
 
-KINDS = DeviceBatch, Arrival, Request, Result, Token, Change, Span
+KINDS = DeviceBatch, Arrival, Request, Result, TokenEvent, Change, Span
 """Dataclasses that ranks send each other, in addition to numbers and texts."""
 
 

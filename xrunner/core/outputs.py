@@ -14,16 +14,15 @@ import torch
 from exegpt.kernels.argmax import NO_TOKEN
 from xcore.batching import Sequence
 from xcore.batching.sequence import PREEMPTED
+from xcore.requests.engine_protocol import Event, TokenEvent
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import FinishReason, Request, Result
 from xcore.specs.served import Served
 from xrunner.core.drift import Drift
-from xrunner.core.events import Event, Token
 from xrunner.rank.running import Running
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.sampling_state import Slots
 from xrunner.rank.token_mask import mask_without
-from xrunner.rank.worker import read_result
 
 _KEPT = 256
 """Minimum number of ended requests that are kept: dropping them goes through all."""
@@ -106,7 +105,7 @@ class Outputs:
 
         Requests that end by their tokens are reported.
         """
-        moment, tokens, logprobs = read_result(result, len(receivers))
+        moment, tokens, logprobs = _read_result(result, len(receivers))
         if prompts is not None:
             logprobs = self._enter_prompts(prompts, logprobs, moment)
         for receiver, token in zip(receivers, tokens, strict=True):
@@ -131,9 +130,9 @@ class Outputs:
                     self._fail(receiver, _NO_GRAMMAR, moment)
                 else:
                     self._stopped.append(receiver.sequence)
-                    self._finish(receiver, "stop", moment)
+                    self._end(receiver, "stop", moment, len(receiver.output))
             elif len(receiver.output) == receiver.request.max_tokens:
-                self._finish(receiver, "length", moment)
+                self._end(receiver, "length", moment, len(receiver.output))
 
     def cancel(self, request: Running, now: float, output_tokens: int | None = None) -> None:
         """End an aborted request; `output_tokens` is the length of an output that is complete all the same."""
@@ -192,15 +191,6 @@ class Outputs:
         self._failed.append(running.sequence)
         self._end(running, "error", moment, None, error)
 
-    def _finish(self, running: Running, reason: FinishReason, moment: float) -> None:
-        start, first = running.start_s, running.first_token_s
-        assert start is not None and first is not None, "a finished request has begun"
-        if self._record:
-            request, sequence, tokens = running.request, running.sequence, len(running.output)
-            times = request.arrival_s, start, first, moment
-            self.served.append(Served(sequence.index, sequence.input_tokens, tokens, *times))
-        self._end(running, reason, moment, len(running.output))
-
     def _end(
         self,
         running: Running,
@@ -209,6 +199,7 @@ class Outputs:
         output_tokens: int | None,
         error: str | None = None,
     ) -> None:
+        """End a request; `output_tokens` is the length of a complete output, else None."""
         running.ended = True
         if running.slot is not None:
             self._slots.free(running.slot)
@@ -216,8 +207,14 @@ class Outputs:
         request, tokens = running.request, tuple(running.output)
         if self.drift and running.start_s is not None:
             self.drift.end(running.sequence.index, len(request.prompt_ids), output_tokens)
-        times = request.arrival_s, running.start_s, running.first_token_s, moment
-        result = Result(request.id, len(request.prompt_ids), tokens, reason, *times, error=error)
+        start, first = running.start_s, running.first_token_s
+        result = Result(
+            request.id, len(request.prompt_ids), tokens, reason, request.arrival_s, start, first, moment, error
+        )
+        if self._record and reason in ("stop", "length"):
+            assert start is not None and first is not None, "a finished request has begun"
+            times = request.arrival_s, start, first, moment
+            self.served.append(Served(running.sequence.index, len(request.prompt_ids), len(tokens), *times))
         if request.logprobs is not None:
             result = replace(result, logprobs=tuple(running.logprobs), likeliest=tuple(running.likeliest))
         if request.prompt_logprobs:
@@ -226,7 +223,16 @@ class Outputs:
         self._emit(result)
 
 
-def _token(receiver: Running, token: int, moment: float) -> Token:
+def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
+    """Return the time of a batch's end, its `count` tokens, and the `log_probs` of tokens and prompts, flat.
+
+    `result` is the tensor that `Worker.run` returned.
+    """
+    array = result.numpy()
+    return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)
+
+
+def _token(receiver: Running, token: int, moment: float) -> TokenEvent:
     """Return the latest token as an event."""
     index, own, likeliest, prompt = len(receiver.output) - 1, None, (), ()
     if receiver.logprobs:
@@ -234,7 +240,7 @@ def _token(receiver: Running, token: int, moment: float) -> Token:
     if receiver.request.prompt_logprobs and index == 0:
         prompt = tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True))
     start_s = None if index else receiver.start_s
-    return Token(receiver.request.id, index, token, moment, own, likeliest, start_s, prompt)
+    return TokenEvent(receiver.request.id, index, token, moment, own, likeliest, start_s, prompt)
 
 
 def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:

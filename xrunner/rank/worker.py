@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from xcore.specs.timeline import Span
@@ -239,12 +238,3 @@ def serve(*workers: Worker) -> None:
         worker, order = wait(next_order, progress)
         if not worker.obey(order):
             serving.remove(worker)
-
-
-def read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
-    """Return the time of a batch's end, its `count` tokens, and the `log_probs` of tokens and prompts, flat.
-
-    `result` is the tensor that `Worker.run` returned.
-    """
-    array = result.numpy()
-    return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)
