@@ -8,6 +8,7 @@ import torch
 from xcore import __version__
 from xcore.document import fingerprint, to_dict
 from xcore.errors import InputError
+from xcore.policies.from_schedule import make_policy
 from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.change import Change
@@ -21,6 +22,7 @@ from xrunner.comm.ranks import Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
 from xrunner.core.valid import why_not
+from xrunner.models import Model, Shard, load_model
 from xrunner.models.device import identity
 from xrunner.models.planning import check_attention, described
 from xrunner.rank.assembly import DeviceBatch
@@ -39,8 +41,7 @@ def job_facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[s
     reason = why_not(schedule, spec)
     if reason:
         raise InputError(reason)
-    if ranks_needed(schedule) != ranks.size:
-        raise InputError(how_to_start(schedule, ranks.size))
+    check_ranks(schedule, ranks.size)
     files = [(path.name, path.stat().st_size) for path in sorted(Path(directory).glob("*.safetensors"))]
     return {
         "exegpt": __version__,
@@ -82,14 +83,54 @@ def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
     return StagedTransport(ranks, place.group, KINDS, gpu)
 
 
-def how_to_start(schedule: Schedule, started: int) -> str:
-    """Return the sentence for a job that has another number of ranks than its schedule has devices."""
+def load_part(
+    directory: str | Path, place: Place, transport: Transport | None, device: torch.device, attention: str
+) -> Model:
+    """Load a rank's part of the model: its layers, or its shard of them, and the ends that it needs.
+
+    Raises:
+        InputError: A weight can't be read.
+    """
+    schedule = place.schedule
+    return load_model(
+        directory,
+        schedule.dtype,
+        layers=place.layers,
+        embedding=place.first,
+        head=place.samples and bool(place.layers),
+        encoder_layers=place.encoder_layers if schedule.model.spec.encoder_layers else None,
+        shard=Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x),
+        device=device,
+        attention=attention,
+    )
+
+
+def check_schedule(schedule: Schedule, model: Model, started: int) -> None:
+    """Check that `started` ranks can run a schedule with this model.
+
+    Raises:
+        InputError: It is for another model, dtype or number of ranks.
+    """
+    schedule.check_model(model.spec)
+    for name, dtype in (("dtype", schedule.dtype), ("kv_dtype", schedule.kv_dtype)):
+        if dtype != model.dtype:
+            raise InputError(
+                f"The schedule has {name} {dtype} and the model was loaded in {model.dtype}: load both alike."
+            )
+    make_policy(schedule)  # refuses at once what can't be run
+    check_ranks(schedule, started)
+
+
+def check_ranks(schedule: Schedule, started: int) -> None:
+    """Raise InputError if a job has another number of ranks than its schedule has devices."""
     need = ranks_needed(schedule)
+    if started == need:
+        return
     what = "one process was" if started == 1 else f"{started} ranks were"
     nodes, per_node = schedule.cluster.nodes, schedule.cluster.devices_per_node
     each = per_node // devices(schedule) * devices(schedule)  # ranks of a node; the devices left over there stay idle
     placed = f"--map-by ppr:{each}:node " if nodes > 1 and 0 < each < per_node else ""
-    return (
+    raise InputError(
         f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and {what} started: start "
         f"mpirun -n {need} {placed}exegpt run."
     )

@@ -11,9 +11,10 @@ import pytest
 from exegpt.cli import main
 from tests.xrunner.cells import requests, schedule
 from xcore import document
+from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.core.engine import Engine
-from xrunner.core.joining import how_to_start
+from xrunner.core.joining import check_ranks
 from xrunner.models import load_model
 from xrunner.models.device import CPU, free_memory
 
@@ -105,7 +106,9 @@ def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(argume
 def test_devices_that_are_left_over_in_every_node_get_no_rank(per_node, placed):
     cluster = SimpleNamespace(nodes=2, devices_per_node=per_node)
     stages, replicas = [SimpleNamespace(devices=(0, 1))], 2 * (per_node // 2)
-    asked = how_to_start(SimpleNamespace(cluster=cluster, stages=stages, replicas=replicas), 1)
+    with pytest.raises(InputError) as refused:
+        check_ranks(SimpleNamespace(cluster=cluster, stages=stages, replicas=replicas), 1)
+    asked = str(refused.value)
     assert f"start mpirun -n {2 * replicas} {placed}exegpt run." in asked
 
 
