@@ -55,13 +55,13 @@ def attention(
         if not causal or starts is not None or bias is not None or scale != work.scale:
             raise ValueError("FlashInfer's plan is for causal attention of whole sequences at its scale, without bias.")
         return work.run(q, keys, values, out, window)
-    options = {"scale": scale, "window": window, "causal": causal, "starts": starts, "bias": bias}
+    inputs = q, keys, values, tables, offsets, contexts, out
     if device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
-        return attention_gpu(q, keys, values, tables, offsets, contexts, out, work=work, **options)
+        return attention_gpu(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias, work=work)
     if not compiled(q):
-        return attention_reference(q, keys, values, tables, offsets, contexts, out, **options)
+        return attention_reference(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias)
     from exegpt.kernels.attention_cpu import kernel
 
     decode = q.shape[0] == contexts.shape[0]

@@ -271,4 +271,5 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                 for d in range(head_size):
                     out[first + r // group, head * group + r % group, d] = x[r, d]
 
-    return attend
+    compiled: Callable[..., None] = attend
+    return compiled

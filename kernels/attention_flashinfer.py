@@ -133,7 +133,8 @@ class FlashInfer:
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         """Compute one layer's causal attention for the planned batch: [tokens, heads, head_size]."""
-        return self._planned[window].run(q, (keys, values), out=out)
+        attended: torch.Tensor = self._planned[window].run(q, (keys, values), out=out)
+        return attended
 
     def _prefill(self) -> Any:
         assert self._graph is None, "graphs are decoding's"

@@ -57,10 +57,13 @@ class PackedLinear:
         """
         if self.packed:
             ops = torch.ops.mkldnn
+            product: torch.Tensor
             if residual is not None:
-                return ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
-            name, algorithm = _FUSED[self.activation]
-            return ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+                product = ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+            else:
+                name, algorithm = _FUSED[self.activation]
+                product = ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+            return product
         if residual is not None and self.bias is None:
             return residual.addmm_(
                 x, self.weight.t()

@@ -4,7 +4,8 @@ import numba
 import torch
 
 # OpenMP's threads stay awake between two calls: a call costs a microsecond, where numba's own pool takes seventy.
-numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+_CONFIG = vars(numba.config)  # its attributes are made at run time
+_CONFIG["THREADING_LAYER_PRIORITY"] = ["omp", "tbb", "workqueue"]
 
 _asked = torch.get_num_threads()
 numba.get_num_threads()  # numba's first call makes OpenMP, and so torch, use every CPU
@@ -13,7 +14,7 @@ torch.set_num_threads(_asked)
 
 def follow_torch() -> None:
     """Set numba's number of threads to torch's (at most the CPUs that numba found)."""
-    threads = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS)
+    threads = min(torch.get_num_threads(), _CONFIG["NUMBA_NUM_THREADS"])
     if numba.get_num_threads() != threads:
         numba.set_num_threads(threads)
 

@@ -140,10 +140,13 @@ class DirectTransport(Transport):
         if dist.get_world_size(self._group_communicator) > 1:
             dist.all_reduce(token, group=self._group_communicator)
         for tag, source, target in exchanges:
+            work = None
             if place.rank == source:
-                dist.isend(token, target, group=self._communicators[tag]).wait()
+                work = dist.isend(token, target, group=self._communicators[tag])
             elif place.rank == target:
-                dist.irecv(token, source, group=self._communicators[tag]).wait()
+                work = dist.irecv(token, source, group=self._communicators[tag])
+            if work:
+                work.wait()
 
 
 def _empty() -> torch.Tensor:

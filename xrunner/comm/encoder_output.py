@@ -12,6 +12,7 @@ Where a cancelled sequence's blocks have a new holder, the new holder's output c
 """
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ class EncodedReceiving:
     def _wait(self, count: int) -> int:
         for i in range(count):
             pending = self._coming[i][2]
-            self._transport.wait(lambda pending=pending: self._transport.arrived(pending))
+            self._transport.wait(partial(self._transport.arrived, pending))
         return count
 
     def _overlaps(self, arrival: Arrival, blocks: np.ndarray) -> bool:

@@ -39,6 +39,7 @@ def run_adapting(
         moving, left = next(answer for answer in onward if answer)
         if not left:
             break
+        assert moving, "the requests that are left continue under a change"
         whose.append([whose[-1][place] for place in left])
         engine, why_not = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
         refused.append(why_not)

@@ -234,13 +234,13 @@ def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np
 
 def _token(receiver: Running, token: int, moment: float) -> TokenEvent:
     """Return the latest token as an event."""
-    index, own, likeliest, prompt = len(receiver.output) - 1, None, (), ()
+    index = len(receiver.output) - 1
+    event = TokenEvent(receiver.request.id, index, token, moment, start_s=None if index else receiver.start_s)
     if receiver.logprobs:
-        own, likeliest = receiver.logprobs[-1], receiver.likeliest[-1]
+        event = replace(event, logprob=receiver.logprobs[-1], likeliest=receiver.likeliest[-1])
     if receiver.request.prompt_logprobs and index == 0:
-        prompt = tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True))
-    start_s = None if index else receiver.start_s
-    return TokenEvent(receiver.request.id, index, token, moment, own, likeliest, start_s, prompt)
+        event = replace(event, prompt=tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True)))
+    return event
 
 
 def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:

@@ -92,7 +92,8 @@ class OPTLayer(GPT2Layer):
 
         query, key, value = (both(f"self_attn.{part}_proj") for part in "qkv")
         self.input_norm = both("self_attn_layer_norm")
-        self.qkv = PackedLinear(*(torch.cat(parts) for parts in zip(query, key, value, strict=True)))
+        weight, bias = (torch.cat(parts) for parts in zip(query, key, value, strict=True))
+        self.qkv = PackedLinear(weight, bias)
         self.output = summed("self_attn.out_proj")
         self.attention_norm = both("final_layer_norm")
         self.up = PackedLinear(*both("fc1"), activation="relu")

@@ -50,7 +50,7 @@ class Shard:
             if full != part:
                 full, part = full // side_by_side, part // side_by_side
                 start = self.rank * full // self.of // part * part
-                parts = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
+                parts: torch.Tensor = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
                 return parts.flatten(axis, axis + 1).contiguous()
         return tensor
 

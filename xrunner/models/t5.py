@@ -124,7 +124,7 @@ class T5Layer:
     The attention kernel is called between the halves of each attention.
     """
 
-    window = None
+    window: int | None = None
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, layer: int, shard: Shard):
         self.spec = shard.share(spec)

@@ -114,7 +114,8 @@ class DeviceBatch:
     def decoding_blocks(self) -> Array:
         """The blocks of the decoding sequences, in an encoder-decoder: int32 [sequences, most blocks]."""
         _, _, tables, *other_arrays = self.attention[-1]
-        return tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
+        blocks: Array = tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
+        return blocks
 
     @property
     def arrays(self) -> list[Array]:
@@ -160,17 +161,17 @@ class DeviceBatch:
     def of_tensors(self, tensors: Items[torch.Tensor], state: SamplingState | None = None) -> Batch:
         """Return the `Batch` of tensors in the order of `arrays`."""
         remaining = iter(tensors)
+
+        def part(begin: int, end: int, arrays: Items[Array], lists: tuple[Array, ...]) -> AttentionBatch:
+            tables, offsets, contexts, *starts = (next(remaining) for _ in arrays)
+            work = WorkList(*(next(remaining) for _ in lists)) if lists else None
+            return AttentionBatch(begin, end, tables, offsets, contexts, starts[0] if starts else None, work)
+
         return Batch(
             tokens=next(remaining),
             positions=next(remaining),
             slots=next(remaining),
-            attention=tuple(
-                AttentionBatch(
-                    *(begin, end, *(next(remaining) for _ in arrays)),
-                    work=WorkList(*(next(remaining) for _ in lists)) if lists else None,
-                )
-                for (begin, end, *arrays), lists in self._parts
-            ),
+            attention=tuple(part(begin, end, arrays, lists) for (begin, end, *arrays), lists in self._parts),
             rows=None if self.rows is None else next(remaining),
             sampling=self.sampling_of(remaining, state) if state else None,
             logprobs=self.logprobs_of(remaining) if state else None,
@@ -328,7 +329,8 @@ class Assembler:
     def _slots(self, sequences: Array, positions: Array, tables: Array) -> Array:
         """Return every token's slot in the cache, block · block_size + offset: int64 [tokens]."""
         blocks, offsets = np.divmod(positions, self._block_size)
-        return tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
+        slots: Array = tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
+        return slots
 
 
 def _tables(running: list[Running]) -> Array:
