@@ -34,7 +34,7 @@ def njit(*arguments: Any, **options: Any) -> Any:
 def _tell() -> None:
     """Report once per process that no cache is used."""
     print(
-        "The kernels' cache can't be used, so they are compiled at every start: set NUMBA_CACHE_DIR to a folder that "
-        "can be written.",
+        "The cache of compiled kernels can't be used, so every start compiles them again: set NUMBA_CACHE_DIR to a "
+        "writable folder.",
         file=sys.stderr,
     )

@@ -275,7 +275,7 @@ def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
     """The engine's tokens and a decoding iteration, by the stand-in for FlashInfer."""
     monkeypatch.setattr(model, "_STEPS", 1)
     monkeypatch.setattr(tokens, "POLICIES", {"orca": {"max_num_seqs": 12, "prefills_per_step": 2}})
-    assert gpu._ways(CPU) == ["triton"] and "GPUs alone" in gpu._flashinfer_engine(CPU)[0]["left_out"]
+    assert gpu._ways(CPU) == ["triton"] and "only on GPUs" in gpu._flashinfer_engine(CPU)[0]["left_out"]
     with in_its_place() as calls:
         assert gpu._ways(CPU) == ["triton", "flashinfer"]
         step = model.time_step(SMALL_MODEL, "bf16", 3, 40, StandIn(), ROOFLINE, print, "flashinfer")

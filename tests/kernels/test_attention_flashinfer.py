@@ -150,9 +150,9 @@ def test_why_it_can_not_be_had(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in)
     half, bf16 = torch.float16, torch.bfloat16
     assert [why_not(GPU, dtype, size) for dtype in (half, bf16) for size in (64, 128, 256)] == [None] * 6
-    assert "GPUs alone" in why_not(torch.device("cpu"), half, 64)
+    assert "only on GPUs" in why_not(torch.device("cpu"), half, 64)
     assert "not in float32" in why_not(GPU, torch.float32, 64)
-    assert "heads of 64, 128, 256, not of 80" in why_not(GPU, half, 80)
+    assert "head sizes 64, 128, 256, not 80" in why_not(GPU, half, 80)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     assert "not installed (pip install 'exegpt[gpu-fast]')" in why_not(GPU, half, 64)
 

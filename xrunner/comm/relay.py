@@ -156,7 +156,7 @@ def _connected(connect: Connect, where: str) -> socket.socket:
         except OSError as error:
             if time.monotonic() > until:
                 why = error.strerror or str(error)
-                raise InputError(f"The server's frontend doesn't listen {where} ({why}).") from None
+                raise InputError(f"The engine can't connect to the server's frontend {where} ({why}).") from None
             time.sleep(_LOOK_S)
 
 

@@ -162,7 +162,7 @@ class Driver:
         if not all(lane.idle for lane in self.lanes):
             self.worker.wait(lambda: any(lane.update() for lane in self.lanes) or self.now() >= until)
         elif arrival is None and self.ledger.waiting:
-            raise RuntimeError(f"none of {len(self.ledger.waiting)} waiting requests is ever run")
+            raise RuntimeError(f"the policy never runs any of {len(self.ledger.waiting)} waiting requests")
         else:
             time.sleep(max(0.0, until - self.now()))
 

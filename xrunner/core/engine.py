@@ -486,7 +486,7 @@ class Engine:
         check_request(request, self.model.spec)
         self.grammars.check(request)
         if request.id in seen:
-            raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
+            raise InputError(f"Request '{request.id}' occurs twice: each request needs an id of its own.")
         need = blocks_needed(request, self.schedule)
         have = self._shared.pool.total if self._shared else self.schedule.kv_blocks
         if need > have:

@@ -115,7 +115,7 @@ def check_schedule(schedule: Schedule, model: Model, started: int) -> None:
     for name, dtype in (("dtype", schedule.dtype), ("kv_dtype", schedule.kv_dtype)):
         if dtype != model.dtype:
             raise InputError(
-                f"The schedule has {name} {dtype} and the model was loaded in {model.dtype}: load both alike."
+                f"The schedule has {name} {dtype}, but the model was loaded in {model.dtype}: use the same dtype."
             )
     make_policy(schedule)  # refuses at once what can't be run
     check_ranks(schedule, started)

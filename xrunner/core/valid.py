@@ -21,7 +21,7 @@ def why_not(schedule: Schedule, model: ModelSpec) -> str | None:
 def _dtypes(schedule: Schedule) -> str | None:
     if schedule.dtype not in DTYPES or schedule.kv_dtype != schedule.dtype:
         return (
-            f"The schedule has dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}: runs need both to be alike, "
+            f"The schedule has dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}: both must be the same, "
             f"{' or '.join(DTYPES)}; tune with --dtype."
         )
     return None
@@ -32,7 +32,7 @@ def _degrees(schedule: Schedule, model: ModelSpec) -> str | None:
         possible = model.tp_degrees(tp)
         if tp not in possible:
             return (
-                f"The schedule has stages of tensor-parallel degree {tp}, and model '{model.name}' can be split into "
-                f"{', '.join(map(str, possible))}: tune again."
+                f"The schedule has stages of tensor-parallel degree {tp}, but model '{model.name}' can only be split "
+                f"into {', '.join(map(str, possible))}: tune again."
             )
     return None

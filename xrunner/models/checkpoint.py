@@ -38,6 +38,6 @@ def _names_read(spec: ModelSpec, weights: SafetensorsWeights) -> set[str]:
 def _refusal(spec: ModelSpec, unread: list[StoredTensor]) -> InputError:
     others = f" and {len(unread) - 1:,} others" if len(unread) > 1 else ""
     return InputError(
-        f"No layer of model '{spec.name}' reads tensor '{unread[0].name}' in '{unread[0].file}'{others}: its "
-        "config.json describes another model; correct it, or remove these tensors."
+        f"Model '{spec.name}' does not use tensor '{unread[0].name}' in '{unread[0].file}'{others}: correct its "
+        "config.json, or remove these tensors."
     )

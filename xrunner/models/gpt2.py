@@ -32,7 +32,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
     }
     for key, bad in refused.items():
         if bad:
-            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
+            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which is not supported.")
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:

@@ -45,7 +45,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
     }
     for key, bad in refused.items():
         if bad:
-            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
+            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which is not supported.")
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
@@ -101,7 +101,9 @@ def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE or any(isinstance(value, dict) for value in parameters.values()):
         kind = kind if kind not in _ROPE else "several"
-        raise InputError(f"Model '{name}' has rotary embeddings of type '{kind}': {', '.join(_ROPE)} can be run.")
+        raise InputError(
+            f"Model '{name}' has rotary embeddings of type '{kind}': only {', '.join(_ROPE)} are supported."
+        )
     for needed in ("rope_theta", *_ROPE[kind]):
         value = parameters.get(needed)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:

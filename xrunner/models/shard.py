@@ -36,7 +36,7 @@ class Shard:
         """
         if self.of not in spec.tp_degrees(self.of):
             possible = ", ".join(map(str, spec.tp_degrees(spec.heads)))
-            raise InputError(f"Model '{spec.name}' can't be split into {self.of} shards: it can into {possible}.")
+            raise InputError(f"Model '{spec.name}' can't be split into {self.of} shards, only into {possible}.")
         kv_heads = max(1, spec.kv_heads // self.of)
         return replace(spec, heads=spec.heads // self.of, kv_heads=kv_heads, ffn=spec.ffn // self.of)
 

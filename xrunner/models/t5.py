@@ -39,7 +39,7 @@ def check_config(config: dict[str, Any], name: str) -> None:
     """Refuse a config that these layers don't compute: InputError names its key."""
     if config.get("feed_forward_proj", "relu") not in _ACTIVATIONS:
         raise InputError(
-            f"Model '{name}' has feed_forward_proj = {config['feed_forward_proj']!r}, which can't be run: "
+            f"Model '{name}' has feed_forward_proj = {config['feed_forward_proj']!r}, which is not supported: "
             f"{' and '.join(_ACTIVATIONS)} can."
         )
 

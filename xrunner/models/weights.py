@@ -73,7 +73,7 @@ class SafetensorsWeights:
             tensor: torch.Tensor = self._open(path).get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise InputError(
-                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, and the config asks for {list(shape)}."
+                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, but its config.json needs {list(shape)}."
             )
         return tensor.to(self.device, self.dtype)
 
@@ -98,7 +98,7 @@ class SafetensorsWeights:
                 if self._where.get(name) != file:
                     where = f"in '{self._where[name]}'" if name in self._where else "in no file"
                     raise InputError(
-                        f"Tensor '{name}' is in '{path}', and the index has it {where}: write the index again."
+                        f"Tensor '{name}' is in '{path}', but the index has it {where}: write the index again."
                     )
                 yield StoredTensor(name, opened.get_slice(name).get_dtype(), path)
 

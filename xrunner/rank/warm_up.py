@@ -181,8 +181,8 @@ def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning 
     cache.touch(1)
     if not any(usable):
         raise InputError(
-            f"Model '{model.spec.name}' has NaN logits, or infinite ones, after every prompt of the warm-up: its "
-            f"weights are damaged or overflow in {model.dtype}; check the checkpoint, or pass another --dtype."
+            f"Model '{model.spec.name}' has NaN or infinite logits after every prompt of the warm-up. Its "
+            f"weights are damaged or overflow in {model.dtype}: check the checkpoint, or pass another --dtype."
         )
     return {}
 

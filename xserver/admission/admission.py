@@ -127,7 +127,7 @@ class Admission:
         self._arrivals.come(len(prompts), now)
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
-            raise self._refusal("concurrency_limit", f"{waiting} requests wait already.", 1.0)
+            raise self._refusal("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
         long, load = any(tokens > self._input_p99 for tokens, _ in prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
         most = min(self._outputs_p99, max(most for _, most in prompts))
@@ -137,7 +137,7 @@ class Admission:
         finish = math.inf if start is None else start + service_s
         due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
         if running and finish > due:
-            why = f"The answer would not be there within the latency bound of {self.bound_s:g} s."
+            why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
             raise self._refusal("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
         if self.bound_s is not None:
             self._check_others(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
@@ -183,7 +183,7 @@ class Admission:
             if now + seconds > output.due_s >= now + tokens * alone_s
         ]
         if late:
-            why = f"With {len(running)} others, not all answers would be there within {self.bound_s:g} s."
+            why = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s:g} s."
             raise self._refusal("latency_bound", why, min(late))
 
     def _refusal(self, code: str, why: str, room_s: float) -> ApiError:
@@ -200,7 +200,7 @@ class Admission:
         long = sum(1 for output in running if len(output.request.prompt_ids) > self._input_p99)
         residents = self._schedule.control.of_kind("residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
-            why = f"Requests of more than {self._input_p99:,} input tokens are limited, and {long} run already."
+            why = f"Few requests of more than {self._input_p99:,} input tokens may run at once, and {long} are running."
             raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:

@@ -63,7 +63,7 @@ class EngineProcess:
             )
         except FileNotFoundError:
             raise InputError(
-                f"There is no '{command[0]}' to start the engine with: pip install 'exegpt[mpi]'."
+                f"The program '{command[0]}', which starts the engine, was not found: pip install 'exegpt[mpi]'."
             ) from None
 
     async def wait(self) -> int:

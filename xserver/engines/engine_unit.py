@@ -93,7 +93,7 @@ class EngineUnit:
             if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
                 return code or 1  # the engine has printed the reason
             self._follows()
-            text = f"the engine of {self.name} has ended (exit code {code}): it is started again"
+            text = f"the engine of {self.name} has ended (exit code {code}) and is restarted"
             output.note(text, event="engine_restart", code=code)
 
     def fail(self) -> None:

@@ -173,7 +173,9 @@ class Supervisor:
         error = None if task.cancelled() else task.exception()
         if unit.options.follows not in self._wanted:  # another unit has its models or will get them
             if error:
-                output.note(f"the engine of {unit.name}, which is replaced, has failed: {error}", event="engine_failed")
+                output.note(
+                    f"the old engine of {unit.name} has failed during its replacement: {error}", event="engine_failed"
+                )
             return
         if isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
             return  # for example, a plan of several ranks without mpirun
@@ -267,7 +269,7 @@ class Supervisor:
             await asyncio.gather(*(unit.give_up() for unit in gone))
             moved = [model for unit in gone for model in unit.frontends]
             renewed = ", ".join(frontend.model.name for frontend in moved) or "no model"
-            output.note(f"another plan: new engines for {renewed}", event="plan")
+            output.note(f"the plan has changed: new engines start for {renewed}", event="plan")
             for options in units:
                 if options.follows not in staying:
                     unit = self._unit(options)
@@ -288,7 +290,7 @@ class Supervisor:
             self._ended.set()
             return
         output.note(
-            "draining: requests that have been accepted are finished; a second signal ends at once", event="drain"
+            "draining: accepted requests run to completion; a second signal ends the server at once", event="drain"
         )
         self._drain()
 
@@ -319,7 +321,9 @@ def bind(options: ServerOptions) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise InputError(f"{options.host}:{options.port} can't be listened on ({why}): pass another --port.") from None
+        raise InputError(
+            f"The server can't listen on {options.host}:{options.port} ({why}): pass another --port."
+        ) from None
     listening.setblocking(False)
     return listening
 
@@ -328,7 +332,9 @@ def run(options: ServerOptions) -> int:
     """Serve until a signal ends the server; return the exit code."""
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not options.api_keys:
-        raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
+        raise InputError(
+            f"--host {options.host} lets other machines connect: pass --api-key-file, or listen on 127.0.0.1."
+        )
     check_origins(options.origins, bool(options.api_keys))
     return asyncio.run(_run(options))
 

@@ -92,7 +92,7 @@ class Unit(EngineUnit):
         under = f" under {format_duration(bound)}" if bound and not frontend.shares else ""
         served = f"serving {frontend.model.name} on {self._where}{under}: {schedule_text(opened.schedule)}"
         if frontend.shares:
-            served += f"; it shares its devices with {', '.join(frontend.shares)}, and promises no bound"
+            served += f"; it shares its devices with {', '.join(frontend.shares)} and promises no latency bound"
         seconds = time.monotonic() - self._started_s
         output.note(served, event="ready", model=frontend.model.name, seconds=round(seconds, 3))
 
@@ -132,7 +132,7 @@ class Unit(EngineUnit):
         ):
             await asyncio.sleep(_LOOK_S)
         silent_s = max(frontend.link.silent_s for frontend in waiting)
-        text = f"the engine of {self.name} has done nothing for {silent_s:.1f} s: it is killed"
+        text = f"the engine of {self.name} has made no progress for {silent_s:.1f} s and is killed"
         output.note(text, event="engine_stalled")
         self._refuse()
         await self._engine.kill()

@@ -68,7 +68,9 @@ class Answer(ABC):
     def check_stream(self) -> None:
         """Raise ApiError for stream options without a stream."""
         if self.body.stream_options is not None and not self.body.stream:
-            raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
+            raise invalid(
+                "'stream_options' needs 'stream': set 'stream' to true, or remove 'stream_options'.", "stream_options"
+            )
 
     def add_choices(
         self, frontend: Frontend, ids: Sequence[int], max_tokens: int, place: int = 0, **options: Any

@@ -46,7 +46,9 @@ from xserver.http.tokenizing import detokenize, tokenize
 
 MAX_BODY = 16 * 2**20
 """Maximum size of a request's body, in bytes."""
-_NOT_SERVED = "This server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
+_NOT_SERVED = (
+    "This path does not exist. The server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
+)
 
 
 def make_api(frontends: Frontends) -> FastAPI:
@@ -80,7 +82,9 @@ def _add_errors(api: FastAPI) -> None:
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException) or hasattr(error, "status_code")
         status = error.status_code
-        text = {404: _NOT_SERVED, 405: "This path doesn't have that method."}.get(status, "The request failed.")
+        text = {404: _NOT_SERVED, 405: "This path does not support the request's method."}.get(
+            status, "The request failed."
+        )
         code = {404: "not_found", 405: "method_not_allowed"}.get(status)
         return ApiError(status, text, code, headers=dict(getattr(error, "headers", None) or {})).response
 
@@ -88,7 +92,9 @@ def _add_errors(api: FastAPI) -> None:
         return ApiError(400, "The request's parameters are not valid.", "invalid_value").response
 
     async def bug(_: Request, error: Exception) -> Response:
-        return ApiError(500, "An internal error: see the server's log.", "internal_error", None, SERVER).response
+        return ApiError(
+            500, "An internal error occurred: see the server's log.", "internal_error", None, SERVER
+        ).response
 
     from starlette.exceptions import HTTPException as StarletteError
 
@@ -104,7 +110,7 @@ def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> No
     async def health() -> Response:
         return PlainTextResponse("")
 
-    @api.get("/ready", summary="Whether requests are taken.", response_class=PlainTextResponse)
+    @api.get("/ready", summary="Whether the server accepts requests.", response_class=PlainTextResponse)
     async def ready() -> Response:
         frontends.check_ready()
         return PlainTextResponse("")
@@ -115,11 +121,11 @@ def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> No
 
 
 def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> None:
-    @api.get("/v1/models", summary="The models that are served.", **described.route(ModelList))
+    @api.get("/v1/models", summary="The served models.", **described.route(ModelList))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [frontend.model.card for frontend in frontends.each]})
 
-    @api.get("/v1/models/{name:path}", summary="One of them.", **described.route(ModelCard))
+    @api.get("/v1/models/{name:path}", summary="One served model.", **described.route(ModelCard))
     async def one_model(name: str) -> Response:
         return JSONResponse(frontends.of(name).model.card)
 
@@ -198,7 +204,7 @@ async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
                 except ApiError as error:
                     assert frontend.journal, "whose entry it is"
                     frontend.journal.forget(entry)
-                    output.note(f"a journalled request can't be run any more ({error.message})")
+                    output.note(f"a journalled request can no longer be run ({error.message})")
                     continue
                 run_entry(entry, make, work, frontend)
 
@@ -206,13 +212,13 @@ async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
 def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> None:
     kinds = TokenizePrompt, TokenizeChat
 
-    @api.post("/tokenize", summary="The tokens of a text or of a conversation.", **described.route(Tokens, kinds))
+    @api.post("/tokenize", summary="Tokenize a text or a conversation.", **described.route(Tokens, kinds))
     async def tokens(request: Request) -> Response:
         data = await read_json(request, MAX_BODY)
         body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
         return JSONResponse(await asyncio.to_thread(tokenize, body, frontends.of(body.model).model))
 
-    @api.post("/detokenize", summary="The text of tokens.", **described.route(DetokenizedText, DetokenizeRequest))
+    @api.post("/detokenize", summary="Turn tokens into text.", **described.route(DetokenizedText, DetokenizeRequest))
     async def text(request: Request) -> Response:
         body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
         return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))

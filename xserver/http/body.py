@@ -28,7 +28,7 @@ async def read_json(request: Request, max_bytes: int) -> Any:
     try:
         data = await asyncio.wait_for(_read(request, max_bytes), READ_S)
     except (TimeoutError, asyncio.TimeoutError):
-        raise ApiError(408, f"The body was not complete within {READ_S:g} s.", "request_timeout") from None
+        raise ApiError(408, f"The body was not received completely within {READ_S:g} s.", "request_timeout") from None
     return parse(data)
 
 

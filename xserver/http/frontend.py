@@ -54,10 +54,10 @@ class Frontend:
     def check_ready(self) -> None:
         """Raise ApiError while no request can be accepted."""
         if self.draining:
-            raise unavailable("The server is being shut down.", "draining", _RETRY_S)
+            raise unavailable("The server is shutting down.", "draining", _RETRY_S)
         if self.admission is None:
             if self.restarting:
-                raise unavailable("The engine is started again.", "engine_restarting", _RETRY_S)
+                raise unavailable("The engine is restarting.", "engine_restarting", _RETRY_S)
             raise unavailable("The engine is starting.", "loading", _RETRY_S)
 
     def opened(self, opened: Opened) -> None:
@@ -87,9 +87,10 @@ class Frontend:
         context = self._longest_request
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
-            asked = f" and {max_tokens} of output" if max_tokens is not None else ""
+            asked = f" and {max_tokens} in the output" if max_tokens is not None else ""
             raise invalid(
-                f"This model's maximum context length is {context} tokens: {prompt_tokens} of prompt{asked} don't fit.",
+                f"This model's maximum context length is {context} tokens: {prompt_tokens} in the prompt{asked} don't "
+                "fit.",
                 param if left >= 1 else prompt,
                 "context_length_exceeded",
             )

@@ -153,7 +153,7 @@ class Generation:
             raise _refusal(ended.refused, ended.too_long)
         if ended and ended.reason in ("error", "cancelled"):
             cause = f": {ended.error}" if ended.error else ""
-            raise ApiError(500, f"The request was ended by an internal error{cause}.", "internal_error", None, SERVER)
+            raise ApiError(500, f"An internal error ended the request{cause}.", "internal_error", None, SERVER)
         if not tokens and not ended:
             return None
         text, stopped = choice.take(tokens, ended is not None)

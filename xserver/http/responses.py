@@ -36,7 +36,7 @@ class ModelCard(Returned):
     created: int
     owned_by: str
     max_model_len: int | None = Field(
-        description="Most tokens of prompt and output together; null: as many as the engine's cache holds."
+        description="Maximum tokens of prompt and output together; null: limited by the engine's cache only."
     )
 
 
@@ -163,7 +163,9 @@ class ChatChunk(Made):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatDelta]
     usage: Usage | None = None
-    prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`, in the first.")
+    prompt_token_ids: list[int] = Field(
+        default_factory=list, description="With `return_token_ids`, in the first event."
+    )
 
 
 class Tokens(Returned):

@@ -31,9 +31,9 @@ def requests_of(
     ids.
     """
     if (body.min_tokens or 0) > max_tokens:
-        raise invalid(f"'min_tokens' is above the {max_tokens} tokens that the output may have.", "min_tokens")
+        raise invalid(f"'min_tokens' exceeds the {max_tokens} tokens that the output may have.", "min_tokens")
     if any(token >= vocab for token in body.stop_token_ids or ()):
-        raise invalid(f"'stop_token_ids' has a token id beyond {vocab - 1}.", "stop_token_ids")
+        raise invalid(f"'stop_token_ids' has a token id above {vocab - 1}.", "stop_token_ids")
     seed = random_seed() if body.seed is None else body.seed
     n, temperature = body.n or 1, 1.0 if body.temperature is None else body.temperature
     common = Request(
@@ -72,7 +72,7 @@ def _logit_bias(body: Sampled, vocab: int) -> tuple[tuple[int, float], ...]:
     biases = {}
     for text, bias in (body.logit_bias or {}).items():
         if not (text.isascii() and text.isdigit()) or len(text) > 10 or int(text) >= vocab:
-            raise invalid(f"'logit_bias' has a key that is no token id from 0 to {vocab - 1}.", "logit_bias")
+            raise invalid(f"'logit_bias' has a key that is not a token id from 0 to {vocab - 1}.", "logit_bias")
         biases[int(text)] = float(bias)
     return tuple(biases.items())
 

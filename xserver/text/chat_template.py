@@ -140,7 +140,7 @@ class ChatTemplate:
             return None
         where = f"chat_template in '{directory / 'tokenizer_config.json'}'"
         if not isinstance(source, str):
-            raise InputError(f"{where} is not a text.")
+            raise InputError(f"{where} is not a string.")
         return ChatTemplate(source, special, where)
 
     def render(
@@ -195,7 +195,7 @@ def _until_mark(text: str, last: str) -> str:
     """Return the text before the mark, without a space that the template has put in place of the message's own."""
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text:
-        raise invalid("The chat template doesn't render the message that is to be continued.", "messages")
+        raise invalid("The chat template leaves out the message to continue.", "messages")
     kept = text[place : place + len(_MARK)] == _MARK
     return text[:place] if kept else text[:place].rstrip()
 

@@ -19,11 +19,13 @@ def prompt_of(body: Conversation, model: ServedModel) -> str:
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     if goes_on and begins:
         raise invalid(
-            "'continue_final_message' goes on with a message, 'add_generation_prompt' begins one: set one of them.",
+            "'continue_final_message' and 'add_generation_prompt' exclude each other: set only one of them.",
             "continue_final_message",
         )
     if goes_on and body.messages[-1].role != "assistant":
-        raise invalid("'continue_final_message' needs a last message of the assistant.", "continue_final_message")
+        raise invalid(
+            "'continue_final_message' needs a final message with the role assistant.", "continue_final_message"
+        )
     messages = [_rendered(message) for message in body.messages]
     return model.chat_template.render(messages, begins, goes_on, body.chat_template_kwargs or {}, model.longest_text)
 

@@ -228,7 +228,7 @@ def test_an_engine_that_ends_is_replaced(folder, tmp_path):
         os.kill(engine, signal.SIGKILL)
     _, errors = process.communicate(timeout=150)
     assert process.returncode == 0, errors
-    assert errors.count("is started again") == 2
+    assert errors.count("is restarted") == 2
     assert {name: len(tokens) for name, tokens in tokens_of(out).items()} == {r["id"]: r["max_tokens"] for r in rows}
 
 

@@ -126,7 +126,7 @@ def test_an_id_is_free_again_when_its_request_has_ended(model):
     engine = opened(model)
     (request,) = requests([(4, 3)])
     engine.add(request)
-    with pytest.raises(InputError, match="'0' is given twice"):
+    with pytest.raises(InputError, match="'0' occurs twice"):
         engine.add(request)
     assert engine.drain()[-1].id == "0"
     engine.add(request)

@@ -118,8 +118,8 @@ def test_ranks_with_different_command_lines_are_refused(start_each, arguments_of
     other = [str(a).replace("schedule.json", "other.json") for a in arguments_of()]
     done = start_each(["-m", "exegpt", *arguments_of()], ["-m", "exegpt", *other])
     assert done.returncode == 2
-    assert "Rank 1 (" in done.stderr and "other.json' and rank 0 '" in done.stderr
-    assert sentence(done.stderr).endswith("start all ranks alike.")
+    assert "Rank 1 (" in done.stderr and "other.json' and rank 0 has '" in done.stderr
+    assert sentence(done.stderr).endswith("start all ranks with the same arguments.")
 
 
 EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
@@ -130,7 +130,9 @@ EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
 def test_a_rank_of_another_version_is_refused(job, arguments_of, rank):
     done = job(2, "-m", "tests.xrunner.broken", *arguments_of(), FAULT=f"{rank}:version")
     assert done.returncode == 2
-    assert re.search("Rank 1 .* has exegpt '.*' and rank 0 '.*': start all ranks alike", sentence(done.stderr))
+    assert re.search(
+        "Rank 1 .* has exegpt '.*' and rank 0 has '.*': start all ranks with the same", sentence(done.stderr)
+    )
 
 
 EXITS = """

@@ -32,7 +32,7 @@ def stage(devices, layers, tp=None, phase="both"):
         ({"stages": (stage([0], (0, 3)), stage([2], (3, 5)))}, r"devices \[0, 2\]"),
         ({"stages": (stage([0], (0, 3)), stage([0], (3, 5)))}, r"devices \[0, 0\]"),
         ({"stages": (stage([0, 1], (0, 5), 1),)}, r"degree 1 has the devices \[0, 1\]"),
-        ({"stages": (stage([0, 1, 2], (0, 5)),)}, "degree 3, and model 'm' can be split into 1, 2"),
+        ({"stages": (stage([0, 1, 2], (0, 5)),)}, "degree 3, but model 'm' can only be split into 1, 2"),
         ({"stages": (stage([0], (0, 3)), stage([1], (3, 4)))}, "layers 0:3, 3:4 of the 5"),
         ({"stages": (stage([0], (0, 3)), stage([1], (2, 5)))}, "layers 0:3, 2:5 of the 5"),
         ({"stages": (stage([0], (3, 5)), stage([1], (0, 3)))}, "layers 3:5, 0:3 of the 5"),
