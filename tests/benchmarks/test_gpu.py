@@ -22,7 +22,7 @@ from benchmarks.kernels import timing
 from benchmarks.kernels.case import REAL, TINY, Case, fitting
 from benchmarks.kernels.cases import all_cases, row_cases, seen_pairs
 from benchmarks.kernels.check import check
-from exegpt.kernels.gpu import INTERPRETED
+from exegpt.kernels.attention_gpu import INTERPRETED
 from xcore import document
 from xcore.requests.requests import random_requests
 from xcore.specs.model import ModelSpec

@@ -1,4 +1,4 @@
-"""Joining a job: the facts that its ranks must agree on, and the transports between them."""
+"""Set up a job: check that its ranks can run the schedule, connect them, and load each rank's part of the model."""
 
 import os
 from pathlib import Path
@@ -21,10 +21,10 @@ from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
-from xrunner.core.valid import why_not
 from xrunner.models import Model, Shard, load_model
 from xrunner.models.device import identity
 from xrunner.models.planning import check_attention, described
+from xrunner.models.weights import DTYPES
 from xrunner.rank.assembly import DeviceBatch
 
 KINDS = DeviceBatch, Arrival, Request, Result, TokenEvent, Change, Span
@@ -134,3 +134,34 @@ def check_ranks(schedule: Schedule, started: int) -> None:
         f"This schedule is for {need} devices ({schedule.replicas} x {devices(schedule)}), and {what} started: start "
         f"mpirun -n {need} {placed}exegpt run."
     )
+
+
+def why_not(schedule: Schedule, model: ModelSpec) -> str | None:
+    """Return why this schedule can't be run with this model, in one sentence with the way out; None if it can."""
+    try:
+        schedule.check_model(model)
+        schedule.check_stages()
+        make_policy(schedule)
+    except InputError as error:
+        return str(error)
+    return _dtypes(schedule) or _degrees(schedule, model)
+
+
+def _dtypes(schedule: Schedule) -> str | None:
+    if schedule.dtype not in DTYPES or schedule.kv_dtype != schedule.dtype:
+        return (
+            f"The schedule has dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}: both must be the same, "
+            f"{' or '.join(DTYPES)}; tune with --dtype."
+        )
+    return None
+
+
+def _degrees(schedule: Schedule, model: ModelSpec) -> str | None:
+    for tp in sorted({stage.tp for stage in schedule.stages}):
+        possible = model.tp_degrees(tp)
+        if tp not in possible:
+            return (
+                f"The schedule has stages of tensor-parallel degree {tp}, but model '{model.name}' can only be split "
+                f"into {', '.join(map(str, possible))}: tune again."
+            )
+    return None

@@ -2,11 +2,10 @@
 
 from xrunner.models.batch import AttentionBatch, Batch, computed_rows
 from xrunner.models.cache import KVCache
-from xrunner.models.dealing import Dealing
 from xrunner.models.decoder import Between, Model
 from xrunner.models.encoder_decoder import EncoderDecoder
 from xrunner.models.load import load_model, random_model
-from xrunner.models.planning import Planning
+from xrunner.models.planning import Dealing, Planning
 from xrunner.models.shard import Shard
 
 __all__ = [

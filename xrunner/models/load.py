@@ -1,5 +1,6 @@
-"""Loading: a model with a directory's weights or random ones; the complete model, a stage or a shard of it."""
+"""Load a model, a stage or a shard of it with a directory's weights or random ones, and check the weights."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ import torch
 from xcore.document import read_json
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec, read_config
+from xcore.specs.quantization import refuse_quantised_tensor
 from xrunner.models import t5
-from xrunner.models.checkpoint import check_tensors
 from xrunner.models.decoder import Model
 from xrunner.models.device import CPU, keep_memory
 from xrunner.models.encoder_decoder import EncoderDecoder
 from xrunner.models.families import FAMILIES
 from xrunner.models.shard import WHOLE, Shard
-from xrunner.models.weights import RandomWeights, SafetensorsWeights, Weights, torch_dtype
+from xrunner.models.weights import RandomWeights, SafetensorsWeights, StoredTensor, Weights, stored_name, torch_dtype
 
 
 def load_model(
@@ -150,3 +151,37 @@ def _eos(config: dict[str, Any], name: str) -> frozenset[int]:
     if not all(isinstance(v, int) for v in values):
         raise InputError(f"eos_token_id of model '{name}' is {value!r}: it must be an integer or a list.")
     return frozenset(values)
+
+
+def check_tensors(spec: ModelSpec, weights: SafetensorsWeights) -> None:
+    """Refuse files with a tensor that no layer of the whole model reads as plain floats.
+
+    Such a tensor changes the results of the model that it was written for: a scale, a bias, a further layer.
+
+    Raises:
+        InputError: Names the tensor and its file.
+    """
+    extras = [re.compile(pattern) for pattern in FAMILIES[spec.architecture].EXTRAS]
+    stored = [t for t in weights.stored() if not any(extra.fullmatch(t.name) for extra in extras)]
+    read = _names_read(spec, weights)
+    for tensor in stored:
+        refuse_quantised_tensor(tensor.name, tensor.dtype, tensor.file, spec.name)
+    unread = [tensor for tensor in stored if tensor.name not in read]
+    if unread:
+        raise _refusal(spec, unread)
+
+
+def _names_read(spec: ModelSpec, weights: SafetensorsWeights) -> set[str]:
+    family = FAMILIES[spec.architecture]
+    names = {*family.outer_shapes(spec), "lm_head.weight"}  # a tied model's head is read where it is stored
+    for layer in range(max(spec.layers, spec.encoder_layers)):
+        names.update(family.layer_shapes(spec, layer))
+    return {stored_name(weights, family.PREFIX, name) for name in names}
+
+
+def _refusal(spec: ModelSpec, unread: list[StoredTensor]) -> InputError:
+    others = f" and {len(unread) - 1:,} others" if len(unread) > 1 else ""
+    return InputError(
+        f"Model '{spec.name}' does not use tensor '{unread[0].name}' in '{unread[0].file}'{others}: correct its "
+        "config.json, or remove these tensors."
+    )

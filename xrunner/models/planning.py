@@ -1,13 +1,16 @@
-"""FlashInfer's plans for the batches of one device, and the choice between FlashInfer and Triton."""
+"""Plans of a batch's attention on one device: FlashInfer's, Triton's work lists, and the choice between the two."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from exegpt.kernels import attention_flashinfer
+from exegpt.kernels.attention import programs_of_decoding
 from exegpt.kernels.attention_flashinfer import FlashInfer
+from exegpt.kernels.work_list import deal
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.models.batch import Batch
@@ -97,3 +100,31 @@ class Planning:
         """Return the batch with the plans of its parts."""
         parts = zip(batch.attention, self.plan(attention), strict=True)
         return replace(batch, attention=tuple(replace(part, work=plan) for part, plan in parts))
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """The inputs of work lists other than the sequences: the device, its shard of the heads, and the layers' window."""
+
+    programs: int
+    """Programs for each KV head"""
+    kv_heads: int
+    window: int | None
+
+    @staticmethod
+    def of(model: Model, cache: KVCache) -> "Dealing | None":
+        """Return the dealing of a model; None where work lists are not used.
+
+        These are the CPU, FlashInfer's attention, and an encoder-decoder, whose two attentions see different parts of a
+        sequence. Where layers' windows differ, lists are balanced for layers that see everything.
+        """
+        values = cache.values[0]
+        programs = programs_of_decoding(model.share.heads, values)
+        if programs is None or model.spec.encoder_layers or model.attention != "triton":
+            return None
+        windows = {layer.window for layer in model.layers}
+        return Dealing(programs, values.shape[1], windows.pop() if len(windows) == 1 else None)
+
+    def deal(self, seq_lens: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Return the arrays of a `WorkList` for one new token of each of these sequences, int32 [sequences]."""
+        return deal(seq_lens, self.programs, self.kv_heads, self.window)

@@ -42,7 +42,8 @@ from xserver.http.schemas import (
     TokenizePrompt,
     parsed,
 )
-from xserver.http.tokenizing import detokenize, tokenize
+from xserver.http.served_model import ServedModel
+from xserver.text.conversation import prompt_of
 
 MAX_BODY = 16 * 2**20
 """Maximum size of a request's body, in bytes."""
@@ -222,3 +223,21 @@ def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> N
     async def text(request: Request) -> Response:
         body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
         return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))
+
+
+def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[str, Any]:
+    """Return the tokens of a text or of a conversation.
+
+    A text gets special tokens unless the client switches them off.
+    """
+    if isinstance(body, TokenizePrompt):
+        ids = model.encode(body.prompt, body.add_special_tokens is not False)
+    else:
+        ids = model.encode(prompt_of(body, model), bool(body.add_special_tokens), "messages")
+    names = [model.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": model.spec.longest_request, "tokens": ids, "token_strs": names}
+
+
+def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
+    """Return the text of tokens, including special tokens."""
+    return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}
