@@ -5,10 +5,10 @@ import math
 import numpy as np
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.kv_layout import keys_like_values
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_threads import compiled
 from exegpt.kernels.work_list import WorkList, deal
 
 _UNBOUNDED = 2**31 - 1
@@ -56,7 +56,7 @@ def attention(
             raise ValueError("FlashInfer's plan is for causal attention of whole sequences at its scale, without bias.")
         return work.run(q, keys, values, out, window)
     inputs = q, keys, values, tables, offsets, contexts, out
-    if device.on_gpu(q):
+    if gpu_device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
         return attention_gpu(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias, work=work)
@@ -78,7 +78,7 @@ def programs_of_decoding(heads: int, values: torch.Tensor) -> int | None:
 
     There are `heads` query heads over a cache with these `values`. The CPU takes no work list.
     """
-    if not device.on_gpu(values):
+    if not gpu_device.on_gpu(values):
         return None
     from exegpt.kernels import attention_gpu
 

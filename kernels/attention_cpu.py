@@ -17,9 +17,9 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.numba_jit import njit
 
 _FLOAT = ir.FloatType()
 _REGISTERS = 256

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from exegpt.kernels.device import architecture
+from exegpt.kernels.gpu_device import architecture
 
 HEAD_SIZES = frozenset((64, 128, 256))
 """Head sizes for which both wrappers have kernels."""

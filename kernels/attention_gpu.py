@@ -15,7 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from exegpt.kernels.attention_decode_gpu import attend_decode
 from exegpt.kernels.attention_prefill_gpu import attend_prefill
 from exegpt.kernels.attention_tiles import Tile, choose_tile, head_dim, num_splits
-from exegpt.kernels.device import architecture
+from exegpt.kernels.gpu_device import architecture
 from exegpt.kernels.work_list import TILE, WorkList
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from tests.kernels.gpu import DEVICE, needs_triton
 from xcore.errors import InputError
 from xrunner.models import Batch, load_model
@@ -61,7 +61,7 @@ def test_the_kernels_of_a_gpu_give_the_same_logits(directories, arch, monkeypatc
     ids, chunks = IDS[:12], (7, 4, None)
     expected = logits(load_model(directories[arch]), ids, chunks)
     if DEVICE == CPU:
-        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+        monkeypatch.setattr(gpu_device, "on_gpu", lambda x: True)
     model = load_model(directories[arch], device=DEVICE)
     cache, out, past = model.new_cache(9, 16), [], 0
     for chunk in (7, 4, 1):
@@ -89,7 +89,7 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     current = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(gpu_device.index))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     assert [find_device(None, local) for local in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
     assert current == [0, 1, 0] and find_device("cpu") == CPU

@@ -11,7 +11,7 @@ import torch
 
 from exegpt.kernels import attention_flashinfer
 from exegpt.kernels.attention_flashinfer import FlashInfer
-from exegpt.kernels.device import Architecture
+from exegpt.kernels.gpu_device import Architecture
 from tests.kernels import flashinfer_stand_in
 from tests.kernels.gpu import INTERPRETED
 from tests.xrunner.models.test_shard import sharded

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from xcore.batching import MicroBatch, Sequence
@@ -71,7 +71,7 @@ class Watching(TorchDispatchMode):
 def launched(monkeypatch):
     """The names of the Triton kernels that are launched, and not run."""
     names = []
-    monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
+    monkeypatch.setattr(gpu_device, "on_gpu", lambda x: x.device == META)
     launch = lambda self, grid: lambda *args, **kwargs: names.append(self.__name__)  # noqa: E731
     monkeypatch.setattr(KernelInterface, "__getitem__", launch)
     return names

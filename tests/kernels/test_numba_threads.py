@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from exegpt.kernels.norm import rms_norm
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_threads import compiled
 
 
 @pytest.fixture

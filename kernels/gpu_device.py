@@ -10,7 +10,7 @@ import torch
 def on_gpu(x: torch.Tensor) -> bool:
     """Return whether the Triton kernels take this tensor.
 
-    Call it as `device.on_gpu`, so that all callers ask at one place.
+    Call it as `gpu_device.on_gpu`, so that all callers ask at one place.
     """
     return x.device.type == "cuda"
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import exegpt
-from exegpt.kernels import compiled
+from exegpt.kernels import numba_jit
 
 KERNELS = Path(exegpt.__file__).parent.parent / "kernels"
 SOURCE = """
-from exegpt.kernels.compiled import njit
+from exegpt.kernels.numba_jit import njit
 
 @njit(["int64(int64)"], cache=True)
 def double(number):
@@ -26,7 +26,7 @@ def load(tmp_path, monkeypatch):
 
     monkeypatch.setattr(config, "CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "doubling.py").write_text(SOURCE)
-    compiled._tell.cache_clear()
+    numba_jit._tell.cache_clear()
 
     def imported():
         spec = importlib.util.spec_from_file_location("doubling", tmp_path / "doubling.py")
@@ -69,4 +69,4 @@ def test_all_cached_kernels_go_without_their_cache_where_they_must():
         tree = ast.parse(file.read_text())
         cached = any(isinstance(node, ast.keyword) and node.arg == "cache" for node in ast.walk(tree))
         imports = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-        assert not cached or "exegpt.kernels.compiled" in imports, file.name
+        assert not cached or "exegpt.kernels.numba_jit" in imports, file.name
