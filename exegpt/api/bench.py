@@ -23,7 +23,7 @@ from xcore.traces.fit_context import fit_context
 from xcore.traces.trace import parse_rate, parse_workload, with_poisson_arrivals
 from xprofiler.profiles import find_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.threads import set_threads
 from xscheduler.policy_names import policy_names
@@ -108,7 +108,7 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
     check_output(options.report)
     check_distinct((options.report,), (options.requests, options.schedule, options.profile, options.workload))
     requests, notes = _requests(options, given, directory)
-    attention, why = planning.choose_attention(options.attention, given.model.spec, given.dtype, device)
+    attention, why = attention_planning.choose_attention(options.attention, given.model.spec, given.dtype, device)
     setting = _setting(options, given, ranks, device.type, attention)
     others, missing = other_schedules(setting, given, options.policy)
     schedules = (given, *others)
@@ -119,7 +119,7 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
         (*notes, *why, *missing),
         peers,
         attention,
-        planning.described(attention, device),
+        attention_planning.described(attention, device),
     )
 
 

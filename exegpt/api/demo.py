@@ -24,7 +24,7 @@ from xcore.traces.trace import parse_workload
 from xprofiler import store
 from xprofiler.measure import measure_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.create import create_model
 from xrunner.models.device import find_device
 from xscheduler.setting_search import frontier_bounds, ranked, search_schedule
@@ -111,7 +111,9 @@ def prepare(options: DemoOptions) -> Demo:
     options.directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(options.directory, options.seed)
     dtype = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
-    attention, why = planning.choose_attention(options.attention, ModelSpec.from_directory(model), dtype, device)
+    attention, why = attention_planning.choose_attention(
+        options.attention, ModelSpec.from_directory(model), dtype, device
+    )
     output.notes(why)
     setting = _setting(model, workload, options.columns, device, dtype, attention)
     output.notes(setting.assumptions)

@@ -30,7 +30,7 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.core.changes import run_adapting
 from xrunner.core.engine import Engine
 from xrunner.core.results import ResultFile, check_left
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.threads import set_threads
 from xscheduler.ordering import OrderChoice, check_known, request_hints
@@ -168,9 +168,11 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
     dtype = run_dtype(options.dtype, schedule, device.type)
-    attention, notes = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+    attention, notes = attention_planning.choose_attention(options.attention, find_model(options.model), dtype, device)
     results = tuple(rejection.result for rejection in rejected)
-    return RunInputs(schedule, tuple(requests), results, attention, planning.described(attention, device), tuple(notes))
+    return RunInputs(
+        schedule, tuple(requests), results, attention, attention_planning.described(attention, device), tuple(notes)
+    )
 
 
 def _given_schedule(options: RunOptions) -> Schedule | None:

@@ -78,8 +78,8 @@ def _facts(options: ProfileOptions, first: bool, threads: int | None) -> dict[st
 
 def _attention(options: ProfileOptions, dtype: str, ranks: "Ranks", kind: str) -> str:
     """Return the attention kernels that all ranks measure; rank 0 prints why they were chosen."""
+    from xrunner.models.attention_planning import choose_attention
     from xrunner.models.device import find_device
-    from xrunner.models.planning import choose_attention
 
     def choose() -> dict[str, str]:
         device = find_device(kind, ranks.local)

@@ -30,7 +30,7 @@ from xrunner.comm.relay import Connect, way_to_frontend
 from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.rank.warm_up import Extent
 from xrunner.threads import set_threads
@@ -201,7 +201,7 @@ def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> Engin
         if given:
             given.check_model(ModelSpec.from_directory(directory))
         dtype = run_dtype(options.dtype, given, device.type)
-        attention, _ = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+        attention, _ = attention_planning.choose_attention(options.attention, find_model(options.model), dtype, device)
         return given, attention
 
     given, attention = ranks.share(first, Schedule)

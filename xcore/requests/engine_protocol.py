@@ -117,7 +117,7 @@ TokenLogProb = tuple[float | None, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True)
-class LogProbs:
+class LogProbColumns:
     """Log-probabilities of tokens and of the likeliest tokens in their places."""
 
     own: Array
@@ -130,11 +130,11 @@ class LogProbs:
     """float64 [sum of counts]."""
 
     @staticmethod
-    def of(tokens: Iterable[TokenLogProb]) -> "LogProbs":
+    def of(tokens: Iterable[TokenLogProb]) -> "LogProbColumns":
         """Pack the log-probabilities of each token."""
         rows = list(tokens)
         pairs = [pair for _, likeliest in rows for pair in likeliest]
-        return LogProbs(
+        return LogProbColumns(
             np.array([np.nan if own is None else own for own, _ in rows], dtype=np.float64),
             np.array([len(likeliest) for _, likeliest in rows], dtype=np.int64),
             np.array([token for token, _ in pairs], dtype=np.int64),
@@ -192,9 +192,9 @@ class TokenColumns:
     """float64."""
     starts_s: Array
     """float64; NaN for tokens after the first."""
-    logprobs: LogProbs | None
+    logprobs: LogProbColumns | None
     """None if no request asked for any."""
-    prompts: dict[int, LogProbs]
+    prompts: dict[int, LogProbColumns]
     """The log-probabilities of prompts, by the place of the first token here."""
 
     @staticmethod
@@ -207,8 +207,8 @@ class TokenColumns:
             np.array([event.token for event in events], dtype=np.int64),
             np.array([event.made_s for event in events], dtype=np.float64),
             np.array([np.nan if event.start_s is None else event.start_s for event in events], dtype=np.float64),
-            LogProbs.of((event.logprob, event.likeliest) for event in events) if asked else None,
-            {place: LogProbs.of(event.prompt) for place, event in enumerate(events) if event.prompt},
+            LogProbColumns.of((event.logprob, event.likeliest) for event in events) if asked else None,
+            {place: LogProbColumns.of(event.prompt) for place, event in enumerate(events) if event.prompt},
         )
 
     def events(self) -> Iterator[TokenEvent]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.packing import send
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, Transport
@@ -36,9 +36,9 @@ class EncodedReceiving:
         assert place.encoded_by is not None
         self._model, self._cache, self._transport, self._gpu = model, cache, transport, gpu
         self._source, self._block_size = place.encoded_by, place.schedule.block_size
-        self._coming: deque[tuple[Arrival, torch.Tensor, Any]] = deque()
+        self._coming: deque[tuple[KVArrival, torch.Tensor, Any]] = deque()
 
-    def expect(self, arrival: Arrival) -> None:
+    def expect(self, arrival: KVArrival) -> None:
         """Start receiving the output of an announced batch; `arrival.places` are the slots of its tokens."""
         shape = len(arrival.places), self._model.spec.hidden
         buffer = torch.empty(shape, dtype=torch_dtype(self._model.dtype), device=self._model.device)
@@ -77,7 +77,7 @@ class EncodedReceiving:
             self._transport.wait(partial(self._transport.arrived, pending))
         return count
 
-    def _overlaps(self, arrival: Arrival, blocks: np.ndarray) -> bool:
+    def _overlaps(self, arrival: KVArrival, blocks: np.ndarray) -> bool:
         return bool(np.isin(arrival.places // self._block_size, blocks).any())
 
 

@@ -12,7 +12,7 @@ from xcore.specs.served import Served
 from xcore.specs.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
 from xrunner.core.engine import Engine
-from xrunner.core.report import RunReport
+from xrunner.core.run_report import RunReport
 
 
 def run_adapting(

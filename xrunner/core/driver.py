@@ -24,7 +24,7 @@ from xcore.specs.change import Change, takes_over_in_place
 from xcore.specs.schedule import Schedule
 from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
-from xrunner.core.lanes import Lane, OwnLane
+from xrunner.core.engine_lanes import EngineLane, OwnLane
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.worker import Worker
@@ -77,7 +77,7 @@ class Driver:
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
         kind = AheadLane if worker.gpu and not worker.transport else OwnLane
         self._own = kind(worker, schedule, outputs, assemble)
-        self._others: list[Lane] = []
+        self._others: list[EngineLane] = []
         if schedule.traits.disaggregated:
             self._others.append(EncodingLane(worker, outputs, assemble, self.ledger))
             worker.between = self._turn_others
@@ -177,7 +177,7 @@ class Driver:
         self._book_stops()
         self.ledger.check()
 
-    def _offer(self, lane: Lane, phase: StagePhase | None = None) -> bool:
+    def _offer(self, lane: EngineLane, phase: StagePhase | None = None) -> bool:
         """Give a free lane the policy's next step, of the lane's phase or another. Return whether there was one."""
         if not lane.free:
             return False

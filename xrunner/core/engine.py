@@ -27,10 +27,10 @@ from xrunner.core.adaptation import Adaptation
 from xrunner.core.capacity import buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
-from xrunner.core.joining import check_schedule, gpu_of, job_facts, load_part, make_transport, on_device
+from xrunner.core.job_setup import check_schedule, gpu_of, job_facts, load_part, make_transport, on_device
 from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader
-from xrunner.core.report import RunReport
+from xrunner.core.run_report import RunReport
 from xrunner.core.shared_cache import SharedCache
 from xrunner.models import KVCache, Model
 from xrunner.models.device import CPU

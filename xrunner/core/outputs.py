@@ -18,8 +18,8 @@ from xcore.requests.engine_protocol import Event, TokenEvent
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import FinishReason, Request, Result
 from xcore.specs.served import Served
-from xrunner.core.drift import Drift
-from xrunner.rank.running import Running
+from xrunner.core.drift import LengthDrift
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.sampling_state import Slots
 from xrunner.rank.token_mask import mask_without
@@ -52,10 +52,10 @@ class Outputs:
         record: bool,
         keyed: int | None = None,
     ):
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, RunningRequest] = {}
         """Requests by their places; ended ones are dropped later."""
         self.served: list[Served] = []
-        self.drift: Drift | None = None
+        self.drift: LengthDrift | None = None
         """The drift of these requests' lengths."""
         self._eos, self._vocab, self._grammars = eos, vocab, grammars
         self._emit, self._stream, self._record, self._keyed = emit, stream, record, keyed
@@ -67,7 +67,7 @@ class Outputs:
         """Create a request with its unique place and the start of its output, and return its sequence."""
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
-        running = self.running[index] = Running(request, sequence, prompt, start=start)
+        running = self.running[index] = RunningRequest(request, sequence, prompt, start=start)
         running.constraint = self._grammars.start(request)
         if request.output_ids:
             self._resume(running)
@@ -78,7 +78,7 @@ class Outputs:
             running.extend_keys(self._keyed)
         return sequence
 
-    def _resume(self, running: Running) -> None:
+    def _resume(self, running: RunningRequest) -> None:
         """Continue a request where another engine left it, as after a preemption."""
         running.output = list(running.request.output_ids)
         running.sequence.generated = len(running.output)
@@ -87,11 +87,11 @@ class Outputs:
             for token in running.output:
                 running.constraint.consume(token)
 
-    def of(self, sequences: Iterable[Sequence]) -> list[Running]:
+    def of(self, sequences: Iterable[Sequence]) -> list[RunningRequest]:
         """Return the requests of these sequences."""
         return [self.running[sequence.index] for sequence in sequences]
 
-    def begin(self, request: Running, now: float) -> None:
+    def begin(self, request: RunningRequest, now: float) -> None:
         """Record that a request's prefill begins, unless it had begun."""
         if request.start_s is None:
             request.start_s = now
@@ -100,7 +100,7 @@ class Outputs:
             if self.drift:
                 self.drift.begin(request.sequence.index)
 
-    def give(self, receivers: list[Running], result: torch.Tensor, prompts: PromptRows | None = None) -> None:
+    def give(self, receivers: list[RunningRequest], result: torch.Tensor, prompts: PromptRows | None = None) -> None:
         """Give the tokens of a micro-batch to their requests, with the log-probabilities of their `prompts`.
 
         Requests that end by their tokens are reported.
@@ -134,7 +134,7 @@ class Outputs:
             elif len(receiver.output) == receiver.request.max_tokens:
                 self._end(receiver, "length", moment, len(receiver.output))
 
-    def cancel(self, request: Running, now: float, output_tokens: int | None = None) -> None:
+    def cancel(self, request: RunningRequest, now: float, output_tokens: int | None = None) -> None:
         """End an aborted request; `output_tokens` is the length of an output that is complete all the same."""
         self._end(request, "cancelled", now, output_tokens)
 
@@ -177,7 +177,7 @@ class Outputs:
             running.prompt_likeliest.append(likeliest)
         return values[:begin]
 
-    def _stops(self, receiver: Running, token: int) -> bool:
+    def _stops(self, receiver: RunningRequest, token: int) -> bool:
         """Return whether a token ends an output. A grammar consumes the token."""
         request, constraint = receiver.request, receiver.constraint
         if constraint is not None:
@@ -186,14 +186,14 @@ class Outputs:
                 return True
         return (token in self._eos and not request.ignore_eos) or token in request.stop_token_ids
 
-    def _fail(self, running: Running, error: str, moment: float) -> None:
+    def _fail(self, running: RunningRequest, error: str, moment: float) -> None:
         """End one request by an error; no other request reuses its blocks."""
         self._failed.append(running.sequence)
         self._end(running, "error", moment, None, error)
 
     def _end(
         self,
-        running: Running,
+        running: RunningRequest,
         reason: FinishReason,
         moment: float,
         output_tokens: int | None,
@@ -232,7 +232,7 @@ def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np
     return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)
 
 
-def _token(receiver: Running, token: int, moment: float) -> TokenEvent:
+def _token(receiver: RunningRequest, token: int, moment: float) -> TokenEvent:
     """Return the latest token as an event."""
     index = len(receiver.output) - 1
     event = TokenEvent(receiver.request.id, index, token, moment, start_s=None if index else receiver.start_s)
@@ -243,7 +243,7 @@ def _token(receiver: Running, token: int, moment: float) -> TokenEvent:
     return event
 
 
-def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
+def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None:
     """Append the flat result of `log_probs` to the unfinished requests that asked for it."""
     asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
     for receiver, row in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):

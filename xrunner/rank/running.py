@@ -1,4 +1,4 @@
-"""Running: a request in the runner."""
+"""RunningRequest: a request in the runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,13 +9,13 @@ import numpy as np
 from xcore.batching import Sequence as LedgerSequence
 from xcore.batching.prefix_pool import extend_keys
 from xcore.requests.request import Request
-from xrunner.rank.token_mask import Constraint
+from xrunner.rank.token_mask import TokenConstraint
 
 Array = np.ndarray
 
 
 @dataclass(eq=False)
-class Running:
+class RunningRequest:
     """A request in the runner: the state that is not in the ledger's `Sequence`."""
 
     request: Request
@@ -39,7 +39,7 @@ class Running:
     """The blocks from which the table was made; None where a transfer has set it."""
     entered: int = 0
     """Number of its prompt's and output's tokens that have been entered in the sampling state's row."""
-    constraint: Constraint | None = None
+    constraint: TokenConstraint | None = None
     """Its grammar, which has consumed all tokens of the output so far."""
     logprobs: list[float] = field(default_factory=list)
     """Log-probabilities of its output's tokens, if it asks for them."""

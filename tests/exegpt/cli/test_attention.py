@@ -8,7 +8,7 @@ import torch
 from tests.xprofiler.small import shrink
 from xprofiler import measure
 from xrunner.core.engine import Engine
-from xrunner.models import planning
+from xrunner.models import attention_planning
 
 GPU = torch.device("cuda", 0)
 
@@ -59,8 +59,8 @@ def flashinfer(monkeypatch, tmp_path):
         return real_measure(*arguments, **options)
 
     real_load, real_measure = Engine.load, measure.measure_job
-    monkeypatch.setattr(planning, "choose_attention", choose)
-    monkeypatch.setattr(planning, "described", lambda attention, device: f"{attention} 0.7")
+    monkeypatch.setattr(attention_planning, "choose_attention", choose)
+    monkeypatch.setattr(attention_planning, "described", lambda attention, device: f"{attention} 0.7")
     monkeypatch.setattr(Engine, "load", staticmethod(load))
     for module in ("xprofiler.measure", "xprofiler.job"):
         monkeypatch.setattr(f"{module}.measure_job", measured)

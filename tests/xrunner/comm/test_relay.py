@@ -86,7 +86,7 @@ def test_a_leader_trusts_no_other_program_at_the_address(frontend):
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(ConnectionRefusedError, match="another program"):
-            relay._open_tcp(relay.Offer((other.getsockname(),), "0" * 64))
+            relay._open_tcp(relay.RelayOffer((other.getsockname(),), "0" * 64))
 
 
 def test_without_a_frontend_the_relay_takes_nobody(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from xcore.errors import InputError
 from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.workload import RequestLengths, Workload
-from xrunner.core.drift import Drift
+from xrunner.core.drift import LengthDrift
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
@@ -62,7 +62,7 @@ def test_an_aborted_request_ends_with_what_it_has(model, expected):
 def test_an_output_that_is_whole_is_followed_though_it_is_aborted(model):
     """As one that a stop text ends, up to there; one whose client has gone isn't whole."""
     engine = opened(model)
-    followed = engine._driver.outputs.drift = Drift(Workload.fixed(4, 9))
+    followed = engine._driver.outputs.drift = LengthDrift(Workload.fixed(4, 9))
     (request,) = requests([(4, 30)])
     for i, output_tokens in enumerate([3, None, 5, None]):
         engine.add(replace(request, id=str(i)))

@@ -14,7 +14,7 @@ from xcore import document
 from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.core.engine import Engine
-from xrunner.core.joining import check_ranks
+from xrunner.core.job_setup import check_ranks
 from xrunner.models import load_model
 from xrunner.models.device import CPU, free_memory
 

@@ -8,7 +8,7 @@ from tests.xrunner.cells import LAYOUTS, POLICIES, WAA, schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Stage
-from xrunner.core.joining import why_not
+from xrunner.core.job_setup import why_not
 
 SPEC = ModelSpec("m", "llama", 5, 64, 4, 2, 16, 96, True, 300, 96)
 

@@ -89,7 +89,7 @@ def test_a_gpu_is_taken_where_there_is_one(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     current = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(gpu_device.index))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: current.append(device.index))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
     assert [find_device(None, local) for local in range(3)] == [torch.device("cuda", i) for i in (0, 1, 0)]
     assert current == [0, 1, 0] and find_device("cpu") == CPU
@@ -105,10 +105,10 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 FAULTS = """
 import resource, sys, torch
 from pathlib import Path
-from xrunner.models import create, device, load, load_model
+from xrunner.models import create, device, model_loading, load_model
 from xrunner.rank.warm_up import alike
 if sys.argv[1] == "returned":
-    load.keep_memory = lambda: None
+    model_loading.keep_memory = lambda: None
 sizes = {"hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 300, "context": 256}
 create.create_model(Path(sys.argv[2]), "llama", layers=2, **sizes)
 torch.set_num_threads(1)

@@ -19,8 +19,8 @@ from xcore.errors import InputError
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
 from xrunner.models import Planning, load_model
+from xrunner.models.attention_planning import check_attention, choose_attention, described
 from xrunner.models.create import create_model
-from xrunner.models.planning import check_attention, choose_attention, described
 from xrunner.rank import warm_up
 from xrunner.rank.warm_up import alike
 

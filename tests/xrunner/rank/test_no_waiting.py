@@ -19,7 +19,7 @@ from xrunner.models import load_model
 from xrunner.models.create import create_model
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.compute import Compute
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.token_mask import mask_without
 
 META = torch.device("meta")
@@ -95,7 +95,7 @@ def device_batch(model, encode, decode, **options):
         sequence = Sequence(index, len(request.prompt_ids), 9, 0.0)
         sequence.blocks = list(range(6 * index, 6 * index + 6))
         prompt = np.array(request.prompt_ids, dtype=np.int64)
-        running[index] = Running(request, sequence, prompt, start=model.start)
+        running[index] = RunningRequest(request, sequence, prompt, start=model.start)
         if running[index].penalised:
             running[index].slot = index
         if request.min_tokens:

@@ -16,18 +16,18 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule, devices, ranks_needed
 from xcore.specs.timeline import Span
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.staged import StagedTransport
 from xrunner.comm.transport import Transport
 from xrunner.models import Model, Shard, load_model
+from xrunner.models.attention_planning import check_attention, described
 from xrunner.models.device import identity
-from xrunner.models.planning import check_attention, described
 from xrunner.models.weights import DTYPES
 from xrunner.rank.assembly import DeviceBatch
 
-KINDS = DeviceBatch, Arrival, Request, Result, TokenEvent, Change, Span
+KINDS = DeviceBatch, KVArrival, Request, Result, TokenEvent, Change, Span
 """Dataclasses that ranks send each other, in addition to numbers and texts."""
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.xcore.nouns import schedule
 from xcore.batching import Sequence, Step
-from xrunner.core.lanes import OwnLane
+from xrunner.core.engine_lanes import OwnLane
 
 
 def lane_of(stages):

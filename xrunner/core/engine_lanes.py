@@ -22,12 +22,12 @@ from xcore.specs.schedule import Schedule
 from xrunner.comm.transport import TOKENS
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler, DeviceBatch
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.worker import END, Worker
 
 
-class Lane(Protocol):
+class EngineLane(Protocol):
     """A line of stages that runs steps."""
 
     phase: StagePhase
@@ -59,7 +59,7 @@ class _Flight:
 
     step: int
     """The number of its step."""
-    receivers: list[Running]
+    receivers: list[RunningRequest]
     prompts: PromptRows | None
     result: torch.Tensor
     pending: Any
@@ -134,12 +134,12 @@ class OwnLane:
 
         self._worker.wait(known)
 
-    def _needs(self, micro_batch: MicroBatch) -> list[tuple[Running, int]]:
+    def _needs(self, micro_batch: MicroBatch) -> list[tuple[RunningRequest, int]]:
         """Return how many tokens of each request of a micro-batch must be known."""
         counts = [(s, 1 + s.behind - s.finished) for s in micro_batch.decode]
         return [(self._outputs.running[s.index], s.cached + n) for s, n in (*micro_batch.encode, *counts)]
 
-    def _order(self, batch: DeviceBatch, receivers: list[Running], start: float) -> None:
+    def _order(self, batch: DeviceBatch, receivers: list[RunningRequest], start: float) -> None:
         """Send a micro-batch to all ranks of this line, and do this rank's share of it."""
         transport, place = self._worker.transport, self._worker.place
         if transport:
