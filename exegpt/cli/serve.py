@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from exegpt.api.serving_engine import EngineOptions
     from xcore.specs.cluster_plan import Plan
     from xmulti.serving.replanning import Replanning
-    from xserver.engines.unit_options import UnitOptions
+    from xserver.engines.unit_options import EngineUnitOptions
 
 _ENGINES = (
     "schedule latency_bound workload columns policy admission order ranker device attention dtype threads".split()
@@ -155,19 +155,19 @@ def _serve(typed: dict[str, Any]) -> int:
     return supervisor.run(options.build(supervisor.ServerOptions, typed | read))
 
 
-def _unit(typed: dict[str, Any]) -> "UnitOptions":
+def _unit(typed: dict[str, Any]) -> "EngineUnitOptions":
     """Return the engine of one model."""
     if typed["replan_after"] is not None:
         raise InputError("--replan-after needs a plan: pass --plan, or leave it out.")
     from exegpt.cli.engine import read_options
     from xcore.choices import admission_rule
     from xcore.files import model_directory, read_schedule
-    from xserver.engines.unit_options import UnitModel, UnitOptions
+    from xserver.engines.unit_options import EngineUnitOptions, UnitModel
 
     directory, schedule = model_directory(options.only_model(typed["model"], "server")), typed["schedule"]
     read_options(typed | {"model": directory})  # refuse at once what the engine would refuse
     admission_rule(typed["admission"], read_schedule(schedule).policy if schedule else None)
-    return UnitOptions(
+    return EngineUnitOptions(
         (UnitModel(directory, typed["served_model_name"], typed["chat_template"]),),
         ("--model", str(directory), *_words(typed, _ENGINES), *_words(typed, _FLAGS)),
         ranks=typed["ranks"],
@@ -191,7 +191,7 @@ def _planned(typed: dict[str, Any]) -> dict[str, Any]:
     flags, order = [*_words(typed, _PLANNED), *_words(typed, ["pinned"])], [model.name for model in plan.models]
     directories = {model.name: str(model.directory) for model in plan.models}
 
-    def placed(asked: "Plan") -> "tuple[Plan, tuple[UnitOptions, ...]]":
+    def placed(asked: "Plan") -> "tuple[Plan, tuple[EngineUnitOptions, ...]]":
         """Return a plan for these models with the directories in use, and its engines."""
         followed = with_directories(asked, directories, "The plan")
         ours = sorted(followed.models, key=lambda model: order.index(model.name))

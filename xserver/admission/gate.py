@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcore.errors import InputError
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 
 OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
 """Paths without a key; the last one is a page without data, which asks for a key."""

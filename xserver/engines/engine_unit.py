@@ -16,7 +16,7 @@ from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.engine_process import DRAIN_LIMIT_S, EngineProcess, JoinedEngine
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions
 
 _MOST_RESTARTS = 5
 """Number of engine ends in a row, without a completed request between them, after which the unit stops."""
@@ -38,7 +38,7 @@ class EngineUnit:
     """
 
     def __init__(
-        self, options: UnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
+        self, options: EngineUnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
     ):
         self.options, self.links = options, links
         self.name = ", ".join(links)

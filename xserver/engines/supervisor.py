@@ -19,17 +19,17 @@ from xcore.errors import InputError
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import check_origins, guarded, hashed
-from xserver.admission.measured import Measured
+from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
-from xserver.engines.unit import Unit
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.server_unit import ServerUnit
+from xserver.engines.unit_options import EngineUnitOptions
 from xserver.http.api import KINDS, make_api, resume_entries
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.library_log import log_libraries
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 from xserver.telemetry.tracing import tracing
 
 _LOOK_S = 0.05
@@ -56,13 +56,13 @@ class PlanWatch(Protocol):
 class ServerOptions:
     """The options of `exegpt serve`."""
 
-    units: tuple[UnitOptions, ...]
+    units: tuple[EngineUnitOptions, ...]
     """The engines with their models."""
     starts: int
     """Engines that may start at once."""
     plan: Plan | None
     """The plan of its models; None: the server has no plan."""
-    replan: Callable[[Plan], tuple[Plan, tuple[UnitOptions, ...]]] | None
+    replan: Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None
     """Returns the engines of another plan for the same models; None: the server has no plan."""
     watching: Callable[[Mapping[str, Frontend], Plan, Callable[[Plan], None], CollectorRegistry], PlanWatch] | None
     """Makes the watch from the models' frontends, the plan, a function that follows another plan, and the metrics;
@@ -108,7 +108,7 @@ class Supervisor:
         self._frontends, self._options, self._directory = frontends, options, directory
         self._turns, self._replacing = asyncio.Semaphore(options.starts), asyncio.Lock()
         self._units = [self._unit(unit) for unit in options.units]
-        self._running: dict[Unit, asyncio.Task[int]] = {}
+        self._running: dict[ServerUnit, asyncio.Task[int]] = {}
         self._wanted = [unit.follows for unit in options.units]
         """What the units of the current plan follow; other units are ending."""
         self._plan = options.plan
@@ -127,7 +127,7 @@ class Supervisor:
             self._replanning = replanning = options.watching(*watched)
             frontends.followed = lambda: replanning.state
 
-    def _unit(self, options: UnitOptions) -> Unit:
+    def _unit(self, options: EngineUnitOptions) -> ServerUnit:
         frontends = self._frontends
 
         async def resume(frontend: Frontend) -> None:
@@ -135,7 +135,7 @@ class Supervisor:
 
         ours = [frontends.each[model.place] for model in options.models]
         where = f"http://{self._options.host}:{self._options.port}"
-        return Unit(options, ours, self._directory, where, resume, self._turns)
+        return ServerUnit(options, ours, self._directory, where, resume, self._turns)
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
@@ -164,12 +164,12 @@ class Supervisor:
             for unit in self._units:
                 await unit.close()
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: ServerUnit) -> None:
         task = asyncio.ensure_future(unit.run())
         self._running[unit] = task
         task.add_done_callback(partial(self._unit_ended, unit))
 
-    def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
+    def _unit_ended(self, unit: ServerUnit, task: "asyncio.Task[int]") -> None:
         error = None if task.cancelled() else task.exception()
         if unit.options.follows not in self._wanted:  # another unit has its models or will get them
             if error:
@@ -229,7 +229,7 @@ class Supervisor:
         opened = [unit.options.follows for unit in self._units if unit.has_opened]
         return all(follows in opened for follows in self._wanted)
 
-    def _go_back(self, unit: Unit, why: str = "") -> bool:
+    def _go_back(self, unit: ServerUnit, why: str = "") -> bool:
         """Go back to the earlier plan, because a unit of this one can't be started; return whether that is possible.
 
         `why` is appended to the message if the engine hasn't reported the reason.
@@ -249,12 +249,12 @@ class Supervisor:
             self._replanning.goes_back(plan, f"the engine of {unit.name} can't be started{why}")
         return True
 
-    def _change(self, plan: Plan, units: tuple[UnitOptions, ...]) -> None:
+    def _change(self, plan: Plan, units: tuple[EngineUnitOptions, ...]) -> None:
         self._plan, self._wanted = plan, [unit.follows for unit in units]
         self._following = asyncio.ensure_future(self._replace(units))
         self._following.add_done_callback(self._failed)
 
-    async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
+    async def _replace(self, units: tuple[EngineUnitOptions, ...]) -> None:
         """Replace the engines of units that don't follow the same as before; the other units stay.
 
         New engines continue the requests of the ended ones.
@@ -382,7 +382,7 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
 
 
 async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:
-    measured = Measured(make_api(frontends), frontends.unrouted, KINDS)
+    measured = RequestTiming(make_api(frontends), frontends.unrouted, KINDS)
     config = uvicorn.Config(
         guarded(measured, options.api_keys, options.hosts, options.origins),
         log_config=None,

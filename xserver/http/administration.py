@@ -12,8 +12,8 @@ from xcore.policies.from_schedule import checked
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import hashed
+from xserver.http.api_error import ApiError, invalid
 from xserver.http.body import read_json
-from xserver.http.errors import ApiError, invalid
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.openapi import Description

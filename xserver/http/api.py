@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from xcore import __version__
 from xcore.console import output
 from xserver.http.administration import add_administration
-from xserver.http.answering import Answer, answer, run_entry
+from xserver.http.answering import ApiAnswer, answer, run_entry
+from xserver.http.api_error import SERVER, ApiError
 from xserver.http.body import read_json
-from xserver.http.chat import Chat
-from xserver.http.completions import Completion
-from xserver.http.errors import SERVER, ApiError
+from xserver.http.chat import ChatAnswer
+from xserver.http.completions import CompletionAnswer
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Entry
@@ -32,7 +32,7 @@ from xserver.http.responses import (
     Tokens,
     Version,
 )
-from xserver.http.sampling import random_seed
+from xserver.http.sampling_params import random_seed
 from xserver.http.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -131,9 +131,9 @@ def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> N
         return JSONResponse(frontends.of(name).model.card)
 
 
-KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
-    "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
-    "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
+KINDS: dict[str, tuple[type[Document], type[ApiAnswer], str]] = {
+    "/v1/completions": (CompletionRequest, CompletionAnswer, "Continue prompts."),
+    "/v1/chat/completions": (ChatRequest, ChatAnswer, "ApiAnswer conversations."),
 }
 """The body, the answer and the summary of each path."""
 RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
@@ -165,7 +165,7 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 
 def make_answer(
     path: str, data: dict[str, Any], frontend: Frontend, answer_id: str, created: int | None = None
-) -> Answer:
+) -> ApiAnswer:
     """Return the answer to a valid body.
 
     Raises ApiError for an invalid body, or for a path in the journal of another version.
@@ -176,7 +176,7 @@ def make_answer(
     return answer_kind(parsed(kind, data), frontend, answer_id, created)
 
 
-def journalled(entry: Entry, frontend: Frontend) -> Answer:
+def journalled(entry: Entry, frontend: Frontend) -> ApiAnswer:
     """Return the answer to a journalled request: the same id and time for every caller."""
     return make_answer(entry.path, entry.body, frontend, entry.answer_id, entry.created)
 

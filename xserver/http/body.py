@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 
 MAX_DEPTH = 64
 """Maximum nesting of JSON, in levels."""

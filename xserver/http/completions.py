@@ -4,19 +4,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xserver.http.answering import Answer
-from xserver.http.errors import invalid
+from xserver.http.answering import ApiAnswer
+from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
 from xserver.http.schemas import CompletionRequest
 from xserver.http.served_model import ServedModel
-from xserver.text.log_probs import PromptText, TextLogProb, completion_logprobs
+from xserver.text.text_log_probs import PromptText, TextLogProb, completion_logprobs
 
 MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16
 
 
-class Completion(Answer):
+class CompletionAnswer(ApiAnswer):
     """One request for completions."""
 
     prefix, kind = "cmpl-", "text_completion"

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from xcore import __version__, document
 from xcore.requests.engine_protocol import Opened
-from xserver.admission.admission import Admission
+from xserver.admission.admission_control import Admission
 from xserver.engines.engine_link import EngineLink
-from xserver.http.errors import invalid, unavailable
+from xserver.http.api_error import invalid, unavailable
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.monitor import Monitor
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 
 STALL_S, STALL_CYCLES = 5.0, 10
 """An engine has stalled if it makes no step for this time: seconds, and predicted cycles, whichever is longer."""

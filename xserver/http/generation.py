@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from xcore.requests.request import Request
 from xserver.engines.engine_link import EngineLink, Output
-from xserver.http.errors import SERVER, ApiError, invalid
-from xserver.text.log_probs import TextLogProb
+from xserver.http.api_error import SERVER, ApiError, invalid
 from xserver.text.output_text import OutputText
 from xserver.text.stop_texts import StopTexts
+from xserver.text.text_log_probs import TextLogProb
 
 _SHOWN = 300
 """Maximum characters of an engine's refusal in an answer to a client."""

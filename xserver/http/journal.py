@@ -19,7 +19,7 @@ from xcore.console import output
 from xcore.requests.engine_protocol import Ended
 from xcore.requests.request import Request
 from xserver.engines.engine_link import Output
-from xserver.http.errors import SERVER, ApiError
+from xserver.http.api_error import SERVER, ApiError
 
 MAX_KEY = 256
 """Maximum characters of a key."""

@@ -16,7 +16,7 @@ from xcore import __version__
 from xcore.document import to_dict
 from xcore.specs.timeline import Span
 from xserver.admission.predicted import targets
-from xserver.http.errors import unavailable
+from xserver.http.api_error import unavailable
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.openapi import Description

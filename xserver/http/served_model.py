@@ -14,7 +14,7 @@ from xcore.requests.request_lists import grammar_check
 from xcore.specs.model import ModelSpec
 from xcore.specs.workload import MAX_TOKENS
 from xcore.tokenizer import encode, load_tokenizer
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.text.chat_template import ChatTemplate
 from xserver.text.token_bytes import TokenBytes
 

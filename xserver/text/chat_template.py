@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from xcore.document import read_json, read_text
 from xcore.errors import InputError
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SET_BY_SERVER = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}

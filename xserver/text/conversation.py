@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.http.schemas import Conversation, Message
 from xserver.http.served_model import ServedModel
 

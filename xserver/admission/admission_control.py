@@ -26,7 +26,7 @@ from xserver.admission.arrival_rate import ArrivalRate
 from xserver.admission.lengths import QUANTILE, Lengths
 from xserver.admission.pace import Pace
 from xserver.engines.engine_link import Output
-from xserver.http.errors import RATE_LIMIT, ApiError
+from xserver.http.api_error import RATE_LIMIT, ApiError
 from xserver.http.retry_after import RetryAfter
 from xsimulator.cost.replica import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
@@ -64,7 +64,7 @@ class Promise:
 
 
 @dataclass(frozen=True)
-class Table:
+class StartTable:
     """The predicted start of a sequence at each place of the queue."""
 
     made_s: float
@@ -96,7 +96,7 @@ class Admission:
         self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._arrivals = ArrivalRate(schedule.latency_bound_s or 1.0)
         self._retry = RetryAfter(schedule.latency_bound_s or 1.0)
-        self._table = Table(now(), (), None, 0)
+        self._table = StartTable(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
         self._next_s = 0.0
@@ -236,7 +236,7 @@ class Admission:
         finally:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
-        self._table = Table(now, starts, gap, accepted - waiting)
+        self._table = StartTable(now, starts, gap, accepted - waiting)
         took = self._now() - now
         self._next_s = self._now() + max(_LEAST_S, took / _CPU_SHARE)
 

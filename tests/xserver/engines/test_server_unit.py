@@ -15,10 +15,10 @@ from tests.xserver.conftest import schedule_for
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
 from xserver.engines.engine_link import EngineLink
-from xserver.engines.unit import Unit
-from xserver.engines.unit_options import UnitModel, UnitOptions
+from xserver.engines.server_unit import ServerUnit
+from xserver.engines.unit_options import EngineUnitOptions, UnitModel
 from xserver.http.api import resume_entries
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.http.frontend import Frontend, without_bound
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Journal
@@ -72,8 +72,8 @@ def unit_of(made, tmp_path, engine, schedule="--plan"):
     async def resume(_):
         pass
 
-    options = UnitOptions(models, (schedule, "file"))
-    unit = Unit(options, made, tmp_path, "http://here", resume, asyncio.Semaphore(1))
+    options = EngineUnitOptions(models, (schedule, "file"))
+    unit = ServerUnit(options, made, tmp_path, "http://here", resume, asyncio.Semaphore(1))
     unit._engine = engine
     return unit
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from xcore.requests.request import Request
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.http.schemas import Sampled
 
 GREEDY_BELOW = 1e-4

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tests.xserver.text.test_output_text import BYTES, TOKENIZERS, byte_level
-from xserver.text.log_probs import PromptText, completion_logprobs
+from xserver.text.text_log_probs import PromptText, completion_logprobs
 from xserver.text.token_bytes import TokenBytes
 
 

@@ -11,14 +11,14 @@ from xcore.console.schedule_text import schedule_text
 from xcore.duration import format_duration
 from xcore.requests.engine_protocol import Opened, Stepped
 from xserver.engines.engine_unit import EngineUnit
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions
 from xserver.http.frontend import Frontend
 from xserver.telemetry.reporting import reporting
 
 _LOOK_S = 0.05
 
 
-class Unit(EngineUnit):
+class ServerUnit(EngineUnit):
     """A server's unit; `where` is the server's address, and `resume` runs a model's journalled requests.
 
     If the server gives the unit up, its models' requests wait for another plan's unit.
@@ -26,7 +26,7 @@ class Unit(EngineUnit):
 
     def __init__(
         self,
-        options: UnitOptions,
+        options: EngineUnitOptions,
         frontends: Sequence[Frontend],
         directory: Path,
         where: str,

@@ -18,11 +18,11 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import LengthDistribution, task
 from xprofiler.roofline import roofline_profile
-from xserver.admission.admission import Admission, Table
+from xserver.admission.admission_control import Admission, StartTable
 from xserver.admission.arrival_rate import ArrivalRate
 from xserver.admission.lengths import Lengths
 from xserver.engines.engine_link import Output
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.http.retry_after import RetryAfter
 
 MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("1xA100-80GB")
@@ -172,10 +172,7 @@ def test_nobody_is_accepted_who_makes_others_late():
     """With 512 residents the answers would be late: as many are accepted as stay in time together."""
     present = []
     made = admission(present, bound_s=12.0, **WIDE)
-    for tokens, why in (
-        (300, "longer than the latency bound"),
-        (2, "some of .* running requests"),
-    ):  # however short they are
+    for tokens, why in ((300, "longer than the latency bound"), (2, "Some of .* requests")):  # however short they are
         with pytest.raises(ApiError, match=why):
             while True:
                 promise = made.admit([(100, tokens)], 100.0)
@@ -256,7 +253,7 @@ def test_all_accepted_are_in_time_on_an_engine_that_is_as_predicted(bound_s, sha
 def admitting(present, bound_s):
     """Whether admission accepts an answer of so many tokens, and when it is due."""
     made = admission(present, bound_s=bound_s, **WIDE)
-    made._table = Table(100.0, (), None, 0)  # nothing ever waits
+    made._table = StartTable(100.0, (), None, 0)  # nothing ever waits
 
     def accept(tokens, s):
         made._clock.s = s
@@ -319,7 +316,7 @@ def retries_of(bound_s, goodput, seed):
     rng, outputs, pace = np.random.default_rng(seed), SCHEDULE.workload.output, admission([], **WIDE)._pace
     present, left, retried = [], {}, []
     made = admission(present, bound_s=bound_s, **WIDE)
-    made._table = Table(100.0, (), None, 0)
+    made._table = StartTable(100.0, (), None, 0)
     todo = []
     for begin_s, rate in ((100.0, 2 * goodput), (130.0, 0.6 * goodput)):
         arrivals = begin_s + np.cumsum(rng.exponential(1 / rate, round(30 * rate)))
