@@ -57,12 +57,11 @@ class PackedLinear:
         """
         if self.packed:
             ops = torch.ops.mkldnn
-            product: torch.Tensor
             if residual is not None:
-                product = ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
-            else:
-                name, algorithm = _FUSED[self.activation]
-                product = ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+                added: torch.Tensor = ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+                return added
+            name, algorithm = _FUSED[self.activation]
+            product: torch.Tensor = ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
             return product
         if residual is not None and self.bias is None:
             return residual.addmm_(

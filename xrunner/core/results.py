@@ -99,9 +99,7 @@ def check_left(path: Path, resume: bool) -> None:
             results.
     """
     if not resume and _partial(path).exists():
-        raise InputError(
-            f"'{_partial(path)}' is from an interrupted run: pass --resume to continue it, or remove the file."
-        )
+        raise InputError(f"'{_partial(path)}' is from an interrupted run: pass --resume to continue, or remove it.")
     if resume and path.exists() and not _partial(path).exists():
         raise InputError(
             f"'{path}' has the results of a complete run, which can't be resumed: omit --resume to replace them, or "

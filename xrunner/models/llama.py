@@ -29,11 +29,11 @@ EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|s
 """Tensors of checkpoints that the layers compute themselves."""
 
 
-def check_config(config: dict[str, Any], name: str) -> None:
-    """Refuse a config that these layers don't compute: InputError names its key."""
+def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+    """Return for each key of a config whether these layers don't support its value."""
     kind, types = config.get("model_type"), config.get("layer_types") or []
     _, parameters = _rope(config, name)
-    refused = {
+    return {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # qwen2 always has its own biases
         "mlp_bias": bool(config.get("mlp_bias")),
@@ -43,9 +43,6 @@ def check_config(config: dict[str, Any], name: str) -> None:
         "layer_types": not {"sliding_attention", "full_attention"}.issuperset(types)
         or len(types) not in (0, config.get("num_hidden_layers")),
     }
-    for key, bad in refused.items():
-        if bad:
-            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which is not supported.")
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:

@@ -43,7 +43,9 @@ def load_model(
     """
     config = _with_generation_config(Path(directory), read_config(directory))
     spec = ModelSpec.from_directory(directory)
-    FAMILIES[spec.architecture].check_config(config, spec.name)
+    for key, refused in FAMILIES[spec.architecture].unsupported(config, spec.name).items():
+        if refused:
+            raise InputError(f"Model '{spec.name}' has {key} = {config[key]!r}, which is not supported.")
     weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
     check_tensors(spec, weights)
     model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)

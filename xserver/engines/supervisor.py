@@ -173,9 +173,7 @@ class Supervisor:
         error = None if task.cancelled() else task.exception()
         if unit.options.follows not in self._wanted:  # another unit has its models or will get them
             if error:
-                output.note(
-                    f"the old engine of {unit.name} has failed during its replacement: {error}", event="engine_failed"
-                )
+                output.note(f"the replaced engine of {unit.name} has failed: {error}", event="engine_failed")
             return
         if isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
             return  # for example, a plan of several ranks without mpirun
@@ -321,9 +319,7 @@ def bind(options: ServerOptions) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise InputError(
-            f"The server can't listen on {options.host}:{options.port} ({why}): pass another --port."
-        ) from None
+        raise InputError(f"Port {options.host}:{options.port} can't be opened ({why}): pass another --port.") from None
     listening.setblocking(False)
     return listening
 
@@ -332,9 +328,7 @@ def run(options: ServerOptions) -> int:
     """Serve until a signal ends the server; return the exit code."""
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not options.api_keys:
-        raise InputError(
-            f"--host {options.host} lets other machines connect: pass --api-key-file, or listen on 127.0.0.1."
-        )
+        raise InputError(f"--host {options.host} lets other machines connect: pass --api-key-file, or use 127.0.0.1.")
     check_origins(options.origins, bool(options.api_keys))
     return asyncio.run(_run(options))
 

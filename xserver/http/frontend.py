@@ -87,10 +87,9 @@ class Frontend:
         context = self._longest_request
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
-            asked = f" and {max_tokens} in the output" if max_tokens is not None else ""
+            asked = f" + {max_tokens}" if max_tokens is not None else ""
             raise invalid(
-                f"This model's maximum context length is {context} tokens: {prompt_tokens} in the prompt{asked} don't "
-                "fit.",
+                f"This model's maximum context length is {context} tokens; the request needs {prompt_tokens}{asked}.",
                 param if left >= 1 else prompt,
                 "context_length_exceeded",
             )

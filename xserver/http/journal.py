@@ -157,9 +157,7 @@ class Journal:
         Until then, a server with their models may be started instead of this one. Call it in the event loop.
         """
         if unserved:
-            output.note(
-                f"{len(unserved)} journalled requests need models that this server doesn't have: they are deleted later"
-            )
+            output.note(f"{len(unserved)} journalled requests need models that this server lacks: they will be deleted")
         for entry in unserved:
             self._delete_later(entry, time.time())
         for entry in self.entries.values():

@@ -163,9 +163,7 @@ class ChatChunk(Made):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatDelta]
     usage: TokenUsage | None = None
-    prompt_token_ids: list[int] = Field(
-        default_factory=list, description="With `return_token_ids`, in the first event."
-    )
+    prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`; first event only.")
 
 
 class Tokens(Returned):

@@ -123,9 +123,7 @@ class ServedModel:
             self._grammar_check(request)
         except InputError as error:
             why = str(error).partition(" has a grammar, and ")[2]
-            raise invalid(
-                f"The grammar of 'response_format' can't be followed: {why[:_SHOWN]}", "response_format"
-            ) from None
+            raise invalid(f"'response_format' is not supported: {why[:_SHOWN]}", "response_format") from None
 
     def config(self, file: str) -> dict[str, Any]:
         """Read a JSON file of the directory; empty if it doesn't exist."""

@@ -56,29 +56,21 @@ class Metrics:
         name, about, labels = REQUESTS
         self._requests = self._counter(name, about, *labels)
         self._rejections = self._counter("rejections", "Rejected requests.", "reason")
-        self._misses = self._counter(
-            "bound_misses", "Accepted requests that were answered after the latency bound.", "reason"
-        )
+        self._misses = self._counter("bound_misses", "Accepted requests answered after the bound.", "reason")
         self._tokens = self._counter("tokens", "Prompt tokens of ended requests, and generated tokens.", "kind")
         self.restarts = self._counter("engine_restarts", "Restarts of lost engines.")
         self.reschedules = self._counter("reschedules", "Changes of the schedule while serving.")
         self._preemptions = self._counter("preemptions", "Sequences preempted for lack of KV blocks.")
-        self._drift = self._gauge(
-            "drift_statistic", "Largest distance between the observed length distributions and the schedule's."
-        )
+        self._drift = self._gauge("drift_statistic", "Distance of the observed lengths from the schedule's workload.")
         self._batch = self._gauge("batch_size", "Sequences per micro-batch.", "phase", "kind")
         self._phase = self._histogram("phase_seconds", "Time that a micro-batch takes on one stage.", _PHASE, "phase")
-        self._per_token = self._histogram(
-            "time_per_output_token_seconds", "Time per output token after the first.", _PER_TOKEN
-        )
+        self._per_token = self._histogram("time_per_output_token_seconds", "Time per later token.", _PER_TOKEN)
         self._wait = self._histogram("queue_wait_seconds", "Time from arrival to the start of the prefill.", _SECONDS)
         self._wait_error = self._histogram(
             "wait_prediction_error_seconds", "Measured minus predicted start of the prefill.", _ERRORS
         )
         self._end_error = self._histogram(
-            "end_prediction_error_seconds",
-            "Measured minus predicted end of the answer, for its actual length.",
-            _ERRORS,
+            "end_prediction_error_seconds", "Measured minus predicted end, for the actual length.", _ERRORS
         )
         build = self._gauge("build_info", "Always 1; the labels are the version and the model.", "version", "model")
         build.labels(__version__, model).set(1)
@@ -101,9 +93,7 @@ class Metrics:
             buckets = edges(schedule.latency_bound_s)
             about = "Time from the last byte of the body to the last byte of the answer."
             self._latency = self._histogram("request_latency_seconds", about, buckets, "class")
-            self._ttft = self._histogram(
-                "time_to_first_token_seconds", "Time from the last byte of the body to the first token.", _SECONDS
-            )
+            self._ttft = self._histogram("time_to_first_token_seconds", "Time to the first token.", _SECONDS)
             self._vllm_latency, self._vllm_ttft = (
                 Histogram(f"vllm:{name}_seconds", "As exegpt's.", ["model_name"], buckets=at, registry=self.registry)
                 for name, at in (("e2e_request_latency", buckets), ("time_to_first_token", _SECONDS))

@@ -23,9 +23,7 @@ def prompt_of(body: Conversation, model: ServedModel) -> str:
             "continue_final_message",
         )
     if goes_on and body.messages[-1].role != "assistant":
-        raise invalid(
-            "'continue_final_message' needs a final message with the role assistant.", "continue_final_message"
-        )
+        raise invalid("'continue_final_message' needs a final assistant message.", "continue_final_message")
     messages = [_rendered(message) for message in body.messages]
     return model.chat_template.render(messages, begins, goes_on, body.chat_template_kwargs or {}, model.longest_text)
 

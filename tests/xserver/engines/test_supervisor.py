@@ -291,4 +291,4 @@ def test_an_error_of_a_unit_that_is_replaced_does_not_end_the_server(model, tmp_
     assert state["plan"] == document.to_dict(FIRST) and state["replans"]["failed"] == 1
     printed = " ".join(capsys.readouterr().err.split())
     assert "the engine of broken can't be started: No mpirun for broken." in printed
-    assert "the old engine of too has failed during its replacement: No mpirun for too." in printed
+    assert "the replaced engine of too has failed: No mpirun for too." in printed
