@@ -111,9 +111,8 @@ def prepare(options: DemoOptions) -> Demo:
     options.directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(options.directory, options.seed)
     dtype = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
-    attention, why = attention_planning.choose_attention(
-        options.attention, ModelSpec.from_directory(model), dtype, device
-    )
+    spec = ModelSpec.from_directory(model)
+    attention, why = attention_planning.choose_attention(options.attention, spec, dtype, device)
     output.notes(why)
     setting = _setting(model, workload, options.columns, device, dtype, attention)
     output.notes(setting.assumptions)

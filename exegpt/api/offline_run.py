@@ -170,9 +170,8 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     dtype = run_dtype(options.dtype, schedule, device.type)
     attention, notes = attention_planning.choose_attention(options.attention, find_model(options.model), dtype, device)
     results = tuple(rejection.result for rejection in rejected)
-    return RunInputs(
-        schedule, tuple(requests), results, attention, attention_planning.described(attention, device), tuple(notes)
-    )
+    kernels = attention_planning.described(attention, device)
+    return RunInputs(schedule, tuple(requests), results, attention, kernels, tuple(notes))
 
 
 def _given_schedule(options: RunOptions) -> Schedule | None:

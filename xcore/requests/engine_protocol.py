@@ -161,17 +161,15 @@ class TokenEvent:
     token: int
     made_s: float
     """When it was made."""
-    logprob: float | None = None
-    """Its log-probability, if the request asks for it; -9999.0 for minus infinity."""
-    likeliest: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens in its place, as many as the request asks for, with their log-probabilities."""
+    logprob: TokenLogProb | None = None
+    """Its log-probability and the likeliest tokens, as many as the request asks for; None if it asks for none.
+
+    -9999.0 stands for minus infinity.
+    """
     start_s: float | None = None
     """When its request's prefill began; only with its first token."""
     prompt: tuple[TokenLogProb, ...] = ()
-    """The log-probability and likeliest tokens of each prompt token, if asked for.
-
-    Only with its request's first token.
-    """
+    """As `logprob`, for each token of the prompt; only with its request's first token."""
 
 
 Event = TokenEvent | Result
@@ -200,14 +198,14 @@ class TokenColumns:
     @staticmethod
     def of(events: Sequence[TokenEvent]) -> "TokenColumns":
         """Pack events."""
-        asked = any(event.logprob is not None for event in events)
+        asked = any(event.logprob for event in events)
         return TokenColumns(
             np.array([int(event.request_id) for event in events], dtype=np.int64),
             np.array([event.index for event in events], dtype=np.int64),
             np.array([event.token for event in events], dtype=np.int64),
             np.array([event.made_s for event in events], dtype=np.float64),
             np.array([np.nan if event.start_s is None else event.start_s for event in events], dtype=np.float64),
-            LogProbColumns.of((event.logprob, event.likeliest) for event in events) if asked else None,
+            LogProbColumns.of(event.logprob or (None, ()) for event in events) if asked else None,
             {place: LogProbColumns.of(event.prompt) for place, event in enumerate(events) if event.prompt},
         )
 
@@ -216,10 +214,11 @@ class TokenColumns:
         columns = (self.ids, self.indices, self.tokens, self.made_s, self.starts_s)
         logprobs = self.logprobs.rows() if self.logprobs else [(None, ())] * len(self)
         rows = zip(*(column.tolist() for column in columns), logprobs, strict=True)
-        for place, (number, index, token, made_s, start_s, (own, likeliest)) in enumerate(rows):
+        for place, (number, index, token, made_s, start_s, logprob) in enumerate(rows):
             prompt = tuple(self.prompts[place].rows()) if place in self.prompts else ()
             begun_s = start_s if start_s == start_s else None
-            yield TokenEvent(str(number), index, token, made_s, own, likeliest, begun_s, prompt)
+            asked = logprob if logprob[0] is not None else None
+            yield TokenEvent(str(number), index, token, made_s, asked, begun_s, prompt)
 
     def __len__(self) -> int:
         return len(self.tokens)

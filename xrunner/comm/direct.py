@@ -140,12 +140,10 @@ class DirectTransport(Transport):
         if dist.get_world_size(self._group_communicator) > 1:
             dist.all_reduce(token, group=self._group_communicator)
         for tag, source, target in exchanges:
-            work = None
-            if place.rank == source:
-                work = dist.isend(token, target, group=self._communicators[tag])
-            elif place.rank == target:
-                work = dist.irecv(token, source, group=self._communicators[tag])
-            if work:
+            if place.rank in (source, target):
+                exchange, peer = (dist.isend, target) if place.rank == source else (dist.irecv, source)
+                work = exchange(token, peer, group=self._communicators[tag])
+                assert work, "both ranks are of the communicator"
                 work.wait()
 
 

@@ -38,9 +38,7 @@ def job_facts(directory: str | Path, schedule: Schedule, ranks: Ranks) -> dict[s
         InputError: The schedule can't be run by this number of ranks with this model.
     """
     spec = ModelSpec.from_directory(directory)
-    reason = why_not(schedule, spec)
-    if reason:
-        raise InputError(reason)
+    check_runnable(schedule, spec)
     check_ranks(schedule, ranks.size)
     files = [(path.name, path.stat().st_size) for path in sorted(Path(directory).glob("*.safetensors"))]
     return {
@@ -136,32 +134,24 @@ def check_ranks(schedule: Schedule, started: int) -> None:
     )
 
 
-def why_not(schedule: Schedule, model: ModelSpec) -> str | None:
-    """Return why this schedule can't be run with this model, in one sentence with the way out; None if it can."""
-    try:
-        schedule.check_model(model)
-        schedule.check_stages()
-        make_policy(schedule)
-    except InputError as error:
-        return str(error)
-    return _dtypes(schedule) or _degrees(schedule, model)
+def check_runnable(schedule: Schedule, model: ModelSpec) -> None:
+    """Check that a schedule can be run with a model; others can only be planned with.
 
-
-def _dtypes(schedule: Schedule) -> str | None:
+    Raises:
+        InputError: It is for another model, or its stages, dtypes or degrees can't be run.
+    """
+    schedule.check_model(model)
+    schedule.check_stages()
+    make_policy(schedule)
     if schedule.dtype not in DTYPES or schedule.kv_dtype != schedule.dtype:
-        return (
+        raise InputError(
             f"The schedule has dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}: both must be the same, "
             f"{' or '.join(DTYPES)}; tune with --dtype."
         )
-    return None
-
-
-def _degrees(schedule: Schedule, model: ModelSpec) -> str | None:
     for tp in sorted({stage.tp for stage in schedule.stages}):
         possible = model.tp_degrees(tp)
         if tp not in possible:
-            return (
+            raise InputError(
                 f"The schedule has stages of tensor-parallel degree {tp}, but model '{model.name}' can only be split "
                 f"into {', '.join(map(str, possible))}: tune again."
             )
-    return None

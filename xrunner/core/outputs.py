@@ -172,9 +172,7 @@ class Outputs:
             if not row[0] < np.inf:
                 self._fail(running, _NO_TOKEN, moment)
                 continue
-            own, likeliest = _read_logprobs(row, running.logprobs_asked or 0)
-            running.prompt_logprobs.append(own)
-            running.prompt_likeliest.append(likeliest)
+            running.prompt_logprobs.append(_read_logprobs(row, running.logprobs_asked or 0))
         return values[:begin]
 
     def _stops(self, receiver: RunningRequest, token: int) -> bool:
@@ -216,9 +214,10 @@ class Outputs:
             times = request.arrival_s, start, first, moment
             self.served.append(Served(running.sequence.index, len(request.prompt_ids), len(tokens), *times))
         if request.logprobs is not None:
-            result = replace(result, logprobs=tuple(running.logprobs), likeliest=tuple(running.likeliest))
+            own, likeliest = zip(*running.logprobs, strict=True) if running.logprobs else ((), ())
+            result = replace(result, logprobs=own, likeliest=likeliest)
         if request.prompt_logprobs:
-            values, likeliest = tuple(running.prompt_logprobs), tuple(running.prompt_likeliest)
+            values, likeliest = zip(*running.prompt_logprobs, strict=True)
             result = replace(result, prompt_logprobs=values, prompt_likeliest=likeliest)
         self._emit(result)
 
@@ -234,13 +233,10 @@ def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np
 
 def _token(receiver: RunningRequest, token: int, moment: float) -> TokenEvent:
     """Return the latest token as an event."""
-    index = len(receiver.output) - 1
-    event = TokenEvent(receiver.request.id, index, token, moment, start_s=None if index else receiver.start_s)
-    if receiver.logprobs:
-        event = replace(event, logprob=receiver.logprobs[-1], likeliest=receiver.likeliest[-1])
-    if receiver.request.prompt_logprobs and index == 0:
-        event = replace(event, prompt=tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True)))
-    return event
+    index, request = len(receiver.output) - 1, receiver.request
+    logprob = receiver.logprobs[-1] if receiver.logprobs else None
+    prompt = tuple(receiver.prompt_logprobs) if request.prompt_logprobs and index == 0 else ()
+    return TokenEvent(request.id, index, token, moment, logprob, None if index else receiver.start_s, prompt)
 
 
 def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None:
@@ -248,9 +244,7 @@ def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None
     asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
     for receiver, row in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):
         if not receiver.ended:
-            own, likeliest = _read_logprobs(row, receiver.logprobs_asked or 0)
-            receiver.logprobs.append(own)
-            receiver.likeliest.append(likeliest)
+            receiver.logprobs.append(_read_logprobs(row, receiver.logprobs_asked or 0))
 
 
 def _read_logprobs(row: list[float], most: int) -> tuple[float, tuple[tuple[int, float], ...]]:

@@ -131,8 +131,7 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    scaled: torch.Tensor = frequencies * (kept + (1 - kept) / parameters["factor"])
-    return scaled
+    return torch.mul(frequencies, kept + (1 - kept) / parameters["factor"])
 
 
 def build(

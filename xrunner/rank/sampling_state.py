@@ -66,9 +66,9 @@ class SamplingState:
         if added.shape[1]:
             slots, tokens = added
             self.seen.view(-1).index_fill_(0, slots * self.seen.shape[1] + tokens, 1)
-        least = log_min_p if len(log_min_p) else None
+        rows = temperature, top_k, top_p, penalty, seed, position, slot
         made = None if edits is None else self._edits(edits, edited)
-        return Sampling(temperature, top_k, top_p, penalty, seed, position, slot, self.seen, least, made)
+        return Sampling(*rows, self.seen, log_min_p if len(log_min_p) else None, made)
 
     def _edits(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> LogitEdits:
         """Return a batch's edits, after its new tokens are counted."""

@@ -45,7 +45,6 @@ _LEAST_S = 0.1
 class Promise:
     """The prediction when a request was accepted; times are seconds of the monotonic clock."""
 
-    accepted_s: float
     start_s: float
     finish_s: float
     """Predicted end of all `tokens`."""
@@ -147,7 +146,7 @@ class Admission:
         self._retry.accepted(now)
         self._pace.shared_by(load, now)
         start = math.inf if start is None else start
-        return Promise(arrived_s, start, finish, most, service_s / most, long, due)
+        return Promise(start, finish, most, service_s / most, long, due)
 
     def _left(self, running: Sequence[Output]) -> list[int]:
         """Return how many further tokens of each running sequence 99 of 100 similar sequences stay below."""

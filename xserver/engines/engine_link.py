@@ -61,8 +61,8 @@ class Output:
     def take(self, event: TokenEvent, now_s: float, zero_s: float) -> None:
         """Append a token that came at `now_s`, from an engine whose run began at `zero_s`."""
         self.tokens.append(event.token)
-        if event.logprob is not None and self.request.logprobs is not None:
-            self.logprobs.append((event.logprob, event.likeliest))
+        if event.logprob and self.request.logprobs is not None:
+            self.logprobs.append(event.logprob)
         if event.prompt:
             self.prompt_logprobs = list(event.prompt)
         if event.start_s is not None:

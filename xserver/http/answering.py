@@ -129,9 +129,11 @@ class ApiAnswer(ABC):
         return document
 
 
-async def answer(
-    http: HttpRequest, make: Callable[[], ApiAnswer], frontend: Frontend, entry: Entry | None = None
-) -> Response:
+Make = Callable[[], ApiAnswer]
+"""Makes a new answer to one request: a journalled one may be read several times."""
+
+
+async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry | None = None) -> Response:
     """Return the response to one API request: a stream, or a document when it is complete.
 
     A request whose journal `entry` already runs joins it.
@@ -169,9 +171,7 @@ def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
     work.promise = frontend.admission.admit(lengths, arrival.at_s)
 
 
-async def _join(
-    entry: Entry, make: Callable[[], ApiAnswer], work: ApiAnswer, frontend: Frontend, arrival: Arrival
-) -> None:
+async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
     """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
     assert frontend.journal
     with frontend.journal.asking(entry):
@@ -185,13 +185,13 @@ async def _join(
                 run_entry(entry, make, work, frontend)
 
 
-def run_entry(entry: Entry, make: Callable[[], ApiAnswer], work: ApiAnswer, frontend: Frontend) -> None:
+def run_entry(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend) -> None:
     """Submit a journalled request to the engine, and read it to its end, whether or not a client does."""
     entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
 
-async def _read_entry(entry: Entry, make: Callable[[], ApiAnswer], frontend: Frontend) -> None:
+async def _read_entry(entry: Entry, make: Make, frontend: Frontend) -> None:
     assert frontend.journal
     work = make()
     frontend.active += 1

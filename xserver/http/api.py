@@ -47,9 +47,7 @@ from xserver.text.conversation import prompt_of
 
 MAX_BODY = 16 * 2**20
 """Maximum size of a request's body, in bytes."""
-_NOT_SERVED = (
-    "This path does not exist. The server has /v1/models, /v1/completions and /v1/chat/completions; see /openapi.json."
-)
+_NOT_SERVED = "This path does not exist: /openapi.json lists the paths of this server."
 
 
 def make_api(frontends: Frontends) -> FastAPI:
@@ -83,9 +81,7 @@ def _add_errors(api: FastAPI) -> None:
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException) or hasattr(error, "status_code")
         status = error.status_code
-        text = {404: _NOT_SERVED, 405: "This path does not support the request's method."}.get(
-            status, "The request failed."
-        )
+        text = {404: _NOT_SERVED, 405: "This path does not support this method."}.get(status, "The request failed.")
         code = {404: "not_found", 405: "method_not_allowed"}.get(status)
         return ApiError(status, text, code, headers=dict(getattr(error, "headers", None) or {})).response
 

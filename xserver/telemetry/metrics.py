@@ -66,12 +66,8 @@ class Metrics:
         self._phase = self._histogram("phase_seconds", "Time that a micro-batch takes on one stage.", _PHASE, "phase")
         self._per_token = self._histogram("time_per_output_token_seconds", "Time per later token.", _PER_TOKEN)
         self._wait = self._histogram("queue_wait_seconds", "Time from arrival to the start of the prefill.", _SECONDS)
-        self._wait_error = self._histogram(
-            "wait_prediction_error_seconds", "Measured minus predicted start of the prefill.", _ERRORS
-        )
-        self._end_error = self._histogram(
-            "end_prediction_error_seconds", "Measured minus predicted end, for the actual length.", _ERRORS
-        )
+        self._wait_error = self._histogram("wait_prediction_error_seconds", "Measured minus predicted start.", _ERRORS)
+        self._end_error = self._histogram("end_prediction_error_seconds", "Measured minus predicted end.", _ERRORS)
         build = self._gauge("build_info", "Always 1; the labels are the version and the model.", "version", "model")
         build.labels(__version__, model).set(1)
         self._add_queue(queued, kv_usage)

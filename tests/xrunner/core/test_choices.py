@@ -246,10 +246,10 @@ def test_tokens_are_streamed_with_their_log_probabilities(model, tokenizer, want
         tokens = [event for event in events if isinstance(event, TokenEvent) and event.request_id == result.id]
         assert tuple(token.token for token in tokens) == result.output_ids
         if result.logprobs is None:
-            assert all(token.logprob is None and token.likeliest == () for token in tokens)
+            assert all(token.logprob is None for token in tokens)
         else:
-            assert tuple(token.logprob for token in tokens) == result.logprobs
-            assert tuple(token.likeliest for token in tokens) == result.likeliest
+            assert tuple(token.logprob[0] for token in tokens) == result.logprobs
+            assert tuple(token.logprob[1] for token in tokens) == result.likeliest
 
 
 def test_an_encoder_decoders_prompt_has_no_log_probabilities(model):
