@@ -337,7 +337,7 @@ def test_models_move_while_they_have_requests(several, plan, directories, want):
                 assert (status, given.get("error")) == (200, None) and tokens(given) == want[name][i]
     assert not set(first) & set(engines(several))
     assert float(counted(several)['exegpt_engine_restarts_total{model_name="tiny"}']) == lost, "none has failed"
-    assert several.log.read_text().count("another plan: ") == 2
+    assert several.log.read_text().count("the plan has changed: ") == 2
 
 
 def test_the_plan_that_is_followed_is_shown(several, plan, directories):

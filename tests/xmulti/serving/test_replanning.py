@@ -358,4 +358,4 @@ def test_a_server_plans_again_when_two_models_swap_their_popularity(directories,
         places = {model["name"]: model["devices"] for model in shown["plan"]["models"]}
         assert places["tiny"] != places["deep"], "those that are asked often have no device together"
         assert 'exegpt_replans_total{model_name="",outcome="followed"} 1.0' in server.get("/metrics")[2].decode()
-        assert "another plan: " in log and "popularity has drifted, to tiny " in log
+        assert "the plan has changed: " in log and "popularity has drifted, to tiny " in log
