@@ -12,19 +12,19 @@ from xcore.console import output
 from xcore.errors import InputError
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.price import Prices, price_per_hour
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
-from xscheduler.arrivals import arrivals_of
 from xscheduler.engine_settings import resident
 from xscheduler.export import Export, Target
+from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
 from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
-    from xscheduler.arrivals import Arrivals
     from xscheduler.open_tune import Rated
+    from xscheduler.rate_sample import Arrivals
     from xscheduler.tuned import Alternative, Tuned
 
 PATTERNS = ("poisson", "trace")
@@ -76,7 +76,7 @@ class BoundedAnswer:
 
 
 @dataclass(frozen=True)
-class Offer:
+class ClusterOffer:
     """A cluster's best answer at the rate, and the price of the cluster."""
 
     setting: Setting
@@ -138,12 +138,12 @@ def written(options: TuneOptions, tuned: "Tuned") -> Schedule | None:
     return tuned.best_on_engine.schedule if options.engine and tuned.best_on_engine else tuned.schedule
 
 
-def tune_rate(options: TuneOptions) -> list[Offer]:
+def tune_rate(options: TuneOptions) -> list[ClusterOffer]:
     """Return each cluster's best answer at the rate within the bound, the best offer first.
 
     Writes the best offer's schedule and the report.
     """
-    from xscheduler.goodput import Bounds
+    from xscheduler.goodput import RateBounds
 
     search, prices = options.search, options.prices
     if search.tolerance:
@@ -154,7 +154,7 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # report a missing price before the work
     rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
-    bounds = Bounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
+    bounds = RateBounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
     asked = [(setting, arrivals_of(setting, options.arrivals, options.seed)) for setting in options.settings]
     offers = []
     for (setting, arrivals), rated in zip(asked, _rated(asked, bounds, rate_seq_s, options), strict=True):
@@ -162,7 +162,7 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
         on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
         rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
         export = _exported_at(options, setting, on_engine, arrivals, bounds, rate_seq_s)
-        offers.append(Offer(setting, rated, price, export))
+        offers.append(ClusterOffer(setting, rated, price, export))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
     _write(options, offers[0].setting, written(options, best), [best])

@@ -45,7 +45,7 @@ def engine(
         from xmulti.serving import serving_unit
 
         with job() as ranks:
-            serving_unit.serve(ranks.attempt(lambda: options.build(serving_unit.UnitOptions, typed)), ranks)
+            serving_unit.serve(ranks.attempt(lambda: options.build(serving_unit.UnitProcessOptions, typed)), ranks)
         return
     if model is None:
         raise InputError("The engine needs --model, or --plan and --unit.")

@@ -106,7 +106,7 @@ def _cost_table(folder: Path | None, model: str | None, out: Path, json: bool) -
     from xcore import document
     from xcore.console import output
     from xcore.errors import InputError
-    from xprofiler.samullm import samullm_costs
+    from xprofiler.samullm_costs import samullm_costs
 
     if folder is None or not folder.is_dir():
         what = "No folder is given" if folder is None else f"There is no folder '{folder}'"
@@ -133,7 +133,7 @@ def _iterations(file: Path | None, model: str | None, out: Path, json: bool) -> 
     from xcore.console import output
     from xcore.errors import InputError
     from xcore.quantity import percent_text
-    from xprofiler.muxserve import muxserve_profiles
+    from xprofiler.muxserve_tables import muxserve_profiles
 
     if file is None or not file.is_file():
         what = "No file is given" if file is None else f"There is no file '{file}'"

@@ -8,7 +8,7 @@ import typer
 from exegpt.cli import options
 
 if TYPE_CHECKING:
-    from exegpt.api.ranking.evaluation import Evaluation
+    from exegpt.api.ranking.evaluation import RankingEvaluation
 
 _DATA = Annotated[
     Path, typer.Argument(help="A JSONL file with prompt, output_tokens and optionally kind on each line.")
@@ -98,7 +98,7 @@ def evaluate(
     _print(evaluation, f"{part} part" if part != "all" else "all prompts")
 
 
-def _print(evaluation: "Evaluation", title: str) -> None:
+def _print(evaluation: "RankingEvaluation", title: str) -> None:
     from xcore.console import output
 
     kinds = list(evaluation.kinds)

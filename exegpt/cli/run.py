@@ -114,7 +114,7 @@ def _read_options(typed: "dict[str, Any]") -> "RunOptions":
     from xcore.duration import parse_duration
     from xscheduler.ordering import OrderChoice
     from xscheduler.policy_names import policy_names
-    from xscheduler.question import with_variables
+    from xscheduler.search_problem import with_variables
 
     schedule, bound, policy = typed["schedule"], typed["latency_bound"], typed["policy"]
     if typed["application"] is not None or typed["in_turn"]:

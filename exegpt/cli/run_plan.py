@@ -6,7 +6,7 @@ from exegpt.cli import options
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from xmulti.plans.plan_run import ModelRun, PlanRun
+    from xmulti.plans.plan_run import PlannedModelRun, PlanRun
 
 _OWN = (
     "plan model requests application in_turn out resume seed device attention threads json columns scale_to_context "
@@ -79,7 +79,7 @@ def _print(result: "PlanRun") -> None:
         output.note(f"· no prediction: {counted(result.resumed, 'request')} done before this run")
 
 
-def _rows(model: "ModelRun") -> list[list[str]]:
+def _rows(model: "PlannedModelRun") -> list[list[str]]:
     from xcore.duration import duration_text
     from xcore.quantity import figure_text
     from xmulti.plans.plan_run import figures

@@ -98,7 +98,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Occupancy:
+class EngineLoad:
     """The present load of the engine, by its leader."""
 
     waiting: int
@@ -231,7 +231,7 @@ class Stepped:
     now_s: float
     tokens: TokenColumns
     ended: tuple[Ended, ...]
-    occupancy: Occupancy
+    occupancy: EngineLoad
     spans: tuple[Span, ...] = ()
     """Spans of the leader's device."""
 

@@ -17,7 +17,7 @@ from xcore.batching.sequence import PREEMPTED
 from xcore.requests.engine_protocol import Event, TokenEvent
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import FinishReason, Request, Result
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xrunner.core.drift import LengthDrift
 from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows
@@ -54,7 +54,7 @@ class Outputs:
     ):
         self.running: dict[int, RunningRequest] = {}
         """Requests by their places; ended ones are dropped later."""
-        self.served: list[Served] = []
+        self.served: list[RequestTimes] = []
         self.drift: LengthDrift | None = None
         """The drift of these requests' lengths."""
         self._eos, self._vocab, self._grammars = eos, vocab, grammars
@@ -212,7 +212,7 @@ class Outputs:
         if self._record and reason in ("stop", "length"):
             assert start is not None and first is not None, "a finished request has begun"
             times = request.arrival_s, start, first, moment
-            self.served.append(Served(running.sequence.index, len(request.prompt_ids), len(tokens), *times))
+            self.served.append(RequestTimes(running.sequence.index, len(request.prompt_ids), len(tokens), *times))
         if request.logprobs is not None:
             own, likeliest = zip(*running.logprobs, strict=True) if running.logprobs else ((), ())
             result = replace(result, logprobs=own, likeliest=likeliest)

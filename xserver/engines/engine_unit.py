@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from xcore import document
-from xcore.batching.room import with_room
+from xcore.batching.kv_capacity import grow_to_fit
 from xcore.batching.shared_pool import merged_pools
 from xcore.console import output
-from xcore.noun import Noun
 from xcore.requests.engine_protocol import Stepped
+from xcore.spec import Spec
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
@@ -165,24 +165,24 @@ class EngineUnit:
 
         Its schedules may be for shorter requests than these.
         """
-        for option, noun in self._documents.items():
+        for option, spec in self._documents.items():
             path = self._directory / f"{option.strip('-')}-{self.options.models[0].place}.json"
-            document.write(path, with_room_for(self.links, noun))
+            document.write(path, with_room_for(self.links, spec))
             if option not in self._arguments:
                 self._arguments += [option, ""]
             self._arguments[self._arguments.index(option) + 1] = str(path)
 
 
-def with_room_for(links: Mapping[str, EngineLink], noun: Noun) -> Noun:
+def with_room_for(links: Mapping[str, EngineLink], spec: Spec) -> Spec:
     """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
 
     The schedule is that of the only one of `links`; the plan contains the models of `links`. Requests have been
     accepted, but the schedule may be for shorter ones.
     """
-    if isinstance(noun, Schedule):
+    if isinstance(spec, Schedule):
         (link,) = links.values()
-        return _with_room(noun, link)
-    return _plan_with_room(noun, links) if isinstance(noun, Plan) else noun
+        return _with_room(spec, link)
+    return _plan_with_room(spec, links) if isinstance(spec, Plan) else spec
 
 
 def _plan_with_room(plan: Plan, links: Mapping[str, EngineLink]) -> Plan:
@@ -199,4 +199,4 @@ def _plan_with_room(plan: Plan, links: Mapping[str, EngineLink]) -> Plan:
 
 
 def _with_room(schedule: Schedule, link: EngineLink) -> Schedule:
-    return with_room(schedule, [output.request for output in link.outputs.values()])
+    return grow_to_fit(schedule, [output.request for output in link.outputs.values()])

@@ -14,7 +14,7 @@ from exegpt.cli.bench_serve import serve
 from exegpt.cli.options import build, directories
 from exegpt.cli.profile import profile
 from exegpt.cli.run import run
-from exegpt.loadtest.options import LoadOptions
+from exegpt.loadtest.load_options import LoadOptions
 from xcore.errors import InputError
 
 

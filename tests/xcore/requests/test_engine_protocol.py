@@ -3,8 +3,8 @@
 from xcore.requests.engine_protocol import (
     FROM_ENGINE,
     Ended,
+    EngineLoad,
     Frames,
-    Occupancy,
     Stepped,
     TokenColumns,
     TokenEvent,
@@ -19,7 +19,7 @@ EVENTS = [
 
 
 def sent(events):
-    occupancy = Occupancy(0, 0, 2, 3, 4, 0)
+    occupancy = EngineLoad(0, 0, 2, 3, 4, 0)
     message = Stepped(1.0, TokenColumns.of(events), (Ended("8", "stop"),), occupancy)
     (received,) = Frames(FROM_ENGINE).feed(framed(message))
     assert (received.now_s, received.ended, received.occupancy) == (1.0, message.ended, occupancy)
