@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.api.simulate import SimulateOptions
 from exegpt.api.simulate import simulate as predict
-from exegpt.api.tuning import PATTERNS, TuneOptions, tune_bounds, tune_rate
+from exegpt.api.tuning import PATTERNS, RULES, SEARCH_METHODS, TuneProblem, tune_bounds, tune_rate
+from exegpt.options.simulate import SimulateOptions
 from xcore.choices import bound_meaning, check_choice
 from xcore.document import from_dict, to_dict
 from xcore.duration import parse_duration
@@ -22,7 +22,6 @@ from xmulti.files.stage_plan import StagePlan
 from xmulti.plans.plan_answer import answer as plan_answer
 from xmulti.plans.planning import METHODS
 from xscheduler.engine_settings import EngineSettings
-from xscheduler.ordering import OrderChoice
 from xscheduler.policy_names import policy_names
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
@@ -97,24 +96,23 @@ def tune(
     Raises InputError for input that the command refuses.
     """
     _check_names(setting, _SETTING, "tune")
-    check_choice(search, ("bnb", "exhaustive", "optuna"), "search")
-    check_choice(admission, ("reserve", "grow", "auto"), "admission")
+    method = check_choice(search, SEARCH_METHODS, "search")
+    rules = RULES[check_choice(admission, tuple(RULES), "admission")]
     check_choice(arrivals, PATTERNS, "arrivals")
     per_second = _rate(rate)
     arriving = None if per_second is None else f"{per_second}/s"
     where = find_setting(model, cluster, workload, profile, rate=arriving, **setting)
-    rules = ("reserve", "grow") if admission == "auto" else (admission,)
     asked = SearchOptions(
         bound_meaning(bound, percentile),
         _seconds(ttft),
         _seconds(tpot),
         policy_names(policy),
-        search,  # type: ignore[arg-type]
+        method,
         tolerance,
-        rules,  # type: ignore[arg-type]
+        rules,
         fixed=dict(fixed or {}),
     )
-    options = TuneOptions((where,), (_seconds(latency_bound),), asked, per_second, arrivals, seed, advice=False)
+    options = TuneProblem((where,), (_seconds(latency_bound),), asked, per_second, arrivals, seed, advice=False)
     if options.open_system:
         rated = tune_rate(options)[0].rated
         best = rated.sustained[rated.tuned.schedule.policy].goodput.low if rated.tuned.schedule else None
@@ -144,14 +142,20 @@ def simulate(
     Raises InputError for input that the command refuses.
     """
     names = (*EngineSettings.__dataclass_fields__, *control_variables())
-    engine = {name: settings.pop(name) for name in names if name in settings}
-    known = dict.fromkeys(SimulateOptions.__dataclass_fields__)
+    known = SimulateOptions.__dataclass_fields__.keys() - {"plan", "plugin", "json", "threads"}
     _check_names(settings, (*known, *names), "simulate")
-    files = {"schedule": schedule and Path(schedule), "timeline": timeline and Path(timeline), "replay": replay}
-    typed = {"model": model, "cluster": cluster, "workload": workload, "profile": profile, "scale_to_context": False}
-    order = OrderChoice.of(None, False)
-    own = {"engine_settings": EngineSettings.of(engine), "order": order}
-    prediction = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
+    more = {name: settings.pop(name) for name in names if name in settings and name not in known}
+    options = SimulateOptions(
+        model=model,
+        cluster=cluster,
+        workload=workload,  # type: ignore[arg-type]  # a command has texts only
+        profile=[profile] if profile else None,
+        schedule=Path(schedule) if schedule else None,
+        timeline=Path(timeline) if timeline else None,
+        replay=replay,
+        **settings,
+    )
+    prediction = predict(options, more)
     one_by_one = "requests" in prediction.facts
     estimate = None if one_by_one else from_dict(Estimate, prediction.facts, "the estimate")
     return Simulated(prediction.schedule, estimate, prediction.facts, tuple(prediction.assumptions))

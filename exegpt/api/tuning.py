@@ -23,17 +23,23 @@ from xscheduler.setting_search import SearchOptions, advise, best_on, search_sch
 from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
+    from xcore.batching.admission import Admission
     from xscheduler.arrivals import Arrivals
     from xscheduler.open_tune import Rated
+    from xscheduler.search import Method
     from xscheduler.tuned import Alternative, Tuned
 
+SEARCH_METHODS: "tuple[Method, ...]" = ("bnb", "exhaustive", "optuna")
+"""The methods of a search."""
+RULES: "dict[str, tuple[Admission, ...]]" = {"reserve": ("reserve",), "grow": ("grow",), "auto": ("reserve", "grow")}
+"""The rules of admission that a search tries, by the value of --admission."""
 PATTERNS = ("poisson", "trace")
 """The patterns in which requests arrive."""
 
 
 @dataclass(frozen=True)
-class TuneOptions:
-    """The options of a search, and its output files."""
+class TuneProblem:
+    """A search problem of `exegpt tune`, and its output files."""
 
     settings: tuple[Setting, ...]
     """One setting per cluster."""
@@ -104,7 +110,7 @@ class Offer:
         return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
 
 
-def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
+def tune_bounds(options: TuneProblem) -> tuple[BoundedAnswer, ...]:
     """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
     setting, bounds_s, search = options.settings[0], options.bounds_s, options.search
     with output.progress("searching policies") as progress:
@@ -116,7 +122,7 @@ def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
     return answers
 
 
-def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
+def _bounded(options: TuneProblem, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
     """Return the answer under one bound, with the export to the target engine."""
     import xsimulator
 
@@ -133,12 +139,12 @@ def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice
     return BoundedAnswer(bound_s, tuned, texts, export)
 
 
-def written(options: TuneOptions, tuned: "Tuned") -> Schedule | None:
+def written(options: TuneProblem, tuned: "Tuned") -> Schedule | None:
     """Return the schedule for the file: the best of all, or the best on the engine that the user chose."""
     return tuned.best_on_engine.schedule if options.engine and tuned.best_on_engine else tuned.schedule
 
 
-def tune_rate(options: TuneOptions) -> list[Offer]:
+def tune_rate(options: TuneProblem) -> list[Offer]:
     """Return each cluster's best answer at the rate within the bound, the best offer first.
 
     Writes the best offer's schedule and the report.
@@ -170,7 +176,7 @@ def tune_rate(options: TuneOptions) -> list[Offer]:
 
 
 def _exported_at(
-    options: TuneOptions,
+    options: TuneProblem,
     setting: Setting,
     on_engine: "Alternative | None",
     arrivals: "Arrivals",
@@ -195,7 +201,7 @@ def _exported_at(
 
 
 def _write(
-    options: TuneOptions,
+    options: TuneProblem,
     setting: Setting,
     schedule: Schedule | None,
     answers: "list[Tuned]",
@@ -218,7 +224,7 @@ def _trace_rate(workload: Workload) -> float:
 
 
 def _rated(
-    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, options: TuneOptions
+    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, options: TuneProblem
 ) -> "list[Rated]":
     """Return the best answer on each cluster.
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from exegpt.api.tuning import TuneOptions
+from exegpt.api.tuning import TuneProblem
 from exegpt.report.terminal import plot
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
@@ -103,7 +103,7 @@ def print_best(answer: Tuned, setting: Setting) -> None:
     )
 
 
-def whose(options: TuneOptions, answer: Tuned) -> str:
+def whose(options: TuneProblem, answer: Tuned) -> str:
     """Return which engine a written schedule is for; empty if the user chose no engine or none are compared."""
     if options.settings[0].own is None or options.engine is None:
         return ""

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Sequence
 
-from exegpt.api.tuning import BoundedAnswer, TuneOptions, tune_bounds
+from exegpt.api.tuning import BoundedAnswer, TuneProblem, tune_bounds
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import (
     answer_document,
@@ -23,7 +23,7 @@ from xcore.duration import format_duration
 from xscheduler.setting_search import infeasible_text, ranked, reasons
 
 
-def answer(options: TuneOptions, json: bool) -> int:
+def answer(options: TuneProblem, json: bool) -> int:
     """Search under every bound, and print; return the exit code."""
     gc.disable()  # searches make many small objects without cycles, and the command ends soon
     answers = tune_bounds(options)
@@ -34,7 +34,7 @@ def answer(options: TuneOptions, json: bool) -> int:
     return 0 if any(answer.tuned.schedule for answer in answers) else INFEASIBLE
 
 
-def _emit(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
+def _emit(options: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     setting = options.settings[0]
     documents = [
         answer_document(answer.tuned, setting, options.target, answer.export) | {"advice": answer.advice}
@@ -45,7 +45,7 @@ def _emit(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     output.emit({"frontier": documents, "provenance": output.provenance(setting.profile)})
 
 
-def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
+def _print(options: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     tuned = [answer.tuned for answer in answers]
     output.notes((*options.settings[0].assumptions, *(text for answer in tuned for text in answer.assumptions)))
     if len(answers) == 1:
@@ -72,7 +72,7 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
         print_best(answer.tuned, options.settings[0])
 
 
-def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
+def _print_one(options: TuneProblem, answer: BoundedAnswer) -> None:
     """Print every policy's best schedule, and the reasons for its rank."""
     times, tuned = bounded_times(options.search), answer.tuned
     output.table(
@@ -90,7 +90,7 @@ def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
         print_export(options.target, answer.export, times)
 
 
-def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
+def _print_frontier(options: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     """Print the best schedule under each bound, without the reasons for other policies' ranks."""
     times = bounded_times(options.search)
     rows = [[format_duration(a.bound_s), *best_row(a.tuned, options.settings[0], a.bound_s, times)] for a in answers]
@@ -101,7 +101,7 @@ def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> N
             print_export(options.target, answer.export, times)
 
 
-def _title(options: TuneOptions, what: str) -> str:
+def _title(options: TuneProblem, what: str) -> str:
     """Return the question that was searched: model, cluster, lengths and bounds."""
     setting, names = options.settings[0], {"TTFT": options.search.ttft_s, "TPOT": options.search.tpot_s}
     times = "".join(f", {name} {format_duration(bound_s)}" for name, bound_s in names.items() if bound_s is not None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from exegpt.api.tuning import Offer, TuneOptions, headroom, tune_rate
+from exegpt.api.tuning import Offer, TuneProblem, headroom, tune_rate
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
 from xcore.console import output
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xscheduler.tuned import Alternative
 
 
-def answer(options: TuneOptions, json: bool) -> int:
+def answer(options: TuneProblem, json: bool) -> int:
     """Search each cluster for schedules that sustain the rate within the bound, and print; return the exit code."""
     offers = tune_rate(options)
     if json:
@@ -62,7 +62,7 @@ def offers_document(offers: list[Offer], target: Target | None, seed: int) -> di
     return documents[0] | {"clusters": documents, "cheapest": offers[0].setting.cluster.name if priced else None}
 
 
-def print_offers(offers: list[Offer], options: TuneOptions) -> None:
+def print_offers(offers: list[Offer], options: TuneProblem) -> None:
     """Print a table of the clusters if there are several, then every policy on the best of them."""
     best, bound_s = offers[0], options.bounds_s[0]
     output.notes(a for offer in offers for a in (*offer.setting.assumptions, *offer.rated.tuned.assumptions))

@@ -1,12 +1,14 @@
 """`exegpt show`: print a schedule, plan, profile, result or cluster file, or a cluster given by name."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from exegpt.cli import options
+from exegpt.options.groups import PluginOptions
+from exegpt.options.record import command
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.quantity import figure_text, percent_text
@@ -21,17 +23,19 @@ if TYPE_CHECKING:
     Shown = tuple[dict[str, Any], Callable[[], None]]  # facts for --json, and a function that prints tables
 
 
-def show(
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(PluginOptions):
+    """What is printed, and how."""
+
     file: Annotated[
         Path,
         typer.Argument(help="A schedule, plan, profile or result file (.jsonl), or a cluster's file or name."),
-    ],
-    yaml: Annotated[
-        bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")
-    ] = False,
-    plugin: options.PLUGIN = None,
-    json: options.JSON = False,
-) -> None:
+    ]
+    yaml: Annotated[bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")] = False
+
+
+@command
+def show(options: ShowOptions) -> None:
     """Print a schedule, plan, profile or result file, or the properties of a cluster.
 
     Example: exegpt show schedule.json
@@ -40,15 +44,15 @@ def show(
     """
     from xcore.console import output
 
-    kind = _kind(file)
-    if yaml:
+    file, kind = options.file, _kind(options.file)
+    if options.yaml:
         if kind != "cluster":
             raise InputError(f"'{file}' is a {kind}, not a cluster: leave --yaml out.")
         return print(_cluster_yaml(file), end="")
     shown = {"results": _results, "schedule": _schedule, "plan": _plan, "stages": _stages, "profile": _profile}
     shown |= {"cluster": _cluster}
     facts, print_them = shown[kind](file)
-    if json:
+    if options.json:
         return output.emit({"kind": kind, kind: facts, "provenance": output.provenance()})
     print_them()
 

@@ -12,9 +12,9 @@ import numpy as np
 from exegpt.loadtest.endpoint import PATHS, Endpoint, find_endpoint, http_request
 from exegpt.loadtest.measurements import Bounds, Measured, measure
 from exegpt.loadtest.open_loop import LoadRequest, Sending, Sent, send_all
-from exegpt.loadtest.options import LoadOptions
 from exegpt.loadtest.outcome import REJECTED
 from exegpt.loadtest.prompts import VOCAB, Prompt, id_prompts, text_prompts, tokenizer_of
+from exegpt.options.bench_serve import LoadOptions
 from xcore import document
 from xcore.choices import check_choice, check_columns
 from xcore.columns import parse_columns

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from exegpt.api import tuning
-from exegpt.api.tuning import TuneOptions, tune_bounds, tune_rate
+from exegpt.api.tuning import TuneProblem, tune_bounds, tune_rate
 from xcore import document, processes
 from xcore.errors import InputError
 from xcore.files import read_schedule
@@ -21,7 +21,7 @@ SEARCH = SearchOptions(ALL_REQUESTS, None, None, ("orca", "rra"), "bnb", 0.0)
 @pytest.fixture(scope="module")
 def options():
     settings = tuple(find_setting("opt-1.3b", cluster, "T", "roofline") for cluster in ("1xA40", "1xH100-SXM"))
-    return TuneOptions(settings, (1e-6, None), SEARCH, advice=False)
+    return TuneProblem(settings, (1e-6, None), SEARCH, advice=False)
 
 
 def test_every_bound_has_an_answer_and_the_last_schedule_is_written(options, tmp_path):

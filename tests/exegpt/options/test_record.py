@@ -1,0 +1,105 @@
+"""Commands whose parameters are the fields of an options record."""
+
+import inspect
+from dataclasses import FrozenInstanceError, dataclass, fields
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from exegpt.cli.app import app
+from exegpt.options.groups import ControlOptions, JsonOption, PredictionOptions
+from exegpt.options.record import command, option_name, typed_options
+from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint(JsonOption):
+    """A colour and where it goes."""
+
+    what: Annotated[Path, typer.Argument()]
+    coats: Annotated[int, typer.Option("--coats", "-c", min=1)] = 2
+    colours: Annotated[list[str] | None, typer.Option("--colour")] = None
+
+
+def run(*words):
+    """The record that a command gets, and its exit code."""
+    got = []
+
+    @command
+    def paint(options: Paint) -> int:
+        """Paint something."""
+        got.append(options)
+        return 3
+
+    one = typer.Typer(rich_markup_mode=None)
+    one.command()(paint)
+    return got, CliRunner().invoke(one, [str(word) for word in words])
+
+
+def test_a_command_gets_its_record():
+    (options,), _ = run("wall", "-c", 3, "--colour", "red", "--colour", "blue", "--json")
+    assert options == Paint(what=Path("wall"), coats=3, colours=["red", "blue"], json=True)
+    with pytest.raises(FrozenInstanceError):
+        options.coats = 1
+    (options,), _ = run("wall")
+    assert options == Paint(what=Path("wall"))
+
+
+def test_a_field_without_a_default_is_required():
+    got, done = run()
+    assert not got and done.exit_code == 2 and "what" in done.output.lower()
+
+
+def test_own_fields_come_before_those_of_the_bases():
+    @command
+    def paint(options: Paint) -> None: ...
+
+    assert list(inspect.signature(paint).parameters) == ["typer_context", "what", "coats", "colours", "json"]
+
+
+def test_a_group_does_nothing_if_a_subcommand_follows():
+    got = []
+
+    @command
+    def group(options: JsonOption) -> None:
+        got.append(options)
+
+    both = typer.Typer(rich_markup_mode=None)
+    both.callback(invoke_without_command=True)(group)
+    both.command("sub")(lambda: got.append("sub"))
+    CliRunner().invoke(both, ["sub"])
+    CliRunner().invoke(both, ["--json"])
+    assert got == ["sub", JsonOption(json=True)]
+
+
+def test_options_with_other_values_than_the_defaults_are_typed():
+    options = SimulateOptions(seed=1, max_num_seqs=4, rate=None, plan=Path("p.json"))
+    assert typed_options(options, SimulateOptions) == {"seed": 1, "max_num_seqs": 4, "plan": Path("p.json")}
+    assert typed_options(options, PlanSimulationOptions) == {"plan": Path("p.json")}
+    assert options.fixed == {"max_num_seqs": 4}
+
+
+def commands(group=None, prefix=""):
+    """Every command, and every group that is a command too, by its words."""
+    group = group or typer.main.get_command(app)
+    found = {}
+    for name, one in group.commands.items():
+        found[f"{prefix}{name}"] = one
+        if hasattr(one, "commands"):
+            found |= commands(one, f"{prefix}{name} ")
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_every_option_is_a_field_of_a_record(name):
+    """Each has the field's name, which refusals print."""
+    one = commands()[name]
+    names = {field.name for kind in (ControlOptions, PredictionOptions) for field in fields(kind)}
+    for parameter in one.params:
+        if parameter.name in names:
+            assert option_name(parameter.name) in parameter.opts
+        if parameter.name not in ("help", "what", "version"):
+            assert getattr(parameter, "hidden", False) or getattr(parameter, "help", None), parameter.name
