@@ -18,6 +18,7 @@ from typing import Any
 from exegpt.api.simulate import simulate
 from exegpt.api.tuning import BoundedAnswer, TuneProblem, tune_bounds
 from exegpt.options.simulate import SimulateOptions
+from exegpt.options.tune import TuneOptions
 from xcore.specs.bound import ALL_REQUESTS
 from xcore.specs.estimate import Estimate
 from xscheduler.export import Export, Target, replicas_together
@@ -53,7 +54,7 @@ class Question:
         """The best schedules, and the export."""
         search = SearchOptions(ALL_REQUESTS, self.ttft_s, self.tpot_s, policies, "bnb", 0.0, fixed=fixed or {})
         setting = find_setting(self.model, self.cluster, self.workload, "roofline", dtype=self.dtype)
-        options = TuneProblem((setting,), (self.latency_s,), search, advice=False, target=TARGET)
+        options = TuneProblem((setting,), (self.latency_s,), search, TuneOptions(advice=False), target=TARGET)
         return tune_bounds(options)[0]
 
 

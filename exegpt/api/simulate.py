@@ -64,7 +64,10 @@ class Prediction:
 
 
 def simulate(
-    options: SimulateOptions, settings: Mapping[str, Any] | None = None, longest: int | None = None
+    options: SimulateOptions,
+    settings: Mapping[str, Any] | None = None,
+    longest: int | None = None,
+    workload: Workload | None = None,
 ) -> Prediction:
     """Return the requested prediction, and write its timeline.
 
@@ -72,6 +75,7 @@ def simulate(
         options: The command's options.
         settings: An engine's settings by name, in addition to the options.
         longest: Tokens of the longest request that the server accepts.
+        workload: The workload, instead of the options'.
     """
     notes: tuple[str, ...] = ()
     if options.command:
@@ -88,7 +92,7 @@ def simulate(
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
     elif options.model:
-        schedule, profile, assumptions = _of_engine(options, engine_settings)
+        schedule, profile, assumptions = _of_engine(options, engine_settings, workload)
     else:
         raise InputError(
             "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
@@ -122,12 +126,14 @@ def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions
     return replace(options, engine=options.engine or launch.engine, **known), said
 
 
-def _of_engine(options: SimulateOptions, settings: EngineSettings) -> tuple[Schedule, Profile, tuple[str, ...]]:
+def _of_engine(
+    options: SimulateOptions, settings: EngineSettings, workload: Workload | None
+) -> tuple[Schedule, Profile, tuple[str, ...]]:
     """Return the schedule that an engine follows, its profile, and the assumptions made."""
     setting = find_setting(
         options.model,
         options.cluster,
-        options.workload or options.replay,
+        workload or options.workload or options.replay,
         only_profile(options.profile),
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,

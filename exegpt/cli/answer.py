@@ -103,14 +103,14 @@ def print_best(answer: Tuned, setting: Setting) -> None:
     )
 
 
-def whose(options: TuneProblem, answer: Tuned) -> str:
+def whose(problem: TuneProblem, answer: Tuned) -> str:
     """Return which engine a written schedule is for; empty if the user chose no engine or none are compared."""
-    if options.settings[0].own is None or options.engine is None:
+    if problem.settings[0].own is None or problem.options.engine is None:
         return ""
     return (
-        f", the best on {options.engine}"
+        f", the best on {problem.options.engine}"
         if answer.best_on_engine
-        else f": {options.engine} runs none that meets the bounds"
+        else f": {problem.options.engine} runs none that meets the bounds"
     )
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.models import OptionInfo
 
 from exegpt.options.values import load_plugins
 
@@ -198,63 +199,42 @@ class OrderOptions:
         return OrderChoice.of(self.order, self.starvation_guard, self.ranker)
 
 
+def _fix(what: str, most: int | None = None) -> OptionInfo:
+    """Return an option that fixes a control variable."""
+    return typer.Option(min=1, max=most, help=f"Fix {what}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ControlOptions:
     """Control variables with fixed values."""
 
-    encode_batch: Annotated[
-        int | None, typer.Option(min=1, help="Fix B_E, the number of prompts in a batch (RRA, WAA, static).")
-    ] = None
-    decode_iterations: Annotated[
-        int | None, typer.Option(min=1, help="Fix N_D, the number of iterations between prefills (RRA).")
-    ] = None
-    micro_batches: Annotated[
-        int | None, typer.Option(min=1, help="Fix B_m, the number of micro-batches in decoding (WAA, hybrid).")
-    ] = None
-    encode_micro_batches: Annotated[
-        int | None, typer.Option(min=1, help="Fix the number of micro-batches in prefills (RRA, hybrid).")
-    ] = None
+    encode_batch: Annotated[int | None, _fix("B_E, the number of prompts in a batch (RRA, WAA, static).")] = None
+    decode_iterations: Annotated[int | None, _fix("N_D, the number of iterations between prefills (RRA).")] = None
+    micro_batches: Annotated[int | None, _fix("B_m, the number of micro-batches in decoding (WAA, hybrid).")] = None
+    encode_micro_batches: Annotated[int | None, _fix("the number of micro-batches in prefills (RRA, hybrid).")] = None
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Fix the maximum number of running sequences (chunked, orca). Default of simulate: the engine's.",
-        ),
+        _fix("the maximum number of running sequences (chunked, orca). Default of simulate: the engine's."),
     ] = None
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=10_000_000,
-            help="Fix the maximum number of tokens in an iteration (chunked). Default of simulate: the engine's.",
-        ),
+        _fix("the maximum number of tokens in an iteration (chunked). Default of simulate: the engine's.", 10_000_000),
     ] = None
     prefills_per_step: Annotated[
-        int | None,
-        typer.Option(min=1, help="Fix the maximum number of prompts in an iteration (orca). Default of simulate: 1."),
+        int | None, _fix("the maximum number of prompts in an iteration (orca). Default of simulate: 1.")
     ] = None
     tp_degree: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="Fix the tensor-parallel degree (WAA: of decoding). A replica's other devices are pipeline stages. "
-            "Default of simulate: the largest.",
+        _fix(
+            "the tensor-parallel degree (WAA: of decoding). A replica's other devices are pipeline stages. Default of "
+            "simulate: the largest."
         ),
     ] = None
-    tp_gpus: Annotated[int | None, typer.Option(min=1, help="Fix the number of devices in tensor-parallel groups.")] = (
-        None
-    )
-    encode_devices: Annotated[
-        int | None, typer.Option(min=1, help="Fix the number of a replica's devices for prefill (WAA).")
-    ] = None
-    encode_tp_degree: Annotated[
-        int | None, typer.Option(min=1, help="Fix the tensor-parallel degree of prefill (WAA).")
-    ] = None
+    tp_gpus: Annotated[int | None, _fix("the number of devices in tensor-parallel groups.")] = None
+    encode_devices: Annotated[int | None, _fix("the number of a replica's devices for prefill (WAA).")] = None
+    encode_tp_degree: Annotated[int | None, _fix("the tensor-parallel degree of prefill (WAA).")] = None
     replicas: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Fix the number of replicas, each on an equal part of the cluster. Default of simulate: 1."
-        ),
+        int | None, _fix("the number of replicas, each on an equal part of the cluster. Default of simulate: 1.")
     ] = None
 
     @property

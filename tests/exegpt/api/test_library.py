@@ -66,6 +66,8 @@ def test_simulate_is_the_command(capsys):
     assert list(found.assumptions) == command["assumptions"]
     rated = exegpt.simulate(*WHERE, max_num_seqs=47, rate="2/s")
     assert rated.estimate is None and rated.facts["requests"] == 20_000
+    parsed = exegpt.simulate(*WHERE[:2], exegpt.Workload.parse(WHERE[2]), max_num_seqs=47, rate="2/s")
+    assert parsed.facts["latency"] == rated.facts["latency"]
 
 
 def test_plan_is_the_command(tmp_path):
