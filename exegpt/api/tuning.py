@@ -14,6 +14,7 @@ from xcore.console import output
 from xcore.duration import parse_duration
 from xcore.errors import InputError
 from xcore.files import check_distinct, check_output
+from xcore.policies import TRAITS
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
 from xcore.specs.engine import engine_of
@@ -158,6 +159,12 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
     rules = RULES[check_choice(options.admission, tuple(RULES), "--admission")]
     ttft_s, tpot_s = (parse_duration(text) if text else None for text in (options.ttft, options.tpot))
     policies = policy_names(options.policy)
+    uncompiled = [name for name in policies if TRAITS[name].compiled is None]
+    if options.open_system and uncompiled:
+        raise InputError(
+            f"A rate needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, or "
+            "replay its schedule with `exegpt simulate --rate`."
+        )
     if options.prefix_caching:
         if not options.open_system:
             raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
