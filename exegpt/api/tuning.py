@@ -162,8 +162,8 @@ def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOption
     uncompiled = [name for name in policies if TRAITS[name].compiled is None]
     if options.open_system and uncompiled:
         raise InputError(
-            f"A rate needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, or "
-            "replay its schedule with `exegpt simulate --rate`."
+            f"A rate needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, "
+            "or replay its schedule with `exegpt simulate --rate`."
         )
     if options.prefix_caching:
         if not options.open_system:

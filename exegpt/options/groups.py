@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.models import OptionInfo
 
 from exegpt.options.values import load_plugins
 
@@ -199,7 +198,7 @@ class OrderOptions:
         return OrderChoice.of(self.order, self.starvation_guard, self.ranker)
 
 
-def _fix(what: str, most: int | None = None) -> OptionInfo:
+def _fix(what: str, most: int | None = None) -> object:
     """Return an option that fixes a control variable."""
     return typer.Option(min=1, max=most, help=f"Fix {what}")
 

@@ -24,8 +24,8 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
         if c.steady and c.steady.feasible and not c.schedule.prefix_caching:  # the steady state ignores prefix caching
             steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
-            figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
-            rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
+            texts = (output.number(steady), output.number(window), output.share(relative(window, steady)))
+            rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *texts])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):
             figures = (output.seconds(predicted[phase]), output.seconds(measured[phase]))

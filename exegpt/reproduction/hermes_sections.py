@@ -65,8 +65,8 @@ def _kinds_section(result: Hermes) -> Section:
     orders = tuple(result.kinds[0].mean_s) if result.kinds else ()
     most = sorted(gaps, key=lambda name: -gaps[name])[:2]
     note = " and ".join(f"{name} {gaps[name] / sum(gaps.values()):.0%}" for name in most)
-    columns = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
-    columns += tuple(f"{order}, s" for order in orders)
+    facts = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
+    columns = (*facts, *(f"{order}, s" for order in orders))
     return Section(
         "Mean completion time by application, 3x, 8 at once",
         columns,
@@ -83,10 +83,10 @@ def _completion_section(result: Hermes) -> Section:
             [signed_percent(r.mean_reduction), signed_percent(r.p95_reduction)] if r.order != "Hermes" else ["", ""]
         )
         published = [signed_percent(figure) for figure in paper] if paper else ["", ""]
-        times = (figure_text(r.mean_s), figure_text(r.p95_s), f"{r.over_alone:.2f}")
-        rows.append((r.engine, r.load, r.order, *times, changes[0], published[0], changes[1], published[1]))
-    columns = ("engine", "load", "order", "mean, s", "P95, s", "mean over alone")
-    columns += ("Hermes' mean", "paper", "Hermes' P95", "paper")
+        texts = (figure_text(r.mean_s), figure_text(r.p95_s), f"{r.over_alone:.2f}")
+        rows.append((r.engine, r.load, r.order, *texts, changes[0], published[0], changes[1], published[1]))
+    times = ("engine", "load", "order", "mean, s", "P95, s", "mean over alone")
+    columns = (*times, "Hermes' mean", "paper", "Hermes' P95", "paper")
     notes = (
         f"Demands: {result.source}, correlated within a run; {APPLICATIONS} applications in 30, 15 and 10 minutes.",
         "VTC's clients are the kinds of applications, or each application its own: the paper doesn't say.",

@@ -138,7 +138,7 @@ def reproduce(
 
 
 def _between(rate: Rate, way: str, metric: str) -> bool:
-    best, learned, worst = (getattr(rate.latencies[name], metric) for name in ("SJF oracle", way, "FCFS"))
+    best, learned, worst = (float(getattr(rate.latencies[name], metric)) for name in ("SJF oracle", way, "FCFS"))
     return best * (1 - SLACK) <= learned <= worst * (1 + SLACK)
 
 

@@ -159,8 +159,8 @@ def work(what: Scenario | str) -> Measured | Replacements:
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False) -> SeaLLM:
     """Run all loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
     scenarios = sweep_scenarios() if sweeps else load_scenarios()
-    tasks: list[Scenario | str] = [] if sweeps else [*KINDS]  # the longest first
-    tasks += sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
+    falling = sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
+    tasks: list[Scenario | str] = [*([] if sweeps else KINDS), *falling]  # the longest first
     found: dict[Scenario | str, Measured | Replacements] = {}
     with Processes() as processes:
         for first in range(0, len(tasks), AT_ONCE):
@@ -168,7 +168,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, s
             some = tasks[first : first + AT_ONCE]
             found |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
     measured = tuple(entry for each in scenarios if isinstance(entry := found[each], Measured))
-    replacements = {kind: entry for kind in KINDS if isinstance(entry := found.get(kind), Replacements)}
+    replacements = {kind: changes for kind in KINDS if isinstance(changes := found.get(kind), Replacements)}
     return SeaLLM(sweeps=measured) if sweeps else SeaLLM(measured, replacements)
 
 
@@ -176,8 +176,8 @@ def sections(result: SeaLLM) -> list[Section]:
     """Return services, loads, SLO scales, replacement and blocks; or sweeps."""
     if result.sweeps:
         rows = tuple(row for each in result.sweeps for row in _sweep_rows(each))
-        columns = ("sweep", "system", "L_N", "in time", "TPOT, ms")
-        return [Section("sweeps", columns, rows, tuple(_firsts(result.sweeps)))]
+        heads = ("sweep", "system", "L_N", "in time", "TPOT, ms")
+        return [Section("sweeps", heads, rows, tuple(_firsts(result.sweeps)))]
     usual = [each for each in result.loads if each.scenario.variation == USUAL]
     columns = ("requests/s", "CV", "system", "L_N", "waiting", "to the first token", "decoding", "in time", "99 %, s")
     more = ("TTFT, s", "TPOT, ms", "busy", "preempted", "late", "devices")
@@ -240,7 +240,7 @@ def _rows(measured: Measured) -> list[tuple[str, ...]]:
 
 
 def _sweep_rows(measured: Measured) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for system in (*BASELINES, OURS):
         own = measured.systems[system]
         cells = (figure_text(own.normalised), percent_text(own.in_time), figure_text(1e3 * own.tpot_s)) if own else None
