@@ -128,7 +128,9 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
     for option in ("workload", "num", "rate"):
         value = getattr(options, option)
         if source and value:
-            raise InputError(f"The requests are those of '{source}': leave --{option} {value} or --requests out.")
+            raise InputError(
+                f"--requests '{source}' already gives the requests: leave --{option} {value} or --requests out."
+            )
     notes: list[str] = []
     if source:
         scale = options.scale_to_context

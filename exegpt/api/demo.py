@@ -87,7 +87,7 @@ def prepare(options: DemoOptions) -> Demo:
     device, workload = find_device(options.device), options.trace or options.workload or "T"
     if options.trace and options.workload:
         raise InputError(
-            f"Lengths are those of '{options.trace}' or of '{options.workload}': leave --trace or --workload out."
+            f"--trace '{options.trace}' and --workload '{options.workload}' both give lengths: leave one of them out."
         )
     check_columns(options.columns, options.trace, options.workload)
     parse_workload(workload, parse_columns(options.columns) if options.columns else None)  # before minutes of work
@@ -121,7 +121,7 @@ def create_demo_model(directory: Path, seed: int) -> Path:
     """Return the demo's model, which is created unless an earlier demo has created it."""
     path = directory / f"model-{seed}"
     if not path.is_dir():
-        output.note("1. Making a model: Llama, 8 layers, 56 million random weights …")
+        output.note("1. Creating a model: Llama with 8 layers and 56 million random weights …")
         create_model(
             path,
             arch="llama",

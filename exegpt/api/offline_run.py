@@ -96,7 +96,7 @@ def run(options: RunOptions, ranks: Ranks) -> OfflineRun:
     if ranks.size > 1 and options.schedule is None and (options.profile is not None or options.no_profile):
         option = "--no-profile" if options.no_profile else f"--profile {options.profile}"
         raise Agreed(
-            f"{ranks.size} ranks without a schedule measure themselves: leave {option} out, or pass --schedule."
+            f"{ranks.size} ranks without a schedule measure their own profile: leave {option} out, or pass --schedule."
         )
     ranks.agree(options.alike)
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
@@ -173,7 +173,7 @@ def _plan(options: RunOptions, inputs: RunInputs, measured: "Job | None", device
     except Infeasible as error:  # an answer that all ranks get, not an error
         return RunPlan(None, setting, str(error), error.lowest_latency_s)
     if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
-        output.note(f"--adjust {options.adjust:g} changes nothing under {schedule.policy}, the best policy here")
+        output.note(f"--adjust {options.adjust:g} has no effect under {schedule.policy}, the best policy here")
     return RunPlan(schedule, setting, None, None)
 
 
@@ -186,7 +186,7 @@ def _setting(
     `measured` is the measured profile of the ranks, if the user chose no other profile.
     """
     if not inputs.requests:
-        raise InputError("None of the requests can be run.")
+        raise InputError("None of the requests can be run: correct those that were skipped.")
     workload = Workload.from_requests("requests", [request.lengths for request in inputs.requests])
     if shared is not None:
         spec, cluster = shared.model.spec, shared.cluster

@@ -155,7 +155,7 @@ def _frontend_there() -> Iterator[None]:
     try:
         yield
     except inbox.Gone:
-        raise InputError("The server's frontend has gone: its engine ends.") from None
+        raise InputError("The server's frontend has closed the connection: the engine stops.") from None
 
 
 def _zero_s(engine: Engine) -> float:
@@ -253,7 +253,7 @@ def _searched(setting: Setting, asked: ServedOptions) -> tuple[Schedule, float |
         if not asked.best_effort:
             raise
         best, kept_s = nearest_goodput(setting, bound_s, policies, grows)
-        output.note(f"{error} Those that can be in time are served, by a schedule for {duration_text(kept_s)}")
+        output.note(f"{error} Requests that can meet it are served, by a schedule for {duration_text(kept_s)}")
         return replace(best.schedule, latency_bound_s=bound_s), None
-    output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
+    output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound (predicted)")
     return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

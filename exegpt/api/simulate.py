@@ -85,9 +85,9 @@ def simulate(
     if options.rate and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
     if not options.order_choice.plain and not options.one_by_one:
-        raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
+        raise InputError("--order and --starvation-guard need --replay or --rate: a steady state has no order.")
     if options.out and not options.one_by_one:
-        raise InputError(f"--out '{options.out}' is for the requests of a --replay: name a trace, or leave it out.")
+        raise InputError(f"--out '{options.out}' needs --replay or --rate, which simulate requests: leave it out.")
     engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
         schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
@@ -95,7 +95,8 @@ def simulate(
         schedule, profile, assumptions = _of_engine(options, engine_settings, workload)
     else:
         raise InputError(
-            "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
+            "There is nothing to simulate: pass --schedule FILE, or an engine's settings, like --model, --cluster and "
+            "--max-num-seqs."
         )
     _check_longest(schedule, longest)
     kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
@@ -116,7 +117,7 @@ def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions
     Raises InputError for an option that the command contains too.
     """
     if options.schedule:
-        raise InputError("--command and --schedule both say what is simulated: leave one of them out.")
+        raise InputError("--command and --schedule both set what is simulated: leave one of them out.")
     said = {"model": launch.model, "policy": POLICY, **launch.settings}
     for name, value in typed_options(options, SimulateOptions).items():
         if name in said:
@@ -163,13 +164,13 @@ def _of_file(
         option = option_name(name)
         if value not in (None, False):
             typed = option if value is True else f"{option} {value}"
-            raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
+            raise InputError(f"The schedule file determines {option}: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None
     if roofline:
-        which = f"profile: the roofline that it was found on, {rooflines.engine_text(roofline)}"
+        which = f"profile: the roofline that the schedule is based on, {rooflines.engine_text(roofline)}"
         return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster))
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
     engine, front_end = options.engine, options.front_end
@@ -184,7 +185,7 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
     running, notes = resident(schedule, profile)
     notes = (*notes, *steady_notes(schedule))
     if schedule.prefix_caching:
-        notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
+        notes = (*notes, "the steady state ignores prefix caching; --replay simulates it")
     estimate = xsimulator.estimate(running, profile)
     return Prediction(
         schedule,
@@ -202,8 +203,8 @@ def _check_longest(schedule: Schedule, longest: int | None) -> None:
     lengths = schedule.workload
     if longest is not None and lengths.input.max + lengths.output.max > longest:
         raise InputError(
-            f"Workload {lengths.name} has requests of up to {lengths.input.max + lengths.output.max:,} tokens, and the "
-            f"server accepts {longest:,}: raise its longest request, or take a shorter workload."
+            f"Workload {lengths.name} has requests of up to {lengths.input.max + lengths.output.max:,} tokens, but the "
+            f"server accepts at most {longest:,}: raise its limit, or use a shorter workload."
         )
 
 
@@ -221,7 +222,7 @@ def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str]
     if options.rate:
         rate = parse_rate(options.rate)
         rows = with_poisson_arrivals(rows, rate, options.seed)
-        note(f"arrivals: {figure_text(rate, 6)}/s at random, {len(rows):,} requests")
+        note(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
     return Workload.from_requests(name, rows)
 
 
@@ -240,10 +241,10 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
         held = labels_of(labels, trace.requests or (), requests, longest)
         hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
-            notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
+            notes.append(f"order: learned, with a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
-        notes.append(f"prompts: {trace.name} says which begin alike, which --prefix-caching uses")
+        notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
     start = time.perf_counter()
     run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
     wall = time.perf_counter() - start
@@ -252,7 +253,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     rates = {key: getattr(run.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     count = len(run.served)
     if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
-        notes.append(f"arrivals: all requests of {trace.name} are there at the start, and their times count from then")
+        notes.append(f"arrivals: all requests of {trace.name} arrive at the start")
     if schedule.prefix_caching:
         notes.append(_caching_text(run, alike, trace.name))
     if options.out:
@@ -281,7 +282,7 @@ def _caching_text(run: "Replay", alike: bool, name: str) -> str:
     """Return a sentence on how many tokens were found in the cache."""
     if not alike:
         return (
-            f"prefix caching: {name} doesn't say which prompts begin alike, so none do; preempted requests found "
+            f"prefix caching: {name} doesn't say which prompts begin with the same tokens; preempted requests found "
             f"{run.reused:,} of their own tokens in the cache"
         )
     found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))

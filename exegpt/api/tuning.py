@@ -191,7 +191,7 @@ def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bo
     if priced and not open_system:
         raise InputError("Prices are compared at an arrival rate: add --rate, like --rate 5/s.")
     if open_system and bounds > 1:
-        raise InputError("An arrival rate needs a single latency bound: name one, or omit --rate for the frontier.")
+        raise InputError("An arrival rate needs a single latency bound: pass one, or leave --rate out.")
 
 
 def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
@@ -241,7 +241,7 @@ def tune_rate(problem: TuneProblem) -> list[Offer]:
 
     search, prices = problem.search, problem.prices
     if search.tolerance:
-        raise InputError(f"--tolerance {search.tolerance} is of searches without a rate: leave it out with --rate.")
+        raise InputError(f"--tolerance cannot be combined with --rate: leave --tolerance {search.tolerance} out.")
     for setting in problem.settings:
         if problem.options.prefix_caching:
             check_prefix_caching(None, setting.model)
@@ -307,8 +307,7 @@ def _trace_rate(workload: Workload) -> float:
     """Return the requests per second in the trace."""
     if workload.arrival_rate is None:
         raise InputError(
-            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or Poisson arrivals "
-            "with --rate."
+            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or a rate with --rate."
         )
     return workload.arrival_rate
 
@@ -375,9 +374,9 @@ def headroom(rated: "Rated") -> list[str]:
     if schedule is None or estimate is None:
         return []
     goodput = rated.sustained[schedule.policy].goodput
-    sure = f", and no more than {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
+    sure = f" to {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
     times = figure_text(goodput.low / rated.rate_seq_s)
     return [
-        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure and f'{sure},'} is {times} times the rate",
+        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure} is at least {times} times the rate",
         use_of((schedule, estimate)),
     ]

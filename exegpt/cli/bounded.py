@@ -53,7 +53,7 @@ def _print(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     else:
         _print_frontier(problem, answers)
     if len(answers) == 1 and not answers[0].advice and problem.options.advice is None:
-        print("The effect of another bound, twice the devices or other devices: --advice.")
+        print("--advice predicts the effect of another bound, of twice the devices and of other devices.")
     for answer in answers:
         if answer.advice:
             under = f" under {format_duration(answer.bound_s)}" if len(answers) > 1 else ""
@@ -85,7 +85,7 @@ def _print_one(problem: TuneProblem, answer: BoundedAnswer) -> None:
     feasible = [alternative for alternative in ranked(tuned) if alternative.schedule]
     output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible, problem.options.explain))
     if len(feasible) > 1 and not problem.options.explain:
-        print("All reasons for each policy's rank: --explain.")
+        print("--explain prints all reasons for each policy's rank.")
     if problem.target:
         print_export(problem.target, answer.export, times)
 

@@ -57,8 +57,8 @@ def _print_search(prepared: "Demo") -> None:
     print_search(plan.answer)
     if (first := plan.best_steady) and first != plan.answer.schedule:
         output.note(
-            f"· {first.policy} has the best steady state, but these {len(plan.requests)} requests begin all at once: "
-            f"in their replay {plan.schedules[0].policy} finishes first within the bound"
+            f"· {first.policy} has the best steady state; but these {len(plan.requests)} requests all arrive at the "
+            f"start, and in their replay {plan.schedules[0].policy} finishes first within the bound"
         )
 
 

@@ -48,7 +48,7 @@ def plan(options: PlanOptions) -> int:
 
         if options.advice or prices:
             option = "--advice" if options.advice else "--price"
-            raise InputError(f"{option} is for budgets, but only stages are planned here: leave it out.")
+            raise InputError(f"{option} applies to plans of budgets, and this is a plan of stages: leave it out.")
         return plan_stages(options)
     answered = answer(file, cluster, method, options.advice, prices, **options.setting)
     if answered.best and options.out:
@@ -109,14 +109,14 @@ def _print(answered: "PlanAnswer", prices: "Prices | None", advice: bool) -> Non
     output.notes(answered.assumptions)
     _print_methods(answered.proposals, prices)
     if calls := answered.calls:
-        done = f"done in {duration_text(calls.seconds)}, each begun after those that it reads"
-        print(f"{counted(len(calls.finish_s), 'call')} of the application: {done}; the table has all there at once.")
+        done = f"finish in {duration_text(calls.seconds)}, each after the calls whose outputs it reads"
+        print(f"{counted(len(calls.finish_s), 'call')} of the application {done}; in the table, all start at once.")
     if answered.gains:
         output.listed("Advice about budgets:" if answered.proposals[0].stages else "Advice:", answered.advice)
     elif advice:
-        output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
+        output.note("· advice: none, because this machine has no other devices and no model has a bound to loosen")
     elif answered.advice_about and (answered.best or answered.now):
-        print(f"The effect of {answered.advice_about}: --advice.")
+        print(f"--advice predicts the effect of {answered.advice_about}.")
 
 
 def _print_methods(proposals: "list[Proposal]", prices: "Prices | None") -> None:

@@ -74,7 +74,7 @@ class SeaLLMOptions(ReproduceOptions):
 @app.command(short_help="Table 5: violations of monotonicity.")
 @command
 def table5(options: ReproduceOptions) -> None:
-    """How often each control variable breaks the monotonicity of throughput and latency.
+    """Count how often each control variable breaks the monotonicity of throughput and latency.
 
     Example: exegpt reproduce table5 --json
     """
@@ -86,7 +86,7 @@ def table5(options: ReproduceOptions) -> None:
 @app.command(short_help="Table 6: OPT-13B at the paper's schedules.")
 @command
 def table6(options: ReproduceOptions) -> None:
-    """OPT-13B on four A40s at the paper's own schedules, and the results of searches under the same bounds.
+    """Predict OPT-13B on four A40s at the paper's own schedules, and search under the same bounds.
 
     Example: exegpt reproduce table6 --json
     """
@@ -98,7 +98,7 @@ def table6(options: ReproduceOptions) -> None:
 @app.command(short_help="Figure 6: gains of small to mid-sized models.")
 @command
 def figure6(options: GainsOptions) -> None:
-    """Throughput of small to mid-sized models over FasterTransformer's, under four bounds each.
+    """Compare the throughput of small to mid-sized models with FasterTransformer's, under four bounds each.
 
     Example: exegpt reproduce figure6 --model opt-13b --report figure6.html
     """
@@ -108,7 +108,7 @@ def figure6(options: GainsOptions) -> None:
 @app.command(short_help="Figure 8: gains of large models.")
 @command
 def figure8(options: GainsOptions) -> None:
-    """Throughput of large models over FasterTransformer's, under four bounds each.
+    """Compare the throughput of large models with FasterTransformer's, under four bounds each.
 
     Example: exegpt reproduce figure8 --report figure8.html
     """
@@ -143,7 +143,7 @@ def search_cost(options: SearchCostOptions) -> None:
 @app.command(short_help="Several models at once, by SamuLLM.")
 @command
 def samullm(options: ReproduceOptions) -> None:
-    """SamuLLM's applications of several models, planned in stages, compared with its baseline heuristics.
+    """Plan SamuLLM's applications of several models in stages, and compare them with its baseline heuristics.
 
     Needs SamuLLM's published measurements, in the folder samullm/ of the one that EXEGPT_DATA names.
 
@@ -187,7 +187,7 @@ def learned_order(options: ReproduceOptions) -> None:
 @app.command(short_help="Hermes: applications ordered by demand graphs.")
 @command
 def hermes(options: HermesOptions) -> None:
-    """Hermes' applications on one LLM: orders, deadlines, ablations, caches and the prewarming knob.
+    """Simulate Hermes' applications on one LLM: orders, deadlines, ablations, caches and the prewarming knob.
 
     Example: exegpt reproduce hermes --graphs pdgraphs.json
     """
@@ -203,7 +203,7 @@ def hermes(options: HermesOptions) -> None:
 def seallm(options: SeaLLMOptions) -> None:
     """Compare SeaLLM's placement, order and replacement with dedicated GPUs, AlpaServe and MuxServe.
 
-    Sixteen services run on 32 A800, over rates and bursts. Takes many minutes.
+    Sixteen services run on 32 A800, at several rates and burstiness levels. The command takes many minutes.
 
     Example: exegpt reproduce seallm --report seallm.html
     """
@@ -216,7 +216,7 @@ def seallm(options: SeaLLMOptions) -> None:
 @app.command(short_help="All papers about several models on one cluster.")
 @command
 def multimodel(options: ReproduceOptions) -> None:
-    """MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other. Takes many minutes.
+    """Reproduce MuxServe, SamuLLM, Hermes, vLLM-LTR and SeaLLM, one after the other; this takes many minutes.
 
     Needs the published measurements in the folder $EXEGPT_DATA.
 

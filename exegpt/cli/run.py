@@ -51,12 +51,9 @@ def _check(options: RunOptions) -> None:
     if options.resume and options.out is None:
         raise InputError("--resume needs --out: it continues that file.")
     if options.no_profile and options.profile is not None:
-        raise InputError(
-            f"--no-profile skips a first measurement, which --profile '{options.profile}' doesn't need: leave one of "
-            "them out."
-        )
+        raise InputError(f"--no-profile cannot be combined with --profile '{options.profile}': leave one of them out.")
     if options.adapt and not options.order_choice.plain:
-        raise InputError("--adapt searches schedules for first come, first served: leave --adapt or --order out.")
+        raise InputError("--adapt works only with the default order: leave --adapt or --order out.")
     if options.schedule:
         searched = {"policy": options.policy, "latency_bound": bound and options.latency_bound, **fixed}
         _check_unsearched(options.schedule, searched)
@@ -69,7 +66,7 @@ def _check_unsearched(schedule: Path, searched: "Mapping[str, object]") -> None:
         if value is not None:
             option = option_name(name)
             raise InputError(
-                f"The schedule '{schedule}' is run as it stands: leave {option} {value} or --schedule out."
+                f"The schedule '{schedule}' determines {option}: leave {option} {value} or --schedule out."
             )
 
 
@@ -132,7 +129,7 @@ def _print(comparison: "Comparison", checked: str) -> None:
     seconds = output.seconds(comparison.seconds)
     print(f"{len(comparison.results):,} requests, {comparison.tokens:,} output tokens in {seconds}.")
     if failed := [result for result in comparison.results if result.error]:
-        print(f"{len(failed):,} of them failed; the first, '{failed[0].id}': {failed[0].error}.")
+        print(f"{len(failed):,} of them failed; the first is '{failed[0].id}': {failed[0].error}.")
     if text := bound_text(comparison, checked):
         print(text)
     if text := speed_text(comparison.slowdown):

@@ -23,7 +23,7 @@ def run_plan(options: RunOptions, plan: Path) -> None:
 
     for name in typed_options(options, RunOptions):
         if name not in RunOfPlanOptions.__dataclass_fields__:
-            raise InputError(f"{option_name(name)} is for runs without --plan: leave one of the two out.")
+            raise InputError(f"{option_name(name)} cannot be combined with --plan: leave one of the two out.")
     if options.resume and options.out is None:
         raise InputError("--resume needs --out: it continues that file.")
     check_columns(options.columns, options.requests, scale=options.scale_to_context)
@@ -84,7 +84,7 @@ def _print(result: "PlanRun") -> None:
     beside = "" if predicted is None else f"; predicted: {duration_text(predicted)}"
     print(f"{counted(count, 'request')} in {duration_text(result.seconds)}{beside}.")
     if result.resumed:
-        output.note(f"· no prediction: {counted(result.resumed, 'request')} done before this run")
+        output.note(f"· no prediction: {counted(result.resumed, 'request')} finished before this run")
 
 
 def _rows(model: "ModelRun") -> list[list[str]]:

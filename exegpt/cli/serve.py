@@ -199,9 +199,7 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     from xrunner.comm.ranks import ranks_started
 
     for name in typed_options(options, PlanDeterminedOptions):
-        raise InputError(
-            f"{option_name(name)} is for a single model, and the plan determines it: leave it or --plan out."
-        )
+        raise InputError(f"The plan determines {option_name(name)}: leave it or --plan out.")
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
     plan = read_plan(path, directories(options.model))

@@ -75,7 +75,7 @@ def _kind(file: Path) -> str:
         return "plan"
     if "degrees" in keys:
         return "profile"
-    raise InputError(f"'{file}' is neither a schedule nor a plan nor a profile nor a result file.")
+    raise InputError(f"'{file}' is not a schedule, plan, profile or result file: name one of these.")
 
 
 def _cluster_yaml(file: Path) -> str:
@@ -87,7 +87,7 @@ def _cluster_yaml(file: Path) -> str:
 
     facts = to_dict(parse_cluster(str(file)))
     del facts["name"]  # the file's name is the cluster's
-    head = "# A cluster for --cluster FILE. Bytes, seconds and FLOP/s; docs/devices.md says what each field means.\n"
+    head = "# A cluster for --cluster FILE. Bytes, seconds and FLOP/s; docs/devices.md describes each field.\n"
     text: str = yaml.safe_dump(facts, sort_keys=False)
     return head + text
 
@@ -104,7 +104,7 @@ def _cluster(file: Path) -> "Shown":
     share = percent_text(cluster.memory_fraction)
     rows = {
         "nodes": f"{cluster.nodes:,} of {cluster.devices_per_node:,} {device.kind}",
-        "memory": f"{memory} GiB per device, of which software finds {shown}; usable: {share}, or the engine's share",
+        "memory": f"{memory} GiB per device, of which software sees {shown}; usable: {share}, or the engine's share",
         "memory bandwidth": f"{figure_text(device.bandwidth_bytes_s / 1e9)} GB/s",
         **{f"dense {dtype}": text for dtype, text in rates.items()},
         **{
@@ -247,7 +247,7 @@ def _grid(table: "Table") -> str:
 
 
 _WITHOUT = {
-    "mixed_attention": "prompts' attention and decoding's add up",
+    "mixed_attention": "the attention times of prefill and of decoding are added",
     "host_copy": "a copy to the host takes as long as a send",
     "switch": "a switch of model on a shared device takes no time",
 }

@@ -59,7 +59,7 @@ def _simulate_plan(options: SimulateOptions, plan: Path) -> None:
 
     for name in typed_options(options, SimulateOptions):
         if name not in PlanSimulationOptions.__dataclass_fields__:
-            raise InputError(f"{option_name(name)} is for simulations without --plan: leave one of the two out.")
+            raise InputError(f"{option_name(name)} cannot be combined with --plan: leave one of the two out.")
     replay, scale = Path(options.replay) if options.replay else None, options.scale_to_context
     check_columns(options.columns, options.replay, scale=scale)
     columns = parse_columns(options.columns) if options.columns else None

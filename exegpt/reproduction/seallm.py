@@ -188,8 +188,8 @@ def sections(result: SeaLLM) -> list[Section]:
             (*columns, *more),
             tuple(row for each in result.loads for row in _rows(each)),
             (
-                "L_N is the sum of the three columns behind it; busy: share of the engines' time; late: services of "
-                "which fewer than 90 % are in time.",
+                "L_N is the sum of the next three columns. busy: share of the engines' time. late: services with fewer "
+                "than 90 % of their requests in time.",
                 *_targets(result.loads),
                 *_gains(result.loads),
             ),
@@ -274,7 +274,7 @@ def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
     if not alone:
         return []
     late = sum(own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1] for own in alone)
-    return [f"In {late} of these {len(alone)} it is missed even where nobody asks the services beside one."]
+    return [f"In {late} of these {len(alone)}, it is missed even if a service shares its GPUs with idle services only."]
 
 
 def _in_order(measured: Measured) -> bool:
@@ -290,7 +290,7 @@ def _firsts(measured: tuple[Measured, ...]) -> list[str]:
         "share in time": lambda own: -own.in_time,
     }
     return [
-        f"SeaLLM is before all baselines by {what} in {_count(measured, BASELINES, of)}." for what, of in by.items()
+        f"SeaLLM is ahead of all baselines by {what} in {_count(measured, BASELINES, of)}." for what, of in by.items()
     ]
 
 
@@ -343,8 +343,8 @@ def _replacement(kinds: dict[str, Replacements]) -> Section:
     notes = (
         f"SeaLLM-A, the fixed placement, has {figure_text(ratio)} times the L_N (paper: up to 2.44).",
         f"{replacement.PHASES} phases of {replacement.PHASE_S:g} s at {replacement.RATE_SEQ_S:g} requests/s, CV "
-        f"{replacement.VARIATION:g}; popularities move to other services after each. While it restarts, an engine that "
-        "changes stands still until it has its weights.",
+        f"{replacement.VARIATION:g}; popularities move to other services after each. A changed engine restarts, "
+        "and serves nothing until its weights are loaded.",
     )
     columns = ("placement", "L_N", "in time", "TTFT, s", "intervals, s", "error", "engines changed")
     return Section("replacement while popularities change", columns, rows, notes)
@@ -365,5 +365,5 @@ def _blocks() -> Section:
         "KV blocks of two LLMs over one memory",
         ("LLM", "slots", "wasted", "iterations longer", "table entries, merged", "split"),
         tuple(rows),
-        ("Merged: the block's number, and the slot; split: one for every head of every layer.",),
+        ("Merged: the block's number and the slot. Split: one number for every head of every layer.",),
     )

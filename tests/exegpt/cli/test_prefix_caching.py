@@ -17,7 +17,7 @@ def test_a_trace_shows_what_preempted_requests_find(exegpt, tmp_path):
 
 def test_a_steady_state_is_printed_as_one_without_caching(exegpt):
     done = exegpt("simulate", "-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--prefix-caching")
-    assert done.code == 0 and "the steady state reckons without prefix caching" in done.err
+    assert done.code == 0 and "the steady state ignores prefix caching" in done.err
     assert "prefix_caching=on" in done.out
 
 
