@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from exegpt.options.record import command
+from exegpt.options.record import command, option, required
 from exegpt.options.served import ServedOptions
 from xcore.errors import InputError
 
@@ -18,13 +16,11 @@ if TYPE_CHECKING:
 class EngineCommandOptions(ServedOptions):
     """The options of an engine's process."""
 
-    socket: Annotated[Path, typer.Option("--socket", help="The frontend's socket; with --plan, the sockets' folder.")]
-    model: Annotated[str | None, typer.Option("--model", "-m", help="The model's directory.")] = None
-    plan: Annotated[Path | None, typer.Option("--plan", help="With --unit: a plan whose models share devices.")] = None
-    unit: Annotated[int, typer.Option("--unit", help="The index of the unit in the plan.")] = 0
-    report_speed: Annotated[
-        bool, typer.Option("--report-speed", help="Measure the layers again when the engine ends.")
-    ] = False
+    socket: Path = required("The frontend's socket; with --plan, the sockets' folder.")
+    model: str | None = option(None, "The model's directory.", "-m")
+    plan: Path | None = option(None, "With --unit: a plan whose models share devices.")
+    unit: int = option(0, "The index of the unit in the plan.")
+    report_speed: bool = option(False, "Measure the layers again when the engine ends.")
 
 
 @command

@@ -1,12 +1,9 @@
 """`exegpt list`: the built-in models, devices, tasks, policies and orders."""
 
 from dataclasses import dataclass
-from typing import Annotated
-
-import typer
 
 from exegpt.options.groups import PluginOptions
-from exegpt.options.record import command
+from exegpt.options.record import argument, command
 from xcore.quantity import figure_text
 
 
@@ -14,7 +11,7 @@ from xcore.quantity import figure_text
 class ListOptions(PluginOptions):
     """Which list is printed."""
 
-    what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies|orders", help="Which list.")]
+    what: str = argument("Which list.", metavar="models|devices|tasks|policies|orders")
 
 
 @command

@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from exegpt.options.groups import SEED, JsonOption
-from exegpt.options.record import command
+from exegpt.options.record import argument, command, option
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """From transformers' names to exegpt's."""
@@ -17,22 +14,18 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 class CreateOptions(JsonOption):
     """The sizes of the new model, and where it is written."""
 
-    directory: Annotated[Path, typer.Argument(help="The new model directory; it must not exist yet.")]
-    arch: Annotated[str, typer.Option(help="llama, mistral, qwen2, qwen3, gpt2, opt or t5")] = "llama"
-    layers: Annotated[int, typer.Option(min=1, help="Number of layers.")] = 8
-    hidden: Annotated[int, typer.Option(min=1, help="Width of the hidden states.")] = 512
-    heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 8
-    kv_heads: Annotated[
-        int | None, typer.Option(min=1, help="Number of heads of keys and values. Default: that of --heads.")
-    ] = None
-    ffn: Annotated[int | None, typer.Option(min=1, help="Width of the feed-forward layers. Default: 4 × --hidden.")] = (
-        None
-    )
-    vocab: Annotated[int, typer.Option(min=1, help="Size of the vocabulary.")] = 32000
-    context: Annotated[int, typer.Option(min=1, help="Maximum number of tokens of prompt and output together.")] = 1024
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32"
-    seed: SEED = 0
-    shards: Annotated[int, typer.Option(min=1, help="Number of weight files.")] = 1
+    directory: Path = argument("The new model directory; it must not exist yet.")
+    arch: str = option("llama", "llama, mistral, qwen2, qwen3, gpt2, opt or t5")
+    layers: int = option(8, "Number of layers.", min=1)
+    hidden: int = option(512, "Width of the hidden states.", min=1)
+    heads: int = option(8, "Number of attention heads.", min=1)
+    kv_heads: int | None = option(None, "Number of heads of keys and values. Default: that of --heads.", min=1)
+    ffn: int | None = option(None, "Width of the feed-forward layers. Default: 4 × --hidden.", min=1)
+    vocab: int = option(32000, "Size of the vocabulary.", min=1)
+    context: int = option(1024, "Maximum number of tokens of prompt and output together.", min=1)
+    dtype: str = option("float32", "float32, bfloat16 or float16")
+    seed: int = SEED
+    shards: int = option(1, "Number of weight files.", min=1)
 
 
 @command

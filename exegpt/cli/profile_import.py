@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from exegpt.options import groups
-from exegpt.options.record import command
+from exegpt.options.record import argument, command, option, required
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,31 +18,23 @@ SOURCES = ("aiconfigurator", "vidur", "layers", "samullm", "muxserve")
 class ImportOptions(groups.JsonOption):
     """The measurements, and the profile that is made of them."""
 
-    source: Annotated[str, typer.Argument(help="aiconfigurator, vidur, layers, samullm or muxserve")]
-    path: Annotated[
-        Path | None,
-        typer.Argument(
-            help="vidur, layers, samullm: the folder of the source's files. muxserve: its cost file. aiconfigurator: "
-            "its systems folder. Default: that of the installed package."
-        ),
-    ] = None
-    model: groups.MODEL = None
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the profile to this file.")]
-    system: Annotated[str | None, typer.Option(help="aiconfigurator: the GPU system, like h100_sxm.")] = None
-    engine: Annotated[
-        str, typer.Option(help="aiconfigurator: the engine whose kernels were measured: vllm, trtllm or sglang.")
-    ] = "vllm"
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="The dtype of the weights. Default: that of meta.yaml for layers, fp16 for vidur, else bf16."
-        ),
-    ] = None
-    kv_dtype: groups.KV_DTYPE = None
-    overhead: Annotated[
-        str | None,
-        typer.Option(help="The engine's own time per iteration, like 3ms; no source includes it. Default: 0."),
-    ] = None
+    source: str = argument("aiconfigurator, vidur, layers, samullm or muxserve")
+    path: Path | None = argument(
+        default=None,
+        help="vidur, layers, samullm: the folder of the source's files. muxserve: its cost file. aiconfigurator: "
+        "its systems folder. Default: that of the installed package.",
+    )
+    model: str | None = groups.MODEL
+    out: Path = required("Write the profile to this file.", "-o")
+    system: str | None = option(None, "aiconfigurator: the GPU system, like h100_sxm.")
+    engine: str = option("vllm", "aiconfigurator: the engine whose kernels were measured: vllm, trtllm or sglang.")
+    dtype: str | None = option(
+        None, "The dtype of the weights. Default: that of meta.yaml for layers, fp16 for vidur, else bf16."
+    )
+    kv_dtype: str | None = groups.KV_DTYPE
+    overhead: str | None = option(
+        None, "The engine's own time per iteration, like 3ms; no source includes it. Default: 0."
+    )
 
 
 @command
@@ -66,8 +56,8 @@ def import_(options: ImportOptions) -> None:
     from xcore.specs.model import BYTES
 
     check_choice(options.source, SOURCES, "Source")
-    for value, option in ((options.dtype, "--dtype"), (options.kv_dtype, "--kv-dtype")):
-        check_choice(value or "bf16", tuple(BYTES), option)
+    for value, name in ((options.dtype, "--dtype"), (options.kv_dtype, "--kv-dtype")):
+        check_choice(value or "bf16", tuple(BYTES), name)
     check_output(options.out)
     if options.source == "samullm":
         return _cost_table(options)

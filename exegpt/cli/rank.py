@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from exegpt.options.groups import SEED, THREADS, JsonOption
-from exegpt.options.record import command
+from exegpt.options.record import argument, command, option, required
 
 if TYPE_CHECKING:
     from exegpt.api.ranking.evaluation import Evaluation
@@ -17,38 +15,34 @@ if TYPE_CHECKING:
 class RankOptions(JsonOption):
     """The prompts with their output lengths."""
 
-    data: Annotated[
-        Path, typer.Argument(help="A JSONL file with prompt, output_tokens and optionally kind on each line.")
-    ]
-    seed: SEED = 0
-    threads: THREADS = None
+    data: Path = argument("A JSONL file with prompt, output_tokens and optionally kind on each line.")
+    seed: int = SEED
+    threads: int | None = THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOptions(RankOptions):
     """How a ranker is trained, and where it is written."""
 
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the ranker to this file (NumPy's format).")]
-    epochs: Annotated[
-        int | None, typer.Option(min=1, max=1000, help="Number of passes over the prompts. Default: 16.")
-    ] = None
+    out: Path = required("Write the ranker to this file (NumPy's format).", "-o")
+    epochs: int | None = option(None, "Number of passes over the prompts. Default: 16.", min=1, max=1000)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(RankOptions):
     """The ranker, and what it is compared with."""
 
-    ranker: Annotated[Path, typer.Option("--ranker", "-r", help="A ranker file, written by `exegpt rank train`.")]
-    part: Annotated[
-        str,
-        typer.Option(
-            help="The part of the prompts: test (15%, never used in training), validation, or all (for prompts that "
-            "the ranker was not trained on)."
-        ),
-    ] = "test"
-    classifier: Annotated[
-        bool, typer.Option(help="For comparison, train a classifier of ten length buckets on the same features.")
-    ] = True
+    ranker: Path = required("A ranker file, written by `exegpt rank train`.", "-r")
+    part: str = option(
+        "test",
+        "The part of the prompts: test (15%, never used in training), validation, or all (for prompts that "
+        "the ranker was not trained on).",
+    )
+    classifier: bool = option(
+        True,
+        "For comparison, train a classifier of ten length buckets on the same features.",
+        "--classifier/--no-classifier",
+    )
 
 
 @command

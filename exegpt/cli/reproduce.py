@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from exegpt.options.groups import REPORT, JsonOption
-from exegpt.options.record import command
+from exegpt.options.record import command, option
 
 if TYPE_CHECKING:
     from exegpt.report.sections import Section
@@ -25,50 +25,43 @@ STANDS_ON = "Simulated with the stock roofline of every device, in fp16, with al
 class ReproduceOptions(JsonOption):
     """The output of a reproduction."""
 
-    report: REPORT = None
+    report: Path | None = REPORT
 
 
 @dataclass(frozen=True, kw_only=True)
 class GainsOptions(ReproduceOptions):
     """The scenarios of figure 6 or 8."""
 
-    model: Annotated[str | None, typer.Option("--model", "-m", help="Only this model's scenarios.")] = None
-    workload: Annotated[str | None, typer.Option("--workload", "-w", help="Only this task's scenarios.")] = None
-    over_all: Annotated[
-        bool, typer.Option("--over-all", help="Print both figures, and the means over all scenarios.")
-    ] = False
+    model: str | None = option(None, "Only this model's scenarios.", "-m")
+    workload: str | None = option(None, "Only this task's scenarios.", "-w")
+    over_all: bool = option(False, "Print both figures, and the means over all scenarios.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCostOptions(ReproduceOptions):
     """The spaces that are searched."""
 
-    exhaustive_points: Annotated[
-        int | None, typer.Option(min=0, help="Exhaustively search spaces of up to this many points. Default: 60000.")
-    ] = None
+    exhaustive_points: int | None = option(
+        None, "Exhaustively search spaces of up to this many points. Default: 60000.", min=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class HermesOptions(ReproduceOptions):
     """The demand graphs of the applications."""
 
-    graphs: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file of demand graphs, or a log of calls (.jsonl). Default: the graphs in $EXEGPT_DATA, else "
-            "built-in sizes."
-        ),
-    ] = None
+    graphs: Path | None = option(
+        None,
+        "A file of demand graphs, or a log of calls (.jsonl). Default: the graphs in $EXEGPT_DATA, else "
+        "built-in sizes.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeaLLMOptions(ReproduceOptions):
     """The experiments."""
 
-    sweeps: Annotated[
-        bool,
-        typer.Option("--sweeps", help="Instead, sweep over densities, runs of requests, and noise in lengths."),
-    ] = False
+    sweeps: bool = option(False, "Instead, sweep over densities, runs of requests, and noise in lengths.")
 
 
 @app.command(short_help="Table 5: violations of monotonicity.")

@@ -6,12 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from exegpt.options.groups import PLUGIN
-from exegpt.options.record import command, option_name, typed_options
+from exegpt.options.record import command, option, option_name, typed_options
 from exegpt.options.served import OneModelOptions, ServedOptions
 from exegpt.options.values import directories, only_model
 from xcore.console.output import LOG_FORMAT
@@ -30,87 +28,62 @@ _REPLAN_AFTER = "1m"
 class PlanDeterminedOptions(OneModelOptions):
     """The options of a single model, which a plan determines."""
 
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks of the engine, one per device, under mpirun.")] = 1
-    served_model_name: Annotated[
-        str | None, typer.Option(help="The model's name in the API. Default: the directory's name.")
-    ] = None
-    chat_template: Annotated[
-        Path | None, typer.Option(help="A Jinja file that replaces the model's own chat template.")
-    ] = None
+    ranks: int = option(1, "Ranks of the engine, one per device, under mpirun.", min=1)
+    served_model_name: str | None = option(None, "The model's name in the API. Default: the directory's name.")
+    chat_template: Path | None = option(None, "A Jinja file that replaces the model's own chat template.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrontendOptions:
     """The options of the HTTP server."""
 
-    host: Annotated[
-        str, typer.Option(help="The address to listen on. Without API keys, it must be a loopback address.")
-    ] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000
-    api_key_file: Annotated[
-        Path | None,
-        typer.Option(help="A file with one API key per line. Default: the environment's EXEGPT_API_KEY, if set."),
-    ] = None
-    admin_token_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="A file with the token for POST /schedule, /plan and /drain. Default: the environment's "
-            "EXEGPT_ADMIN_TOKEN, if set."
-        ),
-    ] = None
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="Another host name of this server, if it has no API keys.")
-    ] = None
-    cors: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="An origin whose pages may use this server, like https://example.com. With API keys, * allows all "
-            "origins."
-        ),
-    ] = None
-    max_output: Annotated[int | None, typer.Option(min=1, help="Maximum output tokens of a request.")] = None
-    max_waiting: Annotated[int, typer.Option(min=1, help="Maximum number of waiting sequences.")] = 1000
-    journal: Annotated[
-        Path | None, typer.Option(help="A folder that keeps requests with an Idempotency-Key across restarts.")
-    ] = None
-    answer_ttl: Annotated[
-        str, typer.Option(help="The time for which answers to requests with an Idempotency-Key are kept.")
-    ] = "10m"
-    drain_timeout: Annotated[str, typer.Option(help="Maximum duration of a drain.")] = "1m"
-    stall_timeout: Annotated[str, typer.Option(help="Disconnect a client that reads nothing for this long.")] = "1m"
-    log_format: Annotated[
-        str, typer.Option(help="The log's format: text, or json (one JSON line per event on standard error).")
-    ] = "text"
-    log_requests: Annotated[bool, typer.Option(help="Log a line per request, without any of its text.")] = False
-    otlp_traces_endpoint: Annotated[
-        str | None,
-        typer.Option(
-            help="The URL to send OpenTelemetry traces to. Default: the environment's "
-            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, if set."
-        ),
-    ] = None
+    host: str = option("127.0.0.1", "The address to listen on. Without API keys, it must be a loopback address.")
+    port: int = option(8000, "The port to listen on.", min=1, max=65535)
+    api_key_file: Path | None = option(
+        None, "A file with one API key per line. Default: the environment's EXEGPT_API_KEY, if set."
+    )
+    admin_token_file: Path | None = option(
+        None,
+        "A file with the token for POST /schedule, /plan and /drain. Default: the environment's "
+        "EXEGPT_ADMIN_TOKEN, if set.",
+    )
+    allowed_host: list[str] | None = option(None, "Another host name of this server, if it has no API keys.")
+    cors: list[str] | None = option(
+        None,
+        "An origin whose pages may use this server, like https://example.com. With API keys, * allows all origins.",
+    )
+    max_output: int | None = option(None, "Maximum output tokens of a request.", min=1)
+    max_waiting: int = option(1000, "Maximum number of waiting sequences.", min=1)
+    journal: Path | None = option(None, "A folder that keeps requests with an Idempotency-Key across restarts.")
+    answer_ttl: str = option("10m", "The time for which answers to requests with an Idempotency-Key are kept.")
+    drain_timeout: str = option("1m", "Maximum duration of a drain.")
+    stall_timeout: str = option("1m", "Disconnect a client that reads nothing for this long.")
+    log_format: str = option("text", "The log's format: text, or json (one JSON line per event on standard error).")
+    log_requests: bool = option(
+        False, "Log a line per request, without any of its text.", "--log-requests/--no-log-requests"
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "The URL to send OpenTelemetry traces to. Default: the environment's "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, if set.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions(PlanDeterminedOptions, ServedOptions, FrontendOptions):
     """The models, their engines, and the HTTP server."""
 
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", help="A model directory with a tokenizer.json; with --plan, NAME=DIR for each."),
-    ] = None
-    plan: Annotated[
-        Path | None, typer.Option(help="Serve the models of this plan, written by `exegpt plan --out`.")
-    ] = None
-    replan_after: Annotated[
-        str | None,
-        typer.Option(
-            help="With --plan: plan again when request rates have differed from the plan's for this long; inf: never. "
-            "Default: 1m."
-        ),
-    ] = None
-    plugin: PLUGIN = None
-    engine_socket: Annotated[Path | None, typer.Option(hidden=True, help="Where launched ranks connect.")] = None
+    model: list[str] | None = option(
+        None, "A model directory with a tokenizer.json; with --plan, NAME=DIR for each.", "-m"
+    )
+    plan: Path | None = option(None, "Serve the models of this plan, written by `exegpt plan --out`.")
+    replan_after: str | None = option(
+        None,
+        "With --plan: plan again when request rates have differed from the plan's for this long; inf: never. "
+        "Default: 1m.",
+    )
+    plugin: list[Path] | None = PLUGIN
+    engine_socket: Path | None = option(None, "Where launched ranks connect.", hidden=True)
 
 
 @command

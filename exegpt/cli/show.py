@@ -3,12 +3,10 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from exegpt.options.groups import PluginOptions
-from exegpt.options.record import command
+from exegpt.options.record import argument, command, option
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.quantity import figure_text, percent_text
@@ -27,11 +25,8 @@ if TYPE_CHECKING:
 class ShowOptions(PluginOptions):
     """What is printed, and how."""
 
-    file: Annotated[
-        Path,
-        typer.Argument(help="A schedule, plan, profile or result file (.jsonl), or a cluster's file or name."),
-    ]
-    yaml: Annotated[bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")] = False
+    file: Path = argument("A schedule, plan, profile or result file (.jsonl), or a cluster's file or name.")
+    yaml: bool = option(False, "Print a cluster as the YAML file that --cluster takes.")
 
 
 @command

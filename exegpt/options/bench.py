@@ -2,30 +2,24 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from exegpt.options import groups
+from exegpt.options.record import option, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginOptions):
     """What is run and compared, and how often."""
 
-    schedule: Annotated[Path, typer.Option("--schedule", "-s", help=groups.SCHEDULE_HELP)]
-    model: groups.MODEL_DIRECTORY
-    requests: Annotated[str | None, typer.Option("--requests", "-r", help="A JSONL or trace file.")] = None
-    workload: groups.WORKLOAD = None
-    num: Annotated[
-        int | None, typer.Option("--num", "-n", min=1, help="Requests drawn from --workload. Default: 64.")
-    ] = None
-    profile: groups.PROFILE = None
-    policy: Annotated[
-        str | None, typer.Option("--policy", help="Also run the best schedules of these policies, or of `all`.")
-    ] = None
-    peers: Annotated[str | None, typer.Option(help="Also run the requests with these engines: transformers.")] = None
-    repeats: Annotated[int, typer.Option(min=1, help="Runs of each schedule; the median run is reported.")] = 3
-    rate: groups.RATE = None
-    seed: groups.SEED = 0
-    report: groups.REPORT = None
+    schedule: Path = required(groups.SCHEDULE_HELP, "-s")
+    model: str = groups.MODEL_DIRECTORY
+    requests: str | None = option(None, "A JSONL or trace file.", "-r")
+    workload: str | None = groups.WORKLOAD
+    num: int | None = option(None, "Requests drawn from --workload. Default: 64.", "-n", min=1)
+    profile: str | None = groups.PROFILE
+    policy: str | None = option(None, "Also run the best schedules of these policies, or of `all`.")
+    peers: str | None = option(None, "Also run the requests with these engines: transformers.")
+    repeats: int = option(3, "Runs of each schedule; the median run is reported.", min=1)
+    rate: str | None = groups.RATE
+    seed: int = groups.SEED
+    report: Path | None = groups.REPORT

@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from exegpt.options import groups
+from exegpt.options.record import option
 from xcore.duration import parse_duration
 
 
@@ -14,24 +12,19 @@ from xcore.duration import parse_duration
 class DemoOptions(groups.DeviceOptions, groups.JsonOption):
     """The requests, the bound and the folder of the demo."""
 
-    trace: Annotated[str | None, typer.Option("--trace", help="Use the lengths of this trace.")] = None
-    workload: groups.WORKLOAD = None
-    latency_bound: Annotated[
-        str | None,
-        typer.Option(
-            "--latency-bound",
-            "-l",
-            help=groups.LATENCY_BOUND_HELP + " Default: a bound under which the best schedule is also the best one "
-            "for these few requests.",
-        ),
-    ] = None
-    num: Annotated[
-        int | None, typer.Option("--num", "-n", min=1, help="Number of requests. Default: as many as fit in a minute.")
-    ] = None
-    directory: Annotated[Path, typer.Option("--dir", help="The folder for all results.")] = Path("exegpt-demo")
-    columns: groups.COLUMNS = None
-    seed: groups.SEED = 0
-    dtype: groups.RUN_DTYPE = None
+    trace: str | None = option(None, "Use the lengths of this trace.")
+    workload: str | None = groups.WORKLOAD
+    latency_bound: str | None = option(
+        None,
+        groups.LATENCY_BOUND_HELP + " Default: a bound under which the best schedule is also the best one "
+        "for these few requests.",
+        "-l",
+    )
+    num: int | None = option(None, "Number of requests. Default: as many as fit in a minute.", "-n", min=1)
+    directory: Path = option(Path("exegpt-demo"), "The folder for all results.", "--dir")
+    columns: str | None = groups.COLUMNS
+    seed: int = groups.SEED
+    dtype: str | None = groups.RUN_DTYPE
 
     @property
     def bounds_s(self) -> tuple[float | None, ...]:

@@ -2,39 +2,34 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from exegpt.options import groups
+from exegpt.options.record import argument, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(groups.PredictionOptions, groups.PluginOptions):
     """The models, the cluster and the method, and where the plan goes."""
 
-    file: Annotated[Path, typer.Argument(help="A YAML file of models, each with its workload, rate and latency bound.")]
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help=groups.CLUSTER_HELP)]
-    method: Annotated[
-        str,
-        typer.Option(
-            help="exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
-            "(stages, for numbers of requests), or best (the best of these)."
-        ),
-    ] = "exegpt"
-    profile: groups.PROFILES = None
-    scale_to_context: groups.SCALE_TO_CONTEXT = False
-    threads: groups.THREADS = None
-    price: Annotated[Path | None, typer.Option(help=groups.PRICE_HELP + " It adds a price to every method.")] = None
-    advice: Annotated[
-        bool,
-        typer.Option(
-            "--advice/--no-advice",
-            help="Also plan with one more device (or node), and with a looser bound of the tightest model.",
-        ),
-    ] = False
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")] = None
-    report: groups.REPORT = None
+    file: Path = argument("A YAML file of models, each with its workload, rate and latency bound.")
+    cluster: str = required(groups.CLUSTER_HELP, "-c")
+    method: str = option(
+        "exegpt",
+        "exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
+        "(stages, for numbers of requests), or best (the best of these).",
+    )
+    profile: list[str] | None = groups.PROFILES
+    scale_to_context: bool = groups.SCALE_TO_CONTEXT
+    threads: int | None = groups.THREADS
+    price: Path | None = option(None, groups.PRICE_HELP + " It adds a price to every method.")
+    advice: bool = option(
+        False,
+        "Also plan with one more device (or node), and with a looser bound of the tightest model.",
+        "--advice/--no-advice",
+    )
+    out: Path | None = option(None, "Write the plan to this file.", "-o")
+    report: Path | None = groups.REPORT
 
     @property
     def setting(self) -> dict[str, Any]:

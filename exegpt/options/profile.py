@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from exegpt.options import groups
+from exegpt.options.record import option
 from xcore.errors import InputError
 
 
@@ -14,12 +12,10 @@ from xcore.errors import InputError
 class ProfileOptions(groups.DeviceOptions, groups.PluginOptions):
     """What is measured, on which device, and where the results are written."""
 
-    model: groups.MODEL = None
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Also write the profile to this file.")] = None
-    cluster_out: Annotated[
-        Path | None, typer.Option(help="Write the detected cluster to this YAML file, for --cluster.")
-    ] = None
-    dtype: groups.RUN_DTYPE = None
+    model: str | None = groups.MODEL
+    out: Path | None = option(None, "Also write the profile to this file.", "-o")
+    cluster_out: Path | None = option(None, "Write the detected cluster to this YAML file, for --cluster.")
+    dtype: str | None = groups.RUN_DTYPE
 
     @property
     def measured_model(self) -> str:

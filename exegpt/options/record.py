@@ -1,20 +1,40 @@
-"""Make a command of a function that takes one record of options."""
+"""Options as fields of a record, and commands of functions that take one record."""
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import MISSING, Field, field, fields
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 Record = TypeVar("Record")
+Value = TypeVar("Value")
+
+
+def option(default: Value, help: str, *names: str, **settings: Any) -> Value:
+    """Return the field of an option with these names: short ones, or a long one instead of the field's own name.
+
+    `settings` are those of `typer.Option`.
+    """
+    value: Value = field(default=default, metadata={"names": names, "settings": {"help": help, **settings}})
+    return value
+
+
+def required(help: str, *names: str) -> Any:
+    """Return the field of an option that a command needs."""
+    return field(metadata={"names": names, "settings": {"help": help}})
+
+
+def argument(help: str, default: Any = MISSING, **settings: Any) -> Any:
+    """Return the field of a positional argument; it is required without a default."""
+    return field(default=default, metadata={"settings": {"help": help, **settings}})
 
 
 def command(run: Callable[[Record], int | None]) -> Callable[..., int | None]:
     """Return the command that calls `run` with its options record, unless a subcommand follows.
 
-    Each field of the record, an `Annotated` type with `typer.Option` or `typer.Argument`, is a parameter. A record's
-    own fields come first, then those of its bases from left to right.
+    Each field of the record is a parameter: an `option`, a `required` option or an `argument`. A record's own fields
+    come first, then those of its bases from left to right.
     """
     (kind,) = (parameter.annotation for parameter in inspect.signature(run).parameters.values())
 
@@ -28,11 +48,18 @@ def command(run: Callable[[Record], int | None]) -> Callable[..., int | None]:
 
 
 def _parameters(kind: type) -> list[inspect.Parameter]:
-    types = get_type_hints(kind, include_extras=True)
-    defaults = {f.name: inspect.Parameter.empty if f.default is MISSING else f.default for f in fields(kind)}
+    types, by_name = get_type_hints(kind), {each.name: each for each in fields(kind)}
     names = dict.fromkeys(name for owner in kind.__mro__ for name in inspect.get_annotations(owner))
-    by_name = inspect.Parameter.KEYWORD_ONLY
-    return [inspect.Parameter(name, by_name, default=defaults[name], annotation=types[name]) for name in names]
+    return [_parameter(by_name[name], types[name]) for name in names]
+
+
+def _parameter(each: "Field[Any]", kind: Any) -> inspect.Parameter:
+    settings, names = each.metadata["settings"], each.metadata.get("names")
+    own = () if names is None or any(name.startswith("--") for name in names) else (option_name(each.name),)
+    made = typer.Argument(**settings) if names is None else typer.Option(*own, *names, **settings)
+    default = inspect.Parameter.empty if each.default is MISSING else each.default
+    annotation = Annotated[kind, made]
+    return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def option_name(field: str) -> str:
@@ -42,5 +69,5 @@ def option_name(field: str) -> str:
 
 def typed_options(options: object, kind: type) -> dict[str, object]:
     """Return the fields of a group of options whose values aren't the defaults."""
-    values = ((field.name, getattr(options, field.name), field.default) for field in fields(kind))
+    values = ((each.name, getattr(options, each.name), each.default) for each in fields(kind))
     return {name: value for name, value, default in values if value != default}

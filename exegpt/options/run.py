@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from exegpt.options import groups
+from exegpt.options.record import option
 from exegpt.options.values import only_model
 from xcore.duration import parse_duration
 from xcore.errors import InputError
@@ -16,73 +14,43 @@ from xcore.errors import InputError
 class RunOfPlanOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginOptions):
     """The options that a run of a plan takes too."""
 
-    model: Annotated[
-        list[str] | None,
-        typer.Option("--model", "-m", help="A model directory in the Hugging Face layout; with --plan NAME=DIR."),
-    ] = None
-    requests: Annotated[
-        str | None, typer.Option("--requests", "-r", help="A JSONL or trace file, or - for standard input.")
-    ] = None
-    plan: Annotated[
-        Path | None,
-        typer.Option("--plan", help="Run several models by this plan of `exegpt plan`; requests name their `model`."),
-    ] = None
-    application: Annotated[
-        Path | None,
-        typer.Option("--application", help="With --plan: a YAML file of calls that read each other's outputs."),
-    ] = None
-    in_turn: Annotated[
-        bool, typer.Option("--in-turn", help="With --application: run one model after the other, for comparison.")
-    ] = False
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write one JSON line per result.")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted run.")] = False
-    seed: groups.SEED = 0
+    model: list[str] | None = option(None, "A model directory in the Hugging Face layout; with --plan NAME=DIR.", "-m")
+    requests: str | None = option(None, "A JSONL or trace file, or - for standard input.", "-r")
+    plan: Path | None = option(None, "Run several models by this plan of `exegpt plan`; requests name their `model`.")
+    application: Path | None = option(None, "With --plan: a YAML file of calls that read each other's outputs.")
+    in_turn: bool = option(False, "With --application: run one model after the other, for comparison.")
+    out: Path | None = option(None, "Write one JSON line per result.", "-o")
+    resume: bool = option(False, "Continue an interrupted run.")
+    seed: int = groups.SEED
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneModelRunOptions(groups.ControlOptions, groups.OrderOptions):
     """The options of a run of one model."""
 
-    schedule: groups.SCHEDULE = None
-    skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Give invalid requests an error instead of refusing the list.")
-    ] = False
-    latency_bound: Annotated[str, typer.Option("--latency-bound", "-l", help=groups.LATENCY_BOUND_HELP)] = "inf"
-    profile: groups.PROFILE = None
-    no_profile: Annotated[
-        bool,
-        typer.Option(
-            "--no-profile",
-            help="If this machine has no profile, use its roofline instead of first measuring a few points.",
-        ),
-    ] = False
-    policy: groups.POLICY = None
-    admission: groups.ADMISSION = None
-    prefix_caching: Annotated[
-        bool,
-        typer.Option(
-            "--prefix-caching",
-            help="Reuse KV blocks for requests that begin with the same tokens and for preempted ones (orca, chunked).",
-        ),
-    ] = False
-    kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks on each stage, instead of the schedule's.")
-    ] = None
-    adjust: Annotated[
-        float | None,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="RRA, WAA: choose the prompts so that the number of tokens in a batch deviates from the mean by at "
-            "most this share.",
-        ),
-    ] = None
-    adapt: Annotated[
-        bool,
-        typer.Option("--adapt", help="When lengths drift, search again and change the schedule during the run."),
-    ] = False
-    dtype: groups.RUN_DTYPE = None
-    report: groups.REPORT = None
+    schedule: Path | None = groups.SCHEDULE
+    skip_invalid: bool = option(False, "Give invalid requests an error instead of refusing the list.")
+    latency_bound: str = option("inf", groups.LATENCY_BOUND_HELP, "-l")
+    profile: str | None = groups.PROFILE
+    no_profile: bool = option(
+        False, "If this machine has no profile, use its roofline instead of first measuring a few points."
+    )
+    policy: str | None = groups.POLICY
+    admission: str | None = groups.ADMISSION
+    prefix_caching: bool = option(
+        False, "Reuse KV blocks for requests that begin with the same tokens and for preempted ones (orca, chunked)."
+    )
+    kv_blocks: int | None = option(None, "KV blocks on each stage, instead of the schedule's.", min=1)
+    adjust: float | None = option(
+        None,
+        "RRA, WAA: choose the prompts so that the number of tokens in a batch deviates from the mean by at "
+        "most this share.",
+        min=0.0,
+        max=1.0,
+    )
+    adapt: bool = option(False, "When lengths drift, search again and change the schedule during the run.")
+    dtype: str | None = groups.RUN_DTYPE
+    report: Path | None = groups.REPORT
 
 
 @dataclass(frozen=True, kw_only=True)

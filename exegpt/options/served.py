@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from exegpt.options import groups
+from exegpt.options.record import option
 from xcore.duration import parse_duration
 
 
@@ -14,25 +12,14 @@ from xcore.duration import parse_duration
 class OneModelOptions(groups.OrderOptions, groups.TraceOptions):
     """The schedule of one model's engine, or what it is searched for; a plan determines all of it."""
 
-    schedule: Annotated[
-        Path | None,
-        typer.Option("--schedule", "-s", help="A schedule file. Default: measure this machine, then search."),
-    ] = None
-    latency_bound: Annotated[
-        str | None,
-        typer.Option("--latency-bound", "-l", help=groups.LATENCY_BOUND_HELP + " Default: none."),
-    ] = None
-    workload: groups.WORKLOAD = None
-    policy: groups.POLICY = None
-    admission: Annotated[str | None, typer.Option("--admission", help=groups.ADMISSION_HELP + " Default: grow.")] = None
-    best_effort: Annotated[
-        bool,
-        typer.Option(
-            "--best-effort",
-            help="If no schedule keeps the bound for 99% of requests, serve anyway; accept the requests that can "
-            "meet it.",
-        ),
-    ] = False
+    schedule: Path | None = option(None, "A schedule file. Default: measure this machine, then search.", "-s")
+    latency_bound: str | None = option(None, groups.LATENCY_BOUND_HELP + " Default: none.", "-l")
+    workload: str | None = groups.WORKLOAD
+    policy: str | None = groups.POLICY
+    admission: str | None = option(None, groups.ADMISSION_HELP + " Default: grow.")
+    best_effort: bool = option(
+        False, "If no schedule keeps the bound for 99% of requests, serve anyway; accept the requests that can meet it."
+    )
 
     @property
     def latency_bound_s(self) -> float | None:
@@ -56,8 +43,5 @@ class OneModelOptions(groups.OrderOptions, groups.TraceOptions):
 class ServedOptions(OneModelOptions, groups.DeviceOptions):
     """The schedule and the device of an engine."""
 
-    dtype: groups.RUN_DTYPE = None
-    pinned: Annotated[
-        bool,
-        typer.Option("--pinned", help="Keep schedules and the plan even if lengths or rates drift."),
-    ] = False
+    dtype: str | None = groups.RUN_DTYPE
+    pinned: bool = option(False, "Keep schedules and the plan even if lengths or rates drift.")

@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from exegpt.options import groups
+from exegpt.options.record import option
 
 if TYPE_CHECKING:
     from xscheduler.ordering import OrderChoice
@@ -16,43 +15,32 @@ if TYPE_CHECKING:
 class PlanSimulationOptions(groups.TraceOptions, groups.PluginOptions):
     """The options that the simulation of a plan takes too."""
 
-    plan: Annotated[
-        Path | None,
-        typer.Option(help="A plan of several models; its --replay trace has a column `model`."),
-    ] = None
-    timeline: Annotated[Path | None, typer.Option(help="Write a timeline for Perfetto to this file.")] = None
-    replay: Annotated[
-        str | None,
-        typer.Option(
-            help="Simulate the requests of this trace one by one. For --prefix-caching, its columns say which prompts "
-            "begin with the same tokens: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id or "
-            "conversation_id, chat_id with parent_chat_id."
-        ),
-    ] = None
-    profile: groups.PROFILES = None
-    threads: groups.THREADS = None
+    plan: Path | None = option(None, "A plan of several models; its --replay trace has a column `model`.")
+    timeline: Path | None = option(None, "Write a timeline for Perfetto to this file.")
+    replay: str | None = option(
+        None,
+        "Simulate the requests of this trace one by one. For --prefix-caching, its columns say which prompts "
+        "begin with the same tokens: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id or "
+        "conversation_id, chat_id with parent_chat_id.",
+    )
+    profile: list[str] | None = groups.PROFILES
+    threads: int | None = groups.THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRulesOptions:
     """An engine's settings besides its control variables."""
 
-    policy: Annotated[
-        str | None, typer.Option(help="The policy, with its control variables. Default: chunked, as in vLLM.")
-    ] = None
-    kv_blocks: Annotated[
-        int | None, typer.Option(min=1, help="KV blocks on each stage. Default: as many as fit into memory.")
-    ] = None
-    block_size: Annotated[int | None, typer.Option(min=1, help="Tokens per KV block. Default: 16.")] = None
-    admission: groups.ADMISSION = None
-    prefix_caching: Annotated[
-        bool | None,
-        typer.Option(
-            "--prefix-caching/--no-prefix-caching",
-            help="Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked)."
-            " Default: that of --engine; off without --engine.",
-        ),
-    ] = None
+    policy: str | None = option(None, "The policy, with its control variables. Default: chunked, as in vLLM.")
+    kv_blocks: int | None = option(None, "KV blocks on each stage. Default: as many as fit into memory.", min=1)
+    block_size: int | None = option(None, "Tokens per KV block. Default: 16.", min=1)
+    admission: str | None = groups.ADMISSION
+    prefix_caching: bool | None = option(
+        None,
+        "Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked)."
+        " Default: that of --engine; off without --engine.",
+        "--prefix-caching/--no-prefix-caching",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +53,18 @@ class SimulateOptions(
 ):
     """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""
 
-    schedule: groups.SCHEDULE = None
-    command: Annotated[
-        str | None,
-        typer.Option(help="A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."),
-    ] = None
-    rate: groups.RATE = None
-    seed: groups.SEED = 0
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Write each replayed request's times to this file, as JSON lines."),
-    ] = None
-    order: groups.ORDER = None
-    starvation_guard: groups.STARVATION_GUARD = False
-    ranker_tau: Annotated[
-        float | None,
-        typer.Option(help="Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."),
-    ] = None
+    schedule: Path | None = groups.SCHEDULE
+    command: str | None = option(
+        None, "A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."
+    )
+    rate: str | None = groups.RATE
+    seed: int = groups.SEED
+    out: Path | None = option(None, "Write each replayed request's times to this file, as JSON lines.", "-o")
+    order: str | None = groups.ORDER
+    starvation_guard: bool = groups.STARVATION_GUARD
+    ranker_tau: float | None = option(
+        None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
+    )
 
     @property
     def order_choice(self) -> "OrderChoice":

@@ -93,7 +93,7 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
         (("--order", "edf"), "--order edf needs deadline_s of each request, which request 'a' lacks"),
-        (("--starvation-guard", "--adapt"), "--adapt searches schedules for first come, first served"),
+        (("--starvation-guard", "--adapt"), "--adapt works only with the default order"),
     ],
 )
 def test_what_a_run_refuses(exegpt, tiny, tiny_profile, tmp_path, words, sentence):

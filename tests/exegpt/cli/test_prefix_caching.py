@@ -65,4 +65,4 @@ def test_a_schedule_file_decides_prefix_caching(exegpt, tmp_path):
     tuned = exegpt("tune", "-l", "inf", "--policy", "orca", "--no-advice", "--out", tmp_path / "s.json")
     assert tuned.code == 0
     done = exegpt("simulate", "--schedule", tmp_path / "s.json", "--prefix-caching")
-    assert done.code == 2 and "all that --prefix-caching does: leave --prefix-caching or --schedule out" in done.err
+    assert done.code == 2 and "determines --prefix-caching: leave --prefix-caching or --schedule out" in done.err

@@ -3,7 +3,6 @@
 import inspect
 from dataclasses import FrozenInstanceError, dataclass, fields
 from pathlib import Path
-from typing import Annotated
 
 import pytest
 import typer
@@ -11,7 +10,7 @@ from typer.testing import CliRunner
 
 from exegpt.cli.app import app
 from exegpt.options.groups import ControlOptions, JsonOption, PredictionOptions
-from exegpt.options.record import command, option_name, typed_options
+from exegpt.options.record import argument, command, option, option_name, required, typed_options
 from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
 
 
@@ -19,9 +18,10 @@ from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
 class Paint(JsonOption):
     """A colour and where it goes."""
 
-    what: Annotated[Path, typer.Argument()]
-    coats: Annotated[int, typer.Option("--coats", "-c", min=1)] = 2
-    colours: Annotated[list[str] | None, typer.Option("--colour")] = None
+    what: Path = argument("What is painted.")
+    coats: int = option(2, "How often.", "-c", min=1)
+    colours: list[str] | None = option(None, "The colours.", "--colour")
+    by: str = required("The painter.", "-b")
 
 
 def run(*words):
@@ -40,24 +40,30 @@ def run(*words):
 
 
 def test_a_command_gets_its_record():
-    (options,), _ = run("wall", "-c", 3, "--colour", "red", "--colour", "blue", "--json")
-    assert options == Paint(what=Path("wall"), coats=3, colours=["red", "blue"], json=True)
+    (options,), _ = run("wall", "-b", "me", "-c", 3, "--colour", "red", "--colour", "blue", "--json")
+    assert options == Paint(what=Path("wall"), by="me", coats=3, colours=["red", "blue"], json=True)
     with pytest.raises(FrozenInstanceError):
         options.coats = 1
-    (options,), _ = run("wall")
-    assert options == Paint(what=Path("wall"))
+    (options,), _ = run("wall", "-b", "me")
+    assert options == Paint(what=Path("wall"), by="me")
 
 
 def test_a_field_without_a_default_is_required():
-    got, done = run()
-    assert not got and done.exit_code == 2 and "what" in done.output.lower()
+    for words, missing in (((), "what"), (("wall",), "--by")):
+        got, done = run(*words)
+        assert not got and done.exit_code == 2 and missing in done.output.lower()
+
+
+def test_only_a_flag_with_an_opposite_name_has_an_opposite():
+    flags = {name: run("wall", "-b", "me", name)[1].exit_code for name in ("--json", "--no-json")}
+    assert flags == {"--json": 0, "--no-json": 2}
 
 
 def test_own_fields_come_before_those_of_the_bases():
     @command
     def paint(options: Paint) -> None: ...
 
-    assert list(inspect.signature(paint).parameters) == ["typer_context", "what", "coats", "colours", "json"]
+    assert list(inspect.signature(paint).parameters) == ["typer_context", "what", "coats", "colours", "by", "json"]
 
 
 def test_a_group_does_nothing_if_a_subcommand_follows():

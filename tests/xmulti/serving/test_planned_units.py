@@ -127,7 +127,7 @@ def test_what_is_no_plan_is_refused(folder):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("--model one", "--model one names no model: with --plan, pass --model NAME=DIR."),
+        ("--model one", "--model one names no model of the plan: with --plan, pass --model NAME=DIR."),
         ("--model z=one", "--model z=… is no model of 'plan.json': it has a, b."),
         ("--schedule s.json", "The plan determines --schedule: leave it or --plan out"),
         ("--latency-bound 5s", "The plan determines --latency-bound: leave it or --plan out"),
