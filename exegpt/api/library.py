@@ -7,6 +7,7 @@ from typing import Any
 
 from exegpt.api.simulate import simulate as predict
 from exegpt.api.tuning import read_problem, tune_bounds, tune_rate
+from exegpt.options.groups import PredictionOptions
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.tune import TuneOptions
 from xcore.choices import check_choice
@@ -25,7 +26,7 @@ from xscheduler.tuned import Tuned
 
 Duration = float | str | None
 """Seconds, or a text like 250ms; None: no bound."""
-_PLANNING = ("dtype", "kv_dtype", "memory_fraction", "scale_to_context", "engine", "front_end")
+_PLANNING = (*PredictionOptions.__dataclass_fields__, "scale_to_context")
 _SETTING = (*_PLANNING, "columns", "device")
 
 

@@ -28,8 +28,8 @@ class BenchGroup(TyperGroup):
 def bench(options: BenchOptions) -> None:
     """Run requests under a schedule, and under other policies' best schedules, and compare with the predictions.
 
-    Peers run the same requests without a bound, on the same device: --peers transformers is its `generate` in static
-    batches and its continuous batching. `exegpt bench serve` load-tests a server instead.
+    Peers run the same requests without a bound, on the same device. With --peers transformers, these are its `generate`
+    in static batches and its continuous batching. `exegpt bench serve` load-tests a server instead.
 
     Example: exegpt bench --schedule schedule.json --model my-model --workload T --num 64
 
@@ -38,6 +38,7 @@ def bench(options: BenchOptions) -> None:
     from exegpt.api.bench import bench as compare
     from exegpt.api.reports import write_run_report
     from xcore.console import output
+    from xcore.quantity import counted
     from xrunner.comm.ranks import job
 
     with job() as ranks:
@@ -59,7 +60,7 @@ def bench(options: BenchOptions) -> None:
     output.notes(assumptions)
     _print(comparisons, peer_rows)
     each = f"median of {options.repeats} runs each" if options.repeats > 1 else "one run each"
-    print(f"{len(plan.requests)} requests, {each}.")
+    print(f"{counted(len(plan.requests), 'request')}, {each}.")
 
 
 def _print(comparisons: "Sequence[Comparison]", peer_rows: "Sequence[dict[str, Any]]") -> None:

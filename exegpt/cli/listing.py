@@ -11,7 +11,7 @@ from xcore.quantity import figure_text
 class ListOptions(PluginOptions):
     """Which list is printed."""
 
-    what: str = argument("Which list.", metavar="models|devices|tasks|policies|orders")
+    what: str = argument("The list to print.", metavar="models|devices|tasks|policies|orders")
 
 
 @command

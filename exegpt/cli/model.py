@@ -15,7 +15,7 @@ class CreateOptions(JsonOption):
     """The sizes of the new model, and where it is written."""
 
     directory: Path = argument("The new model directory; it must not exist yet.")
-    arch: str = option("llama", "llama, mistral, qwen2, qwen3, gpt2, opt or t5")
+    arch: str = option("llama", "The architecture: llama, mistral, qwen2, qwen3, gpt2, opt or t5.")
     layers: int = option(8, "Number of layers.", min=1)
     hidden: int = option(512, "Width of the hidden states.", min=1)
     heads: int = option(8, "Number of attention heads.", min=1)
@@ -23,7 +23,7 @@ class CreateOptions(JsonOption):
     ffn: int | None = option(None, "Width of the feed-forward layers. Default: 4 × --hidden.", min=1)
     vocab: int = option(32000, "Size of the vocabulary.", min=1)
     context: int = option(1024, "Maximum number of tokens of prompt and output together.", min=1)
-    dtype: str = option("float32", "float32, bfloat16 or float16")
+    dtype: str = option("float32", "The weights' dtype: float32, bfloat16 or float16.")
     seed: int = SEED
     shards: int = option(1, "Number of weight files.", min=1)
 

@@ -18,7 +18,7 @@ SOURCES = ("aiconfigurator", "vidur", "layers", "samullm", "muxserve")
 class ImportOptions(groups.JsonOption):
     """The measurements, and the profile that is made of them."""
 
-    source: str = argument("aiconfigurator, vidur, layers, samullm or muxserve")
+    source: str = argument("The source: aiconfigurator, vidur, layers, samullm or muxserve.")
     path: Path | None = argument(
         default=None,
         help="vidur, layers, samullm: the folder of the source's files. muxserve: its cost file. aiconfigurator: "

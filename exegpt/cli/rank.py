@@ -84,9 +84,9 @@ def train(options: TrainOptions) -> None:
 
 @command
 def evaluate(options: EvaluateOptions) -> None:
-    """Print Kendall's tau between scores and output lengths.
+    """Print Kendall's tau between a ranker's scores and the output lengths.
 
-    For comparison, it also prints that of a classifier, of the prompt's length and kind, and of the true length.
+    For comparison, also print that of a classifier, of the prompt's length and kind, and of the true length.
 
     Example: exegpt rank evaluate prompts.jsonl --ranker ranker.npz
     """

@@ -19,7 +19,8 @@ def run(options: RunOptions) -> None:
     """Run requests offline, measure, and compare with the prediction. Without a schedule, search for one first.
 
     A machine without a profile is first measured at a few points, which takes seconds. A schedule of several devices
-    needs a rank for each. Ranks without a schedule measure themselves and search for one for as many devices.
+    needs a rank for each device. Without a schedule, ranks measure their own profile, and search for a schedule for all
+    of them.
 
     Example: exegpt run --model my-model --requests requests.jsonl --out results.jsonl
 
@@ -114,6 +115,7 @@ def _print(comparison: "Comparison", checked: str) -> None:
     from exegpt.report.comparison_text import COMPARISON_COLUMNS, bound_text, comparison_rows, speed_text
     from xcore.console import output
     from xcore.console.schedule_text import schedule_text
+    from xcore.quantity import counted
 
     output.table(COMPARISON_COLUMNS, comparison_rows([comparison]), schedule_text(comparison.schedule))
     if comparison.schedule.admission == "grow":
@@ -127,7 +129,8 @@ def _print(comparison: "Comparison", checked: str) -> None:
             how += f"; the run kept its schedule: {change.refused}"
         print(f"At {output.seconds(change.changed_s)}, for new lengths: {schedule_text(change.schedule)}; {how}.")
     seconds = output.seconds(comparison.seconds)
-    print(f"{len(comparison.results):,} requests, {comparison.tokens:,} output tokens in {seconds}.")
+    counts = f"{counted(len(comparison.results), 'request')}, {counted(comparison.tokens, 'output token')}"
+    print(f"{counts} in {seconds}.")
     if failed := [result for result in comparison.results if result.error]:
         print(f"{len(failed):,} of them failed; the first is '{failed[0].id}': {failed[0].error}.")
     if text := bound_text(comparison, checked):

@@ -90,7 +90,7 @@ class ServeOptions(PlanDeterminedOptions, ServedOptions, FrontendOptions):
 def serve(options: ServeOptions) -> int:
     """Serve a model over HTTP with OpenAI's API, under the schedule with the highest goodput within a latency bound.
 
-    With --plan, serve several models by a plan.
+    With --plan, serve the models of a plan.
 
     Example: exegpt serve --model DIR --latency-bound 5s --workload 512/128
     """

@@ -13,7 +13,7 @@ def tune(options: TuneOptions) -> int:
     With --rate, requests arrive over time and latency counts from arrival. With several clusters, separated by commas,
     and --price, the answer is the cheapest cluster that sustains the rate.
 
-    Control variables that are given are fixed, and policies without one are left out.
+    A control variable that you pass keeps its value. Policies without this variable are left out.
 
     Example: exegpt tune --ttft 1s --model llama-3.1-8b --cluster 1xH100-SXM --max-num-seqs 64
 

@@ -13,7 +13,7 @@ class BenchOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginOptio
 
     schedule: Path = required(groups.SCHEDULE_HELP, "-s")
     model: str = groups.MODEL_DIRECTORY
-    requests: str | None = option(None, "A JSONL or trace file.", "-r")
+    requests: str | None = option(None, "A file of requests: JSONL, or a trace.", "-r")
     workload: str | None = groups.WORKLOAD
     num: int | None = option(None, "Requests drawn from --workload. Default: 64.", "-n", min=1)
     profile: str | None = groups.PROFILE

@@ -11,16 +11,18 @@ from exegpt.options.record import option, required
 class LoadOptions(groups.TraceOptions, groups.JsonOption):
     """The endpoint, its load and its bounds; durations, rates and workloads are texts."""
 
-    url: str = required("Like http://localhost:8000, with or without /v1.", "-u")
+    url: str = required("The endpoint's URL, like http://localhost:8000, with or without /v1.", "-u")
     model: str | None = option(None, "A served model's name. Default: the endpoint's first model.", "-m")
-    api: str = option("completions", "completions or chat.")
-    prompts: str | None = option(None, "ids or text. Default: ids for completions, text for chat.")
+    api: str = option("completions", "The API: completions or chat.")
+    prompts: str | None = option(None, "The prompts' format: ids or text. Default: ids for completions, text for chat.")
     rate: str | None = option(
         None,
         "Requests per second: 5/s; several rates, one after the other (1/s,2/s,4/s); or inf, which sends all "
         "requests at once.",
     )
-    arrivals: str = option("poisson", "poisson, burst (Gamma-distributed gaps), or trace (the trace's own times).")
+    arrivals: str = option(
+        "poisson", "Arrivals: poisson, burst (Gamma-distributed gaps), or trace (the trace's own times)."
+    )
     burstiness: float | None = option(
         None,
         "The shape of the Gamma distribution for --arrivals burst. A shape of 1 is poisson; a lower shape is "

@@ -22,7 +22,7 @@ PROFILES = option(
     "matches, else the roofline.",
     "-p",
 )
-RUN_DTYPE = option(None, "fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
+RUN_DTYPE = option(None, "The dtype: fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
 KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for fp8 weights.")
 COLUMNS = option(
     None,
@@ -48,7 +48,7 @@ STARVATION_GUARD = option(False, "Promote a request that waited for 200 consecut
 RATE = option(None, "The rate of Poisson arrivals, like 5/s.")
 SEED = option(0, "The seed of all random numbers.", min=0, max=2**63 - 1)
 THREADS = option(None, "The number of CPU threads. Default: one per core.", min=1, max=1024)
-DEVICE = option(None, "cpu or cuda. Default: a GPU if there is one, else the CPU.")
+DEVICE = option(None, "The device: cpu or cuda. Default: a GPU if there is one, else the CPU.")
 LATENCY_BOUND_HELP = "The latency bound: 5s, 250ms, 2m or inf."
 POLICY = option(None, "Only these policies, separated by commas.")
 SCHEDULE_HELP = "A schedule file, written by `exegpt tune --out`."
@@ -94,7 +94,7 @@ class ProblemOptions:
 class PredictionOptions:
     """The numbers' formats and the engine that predictions assume."""
 
-    dtype: str | None = option(None, "bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
+    dtype: str | None = option(None, "The dtype: bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
     kv_dtype: str | None = KV_DTYPE
     memory_fraction: float | None = option(
         None, "The usable share of a device's memory. Default: the engine's, 0.92 for vllm."

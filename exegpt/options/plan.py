@@ -16,7 +16,7 @@ class PlanOptions(groups.PredictionOptions, groups.PluginOptions):
     cluster: str = required(groups.CLUSTER_HELP, "-c")
     method: str = option(
         "exegpt",
-        "exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
+        "The method: exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
         "(stages, for numbers of requests), or best (the best of these).",
     )
     profile: list[str] | None = groups.PROFILES

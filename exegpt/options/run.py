@@ -15,7 +15,7 @@ class RunOfPlanOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginO
     """The options that a run of a plan takes too."""
 
     model: list[str] | None = option(None, "A model directory in the Hugging Face layout; with --plan NAME=DIR.", "-m")
-    requests: str | None = option(None, "A JSONL or trace file, or - for standard input.", "-r")
+    requests: str | None = option(None, "A file of requests: JSONL, or a trace; - is standard input.", "-r")
     plan: Path | None = option(None, "Run several models by this plan of `exegpt plan`; requests name their `model`.")
     application: Path | None = option(None, "With --plan: a YAML file of calls that read each other's outputs.")
     in_turn: bool = option(False, "With --application: run one model after the other, for comparison.")

@@ -32,7 +32,7 @@ class SearchMethodOptions:
     """Which schedules are searched, how, and on which machine."""
 
     policy: str | None = groups.POLICY
-    search: str = option("bnb", "bnb (branch and bound), exhaustive or optuna")
+    search: str = option("bnb", "The search method: bnb (branch and bound), exhaustive or optuna.")
     tolerance: float = option(0.0, "The share by which a space may violate monotonicity.", min=0.0, max=1.0)
     admission: str = option("reserve", groups.ADMISSION_HELP + " auto: the better of both.")
     prefix_caching: bool = option(

@@ -16,7 +16,9 @@ def only_model(models: list[str] | None, what: str) -> str:
 def only_profile(profiles: list[str] | None) -> str | None:
     """Return the single profile of a model; InputError for several."""
     if profiles and len(profiles) > 1:
-        raise InputError(f"--profile is given for one model as {' and '.join(map(repr, profiles))}: pass one file.")
+        raise InputError(
+            f"One model has one profile, but --profile names {' and '.join(map(repr, profiles))}: pass one file."
+        )
     return profiles[0] if profiles else None
 
 
