@@ -11,11 +11,21 @@ Record = TypeVar("Record")
 Value = TypeVar("Value")
 
 
-def option(default: Value, help: str, *names: str, **settings: Any) -> Value:
+def option(
+    default: Value,
+    help: str,
+    *names: str,
+    min: float | None = None,
+    max: float | None = None,
+    hidden: bool = False,
+    callback: Callable[[Value], Value] | None = None,
+    is_eager: bool = False,
+) -> Value:
     """Return the field of an option with these names: short ones, or a long one instead of the field's own name.
 
-    `settings` are those of `typer.Option`.
+    The other arguments are those of `typer.Option`.
     """
+    settings = {"min": min, "max": max, "hidden": hidden, "callback": callback, "is_eager": is_eager}
     value: Value = field(default=default, metadata={"names": names, "settings": {"help": help, **settings}})
     return value
 
@@ -25,9 +35,9 @@ def required(help: str, *names: str) -> Any:
     return field(metadata={"names": names, "settings": {"help": help}})
 
 
-def argument(help: str, default: Any = MISSING, **settings: Any) -> Any:
+def argument(help: str, default: Any = MISSING, metavar: str | None = None) -> Any:
     """Return the field of a positional argument; it is required without a default."""
-    return field(default=default, metadata={"settings": {"help": help, **settings}})
+    return field(default=default, metadata={"settings": {"help": help, "metavar": metavar}})
 
 
 def command(run: Callable[[Record], int | None]) -> Callable[..., int | None]:
