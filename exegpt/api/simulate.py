@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xsimulator
-from exegpt.options.record import option_name, typed_options
+from exegpt.options.record import option_name, option_words, typed_options
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.values import only_profile
 from exegpt.report.figures import (
@@ -121,8 +121,8 @@ def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions
     said = {"model": launch.model, "policy": POLICY, **launch.settings}
     for name, value in typed_options(options, SimulateOptions).items():
         if name in said:
-            option = option_name(name)
-            raise InputError(f"--command contains the setting of {option} too: leave {option} {value} out.")
+            typed = " ".join(option_words(name, value))
+            raise InputError(f"--command contains the setting of {option_name(name)} too: leave {typed} out.")
     known = {name: said.pop(name) for name in list(said) if name in SimulateOptions.__dataclass_fields__}
     return replace(options, engine=options.engine or launch.engine, **known), said
 
@@ -161,10 +161,9 @@ def _of_file(
     names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
     others = {name: getattr(options, name) for name in names}
     for name, value in (settings.given | others).items():
-        option = option_name(name)
-        if value not in (None, False):
-            typed = option if value is True else f"{option} {value}"
-            raise InputError(f"The schedule file determines {option}: leave {typed} or --schedule out.")
+        if value is not None:
+            typed = " ".join(option_words(name, value))
+            raise InputError(f"The schedule file determines {option_name(name)}: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
     named = only_profile(options.profile)
     stock = named in (None, "roofline") and options.engine is None and options.front_end is None

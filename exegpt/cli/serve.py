@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.options.groups import PLUGIN
-from exegpt.options.record import command, option, option_name, typed_options
+from exegpt.options.record import command, option, option_name, option_words, typed_options
 from exegpt.options.served import OneModelOptions, ServedOptions
 from exegpt.options.values import directories, only_model
 from xcore.console.output import LOG_FORMAT
@@ -207,8 +207,7 @@ def _watching(options: ServeOptions) -> "Callable[..., Replanning]":
 
 def _words(typed: Mapping[str, object]) -> list[str]:
     """Return options as words of a command line."""
-    words = ([option_name(name)] if value is True else [option_name(name), str(value)] for name, value in typed.items())
-    return [word for pair in words for word in pair]
+    return [word for name, value in typed.items() for word in option_words(name, value)]
 
 
 def _serve_as_rank(options: ServeOptions) -> int:

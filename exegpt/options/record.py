@@ -77,6 +77,14 @@ def option_name(field: str) -> str:
     return f"--{'gpu-' if field == 'memory_fraction' else ''}{field.replace('_', '-')}"
 
 
+def option_words(field: str, value: object) -> list[str]:
+    """Return an option with its value as words of a command line."""
+    name = option_name(field)
+    if isinstance(value, bool):
+        return [name if value else name.replace("--", "--no-", 1)]
+    return [name, str(value)]
+
+
 def typed_options(options: object, kind: type) -> dict[str, object]:
     """Return the fields of a group of options whose values aren't the defaults."""
     values = ((each.name, getattr(options, each.name), each.default) for each in fields(kind))

@@ -66,3 +66,5 @@ def test_a_schedule_file_decides_prefix_caching(exegpt, tmp_path):
     assert tuned.code == 0
     done = exegpt("simulate", "--schedule", tmp_path / "s.json", "--prefix-caching")
     assert done.code == 2 and "determines --prefix-caching: leave --prefix-caching or --schedule out" in done.err
+    done = exegpt("simulate", "--schedule", tmp_path / "s.json", "--no-prefix-caching")
+    assert done.code == 2 and "determines --prefix-caching: leave --no-prefix-caching or --schedule out" in done.err

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from exegpt.cli.app import app
 from exegpt.options.groups import ControlOptions, JsonOption, PredictionOptions
-from exegpt.options.record import argument, command, option, option_name, required, typed_options
+from exegpt.options.record import argument, command, option, option_name, option_words, required, typed_options
 from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
 
 
@@ -86,6 +86,12 @@ def test_options_with_other_values_than_the_defaults_are_typed():
     assert typed_options(options, SimulateOptions) == {"seed": 1, "max_num_seqs": 4, "plan": Path("p.json")}
     assert typed_options(options, PlanSimulationOptions) == {"plan": Path("p.json")}
     assert options.fixed == {"max_num_seqs": 4}
+
+
+def test_an_option_is_written_as_words():
+    assert option_words("memory_fraction", 0.9) == ["--gpu-memory-fraction", "0.9"]
+    assert option_words("best_effort", True) == ["--best-effort"]
+    assert option_words("prefix_caching", False) == ["--no-prefix-caching"]
 
 
 def commands(group=None, prefix=""):
