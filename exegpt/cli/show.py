@@ -234,11 +234,11 @@ def _tables(profile: "Profile") -> "dict[str, Table | None]":
 
 
 def _grid(table: "Table") -> str:
-    """Return the table's axes with their ranges, and the number of points filled in instead of measured."""
+    """Return the table's axes with their ranges, and the number of points that were not measured."""
     text = " × ".join(
         f"{axis} {figure_text(p[0])}–{figure_text(p[-1])}" for axis, p in zip(table.axes, table.points, strict=True)
     )
-    return text + (f"; {len(table.filled)} of {len(table.values)} points filled in" if table.filled else "")
+    return text + (f"; {len(table.filled)} of {len(table.values)} points not measured" if table.filled else "")
 
 
 _WITHOUT = {
