@@ -21,7 +21,7 @@ from benchmarks.servers import orca
 from exegpt.reproduction.samullm_applications import chunks
 from xcore import document
 from xcore.specs.cluster_plan import Plan, PlannedModel
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xmulti.plans.plan_run import PlanRun, PlanRunOptions, run_plan
 from xrunner.models.create import create_model
 

@@ -26,8 +26,8 @@ from xcore.requests.request import Request
 from xcore.requests.requests import random_requests
 from xcore.specs.bound import PAPER_BOUND
 from xcore.specs.model import ModelSpec
+from xcore.specs.request_times import summarise
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import summarise
 from xcore.specs.timeline import Timeline
 from xprofiler import machine, store
 from xprofiler.measure import measure_profile

@@ -29,14 +29,14 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.arrivals import REQUESTS, Arrivals
 from xscheduler.candidates import Candidates
-from xscheduler.goodput import BEYOND, PRECISION, Bounds, Meter
+from xscheduler.goodput import BEYOND, PRECISION, Meter, RateBounds
 from xscheduler.open_search import OpenSearch
 from xscheduler.open_tune import Rated, tune_at
-from xscheduler.question import Limits, Question
+from xscheduler.rate_sample import REQUESTS, Arrivals
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.spaces import POLICIES, spaces
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 
 BATCH, OTHER = 1.15, 1.25
@@ -54,12 +54,12 @@ class Asked:
     model: str
     cluster: str
     workload: str
-    bounds: Bounds
+    bounds: RateBounds
 
 
-def _bounds(latency: float, ttft: float, tpot: float) -> tuple[Bounds, Bounds]:
+def _bounds(latency: float, ttft: float, tpot: float) -> tuple[RateBounds, RateBounds]:
     """Of a chat, and of a batch of documents, which has a bound on the latency alone."""
-    return Bounds(latency, ttft, tpot), Bounds(latency)
+    return RateBounds(latency, ttft, tpot), RateBounds(latency)
 
 
 QUESTIONS = tuple(
@@ -79,10 +79,10 @@ QUESTIONS = tuple(
     for bounds in _bounds(8.0, 0.4, 0.04)
 )
 ASIDE = (
-    Asked("llama-3.1-8b", "1xH100-SXM", "2048/256", Bounds(5.0, 0.2, 0.02)),
-    Asked("llama-3.1-8b", "2xL40S", "C2", Bounds(30.0, 0.8, 0.05)),
-    Asked("opt-30b", "2xH100-SXM", "S", Bounds(4.0, 0.3)),
-    Asked("llama-3.1-70b", "8xH100-SXM", "1024/128", Bounds(6.0, 0.3, 0.03)),
+    Asked("llama-3.1-8b", "1xH100-SXM", "2048/256", RateBounds(5.0, 0.2, 0.02)),
+    Asked("llama-3.1-8b", "2xL40S", "C2", RateBounds(30.0, 0.8, 0.05)),
+    Asked("opt-30b", "2xH100-SXM", "S", RateBounds(4.0, 0.3)),
+    Asked("llama-3.1-70b", "8xH100-SXM", "1024/128", RateBounds(6.0, 0.3, 0.03)),
 )
 """Looked at once, when nothing was left to be chosen."""
 
@@ -120,7 +120,7 @@ class Grid:
         profile = arguments["profile"]
         cost_model = CostModel(arguments["model"], arguments["cluster"], profile, profile.dtype, watched=False)
         load = Load(arguments["workload"], arguments["model"].encoder_layers > 0)
-        self.question = Question(cost_model, load, Limits(arguments["bounds"].latency_s), {}, open_system=True)
+        self.problem = SearchProblem(cost_model, load, Limits(arguments["bounds"].latency_s), {}, open_system=True)
         self.policies = policies
         self.points, self.best, self.schedule = 0, 0.0, None
 
@@ -128,7 +128,7 @@ class Grid:
         """The best schedule of the grid, of those above 98 % of `known` requests/s."""
         self.best = 0.98 * known
         for policy in self.policies:
-            search = OpenSearch(self.question, spaces(policy, self.question), self.meter)
+            search = OpenSearch(self.problem, spaces(policy, self.problem), self.meter)
             for space in search._by_ceiling():
                 if search._rate(space.ceiling) * BEYOND <= self.best:
                     break

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from xcore import document
 from xcore.requests.request import Request, Result
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served
 from xcore.specs.timeline import Timeline
 
 
@@ -25,7 +25,7 @@ class Run:
 
     seconds: float
     results: tuple[Result, ...]
-    served: tuple[Served, ...]
+    served: tuple[RequestTimes, ...]
     timeline: Timeline
 
     @property

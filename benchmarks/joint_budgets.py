@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from xmulti.plans.demands import Demand, read_demands
+from xmulti.plans.demands import ModelDemand, read_demands
 from xmulti.plans.model_frontier import Frontiers
 from xmulti.plans.planning import METHODS, propose
 
@@ -64,7 +64,7 @@ SCENARIOS = tuple(
 )
 
 
-def demanded(scenario: Scenario, times: float) -> tuple[Demand, ...]:
+def demanded(scenario: Scenario, times: float) -> tuple[ModelDemand, ...]:
     """A scenario's models, at so many times its rates."""
     models = [
         {"name": f"{number}", "model": model, "workload": lengths, "rate": f"{rate * times}/s", "latency_bound": bound}

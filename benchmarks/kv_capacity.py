@@ -20,7 +20,7 @@ from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xscheduler.engine_defaults import engine_defaults
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 
 FILE = DATA.parent / "cases" / "kv_capacity.csv"
 KINDS = {"H100-80GB": "H100-SXM", "RTX4090": "RTX4090"}

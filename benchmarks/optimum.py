@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from xcore.specs.schedule import Stage
     from xscheduler.allocation import Layout
     from xscheduler.candidates import Candidates
-    from xscheduler.question import Question
+    from xscheduler.search_problem import SearchProblem
     from xscheduler.tuned import Tuned
 
 POLICY_LIMIT, ANSWER_LIMIT = 0.005, 0.01
@@ -129,7 +129,7 @@ def rising(low: int, high: int, ratio: float, every: int) -> list[int]:
 class Scan:
     """The best of one policy; grids of two steps: `coarse` for all spaces, then `fine` for the best cells of them."""
 
-    question: "Question"
+    question: "SearchProblem"
     policy: str
     throughput: float = 0.0
     best: dict[str, Any] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Scan:
 
     def run(self) -> "Scan":
         """Look at all spaces."""
-        for space in spaces(self.policy, self.question):
+        for space in spaces(self.policy, self.problem):
             self._coarse(space)
         for reach, space, box in sorted(self.cells, key=lambda cell: -cell[0]):
             if reach * WORSE > self.throughput:
@@ -187,14 +187,14 @@ def coarse(values: Sequence[int]) -> list[int]:
     return places
 
 
-def spaces(policy: str, question: "Question") -> Iterator["Candidates"]:
+def spaces(policy: str, question: "SearchProblem") -> Iterator["Candidates"]:
     """Every space of a policy."""
     from xscheduler.candidates import candidates
-    from xscheduler.ceilings import Bounds
+    from xscheduler.ceilings import SpaceLimits
     from xscheduler.space import Variable
 
     def space(where: Any, *variables: Variable, **constants: Any) -> "Candidates":
-        anything = Bounds(math.inf, 0.0)
+        anything = SpaceLimits(math.inf, 0.0)
         return candidates(policy, question, functools.partial(where), variables, anything, **constants)
 
     if policy.startswith("waa"):
@@ -227,7 +227,7 @@ def spaces(policy: str, question: "Question") -> Iterator["Candidates"]:
                 yield space(where, fewer, iterations, encode_micro_batches=encode_count)
 
 
-def layouts(question: "Question", uniform: bool) -> Iterator["Layout"]:
+def layouts(question: "SearchProblem", uniform: bool) -> Iterator["Layout"]:
     """Yield all layouts of all numbers of devices on which the weights fit."""
     for devices in range(1, question.cost_model.cluster.devices + 1):
         for layout in question.layouts(devices, uniform):
@@ -235,7 +235,7 @@ def layouts(question: "Question", uniform: bool) -> Iterator["Layout"]:
                 yield layout
 
 
-def pairs(question: "Question") -> Iterator[tuple["Layout", "Layout"]]:
+def pairs(question: "SearchProblem") -> Iterator[tuple["Layout", "Layout"]]:
     """Yield all pairs of layouts of WAA's sides on which the weights fit."""
     devices = question.cost_model.cluster.devices
     for encoding in range(1, devices):
@@ -247,16 +247,16 @@ def pairs(question: "Question") -> Iterator[tuple["Layout", "Layout"]]:
                     yield encode, decode
 
 
-def question_of(asked: Asked, policy: str) -> "Question":
+def problem_of(asked: Asked, policy: str) -> "SearchProblem":
     """The question of a policy, on the engine that runs it."""
-    from xscheduler.question import Limits, Question
-    from xsimulator.cost.replica import CostModel
+    from xscheduler.search_problem import Limits, SearchProblem
+    from xsimulator.cost.cost_model import CostModel
     from xsimulator.steady.load import Load
 
     setting = asked.setting.on(policy)
     cost_model = CostModel(setting.model, setting.cluster, setting.profile, setting.kv_dtype, watched=False)
     load = Load(setting.workload, setting.model.encoder_layers > 0)
-    return Question(cost_model, load, Limits(asked.latency_s, asked.ttft_s, asked.tpot_s), {})
+    return SearchProblem(cost_model, load, Limits(asked.latency_s, asked.ttft_s, asked.tpot_s), {})
 
 
 # ---- beside the search
@@ -282,7 +282,7 @@ def rows_of(asked: Asked, policies: Sequence[str], tuned: "Tuned") -> Iterator[R
     """Run each policy's search and its scan."""
     for alternative in tuned.alternatives:
         if alternative.policy in policies:
-            scan = Scan(question_of(asked, alternative.policy), alternative.policy).run()
+            scan = Scan(problem_of(asked, alternative.policy), alternative.policy).run()
             made, estimate = alternative.schedule, alternative.estimate
             best: dict[str, Any] = made.control.decisions | {"admission": made.admission} if made else {}
             best |= _allocation(made.replicas, made.stages) if made else {}

@@ -18,7 +18,7 @@ from xcore import document
 from xrunner.models.create import create_model
 from xscheduler.engine_settings import engine_schedule
 from xscheduler.settings import find_setting
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 
 _MIB = 2.0**20
 _REPORT = """

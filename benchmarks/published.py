@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from benchmarks.silicon import DATA, chunked_engine
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import NO_ENGINE, EngineSpec, find_engine
+from xcore.specs.engine_spec import NO_ENGINE, EngineSpec, find_engine
 from xcore.specs.profile import Profile
 from xcore.specs.workload import RequestLengths, Workload
-from xprofiler.compared import Compared
 from xprofiler.roofline import roofline_profile
+from xprofiler.roofline_errors import RooflineErrors
 
 Array = NDArray[np.float64]
 
@@ -205,7 +205,7 @@ def _roofline_of_ring(row: Row, engine: EngineSpec, ring: tuple[tuple[int, float
 # What is printed
 
 
-def compared(rows: Sequence[Row], row_errors: Array, imported: Array) -> tuple[Compared, ...]:
+def compared(rows: Sequence[Row], row_errors: Array, imported: Array) -> tuple[RooflineErrors, ...]:
     """The facts that answers print, of every device and degree, errors rounded to tenths of a percent; `imported` are
     those by operator tables.
     """
@@ -215,7 +215,7 @@ def compared(rows: Sequence[Row], row_errors: Array, imported: Array) -> tuple[C
         absolute, by_tables = abs(row_errors[among]), abs(imported[among])
         figures = (np.median(absolute), np.mean(absolute > 0.25), np.median(by_tables))
         shares = (round(float(share), 3) for share in figures)
-        facts.append(Compared("throughput", ENGINE, LOAD, device, tp, len(absolute), *shares))
+        facts.append(RooflineErrors("throughput", ENGINE, LOAD, device, tp, len(absolute), *shares))
     return tuple(facts)
 
 
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--tables", action="store_true", help="predict from aiconfigurator's operator tables too")
     parser.add_argument("--fit", action="store_true", help="fit the engine's constants again, and take those")
     parser.add_argument("--fit-links", action="store_true", help="fit the bandwidth of L40S's rings, and print it")
-    parser.add_argument("--facts", action="store_true", help="print the rows of xprofiler/compared.py")
+    parser.add_argument("--facts", action="store_true", help="print the rows of xprofiler/roofline_errors.py")
     parser.add_argument("--every", type=int, default=1, help="only every so many rows")
     parser.add_argument("--workers", type=int, default=1)
     arguments = parser.parse_args()

@@ -16,8 +16,8 @@ from benchmarks.published import MOST_SEQUENCES, MOST_TOKENS
 from benchmarks.silicon import DATA
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
-from xcore.specs.engine import find_engine
-from xcore.specs.served import Served, latencies
+from xcore.specs.engine_spec import find_engine
+from xcore.specs.request_times import RequestTimes, latencies
 from xcore.specs.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
 from xscheduler.engine_settings import engine_schedule
@@ -51,7 +51,7 @@ class Difference:
 
 def run(
     model: str, cluster: ClusterSpec, dtype: str, engine: str, requests: list[RequestLengths], seqs: int
-) -> tuple[tuple[Served, ...], float]:
+) -> tuple[tuple[RequestTimes, ...], float]:
     """What requests experience on all devices as one tensor-parallel group, and how long all take (seconds)."""
     from xsimulator.replay.event_simulator import replay
 

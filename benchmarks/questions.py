@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import exegpt
+from xcore.specs.request_times import RequestTimes, latencies
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served, latencies
 from xscheduler.goodput import Arrivals
 from xscheduler.settings import find_setting
 from xscheduler.tuned import Tuned
@@ -116,7 +116,7 @@ def check(question: Question, answer: Tuned) -> Checked:
     return _compared(schedule, answer, served, kept)
 
 
-def _compared(schedule: Schedule, answer: Tuned, served: Sequence[Served], kept: slice) -> Checked:
+def _compared(schedule: Schedule, answer: Tuned, served: Sequence[RequestTimes], kept: slice) -> Checked:
     estimate = answer.estimate
     assert estimate
     ends = np.sort([s.finish_s for s in served])[kept]

@@ -27,13 +27,13 @@ from benchmarks.servers import orca, ready, started
 from xcore import document
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.profile import Profile
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xmulti.sharing.iteration_cost import ProfileCost
 from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
 from xrunner.models.create import create_model
 from xrunner.models.device import CPU
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 
 SIZES = {
     "wide": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 512},

@@ -25,8 +25,8 @@ from xcore.traces.prompt_identity import PromptIdentity
 from xcore.traces.trace import read_trace
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.cost.decode_cache import DecodeStepCache
-from xsimulator.cost.replica import CostModel
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay.event_simulator import replay
 

@@ -28,12 +28,12 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.question import Limits, Question
 from xscheduler.search import SearchResult, search
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.settings import find_setting
 from xscheduler.space import Evaluation, Space, Variable, all_spaces
 from xscheduler.spaces import POLICIES, spaces
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 
 ROOFLINES = (  # model, cluster, task, the engine's overhead per iteration in seconds, what is fixed
@@ -112,7 +112,7 @@ class Tabulated:
 
     def under(self, bound_s: float) -> list[Space]:
         """Fresh spaces with a bound on the latency, and the ceilings that go with it."""
-        question = Question(self.cost_model, self.load, Limits(latency_s=bound_s), self.fixed)
+        question = SearchProblem(self.cost_model, self.load, Limits(latency_s=bound_s), self.fixed)
         fresh = [space for policy in self.policies for space in all_spaces(spaces(policy, question))]
         return [self._tabulated(number, space) for number, space in enumerate(fresh)]
 

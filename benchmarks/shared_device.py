@@ -23,10 +23,10 @@ from benchmarks.servers import orca
 from xcore.requests.request import Request, Result
 from xcore.specs.cluster_plan import PlannedModel, Share
 from xcore.specs.profile import Profile
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.arrivals import random_arrivals
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xmulti.serving.serving_unit import options_of
 from xmulti.sharing.plan_replay import loads_of, overhead_of, rule_of
 from xmulti.sharing.replay import replay_unit
@@ -117,7 +117,7 @@ def measured(
     fixed: bool = False,
 ) -> dict[str, Figures]:
     """Run them, in the order that their rule of sharing asks for; `fixed`: in quotas that stay."""
-    unit = Unit.load(models, directories)
+    unit = RankUnit.load(models, directories)
     for tenant in unit.tenants:
         tenant.least = None if fixed else tenant.least
     unit.open(options={model.name: options_of(model, profiles[model.name], spans=False) for model in models})

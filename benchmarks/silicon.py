@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Profile, Table
+from xcore.specs.request_times import RequestTimes, latencies, percentiles
 from xcore.specs.schedule import Schedule, Stage
-from xcore.specs.served import Served, latencies, percentiles
 from xcore.specs.workload import RequestLengths, Workload
 from xscheduler.engine_settings import engine_schedule
 from xscheduler.settings import Setting
@@ -65,7 +65,7 @@ def admitted_by_vllm(schedule: Schedule) -> Schedule:
 _RUN = DATA / "vllm_runs" / "rtxpro6000_llama-3.1-8b"
 
 
-def _measured_run() -> tuple[list[RequestLengths], list[Served]]:
+def _measured_run() -> tuple[list[RequestLengths], list[RequestTimes]]:
     """The run's requests in order of arrival, and what they experienced since each was queued."""
     rows = [json.loads(line) for line in (_RUN / "requests.jsonl").read_text(encoding="utf-8").splitlines()]
     begin = rows[0]["queued_ts"]
@@ -74,7 +74,7 @@ def _measured_run() -> tuple[list[RequestLengths], list[Served]]:
         names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
         queued, scheduled, first, last = (row[name] - begin for name in names)
         requests.append(RequestLengths(row["input_toks"], row["output_toks"], queued))
-        served.append(Served(i, row["input_toks"], row["output_toks"], queued, scheduled, first, last))
+        served.append(RequestTimes(i, row["input_toks"], row["output_toks"], queued, scheduled, first, last))
     return requests, served
 
 
@@ -105,10 +105,10 @@ def replayed_run() -> Run:
     engine = chunked_engine("llama-3.1-8b", "1xRTXPRO6000", workload, profile, "bf16", 1, 128, 2048)
     schedule = admitted_by_vllm(engine)
 
-    def tpot_of_known(served: Sequence[Served]) -> float:
+    def tpot_of_known(served: Sequence[RequestTimes]) -> float:
         return float(latencies([s for s in served if s.index % 10 == 0], "arrival")["tpot"].mean())
 
-    def replayed(seconds: float) -> tuple[Served, ...]:
+    def replayed(seconds: float) -> tuple[RequestTimes, ...]:
         return replay(schedule, with_overhead(profile, seconds), requests).served
 
     overhead = calibrated(lambda seconds: tpot_of_known(replayed(seconds)), tpot_of_known(measured))

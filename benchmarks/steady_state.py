@@ -18,15 +18,15 @@ from pathlib import Path
 import numpy as np
 
 from xcore import document
-from xcore.specs.engine import ENGINES
+from xcore.specs.engine_spec import ENGINES
 from xcore.specs.estimate import Estimate
+from xcore.specs.request_times import RequestTimesColumns
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import ServedColumns
 from xcore.specs.workload import Workload
 from xscheduler.engine_settings import engine_schedule
 from xscheduler.settings import Setting, find_setting
 from xsimulator import estimate
-from xsimulator.replay.compiled import Replicas, Requests
+from xsimulator.replay.compiled import Replicas, RequestArrays
 
 DATA = Path(os.environ.get("EXEGPT_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 AZURE = "azure/AzureLLMInferenceTrace_conv.csv"
@@ -65,10 +65,12 @@ def replayed(schedule: Schedule, setting: Setting) -> dict[str, float]:
     count = len(drawn)
     nothing = np.zeros(count)
     inputs, outputs = (np.array([getattr(r, side) for r in drawn], dtype=np.float64) for side in ("input", "output"))
-    times = Replicas(setting.profile).serve(schedule, Requests(nothing, inputs, outputs, nothing))
+    times = Replicas(setting.profile).serve(schedule, RequestArrays(nothing, inputs, outputs, nothing))
     assert times is not None
     kept = slice(count // 5, -(count // 5))
-    columns = ServedColumns(outputs[kept], nothing[kept], times.started[kept], times.first[kept], times.finished[kept])
+    columns = RequestTimesColumns(
+        outputs[kept], nothing[kept], times.started[kept], times.first[kept], times.finished[kept]
+    )
     of = columns.latencies("start")
     figures = {f"{name}_mean": float(of[name].mean()) for name in FIGURES if of[name].size}
     figures |= {f"{name}_p99": float(np.percentile(of[name], 99)) for name in FIGURES if of[name].size}

@@ -27,8 +27,8 @@ import numpy as np
 from xcore.duration import duration_text
 from xcore.quantity import signed_percent
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes, latencies
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served, latencies
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.prompt_identity import PromptIdentity
 from xscheduler.engine_settings import EngineSettings, follow
@@ -127,7 +127,7 @@ def predicted(row: Row, schedule: Schedule, profile: Profile, seed: int) -> dict
     return means(served)
 
 
-def means(served: Sequence[Served]) -> dict[str, float]:
+def means(served: Sequence[RequestTimes]) -> dict[str, float]:
     """Return the mean figures of served requests since their arrival, in seconds."""
     columns = latencies(served, "arrival")
     return {name: float(columns[key].mean()) for name, key in zip(LIMITS, ("latency", "tpot", "ttft"), strict=True)}
@@ -148,7 +148,7 @@ def request_by_request() -> tuple[dict[str, float], dict[str, float]]:
         names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
         at = [row[name] - begin for name in names]
         requests.append(RequestLengths(row["input_toks"], row["output_toks"], at[0]))
-        measured.append(Served(index, row["input_toks"], row["output_toks"], *at))
+        measured.append(RequestTimes(index, row["input_toks"], row["output_toks"], *at))
     where = ("qwen3-32b", "2xRTXPRO6000", Workload.from_requests("run", requests), "roofline")
     setting = find_setting(*where, engine="vllm", front_end="0ms", one_by_one=True)
     flags = EngineSettings.of(

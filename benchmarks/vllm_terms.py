@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from benchmarks.silicon import DATA, Aggregated, aggregated_rows, predict_aggregated
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, LinkSpec, parse_cluster
-from xcore.specs.engine import NVLINK4_BYTES_S, NVLINK5_BYTES_S, EngineSpec, LinkWait, find_engine
+from xcore.specs.engine_spec import NVLINK4_BYTES_S, NVLINK5_BYTES_S, EngineSpec, LinkWait, find_engine
 from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile
-from xprofiler.compared import Compared
 from xprofiler.roofline import roofline_profile
+from xprofiler.roofline_errors import RooflineErrors
 
 Array = NDArray[np.float64]
 
@@ -209,7 +209,7 @@ def fit(rows: Sequence[Aggregated], engine: EngineSpec, kv: str | None, workers:
 # What is printed
 
 
-def compared(rows: Sequence[Aggregated], errors: Array, imported: Array) -> tuple[Compared, ...]:
+def compared(rows: Sequence[Aggregated], errors: Array, imported: Array) -> tuple[RooflineErrors, ...]:
     """Return the facts that answers print, by device and degree, errors rounded to tenths of a percent; `imported` are
     those by operator tables.
     """
@@ -219,7 +219,7 @@ def compared(rows: Sequence[Aggregated], errors: Array, imported: Array) -> tupl
         absolute, by_tables = abs(errors[among]), abs(imported[among])
         figures = (np.median(absolute), np.mean(absolute > 0.25), np.median(by_tables))
         shares = (round(float(share), 3) for share in figures)
-        facts.append(Compared("time per token", ENGINE, LOAD, SYSTEMS[system], tp, len(absolute), *shares))
+        facts.append(RooflineErrors("time per token", ENGINE, LOAD, SYSTEMS[system], tp, len(absolute), *shares))
     return tuple(facts)
 
 
@@ -253,7 +253,7 @@ def main() -> None:
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="fit the waits again, and take those")
-    parser.add_argument("--facts", action="store_true", help="print the rows of xprofiler/compared.py")
+    parser.add_argument("--facts", action="store_true", help="print the rows of xprofiler/roofline_errors.py")
     parser.add_argument("--tables", action="store_true", help="predict from aiconfigurator's operator tables too")
     parser.add_argument("--kv-dtype", help="bf16 or fp8 for all rows")
     parser.add_argument("--engine", default=ENGINE)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from xcore.specs.cluster import local_cluster
 from xcore.specs.model import ModelSpec
 
@@ -12,7 +12,7 @@ from xcore.specs.model import ModelSpec
 def store_profile(directory: Path, ranks: int = 1) -> None:
     """Store a profile of plain lines for a model in fp32, as though so many ranks of this machine had measured it."""
     from xprofiler import store
-    from xprofiler.job import Job, keep
+    from xprofiler.job import ProfilingJob, keep
     from xprofiler.points import FEW
     from xrunner.models.device import CPU
 
@@ -22,4 +22,4 @@ def store_profile(directory: Path, ranks: int = 1) -> None:
     made = replace(one, degrees=degrees, provenance=store.facts(CPU, FEW))
     cluster = replace(local_cluster(), devices_per_node=ranks)
     job = SimpleNamespace(size=ranks, nodes=(tuple(range(ranks)),), per_node=ranks)
-    keep(Job(cluster, made), spec, job, CPU, FEW)
+    keep(ProfilingJob(cluster, made), spec, job, CPU, FEW)

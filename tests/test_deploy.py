@@ -110,11 +110,11 @@ def exported():
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
-    from tests.xcore import nouns
+    from tests.xcore import small_specs
     from xserver.telemetry.metrics import Metrics
 
     metrics = Metrics("tiny", dict, lambda: (0, 0), lambda: 0.0)
-    metrics.opened(nouns.schedule(latency_bound_s=10.0), {})
+    metrics.opened(small_specs.schedule(latency_bound_s=10.0), {})
     families = text_string_to_metric_families(metrics.render("")[0].decode())
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from exegpt.cli.app import app
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from xcore.document import write
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import Stage
@@ -137,8 +137,8 @@ def test_the_costs_of_a_stage_are_found_as_the_architecture_says(tmp_path):
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     stages = tuple(Stage((rank,), 1, "both", None, (3 * rank, 3 * rank + 3)) for rank in range(4))
-    write(tmp_path / "schedule.json", nouns.schedule("orca", stages=stages, cluster=parse_cluster("4xA40")))
-    write(tmp_path / "profile.json", nouns.profile())
+    write(tmp_path / "schedule.json", small_specs.schedule("orca", stages=stages, cluster=parse_cluster("4xA40")))
+    write(tmp_path / "profile.json", small_specs.profile())
     how = {"capture_output": True, "text": True, "timeout": 60, "cwd": tmp_path}
     done = subprocess.run([sys.executable, "-c", program], **how)
     assert done.returncode == 0, done.stderr

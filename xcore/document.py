@@ -1,4 +1,4 @@
-"""Nouns as JSON documents: every noun is a frozen dataclass that can be written, read back and fingerprinted."""
+"""Specs as JSON documents: every spec is a frozen dataclass that can be written, read back and fingerprinted."""
 
 import dataclasses
 import difflib
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from xcore.errors import InputError
 
-Noun = TypeVar("Noun")
+SpecT = TypeVar("SpecT")
 
 MAX_BYTES = 256 * 2**20
 """Largest document in bytes; a larger one is refused before it is parsed."""
@@ -28,7 +28,7 @@ MAX_YAML_BYTES = 2**20
 
 
 _adapters: dict[type, Any] = {}
-"""The pydantic adapter of each noun, built on first use."""
+"""The pydantic adapter of each spec, built on first use."""
 
 
 def _adapter(cls: type) -> Any:
@@ -39,21 +39,21 @@ def _adapter(cls: type) -> Any:
     return _adapters[cls]
 
 
-def to_dict(noun: Any) -> dict[str, Any]:
-    """Convert a noun to plain dicts, lists, strings and finite numbers."""
-    data: dict[str, Any] = _adapter(type(noun)).dump_python(noun, mode="json")
+def to_dict(spec: Any) -> dict[str, Any]:
+    """Convert a spec to plain dicts, lists, strings and finite numbers."""
+    data: dict[str, Any] = _adapter(type(spec)).dump_python(spec, mode="json")
     return data
 
 
-def from_dict(cls: type[Noun], data: Any, what: str) -> Noun:
+def from_dict(cls: type[SpecT], data: Any, what: str) -> SpecT:
     """Build a `cls` from plain data, with validation; `what` names the source in the InputError for bad data."""
-    noun, problems = validated(cls, data)
-    if noun is None:
+    spec, problems = validated(cls, data)
+    if spec is None:
         raise InputError(f"{what}: {'; '.join(problems)}.")
-    return noun
+    return spec
 
 
-def validated(cls: type[Noun], data: Any, also: tuple[str, ...] = ()) -> tuple[Noun | None, list[str]]:
+def validated(cls: type[SpecT], data: Any, also: tuple[str, ...] = ()) -> tuple[SpecT | None, list[str]]:
     """Build a `cls` from plain data; return it, or None and all problems of the data.
 
     `also`: known keys that the caller has taken out.
@@ -61,10 +61,10 @@ def validated(cls: type[Noun], data: Any, also: tuple[str, ...] = ()) -> tuple[N
     from pydantic import ValidationError
 
     try:
-        noun = _adapter(cls).validate_python(data, strict=False)
-        problems = [_problem(detail) for detail in _counted(data, noun, ())]
+        spec = _adapter(cls).validate_python(data, strict=False)
+        problems = [_problem(detail) for detail in _counted(data, spec, ())]
         if not problems:
-            return noun, []
+            return spec, []
     except ValidationError as error:
         details = [dict(detail) for detail in error.errors()]
         problems = list(dict.fromkeys(map(_problem, details))) + _known_keys(cls, details, also)
@@ -92,7 +92,7 @@ def _problem(error: dict[str, Any]) -> str:
     """Return the message of one of pydantic's errors, in this project's words."""
     cause = error.get("ctx", {}).get("error")
     where = ".".join(str(part) for part in error["loc"]) or "the top level"
-    if isinstance(cause, InputError):  # a noun's own sentence doesn't name the list entry
+    if isinstance(cause, InputError):  # a spec's own sentence doesn't name the list entry
         in_list = any(isinstance(part, int) for part in error["loc"])
         return (f"{where}: " if in_list else "") + str(cause).rstrip(".")
     value = reprlib.repr(error["input"])  # never all of it: a YAML file's aliases can make it endless
@@ -106,17 +106,17 @@ def _problem(error: dict[str, Any]) -> str:
     return f"{where} {error['msg'].replace('Input should be', 'must be')} (got {value})"
 
 
-def _counted(data: Any, noun: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
+def _counted(data: Any, spec: Any, where: tuple[str | int, ...]) -> Iterator[dict[str, Any]]:
     """Yield an error for each true or false that became a number: pydantic accepts them as 1 and 0."""
-    if isinstance(data, bool) and isinstance(noun, int | float) and not isinstance(noun, bool):
-        yield {"type": "int" if isinstance(noun, int) else "float", "loc": where, "input": data}
+    if isinstance(data, bool) and isinstance(spec, int | float) and not isinstance(spec, bool):
+        yield {"type": "int" if isinstance(spec, int) else "float", "loc": where, "input": data}
     elif isinstance(data, dict):
         for key, value in data.items():
             if isinstance(value, bool | dict | list | tuple):
-                part = noun.get(key) if isinstance(noun, dict) else getattr(noun, str(key), None)
+                part = spec.get(key) if isinstance(spec, dict) else getattr(spec, str(key), None)
                 yield from _counted(value, part, (*where, key))
-    elif isinstance(data, list | tuple) and isinstance(noun, list | tuple):
-        for place, (value, part) in enumerate(zip(data, noun, strict=False)):
+    elif isinstance(data, list | tuple) and isinstance(spec, list | tuple):
+        for place, (value, part) in enumerate(zip(data, spec, strict=False)):
             if isinstance(value, bool | dict | list | tuple):
                 yield from _counted(value, part, (*where, place))
 
@@ -133,20 +133,20 @@ def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...])
 
 
 def _fields(kind: Any, group: list[str | int]) -> list[str]:
-    """Return the keys of a group within a noun."""
-    nouns = _nouns_in(kind)
+    """Return the keys of a group within a spec."""
+    specs = _specs_in(kind)
     for place, part in enumerate(group):
-        hints = [hint for noun in nouns if (hint := typing.get_type_hints(noun).get(str(part)))]
+        hints = [hint for spec in specs if (hint := typing.get_type_hints(spec).get(str(part)))]
         if hints:
             return _fields(hints[0], group[place + 1 :])
-    return [field.name for noun in nouns for field in dataclasses.fields(noun)]
+    return [field.name for spec in specs for field in dataclasses.fields(spec)]
 
 
-def _nouns_in(kind: Any) -> list[Any]:
-    """Return the nouns of a type like `tuple[Noun, ...] | None`."""
+def _specs_in(kind: Any) -> list[Any]:
+    """Return the specs of a type like `tuple[Spec, ...] | None`."""
     if dataclasses.is_dataclass(kind):
         return [kind]
-    return [noun for part in typing.get_args(kind) for noun in _nouns_in(part)]
+    return [spec for part in typing.get_args(kind) for spec in _specs_in(part)]
 
 
 def dumps(data: Any, indent: int | None = 2) -> str:
@@ -155,9 +155,9 @@ def dumps(data: Any, indent: int | None = 2) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def fingerprint(noun: Any) -> str:
-    """Return sixteen hex digits that change whenever the noun's content does."""
-    data = to_dict(noun) if dataclasses.is_dataclass(noun) else noun
+def fingerprint(spec: Any) -> str:
+    """Return sixteen hex digits that change whenever the spec's content does."""
+    data = to_dict(spec) if dataclasses.is_dataclass(spec) else spec
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
@@ -176,14 +176,14 @@ def write_text(path: str | Path, text: str) -> None:
         raise
 
 
-def write(path: str | Path, noun: Any) -> None:
-    """Write a noun as a JSON file, atomically."""
-    write_text(path, dumps(to_dict(noun)) + "\n")
+def write(path: str | Path, spec: Any) -> None:
+    """Write a spec as a JSON file, atomically."""
+    write_text(path, dumps(to_dict(spec)) + "\n")
 
 
-def article(noun: str) -> str:
-    """Return the indefinite article of a noun."""
-    return "an" if noun[0] in "aeio" else "a"
+def article(spec: str) -> str:
+    """Return the indefinite article of a spec."""
+    return "an" if spec[0] in "aeio" else "a"
 
 
 def check_file(path: Path, what: str = "file") -> None:
@@ -332,6 +332,6 @@ def _refuse_repeated_keys(root: Any) -> None:
             keys.add(key.value)
 
 
-def read(cls: type[Noun], path: str | Path) -> Noun:
-    """Read a noun from a JSON file; InputError lists all problems."""
+def read(cls: type[SpecT], path: str | Path) -> SpecT:
+    """Read a spec from a JSON file; InputError lists all problems."""
     return from_dict(cls, read_json(path), f"'{path}'")

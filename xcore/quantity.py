@@ -40,9 +40,9 @@ def more_text(ratio: float) -> str:
     return f"{ratio - 1:.0%} more" if ratio < 2 else f"{figure_text(ratio, 2)} times as much"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a count with its noun: `1 device`, `1,024 devices`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, spec: str) -> str:
+    """Return a count with its spec: `1 device`, `1,024 devices`."""
+    return f"{count:,} {spec}{'' if count == 1 else 's'}"
 
 
 def count_text(count: float) -> str:

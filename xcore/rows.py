@@ -28,7 +28,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Table:
+class RowsFile:
     """A file of rows."""
 
     names: Sequence[str]
@@ -84,7 +84,7 @@ def csv_rows(path: Path, *columns: str, what: str = "CSV file") -> list[CsvRow]:
     return rows
 
 
-def csv_table(path: Path, what: str = "trace file") -> Table:
+def csv_table(path: Path, what: str = "trace file") -> RowsFile:
     """Open a CSV file; its header shows the separator: a comma, a semicolon or a tab."""
     lines = _without_zeros(path, what)
     head = next(lines, "")
@@ -104,7 +104,7 @@ def csv_table(path: Path, what: str = "trace file") -> Table:
                 )
             yield number, dict(zip(names, row, strict=False))
 
-    return Table(names, lambda _: values())
+    return RowsFile(names, lambda _: values())
 
 
 def _without_zeros(path: Path, what: str) -> Iterator[str]:
@@ -127,13 +127,13 @@ def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
             yield reader.line_num, row
 
 
-def jsonl_table(path: Path) -> Table:
+def jsonl_table(path: Path) -> RowsFile:
     """Open a file with a JSON object in each line."""
     rows = _jsonl_rows(path)
     first = next(rows, None)
     if first is None:
-        return Table((), lambda _: iter(()))
-    return Table(list(first[1]), lambda _: itertools.chain([first], rows))
+        return RowsFile((), lambda _: iter(()))
+    return RowsFile(list(first[1]), lambda _: itertools.chain([first], rows))
 
 
 def _jsonl_rows(path: Path) -> Iterator[Row]:
@@ -146,7 +146,7 @@ def _jsonl_rows(path: Path) -> Iterator[Row]:
         yield number, row
 
 
-def parquet_table(path: Path) -> Table:
+def parquet_table(path: Path) -> RowsFile:
     """Open a Parquet file; only the needed columns are read."""
     from pyarrow import parquet
 
@@ -154,7 +154,7 @@ def parquet_table(path: Path) -> Table:
     with reading_parquet(path):
         names = parquet.read_schema(path).names
     _check_apart(names, path)
-    return Table(names, lambda needed: _parquet_rows(path, [name for name in needed if name in names]))
+    return RowsFile(names, lambda needed: _parquet_rows(path, [name for name in needed if name in names]))
 
 
 def _parquet_rows(path: Path, names: list[str]) -> Iterator[Row]:

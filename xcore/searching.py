@@ -1,6 +1,6 @@
 """A search in its own process, so that other work doesn't wait for it.
 
-The question and the answer are JSON on its standard input and output. The process ends when its standard input ends.
+The problem and the answer are JSON on its standard input and output. The process ends when its standard input ends.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import TypeVar
 from xcore import document
 from xcore.policies import plugins
 
-Question = TypeVar("Question")
+Problem = TypeVar("Problem")
 
 
 def process_text(module: str) -> str:
@@ -20,14 +20,14 @@ def process_text(module: str) -> str:
     return f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
 
 
-def read_question(cls: type[Question]) -> Question:
-    """Read this process's question. From now on it ends with its parent, and runs at a lower priority."""
-    what = "the search's question"
+def read_problem(cls: type[Problem]) -> Problem:
+    """Read this process's problem. From now on it ends with its parent, and runs at a lower priority."""
+    what = "the search's problem"
     plugins.load_inherited()
-    question = document.from_dict(cls, document.parse_json(sys.stdin.readline(), what), what)
+    problem = document.from_dict(cls, document.parse_json(sys.stdin.readline(), what), what)
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     os.nice(19)  # other work goes first if no CPUs are idle
-    return question
+    return problem
 
 
 def write_answer(answer: object) -> None:

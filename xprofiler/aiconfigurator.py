@@ -16,7 +16,7 @@ import numpy as np
 from xcore.errors import InputError
 from xcore.rows import reading_parquet
 from xcore.specs.cluster import ClusterSpec, parse_cluster
-from xcore.specs.engine import NO_ENGINE, EngineSpec
+from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import BYTES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile, Table
 from xprofiler.gaps import Array, bridge, gridded, table

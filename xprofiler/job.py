@@ -10,13 +10,13 @@ import torch
 
 from xcore import document
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xprofiler import machine, store
-from xprofiler.cluster import found_cluster
-from xprofiler.measure import Measured, Progress, measure_job
+from xprofiler.measure import MeasuredCluster, Progress, measure_job
+from xprofiler.measured_cluster import found_cluster
 from xprofiler.points import FEW, FULL, Points
 from xrunner.comm import group_sum
 from xrunner.comm.ranks import Ranks
@@ -27,7 +27,7 @@ _TIMES = 3
 
 
 @dataclass(frozen=True)
-class Job(Noun):
+class ProfilingJob(Spec):
     """A job's cluster, one device per rank, and its profile."""
 
     cluster: ClusterSpec
@@ -41,34 +41,34 @@ def measured_job(
     device: torch.device = CPU,
     progress: Progress | None = None,
     attention: str = "triton",
-) -> Job:
+) -> ProfilingJob:
     """Return the stored measurement of such a job, at all points if there is one; else measure now, at few points.
 
     A measurement on a busy machine is repeated, and the calmest one is stored. All ranks call it alike, and all get
     the result.
     """
     spec = ModelSpec.from_directory(directory)
-    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), Job)
+    kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), ProfilingJob)
     if kept:
         return kept[0]
-    jobs: list[Job] = []
+    jobs: list[ProfilingJob] = []
     while len(jobs) < _TIMES and not any(store.is_calm(job.profile) for job in jobs):
         measured = measure_job(directory, dtype, ranks, progress, device, FEW, attention=attention)
         jobs.append(_job(measured, ranks, device))
     calmest = min(jobs, key=lambda job: job.profile.spread)
     if ranks.rank == 0:
         keep(calmest, spec, ranks, device, FEW, attention)
-    return ranks.share(lambda: calmest, Job)
+    return ranks.share(lambda: calmest, ProfilingJob)
 
 
-def _job(measured: Measured, ranks: Ranks, device: torch.device) -> Job:
+def _job(measured: MeasuredCluster, ranks: Ranks, device: torch.device) -> ProfilingJob:
     if ranks.size == 1:
-        return Job(machine.local(device), measured.profile)
-    return Job(found_cluster(ranks, measured.intra, measured.inter, device), measured.profile)
+        return ProfilingJob(machine.local(device), measured.profile)
+    return ProfilingJob(found_cluster(ranks, measured.intra, measured.inter, device), measured.profile)
 
 
 def keep(
-    job: Job, spec: ModelSpec, ranks: Ranks, device: torch.device, points: Points, attention: str = "triton"
+    job: ProfilingJob, spec: ModelSpec, ranks: Ranks, device: torch.device, points: Points, attention: str = "triton"
 ) -> None:
     """Store what a job measured at these points."""
     if ranks.size == 1:
@@ -84,15 +84,15 @@ def _path(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, point
     return store.path_for(spec, dtype, facts)
 
 
-def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[Job, ...]:
+def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, attention: str) -> tuple[ProfilingJob, ...]:
     """Return the stored job, or nothing. A job of an older version counts as none."""
     if ranks.size == 1:
         profile = store.find_here(spec, dtype, device, attention)
-        return (Job(machine.local(device), profile),) if profile else ()
+        return (ProfilingJob(machine.local(device), profile),) if profile else ()
     for path in (_path(spec, dtype, ranks, device, points, attention) for points in (FULL, FEW)):
         try:
             if path.is_file():
-                return (document.read(Job, path),)
+                return (document.read(ProfilingJob, path),)
         except InputError:
             continue
     return ()

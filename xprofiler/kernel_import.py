@@ -9,8 +9,8 @@ from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec, is_stock
 from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
-from xprofiler.compared import COMPARED, SOURCES, Compared
 from xprofiler.kernel_tables import KernelTables, tables_for
+from xprofiler.roofline_errors import COMPARED, SOURCES, RooflineErrors
 
 INSTALL = "pip install 'exegpt[gpu-data]'"
 
@@ -22,7 +22,7 @@ class KernelImport:
     engine: str
     device: str
     degrees: tuple[int, ...]
-    compared: tuple[Compared, ...]
+    compared: tuple[RooflineErrors, ...]
     """The errors of both at these degrees; empty where none were compared."""
     command: str
     """The command that makes the profile."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec, DeviceSpec, local_cluster
 from xcore.usable_cpus import usable_cpus
 from xprofiler.timing import timed
@@ -24,7 +24,7 @@ _GENERATION = ("cpu family", "model", "stepping", "CPU implementer", "CPU part",
 
 
 @dataclass(frozen=True)
-class Rates(Noun):
+class Rates(Spec):
     """The two rates that bound all work on a device."""
 
     flops_s: float

@@ -22,7 +22,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler import machine, store
-from xprofiler.attention import COLD_BYTES, AttentionProbe
+from xprofiler.attention_probe import COLD_BYTES, AttentionProbe
 from xprofiler.collectives import host_copy, link, link_grids, measure_links, pairs, sends, time_all_reduce
 from xprofiler.engine_overhead import measure_overhead
 from xprofiler.links import Links, Reduce, make_links
@@ -46,7 +46,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCluster:
     """A job's Profile and its measured links: all-reduces within a node, sends between nodes."""
 
     profile: Profile
@@ -76,7 +76,7 @@ def measure_job(
     points: Points = FULL,
     *,
     attention: str = "triton",
-) -> Measured:
+) -> MeasuredCluster:
     """Measure a model's layers at every tensor-parallel degree within a node, and the links between the ranks.
 
     All ranks of a job measure at once, and all return the same. A single rank stores the profile (several:
@@ -172,7 +172,7 @@ def _measure(
     links: Links,
     facts: dict[str, str],
     points: Points,
-) -> Measured:
+) -> MeasuredCluster:
     """Time every point and compile the Profile.
 
     `reduces`: the all-reduce of each tensor-parallel degree above 1.
@@ -203,7 +203,7 @@ def _measure(
         provenance=facts | host_copy(recorder, ranks),
         switch=switch,
     )
-    return Measured(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
+    return MeasuredCluster(profile, intra, intra if ranks.size == 1 else link(send_between_nodes))
 
 
 def _no_all_reduce(partial: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.engine import NO_ENGINE, EngineSpec, find_engine
+from xcore.specs.engine_spec import NO_ENGINE, EngineSpec, find_engine
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 

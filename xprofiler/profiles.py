@@ -16,7 +16,7 @@ from xprofiler import rooflines
 if TYPE_CHECKING:
     import torch
 
-    from xprofiler.job import Job
+    from xprofiler.job import ProfilingJob
     from xrunner.comm.ranks import Ranks
 
 _ROOFLINE_HERE = (
@@ -84,7 +84,7 @@ def _find_profile(
 
 
 def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec) -> Profile:
-    from xcore.specs.engine import find_engine
+    from xcore.specs.engine_spec import find_engine
     from xprofiler.operators import with_engine
 
     return with_engine(profile, model, cluster, find_engine(engine))
@@ -96,7 +96,7 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
     Imported kernels get that engine's time, unless an `engine` was asked for. The sentence names the engine, or says
     that the schedule was found with another profile; it is empty for the schedule's own profile.
     """
-    from xcore.specs.engine import ENGINES
+    from xcore.specs.engine_spec import ENGINES
 
     searched = schedule.profile
     if profile.fingerprint == searched.fingerprint:
@@ -155,7 +155,9 @@ def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profil
     return profile
 
 
-def measured_profile(directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str) -> "Job":
+def measured_profile(
+    directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str
+) -> "ProfilingJob":
     """Return the ranks' cluster and its profile: stored, else measured now at few points, with a progress bar.
 
     All ranks call it alike, and all get the result.

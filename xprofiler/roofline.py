@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from xcore.errors import InputError
 from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec
-from xcore.specs.engine import NO_ENGINE, EngineSpec
+from xcore.specs.engine_spec import NO_ENGINE, EngineSpec
 from xcore.specs.model import BYTES, ModelSpec, activation_bytes, usual_kv_dtype
 from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s

@@ -8,13 +8,13 @@ from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.policies import TRAITS, runs
 from xcore.specs.cluster import ClusterSpec, is_stock
-from xcore.specs.engine import OWN_ENGINE
+from xcore.specs.engine_spec import OWN_ENGINE
 
 if TYPE_CHECKING:
     from xcore.specs.model import ModelSpec
     from xcore.specs.profile import Profile
     from xcore.specs.schedule import Schedule
-    from xprofiler.compared import Compared
+    from xprofiler.roofline_errors import RooflineErrors
 
 DEFAULT_ENGINE = "vllm"
 """The most common engine. On this machine, the project's runner serves; a measured profile has its time."""
@@ -37,7 +37,7 @@ def stock_profile(
 
     This machine's rates are measured once (a second).
     """
-    from xcore.specs.engine import find_engine
+    from xcore.specs.engine_spec import find_engine
     from xprofiler import store
     from xprofiler.roofline import roofline_profile
 
@@ -56,7 +56,7 @@ def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profi
 
 def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
     """Return the profile with this project's engine instead of another server; None if it is not another server's."""
-    from xcore.specs.engine import ENGINES, find_engine
+    from xcore.specs.engine_spec import ENGINES, find_engine
     from xprofiler.operators import with_engine
 
     name = profile.provenance.get("serving" if profile.source == "operators" else "engine", "none")
@@ -73,7 +73,7 @@ def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) ->
 
 def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
     """Return sentences on the unmeasured parts of this project's engine, where any policy is predicted with it."""
-    from xcore.specs.engine import engine_of
+    from xcore.specs.engine_spec import engine_of
 
     if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
         return ()
@@ -97,7 +97,7 @@ def found_on(schedule: "Schedule") -> "Profile | None":
 
 
 def _candidates(schedule: "Schedule") -> "Iterator[Profile]":
-    from xcore.specs.engine import ENGINES
+    from xcore.specs.engine_spec import ENGINES
 
     if schedule.profile.source != "roofline":
         return
@@ -111,7 +111,7 @@ def check_engine(engine: str | None, profile: "Profile | None" = None, which: st
     Raises:
         InputError: The engine is unknown, or the profile has another engine's time.
     """
-    from xcore.specs.engine import engine_of, find_engine
+    from xcore.specs.engine_spec import engine_of, find_engine
 
     if engine is None:
         return
@@ -143,7 +143,7 @@ def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()
-    from xprofiler.compared import COMPARED
+    from xprofiler.roofline_errors import COMPARED
 
     engine, device = profile.provenance["engine"], profile.device
     of_engine = [row for row in COMPARED if row.engine == engine]
@@ -162,9 +162,9 @@ def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
     return (_errors_text(rows), *_limits(engine, device))
 
 
-def _errors_text(rows: "list[Compared]") -> str:
+def _errors_text(rows: "list[RooflineErrors]") -> str:
     """Return the sentence on the errors of one engine and device."""
-    from xprofiler.compared import SOURCES
+    from xprofiler.roofline_errors import SOURCES
 
     first = rows[0]
     off = ", ".join(f"{row.median_error:.0%} at TP{row.tp} ({row.rows})" for row in rows)
@@ -178,7 +178,7 @@ def _errors_text(rows: "list[Compared]") -> str:
 
 def _limits(engine: str, device: str) -> tuple[str, ...]:
     """Return the sentence on known errors; none if there are none."""
-    from xprofiler.compared import LIMITS
+    from xprofiler.roofline_errors import LIMITS
 
     texts = [limit.text for limit in LIMITS if limit.engine in (None, engine) and limit.device in (None, device)]
     return (f"known limits of engine {engine}: {'; '.join(texts)}",) if texts else ()

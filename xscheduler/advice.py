@@ -95,7 +95,7 @@ WIDTHS = {
 
 
 def too_wide(widest: tuple[str, int | None], share: float) -> str:
-    """Return the constraint that `share` times the sequences of `Question.widest`, decoded at a time, would break."""
+    """Return the constraint that `share` times the sequences of `Problem.widest`, decoded at a time, would break."""
     why, most = widest[0], widest[1] or MAX_TOKENS
     return f"decode {round(share * most):,} sequences at a time, and {WIDTHS[why].format(f'{most:,}')}"
 

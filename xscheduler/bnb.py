@@ -75,7 +75,7 @@ def _bound(space: Space, box: Box) -> float:
     if _uncertain(space, box):
         return space.ceiling
     highest = space.at(box[1])
-    return min(max(highest.throughput, highest.crest), space.ceiling)
+    return min(max(highest.throughput, highest.best_below), space.ceiling)
 
 
 def _lowest(box: Box, constraint: Constraint) -> Point:
@@ -97,7 +97,7 @@ def _crowned(space: Space, box: Box) -> bool:
     The lowest corner is best if throughput falls from there. The highest is best if it meets the bounds.
     """
     low, high = space.at(box[0]), space.at(box[1])
-    return low.falls or (high.crest <= high.throughput and space.meets(box[1]))
+    return low.no_better_above or (high.best_below <= high.throughput and space.meets(box[1]))
 
 
 def _split(space: Space, box: Box, incumbent: Incumbent) -> tuple[Box, Box]:

@@ -10,8 +10,8 @@ from xcore.policies.from_schedule import checked
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule
 from xcore.specs.workload import MAX_TOKENS
-from xscheduler.ceilings import Bounds
-from xscheduler.question import Limits, Question
+from xscheduler.ceilings import SpaceLimits
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.space import Evaluation, Family, Space, Variable
 from xsimulator import estimates
 from xsimulator.steady.closed_form import Steady
@@ -114,10 +114,10 @@ class CandidateFamily(Family):
 
 def candidates(
     policy: str,
-    question: Question,
+    problem: SearchProblem,
     scenario: Callable[[], Scenario],
     variables: tuple[Variable, ...],
-    bounds: Bounds,
+    bounds: SpaceLimits,
     ttft_slack: float = 0.0,
     **constants: Any,
 ) -> Candidates:
@@ -126,17 +126,19 @@ def candidates(
     `variables` are searched; `constants` holds the other variables by name. `scenario` is called only when a point is
     evaluated. `ttft_slack` has the same meaning as in `Limits.constraints`.
     """
-    limits, (why, widest), disaggregated = question.limits, question.widest, TRAITS[policy].disaggregated
+    limits, (why, widest), disaggregated = problem.limits, problem.widest, TRAITS[policy].disaggregated
 
     def simulate(values: Values) -> Evaluation:
         where, result = space.where, space.outcome(values)
-        crest, waits = result.crest, disaggregated and (result.crest or values[0] == 1)
+        best_below, waits = result.best_below, disaggregated and (result.best_below or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:
             result = space.shrink(values, limits, result)
         beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)
         figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
         tokens = where.replicas * where.load.workload.output.mean
-        return Evaluation(result.throughput * tokens, figures, max(crest, result.crest) * tokens, result.falls)
+        return Evaluation(
+            result.throughput * tokens, figures, max(best_below, result.best_below) * tokens, result.no_better_above
+        )
 
     space = Candidates(
         policy,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcore.batching.admission import Admission
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.steady.load import Load
 from xsimulator.steady.prompts import Prompts
@@ -32,7 +32,7 @@ _BATCHES = np.unique(np.rint(np.geomspace(1, 8192, 40)))
 
 
 @dataclass(frozen=True)
-class Bounds:
+class SpaceLimits:
     """Limits of a space: no point has a higher throughput (output tokens/s) or a lower latency (seconds)."""
 
     ceiling: float

@@ -12,7 +12,7 @@ from xcore.policies import TRAITS, control_variables
 from xcore.policies.control import Control, kinds
 from xcore.policies.from_schedule import checked
 from xcore.quantity import counted, figure_text
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from xscheduler.engine_defaults import EngineDefaults, engine_defaults
 from xscheduler.settings import Setting
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xcore.specs.cluster import ClusterSpec
     from xcore.specs.profile import Profile
     from xcore.specs.workload import Workload
-    from xsimulator.cost.replica import Step
+    from xsimulator.cost.cost_model import Step
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
 
     Raises InputError for one that the policy doesn't have.
     """
-    from xscheduler.question import ALLOCATION, variables_of
+    from xscheduler.search_problem import ALLOCATION, variables_of
 
     given = {name: value for name, value in settings.given.items() if name in {*settings.variables, *ALLOCATION}}
     for name, value in given.items():
@@ -258,7 +258,7 @@ def _step(control: Control, workload: "Workload") -> "Step":
 
 def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
     """Return how many blocks of BLOCK_SIZE tokens fit in memory together with such iterations; InputError for none."""
-    from xsimulator.cost.replica import CostModel
+    from xsimulator.cost.cost_model import CostModel
 
     model, cluster = setting.model, setting.cluster
     replica = CostModel(model, cluster, setting.profile, setting.kv_dtype).replica(stages)

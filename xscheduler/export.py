@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from xcore.errors import InputError
 from xcore.policies import TRAITS, runs
 from xcore.specs.builtin_models import HUB_IDS, stands_for
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
@@ -65,7 +65,7 @@ class Target:
 
     def follows(self, schedule: Schedule, profile: Profile) -> Schedule:
         """Return the schedule that the engine follows with a schedule's flags."""
-        from xsimulator.cost.replica import ReplicaCost
+        from xsimulator.cost.cost_model import ReplicaCost
 
         step = float(schedule.control.limit), float(schedule.control.batch)
         blocks = ReplicaCost.of(schedule, profile).room(step) * BLOCK_SIZE // schedule.block_size

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from xcore.duration import beyond_text
 from xcore.specs.estimate import Estimate
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimesColumns, summarise_columns
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import ServedColumns, summarise_columns
-from xscheduler.arrivals import BATCHES, REQUESTS, Arrivals, Sample, at
-from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Times, Watch
+from xscheduler.rate_sample import BATCHES, REQUESTS, Arrivals, Sample, at
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, EventTimes, Replicas, RequestArrays, Watch
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ LEAST_LOAD = 0.02
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RateBounds:
     """Bounds that must hold at a rate, in seconds since arrival; None: no bound."""
 
     latency_s: float | None
@@ -118,7 +118,7 @@ class Meter:
 
     profile: Profile
     arrivals: Arrivals
-    bounds: Bounds
+    bounds: RateBounds
     replays: int = 0
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class Meter:
 
         The excess is `measured` if the replay reaches its end.
         """
-        sample, served = self.arrivals.sample(count, schedule.replicas, schedule.meaning), list[Times]()
+        sample, served = self.arrivals.sample(count, schedule.replicas, schedule.meaning), list[EventTimes]()
         watch = Watch(self.bounds.limits, sample.allowed if ends else np.full(3, math.inf), np.zeros(3))
         for requests in sample.replicas:
             times = self._replicas.serve(schedule, at(requests, rate), watch)
@@ -201,7 +201,7 @@ class Meter:
         self._alike(schedule, count).append(verdict)
         return verdict
 
-    def _excess(self, sample: Sample, served: list[Times], rate: float) -> "Excess":
+    def _excess(self, sample: Sample, served: list[EventTimes], rate: float) -> "Excess":
         missed = [
             _missed(at(requests, rate), times, self.bounds.limits)
             for requests, times in zip(sample.replicas, served, strict=True)
@@ -215,7 +215,7 @@ class Meter:
             excesses.append(np.log((np.maximum(total, 0.0) + 0.5) / (allowed + 0.5)))
         return Excess(*map(float, np.max(excesses, axis=0)))
 
-    def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[Times]]:
+    def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[EventTimes]]:
         """Replay every request to its end, whatever bounds are missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         self._count()
@@ -235,7 +235,7 @@ class Meter:
             return np.concatenate([values[keep] for values, keep in zip(of, kept, strict=True)])
 
         requests = [at(replica, rate) for replica in sample.replicas]
-        columns = ServedColumns(
+        columns = RequestTimesColumns(
             column([replica.outputs for replica in requests]),
             column([replica.arrivals for replica in requests]),
             column([replica.started for replica in times]),
@@ -354,7 +354,7 @@ def _crossing(seen: dict[float, Excess]) -> float:
     return rate * math.exp(math.log(other / rate) * max(share, -2.0))
 
 
-def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:
+def _missed(requests: RequestArrays, times: EventTimes, limits: Array) -> list[Array]:
     """Return 1 for each counted request that missed a bound, [3][requests that the bound applies to]."""
     counts, late = requests.flags >= COUNTS, requests.flags >= COUNTS + COUNTS_FOR_LATENCY
     several = counts & (requests.outputs > 1)
@@ -363,7 +363,7 @@ def _missed(requests: Requests, times: Times, limits: Array) -> list[Array]:
     return [ttft[counts] > limits[0], tpot > limits[1], latency[late] > limits[2]]
 
 
-def _utilisation(schedule: Schedule, times: list[Times]) -> tuple[float, ...]:
+def _utilisation(schedule: Schedule, times: list[EventTimes]) -> tuple[float, ...]:
     """Return the busy fractions by rank; the followed replicas stand for all replicas."""
     busy = np.mean([replica.busy / replica.finished.max() for replica in times], axis=0)
     stages = sorted(range(len(schedule.stages)), key=lambda s: schedule.stages[s].devices[0])

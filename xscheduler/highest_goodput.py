@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from xcore.batching.admission import Admission
 from xcore.console import output
 from xcore.errors import Infeasible
-from xscheduler.arrivals import arrivals_of
+from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import infeasible_text
 from xscheduler.settings import Setting
 
@@ -34,7 +34,7 @@ def highest_goodput(
     *grow* if all policies can be searched with it. Otherwise it uses *reserve*, and the best schedule then grows.
     Raises Infeasible if there is no such schedule.
     """
-    from xscheduler.goodput import Bounds
+    from xscheduler.goodput import RateBounds
     from xscheduler.open_tune import tune_at
     from xsimulator.estimates import GROWING
 
@@ -44,7 +44,7 @@ def highest_goodput(
     with output.progress("searching the highest goodput") as progress:
         rated = tune_at(
             *where,
-            Bounds(bound_s * (1 - MARGIN)),
+            RateBounds(bound_s * (1 - MARGIN)),
             None,
             policies=policies,
             kv_dtype=setting.kv_dtype,

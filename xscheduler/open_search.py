@@ -22,7 +22,7 @@ from xscheduler.advice import TIMES
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.candidates import schedule as schedule_of
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Meter
-from xscheduler.question import Question
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Point
 from xsimulator.steady.outcome import estimate_of
 
@@ -71,7 +71,7 @@ class Lead:
 class OpenSearch:
     """A search of one policy's spaces at an arrival rate."""
 
-    question: Question
+    problem: SearchProblem
     members: Sequence[Candidates | CandidateFamily]
     meter: Meter
     caching: Workload | None = None
@@ -327,7 +327,7 @@ class OpenSearch:
     def schedule(self, space: Candidates, point: Point) -> Schedule:
         """Return the Schedule of a point; it is made once."""
         if (space, point) not in self._schedules:
-            made = schedule_of(space, space.values(point), self.question.limits)
+            made = schedule_of(space, space.values(point), self.problem.limits)
             if self.caching:
                 blocks, workload = self._room(space, point), self.caching.without_requests
                 made = replace(made, prefix_caching=True, kv_blocks=blocks, workload=workload)
@@ -347,10 +347,10 @@ class OpenSearch:
     def _steady(self, space: Candidates, point: Point) -> float:
         """Return the steady throughput in sequences/s, or a bound on that of all smaller batches if it is higher."""
         evaluated = space.at(point)
-        return self._rate(max(evaluated.throughput, evaluated.crest))
+        return self._rate(max(evaluated.throughput, evaluated.best_below))
 
     def _rate(self, tokens_s: float) -> float:
-        return tokens_s / self.question.load.workload.output.mean
+        return tokens_s / self.problem.load.workload.output.mean
 
     def _fits(self, space: Candidates, point: Point) -> bool:
         """Return whether a point meets every constraint that is not a time, and an engine accepts it."""
@@ -369,7 +369,7 @@ class OpenSearch:
         A family's spaces are made when its ceiling is next. Spaces whose queries are always late are left out.
         """
         order = itertools.count()
-        bound = self.question.limits.latency_s
+        bound = self.problem.limits.latency_s
         heap = [(-member.ceiling, next(order), member) for member in self.members]
         heapq.heapify(heap)
         while heap:

@@ -19,16 +19,16 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import Workload
 from xcore.usable_cpus import usable_cpus
-from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals
-from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Bounds, Goodput, Meter
+from xscheduler.goodput import FINE, LEAST_LOAD, PRECISION, SIGMAS, Goodput, Meter, RateBounds
 from xscheduler.open_search import COUNTS, Lead, OpenSearch
-from xscheduler.question import Limits, Question
+from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals
 from xscheduler.search import Method, Search
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.spaces import POLICIES, spaces
 from xscheduler.ties import preferred
 from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def tune_at(
     workload: Workload,
     profile: Profile,
     arrivals: Arrivals,
-    bounds: Bounds,
+    bounds: RateBounds,
     rate: float | None,
     *,
     bound: BoundMeaning = ALL_REQUESTS,
@@ -113,11 +113,11 @@ def tune_at(
     computed = arrivals.computed(workload) if prefix_caching else workload
     caching = workload if prefix_caching else None
 
-    def asked(on: Deployment) -> Question:
+    def asked(on: Deployment) -> SearchProblem:
         return _question(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
 
     on_engines = by_policy(policies, Deployment(cluster, profile), own, asked)
-    question = on_engines[policies[0]]
+    problem = on_engines[policies[0]]
     with uncollected():
         spaces_of = {policy: spaces(policy, asked) for policy, asked in on_engines.items()}
         _check_method(method, sum(space.size for members in spaces_of.values() for space in members))
@@ -131,7 +131,7 @@ def tune_at(
             sustained = _raced(searches, progress, profile=profile)
         else:
             sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
-        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], question.limits)
+        lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], problem.limits)
     goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
     at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
     highest = _highest(searches, goodputs, profile)
@@ -155,7 +155,7 @@ def tune_at(
         alternatives,
         _cost(searches.values(), method, time.perf_counter() - started),
         lowest if lowest < float("inf") else None,
-        (*_assumptions(bounds, bound, arrivals, at_rate, winner), *_cache_assumptions(question, caching, arrivals)),
+        (*_assumptions(bounds, bound, arrivals, at_rate, winner), *_cache_assumptions(problem, caching, arrivals)),
     )
     return Rated(tuned, at_rate, sustained)
 
@@ -166,7 +166,7 @@ def sustained_by(
     workload: Workload,
     profile: Profile,
     arrivals: Arrivals,
-    bounds: Bounds,
+    bounds: RateBounds,
     *,
     bound: BoundMeaning = ALL_REQUESTS,
     policies: tuple[str, ...] = POLICIES,
@@ -178,10 +178,10 @@ def sustained_by(
     `floor` is a rate in requests/s that something else is known to sustain. Policies far below it are left out.
     """
     check_asked(policies, {})
-    question = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
+    problem = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
     with uncollected():
         searches = {
-            policy: OpenSearch(question, spaces(policy, question), Meter(profile, arrivals, bounds), threads=_threads())
+            policy: OpenSearch(problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=_threads())
             for policy in policies
         }
         return _raced(searches, lambda done, total: None, floor)
@@ -192,15 +192,15 @@ def _question(
     cluster: ClusterSpec,
     workload: Workload,
     profile: Profile,
-    bounds: Bounds,
+    bounds: RateBounds,
     bound: BoundMeaning,
     kv_dtype: str | None,
     fixed: dict[str, int] | None,
     admission: tuple[Admission, ...] = ("reserve",),
-) -> Question:
+) -> SearchProblem:
     cost_model = CostModel(model, cluster, profile, kv_dtype or usual_kv_dtype(profile.dtype), watched=False)
     load, limits = Load(workload, model.encoder_layers > 0), Limits(_slowest(bounds, workload))
-    return Question(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
+    return SearchProblem(cost_model, load, limits, fixed or {}, bound, admission=admission, open_system=True)
 
 
 def _cost(searches: Iterable[OpenSearch], method: Method, seconds: float) -> Search:
@@ -238,7 +238,7 @@ def _check_method(method: Method, size: int) -> None:
         )
 
 
-def _slowest(bounds: Bounds, workload: Workload) -> float | None:
+def _slowest(bounds: RateBounds, workload: Workload) -> float | None:
     """Return the latency in seconds that no request of the bound's length may exceed, by any of the bounds."""
     tokens = bounds.ttft_s, bounds.tpot_s
     both = None if tokens[0] is None or tokens[1] is None else tokens[0] + (workload.p99_output - 1) * tokens[1]
@@ -363,11 +363,11 @@ def _sustained(lead: Lead, reached: Goodput, search: OpenSearch) -> Sustained:
 
 def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count: int, policy: str) -> Alternative:
     """Return a policy's best schedule at `rate`, measured with `count` requests."""
-    members, question = search.members, search.question
+    members, problem = search.members, search.problem
     if best is None:
         late = "sustains no rate: even nearly idle, its requests are late"
         fits = any(member.ceiling > 0 for member in members)
-        return Alternative(policy, None, None, late if fits else why_infeasible(policy, members, question))
+        return Alternative(policy, None, None, late if fits else why_infeasible(policy, members, problem))
     reached, steady = best.goodput_seq_s, best.steady
     why = best.broken or f"its steady throughput ends it, limited by {steady.binding}"
     if reached < rate:
@@ -394,7 +394,7 @@ def _who(bound: BoundMeaning) -> str:
 
 
 def _assumptions(
-    bounds: Bounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
+    bounds: RateBounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
     few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
@@ -416,10 +416,10 @@ def _assumptions(
     return tuple(assumptions)
 
 
-def _cache_assumptions(question: Question, caching: Workload | None, arrivals: Arrivals) -> tuple[str, ...]:
+def _cache_assumptions(problem: SearchProblem, caching: Workload | None, arrivals: Arrivals) -> tuple[str, ...]:
     """Return sentences on the effects of admission and prefix caching on the answer."""
     texts = []
-    if "grow" in question.admission:
+    if "grow" in problem.admission:
         texts.append("admission grow: requests are preempted in the replays as in an engine that admits so")
     if caching and arrivals.prefixes is None:
         texts.append(f"prefix caching: workload {caching.name} doesn't say which prompts begin alike, so none do")

@@ -18,8 +18,8 @@ from xcore.requests.request import Request
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
-from xsimulator.cost.replica import ReplicaCost
-from xsimulator.cost.solo import solo_times
+from xsimulator.cost.batch_one_latency import batch_one_times
+from xsimulator.cost.cost_model import ReplicaCost
 
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
@@ -76,7 +76,7 @@ def times_hints(
     Each hint gets the mean of all requests, and its request's own time if outputs are `known`.
     """
     cost = ReplicaCost.of(schedule, profile)
-    solo = solo_times(cost, [row.input for row in lengths], [row.output for row in lengths])
+    solo = batch_one_times(cost, [row.input for row in lengths], [row.output for row in lengths])
     mean, deviation = float(solo.total.mean()), float(solo.total.std())
     return [
         replace(
@@ -212,13 +212,13 @@ def served_hints(
     The service times in the hints are those of the schedule's mean lengths.
     """
     cost, workload = ReplicaCost.of(schedule, profile), schedule.workload
-    mean_s = float(solo_times(cost, [workload.input.mean], [workload.output.mean]).total[0])
+    mean_s = float(batch_one_times(cost, [workload.input.mean], [workload.output.mean]).total[0])
     ranker = find_ranker(choice) if choice.name == "learned" else None
     if ranker:
         prompt_scores(ranker, (), tokenizer)  # refuse a model without a tokenizer before any request arrives
 
     def hints(request: Request) -> Hints:
-        prefill_s = float(solo_times(cost, [len(request.prompt_ids)], [1]).prefill[0])
+        prefill_s = float(batch_one_times(cost, [len(request.prompt_ids)], [1]).prefill[0])
         score = prompt_scores(ranker, [request], tokenizer)[0] if ranker else None
         return Hints(score=score, prefill_s=prefill_s, service_time_s=mean_s)
 

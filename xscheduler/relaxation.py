@@ -8,9 +8,9 @@ from xcore.duration import duration_text
 from xcore.quantity import percent_text
 from xscheduler.advice import TIMES, WIDTHS
 from xscheduler.candidates import Candidates, allocation
-from xscheduler.question import Question
 from xscheduler.refine import refined
 from xscheduler.search import search
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Evaluation, Point
 from xscheduler.spaces import at_value, refined_variable, spaces
 
@@ -49,7 +49,7 @@ class Gain:
 
 
 def largest_gain(
-    searched: Sequence[Candidates], point: Point, question: Question, tolerance: float, leads: bool
+    searched: Sequence[Candidates], point: Point, problem: SearchProblem, tolerance: float, leads: bool
 ) -> Gain | None:
     """Return the largest gain of a single constraint or fixed variable; None if there is no gain.
 
@@ -58,9 +58,9 @@ def largest_gain(
     """
     own, by_key = searched[0], {_key(space): space for space in searched}
     best, batch = own.at(point), own.values(point)[0]
-    asked = question if leads else replace(question, fixed=question.fixed | allocation(own))
+    asked = problem if leads else replace(problem, fixed=problem.fixed | allocation(own))
     gain, floor = None, best.throughput * (1 + LEAST_GAIN)
-    for name, limit, fullness in _raises(own, best, question):
+    for name, limit, fullness in _raises(own, best, problem):
         if name == "memory" and not leads and fullness * (1 + 1 / batch) <= 1:
             continue  # a larger batch would fit, so another bound excludes it
         throughput = _Looser(_looser(asked, name), name, fullness, own, by_key).reached(tolerance, floor)
@@ -69,15 +69,15 @@ def largest_gain(
     return gain
 
 
-def _raises(own: Candidates, best: Evaluation, question: Question) -> Iterator[tuple[str, float, float]]:
+def _raises(own: Candidates, best: Evaluation, problem: SearchProblem) -> Iterator[tuple[str, float, float]]:
     """Yield name, limit and used share of what can be raised: fixed variables, then constraints, the fullest first."""
     controls = own.controls(own.values(own.lowest))
-    yield from ((name, value, 1.0) for name, value in question.fixed.items() if name in controls)
+    yield from ((name, value, 1.0) for name, value in problem.fixed.items() if name in controls)
     fullness = [figure / constraint.limit for figure, constraint in zip(best.figures, own.constraints, strict=True)]
     for full, constraint in sorted(zip(fullness, own.constraints, strict=True), key=lambda pair: -pair[0]):
         if constraint.name not in WIDTHS:
             yield constraint.name, constraint.limit, full
-        elif widest := question.widest[1]:  # None: any number that a schedule allows
+        elif widest := problem.widest[1]:  # None: any number that a schedule allows
             yield constraint.name, widest, full
 
 
@@ -85,49 +85,49 @@ def _raised(value: int) -> int:
     return math.ceil(round(RELAXED * value, 6))
 
 
-def _looser(question: Question, name: str) -> Question:
-    """Return the question with a constraint or fixed variable raised."""
-    limits = question.limits
-    if name in question.fixed:
-        return replace(question, fixed=question.fixed | {name: _raised(question.fixed[name])})
+def _looser(problem: SearchProblem, name: str) -> SearchProblem:
+    """Return the problem with a constraint or fixed variable raised."""
+    limits = problem.limits
+    if name in problem.fixed:
+        return replace(problem, fixed=problem.fixed | {name: _raised(problem.fixed[name])})
     if name in TIMES:
         seconds = f"{name}_s"
-        return replace(question, limits=replace(limits, **{seconds: RELAXED * getattr(limits, seconds)}))
+        return replace(problem, limits=replace(limits, **{seconds: RELAXED * getattr(limits, seconds)}))
     if name in WIDTHS:
-        return replace(question, wider=RELAXED)
-    cost_model = replace(question.cost_model, cluster=question.cost_model.cluster.with_memory(RELAXED))
+        return replace(problem, wider=RELAXED)
+    cost_model = replace(problem.cost_model, cluster=problem.cost_model.cluster.with_memory(RELAXED))
     blocks = limits.kv_blocks and _raised(limits.kv_blocks)
-    return replace(question, cost_model=cost_model, limits=replace(limits, kv_blocks=blocks))
+    return replace(problem, cost_model=cost_model, limits=replace(limits, kv_blocks=blocks))
 
 
 def _key(space: Candidates) -> tuple[object, ...]:
-    """Return the key by which spaces of two questions have the same points."""
+    """Return the key by which spaces of two problems have the same points."""
     others = tuple(variable.values for variable in space.variables[1:])
     return space.where.replica.stages, tuple(space.constants.items()), others
 
 
 @dataclass(frozen=True)
 class _Looser:
-    """A question with one constraint or fixed variable raised."""
+    """A problem with one constraint or fixed variable raised."""
 
-    question: Question
+    problem: SearchProblem
     name: str
     """The constraint or variable that is raised."""
     fullness: float
     """Share of the limit that the best evaluation uses."""
     own: Candidates
-    """The best space of the unchanged question."""
+    """The best space of the unchanged problem."""
     searched: dict[tuple[object, ...], Candidates]
-    """All spaces of the unchanged question, by key."""
+    """All spaces of the unchanged problem, by key."""
 
     def reached(self, tolerance: float, floor: float) -> float:
         """Return the best throughput in tokens/s, or 0.
 
         Searches the grid and the space like `own`, then refined values that may gain.
         """
-        policy, question = self.own.policy, self.question
-        name = refined_variable(policy, question)
-        members = spaces(policy, question)
+        policy, problem = self.own.policy, self.problem
+        name = refined_variable(policy, problem)
+        members = spaces(policy, problem)
         lines = [self._as_known(space) for space in members if isinstance(space, Candidates)]
         if len(lines) < len(members):  # families: their policies refine nothing
             return search(members, "bnb", tolerance, floor).throughput
@@ -150,7 +150,7 @@ class _Looser:
         return []
 
     def _at_value(self, like: Candidates, value: int) -> Candidates | None:
-        space = at_value(self.question, like, value)
+        space = at_value(self.problem, like, value)
         return space and self._as_known(space)
 
     def _as_known(self, space: Candidates) -> Candidates:

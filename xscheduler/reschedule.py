@@ -9,7 +9,7 @@ from xcore import document
 from xcore.errors import Infeasible, InputError
 from xcore.policies import TRAITS, Traits
 from xcore.quantity import figure_text
-from xcore.searching import process_text, read_question, write_answer
+from xcore.searching import process_text, read_problem, write_answer
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
 from xcore.specs.workload import Workload
 from xscheduler.settings import Setting
@@ -65,7 +65,7 @@ def rescheduler(setting: Setting, arrivals: bool = False) -> "Reschedule":
 def in_a_process(search_input: SearchInput) -> NewSchedule:
     """Run `best` in a separate process and return its result.
 
-    A thread would compete with the run and make it several times slower. Question and answer are JSON on standard input
+    A thread would compete with the run and make it several times slower. Problem and answer are JSON on standard input
     and output. The process ends when its standard input closes, which is also when the run ends.
     """
     command = [sys.executable, "-c", _PROCESS, *sys.path]
@@ -88,7 +88,7 @@ def in_a_process(search_input: SearchInput) -> NewSchedule:
 
 def main() -> None:
     """Run the search of this process."""
-    search_input = read_question(SearchInput)
+    search_input = read_problem(SearchInput)
     try:
         if search_input.arrivals and search_input.held.latency_bound_s is not None:
             result = best_for_arrivals(search_input.setting, search_input.held)

@@ -11,7 +11,7 @@ from xcore.policies import TRAITS, runs
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.cluster import KINDS, ClusterSpec, device_kind, parse_cluster
 from xcore.specs.deployment import Deployment
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xprofiler.rooflines import like
 from xscheduler.settings import Setting
 

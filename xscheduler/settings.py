@@ -9,8 +9,8 @@ from xcore.policies import runs
 from xcore.quantity import figure_text, percent_text
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.deployment import Deployment
-from xcore.specs.engine import EngineSpec, engine_of
 from xcore.specs.engine_memory import DATA_SHEET
+from xcore.specs.engine_spec import EngineSpec, engine_of
 from xcore.specs.model import BYTES, DTYPES, ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule

@@ -44,14 +44,14 @@ class Constraint:
 class Evaluation:
     """The result of one point: throughput, and the figure of each constraint in order.
 
-    Throughput rises along the variables, except as `crest` and `falls` describe.
+    Throughput rises along the variables, except as `best_below` and `no_better_above` describe.
     """
 
     throughput: float
     figures: tuple[float, ...]
-    crest: float = 0.0
+    best_below: float = 0.0
     """A throughput that no lower point exceeds, if it is more than this point's."""
-    falls: bool = False
+    no_better_above: bool = False
     """Whether no higher point has more throughput."""
 
 

@@ -22,15 +22,22 @@ from xcore.specs.profile import Profile
 from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
-from xscheduler.question import ALLOCATION, ENCODE_MICRO_BATCHES, Limits, Question, variables_of, with_variables
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
 from xscheduler.search import Method, Search, SearchResult, search
+from xscheduler.search_problem import (
+    ALLOCATION,
+    ENCODE_MICRO_BATCHES,
+    Limits,
+    SearchProblem,
+    variables_of,
+    with_variables,
+)
 from xscheduler.space import Point, made_spaces
 from xscheduler.spaces import POLICIES, SPACES, at_value, refined_variable, spaces
 from xscheduler.ties import TIE, preferred
 from xscheduler.tuned import Alternative, Tuned
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.estimates import GROWING
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latency
@@ -92,36 +99,36 @@ def tune(
     load = Load(workload, model.encoder_layers > 0, steady_state)
     rest = (load, limits, fixed or {}, bound, variation, encode_micro_batches, partial, admission)
 
-    def question(on: Deployment) -> Question:
+    def problem(on: Deployment) -> SearchProblem:
         kept = kv_dtype or usual_kv_dtype(on.profile.dtype)
-        return Question(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
+        return SearchProblem(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
 
-    questions = by_policy(policies, Deployment(cluster, profile), own, question)
+    problems = by_policy(policies, Deployment(cluster, profile), own, problem)
     if floor is not None:
-        return _above(questions, method, tolerance, floor)
-    return _answer(questions, method, tolerance, lowest_latency, progress)
+        return _above(problems, method, tolerance, floor)
+    return _answer(problems, method, tolerance, lowest_latency, progress)
 
 
-def _above(questions: dict[str, Question], method: Method, tolerance: float, floor: float) -> Tuned:
+def _above(problems: dict[str, SearchProblem], method: Method, tolerance: float, floor: float) -> Tuned:
     """Return the best schedule of all policies if its throughput exceeds the floor."""
     best: tuple[str, SearchResult] | None = None
     searches = []
     with uncollected():
-        for policy, question in questions.items():
-            _, result = _searched(policy, question, method, tolerance, floor)
+        for policy, problem in problems.items():
+            _, result = _searched(policy, problem, method, tolerance, floor)
             searches.append(result.search)
             if isinstance(result.space, Candidates) and result.throughput > floor:
                 best, floor = (policy, result), result.throughput
-        won = _found(*best, questions[best[0]]) if best else Alternative("", None, None, "")
+        won = _found(*best, problems[best[0]]) if best else Alternative("", None, None, "")
     return Tuned(won.schedule, won.estimate, (won,) if best else (), _together(method, searches), None, ())
 
 
-def _found(policy: str, result: SearchResult, question: Question) -> Alternative:
+def _found(policy: str, result: SearchResult, problem: SearchProblem) -> Alternative:
     """Return a policy's best point as a schedule."""
     space, point = result.space, result.point
     assert isinstance(space, Candidates)
     values = space.values(point)
-    return Alternative(policy, schedule(space, values, question.limits), space.estimate(values), "")
+    return Alternative(policy, schedule(space, values, problem.limits), space.estimate(values), "")
 
 
 def _together(method: Method, searches: Sequence[Search]) -> Search:
@@ -146,7 +153,7 @@ def by_policy(
 
 
 def _answer(
-    questions: dict[str, Question],
+    problems: dict[str, SearchProblem],
     method: Method,
     tolerance: float,
     lowest_latency: bool,
@@ -156,12 +163,12 @@ def _answer(
     tried: list[tuple[str, Members, SearchResult]] = []
     lowest = math.inf
     with uncollected():
-        for policy, question in questions.items():
-            progress(len(tried), len(questions))
-            tried.append((policy, *_searched(policy, question, method, tolerance, 0.0)))
+        for policy, problem in problems.items():
+            progress(len(tried), len(problems))
+            tried.append((policy, *_searched(policy, problem, method, tolerance, 0.0)))
         leading = (1 - TIE) * max(result.throughput for *_, result in tried)
         alternatives = tuple(
-            _alternative(policy, members, result, questions[policy], tolerance, result.throughput >= leading)
+            _alternative(policy, members, result, problems[policy], tolerance, result.throughput >= leading)
             for policy, members, result in tried
         )
         won = preferred((a for a in alternatives if a.estimate), _rate, lambda a: a.policy)
@@ -169,26 +176,26 @@ def _answer(
             alternatives = _compared(alternatives, won)
         winner = next((a for a in alternatives if won and a.policy == won.policy), None)
         if lowest_latency or not winner:
-            lowest = lowest_latency_of([space for _, members, _ in tried for space in members], question.limits)
+            lowest = lowest_latency_of([space for _, members, _ in tried for space in members], problem.limits)
     return Tuned(
         winner.schedule if winner else None,
         winner.estimate if winner else None,
         alternatives,
         _together(method, [result.search for *_, result in tried]),
         lowest if math.isfinite(lowest) else None,
-        _assumptions(question, tuple(questions), winner),
+        _assumptions(problem, tuple(problems), winner),
     )
 
 
 def _searched(
-    policy: str, question: Question, method: Method, tolerance: float, floor: float
+    policy: str, problem: SearchProblem, method: Method, tolerance: float, floor: float
 ) -> tuple[Members, SearchResult]:
     """Return a policy's spaces and their best point, if its throughput exceeds the floor."""
-    members, name = spaces(policy, question), refined_variable(policy, question)
+    members, name = spaces(policy, problem), refined_variable(policy, problem)
     lines = [space for space in members if isinstance(space, Candidates)]
     if name is None or method == "optuna" or len(lines) < len(members):
         return members, search(list(members), method, tolerance, floor)
-    found, result = refined(lines, name, functools.partial(at_value, question), method, tolerance, floor)
+    found, result = refined(lines, name, functools.partial(at_value, problem), method, tolerance, floor)
     return [*found], result
 
 
@@ -236,20 +243,20 @@ def check_asked(
 
 
 def _alternative(
-    policy: str, members: Members, result: SearchResult, question: Question, tolerance: float, leads: bool
+    policy: str, members: Members, result: SearchResult, problem: SearchProblem, tolerance: float, leads: bool
 ) -> Alternative:
     """Return a policy's best schedule and its limit: on any allocation if it leads, otherwise on its own allocation."""
     if not isinstance(result.space, Candidates):
-        return Alternative(policy, None, None, why_infeasible(policy, members, question))
+        return Alternative(policy, None, None, why_infeasible(policy, members, problem))
     space, point = _plainest(members, result.space, result.point)
     point = _leanest(space, point)
     values = space.values(point)
     estimate = space.estimate(values)
     searched = (s for s in made_spaces(members) if isinstance(s, Candidates))
-    gain = largest_gain([space, *searched], point, question, tolerance, leads)
+    gain = largest_gain([space, *searched], point, problem, tolerance, leads)
     estimate = replace(estimate, binding=_binding(gain, estimate.binding))
     limited = f"limited by {estimate.binding}: {gain.text if gain else busy_text(estimate)}"
-    return Alternative(policy, schedule(space, values, question.limits), estimate, limited)
+    return Alternative(policy, schedule(space, values, problem.limits), estimate, limited)
 
 
 def _plainest(members: Members, space: Candidates, point: Point) -> tuple[Candidates, Point]:
@@ -373,30 +380,30 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
     return latency(space.where, result) if limits.memory(space.where, result) <= 1.0 else math.inf
 
 
-def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily], question: Question) -> str:
+def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily], problem: SearchProblem) -> str:
     """Return the constraint that makes every schedule infeasible.
 
     It is broken even at the lowest corner. For a time, the lowest of all spaces counts; for other constraints, the
     space with the lowest latency.
     """
-    without = [name for name in question.fixed if name not in variables_of(policy)]
+    without = [name for name in problem.fixed if name not in variables_of(policy)]
     if without:
         return f"it has no {', '.join(without)}, which {'is' if len(without) == 1 else 'are'} fixed"
-    if not members and question.load.encoder_decoder and TRAITS[policy].splits_prompts:
+    if not members and problem.load.encoder_decoder and TRAITS[policy].splits_prompts:
         return "an encoder reads its whole input at once, so prompts can't come in chunks"
-    if not members and not question.admissions(policy):
+    if not members and not problem.admissions(policy):
         return "no steady state with admission grow is known for it"
-    if not members and TRAITS[policy].disaggregated and question.cost_model.cluster.devices == 1:
+    if not members and TRAITS[policy].disaggregated and problem.cost_model.cluster.devices == 1:
         return "it needs two devices at least: some encode, the others decode"
-    if not members and not any(question.layouts(n, uniform=False) for n in question.replica_sizes()):
-        asked = ", ".join(f"{name}={value}" for name, value in question.fixed.items())
-        devices = counted(question.cost_model.cluster.devices, "device")
+    if not members and not any(problem.layouts(n, uniform=False) for n in problem.replica_sizes()):
+        asked = ", ".join(f"{name}={value}" for name, value in problem.fixed.items())
+        devices = counted(problem.cost_model.cluster.devices, "device")
         return f"no allocation of its {devices} has what was asked for ({asked})"
     if not members:
-        return _too_large(policy, question)
+        return _too_large(policy, problem)
     closest = min(members, key=lambda member: member.quickest_s)
     if isinstance(closest, CandidateFamily):
-        return why_infeasible(policy, _of(closest), question)
+        return why_infeasible(policy, _of(closest), problem)
     lowest = closest.at(closest.lowest)
     corners = [member.at(member.lowest) for member in members if isinstance(member, Candidates)]
     fitting = [corner for corner in corners if corner.figures[0] <= 1.0] or [lowest]
@@ -411,16 +418,16 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
                 return f"{name}={least:,} needs {percent_text(figure)} of the memory"
             return "not even one sequence fits into memory beside the weights"
         if constraint.name in WIDTHS:
-            return f"even its smallest batch would {too_wide(question.widest, figure)}"
+            return f"even its smallest batch would {too_wide(problem.widest, figure)}"
         return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
     return "none of its schedules fits into memory and keeps every bound"
 
 
-def _too_large(policy: str, question: Question) -> str:
+def _too_large(policy: str, problem: SearchProblem) -> str:
     """Return the sentence that compares the weights with the memory, in GiB."""
-    model, cluster, dtype = question.cost_model.model, question.cost_model.cluster, question.cost_model.profile.dtype
+    model, cluster, dtype = problem.cost_model.model, problem.cost_model.cluster, problem.cost_model.profile.dtype
     weights = model.parameters * BYTES[dtype] / 2**30
-    memory = cluster.devices * question.cost_model.engine_memory.usable_bytes(cluster) / 2**30
+    memory = cluster.devices * problem.cost_model.engine_memory.usable_bytes(cluster) / 2**30
     twice = ", here held twice," if TRAITS[policy].disaggregated and not model.encoder_layers else ""
     return (
         f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "
@@ -428,10 +435,10 @@ def _too_large(policy: str, question: Question) -> str:
     )
 
 
-def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:
-    limits, assumptions = question.limits, []
+def _assumptions(problem: SearchProblem, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:
+    limits, assumptions = problem.limits, []
     if limits.latency_s is not None:
-        assumptions.append(f"bound: kept by {question.bound.latency_text}, counted from the start of the prefill")
+        assumptions.append(f"bound: kept by {problem.bound.latency_text}, counted from the start of the prefill")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
@@ -443,7 +450,7 @@ def _assumptions(question: Question, policies: tuple[str, ...], winner: Alternat
             "admission grow: the cache has room for the 95th percentile of what is held at a time; a request is "
             f"preempted {often} times on average"
         )
-    reserving = [name for name in policies if "grow" in question.admission and "grow" not in question.admissions(name)]
+    reserving = [name for name in policies if "grow" in problem.admission and "grow" not in problem.admissions(name)]
     if reserving:
         assumptions.append(
             f"admission grow isn't searched for {', '.join(reserving)}: no steady-state formula covers it"

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from xcore.batching.admission import Admission, most_cached
 from xcore.policies import TRAITS
 from xcore.policies.control import Control, kinds
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule
-from xcore.specs.served import Served
 from xsimulator.replay.event_simulator import replay
-from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
 
@@ -70,7 +70,7 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     )
 
 
-def _demand(scenario: Scenario, control: Control, blocks: int | None) -> tuple[Demand, bool]:
+def _demand(scenario: Scenario, control: Control, blocks: int | None) -> tuple[StageDemand, bool]:
     """Return a schedule's demand, and whether its longest request fits.
 
     Without `blocks`, the cache holds as many blocks as the possible residents need, or all that fit.
@@ -84,10 +84,10 @@ def _demand(scenario: Scenario, control: Control, blocks: int | None) -> tuple[D
     sequences = residents or 1
     need, room = -(-longest // BLOCK_SIZE), scenario.replica.room((tokens, sequences))
     if room < need:
-        return Demand(need, tokens, sequences), False
+        return StageDemand(need, tokens, sequences), False
     if blocks:
-        return Demand(blocks, tokens, sequences), blocks >= need
-    return Demand(min(room, residents * need) if residents else room, tokens, sequences), True
+        return StageDemand(blocks, tokens, sequences), blocks >= need
+    return StageDemand(min(room, residents * need) if residents else room, tokens, sequences), True
 
 
 def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admission, kv_blocks: int) -> Schedule:
@@ -111,12 +111,12 @@ def _schedule(policy: str, scenario: Scenario, control: Control, admission: Admi
     )
 
 
-def _first_tokens(served: tuple[Served, ...]) -> Array:
+def _first_tokens(served: tuple[RequestTimes, ...]) -> Array:
     """Return the seconds from the start of each request's prefill to its first token [requests]."""
     return np.array([request.first_token_s - request.start_s for request in served])
 
 
-def _lifetime(served: tuple[Served, ...]) -> Callable[[Array], Lifetime]:
+def _lifetime(served: tuple[RequestTimes, ...]) -> Callable[[Array], Lifetime]:
     """Return the lifetime by output length: the time to first token plus the mean time of each later token."""
     first = _first_tokens(served)
     many = [request for request in served if request.output_tokens > 1]

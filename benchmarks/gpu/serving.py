@@ -15,7 +15,7 @@ from xcore.requests.request import Request
 from xcore.requests.requests import random_requests
 from xcore.specs.bound import PAPER_BOUND
 from xcore.specs.model import ModelSpec
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xprofiler.measure import measure_profile
 from xrunner.models import load_model
 from xrunner.models.create import create_model

@@ -16,10 +16,10 @@ from benchmarks.servers import orca
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import random_requests
 from xcore.specs.cluster_plan import PlannedModel, Share
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths
 from xmulti.rank.multiprocessors import streams_on_shares
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xrunner.comm.gpu import Gpu
 from xrunner.models.create import create_model
 
@@ -81,7 +81,7 @@ def timed_run(
     streams: Sequence[torch.cuda.Stream],
 ) -> tuple[float, dict[tuple[str, str], tuple[int, ...]]]:
     """Seconds until all requests are done, and their tokens by model and id."""
-    unit = Unit.load(models, directories, device=device, streams=streams)
+    unit = RankUnit.load(models, directories, device=device, streams=streams)
     unit.open()
     began, tokens = time.perf_counter(), {}
     for name, requests in todo.items():

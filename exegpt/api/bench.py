@@ -18,8 +18,8 @@ from xcore.requests.request import Request
 from xcore.requests.request_lists import draw, read_for_model
 from xcore.requests.requests import random_requests
 from xcore.specs.model import ModelSpec
+from xcore.specs.request_times import summarise
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import summarise
 from xcore.traces.fit_context import fit_context
 from xcore.traces.trace import parse_rate, parse_workload, with_poisson_arrivals
 from xprofiler.profiles import find_profile

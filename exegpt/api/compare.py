@@ -11,8 +11,8 @@ from xcore.console.comparison import Comparison, median
 from xcore.orders import fcfs
 from xcore.requests.request import Request, Result
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import summarise
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import summarise
 from xcore.specs.workload import RequestLengths
 from xprofiler.present_speed import slowdown_now
 from xscheduler.settings import Setting

@@ -36,8 +36,8 @@ from xrunner.models.device import find_device
 from xrunner.threads import set_threads
 from xscheduler.ordering import check_known, request_hints
 from xscheduler.policy_names import policy_names
-from xscheduler.question import with_variables
 from xscheduler.reschedule import rescheduler
+from xscheduler.search_problem import with_variables
 from xscheduler.setting_search import infeasible_text, search_schedule
 from xscheduler.settings import Setting, find_model, find_setting, run_dtype
 from xscheduler.shortlist import best_by_replay
@@ -46,7 +46,7 @@ from xsimulator.estimates import GROWING
 if TYPE_CHECKING:
     import torch
 
-    from xprofiler.job import Job
+    from xprofiler.job import ProfilingJob
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _given_schedule(options: RunOptions) -> Schedule | None:
     return schedule
 
 
-def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "torch.device") -> "Job | None":
+def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "torch.device") -> "ProfilingJob | None":
     """Return the measured profile of the ranks, stored or new; None if the user chose another profile."""
     given = inputs.schedule
     if options.profile is not None or options.no_profile or (given and ranks_needed(given) != ranks.size):
@@ -164,7 +164,7 @@ def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "tor
     return measured_profile(Path(options.directory), dtype, ranks, device, inputs.attention)
 
 
-def _plan(options: RunOptions, inputs: RunInputs, measured: "Job | None", device: str, ranks: int) -> RunPlan:
+def _plan(options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None", device: str, ranks: int) -> RunPlan:
     """Plan the run, and search a schedule if the user passed none."""
     setting = _setting(options, inputs, measured, device, inputs.schedule if ranks > 1 else None)
     setting = replace(setting, assumptions=(*setting.assumptions, *inputs.notes))
@@ -178,7 +178,7 @@ def _plan(options: RunOptions, inputs: RunInputs, measured: "Job | None", device
 
 
 def _setting(
-    options: RunOptions, inputs: RunInputs, measured: "Job | None", device: str, shared: Schedule | None
+    options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None", device: str, shared: Schedule | None
 ) -> Setting:
     """Return the setting of a run, whose workload is the requests' own.
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from xcore.requests.request import Request
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xrunner.models.device import CPU
 from xrunner.models.weights import torch_dtype
 
@@ -26,7 +26,7 @@ class PeerRun:
     seconds: float
     outputs: tuple[list[int], ...]
     """Each request's output tokens, in the requests' order."""
-    served: tuple[Served, ...]
+    served: tuple[RequestTimes, ...]
 
     @property
     def tokens_s(self) -> float:
@@ -54,7 +54,7 @@ def generate_static(model: Any, requests: Sequence[Request], batch: int) -> Peer
     done.
     """
     outputs: list[list[int]] = []
-    served: list[Served] = []
+    served: list[RequestTimes] = []
     start = time.perf_counter()
     for first in range(0, len(requests), batch):
         group = requests[first : first + batch]
@@ -73,7 +73,8 @@ def generate_static(model: Any, requests: Sequence[Request], batch: int) -> Peer
         outputs += [row[width : width + r.max_tokens] for row, r in zip(generated.tolist(), group, strict=True)]
         done = time.perf_counter() - start
         served += [
-            Served(first + i, len(r.prompt_ids), r.max_tokens, 0.0, began, done, done) for i, r in enumerate(group)
+            RequestTimes(first + i, len(r.prompt_ids), r.max_tokens, 0.0, began, done, done)
+            for i, r in enumerate(group)
         ]
     return PeerRun(time.perf_counter() - start, tuple(outputs), tuple(served))
 
@@ -122,11 +123,11 @@ def continuous(model: Any, requests: Sequence[Request], most: int, page_size: in
     return PeerRun(seconds, tuple(list(result.generated_tokens) for result in in_order), served)
 
 
-def _served(number: int, result: Any, start: float) -> Served:
+def _served(number: int, result: Any, start: float) -> RequestTimes:
     """Return when continuous batching began a request, produced its first token and finished it."""
     lengths = len(result.prompt_ids), len(result.generated_tokens)
     moments = result.lifespan[0], result.timestamps[0], result.lifespan[1]
-    return Served(number, *lengths, 0.0, *(moment - start for moment in moments))
+    return RequestTimes(number, *lengths, 0.0, *(moment - start for moment in moments))
 
 
 WAYS: dict[str, Callable[[Any, Sequence[Request]], PeerRun]] = {

@@ -23,9 +23,9 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
     """
     first = ranks.rank == 0
     ranks.agree(lambda: _facts(options, first, ranks.threads(options.threads)))
-    from xprofiler.cluster import found_cluster, write_cluster
-    from xprofiler.job import Job, keep
+    from xprofiler.job import ProfilingJob, keep
     from xprofiler.measure import measure_job
+    from xprofiler.measured_cluster import found_cluster, write_cluster
     from xprofiler.points import FULL
     from xrunner.models.device import find_device  # imported late: takes seconds
 
@@ -44,7 +44,7 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
     if not first:
         return None
     if cluster and several:
-        keep(Job(cluster, measured.profile), find_model(model), ranks, device, FULL, attention)
+        keep(ProfilingJob(cluster, measured.profile), find_model(model), ranks, device, FULL, attention)
     if options.out:
         document.write(options.out, measured.profile)
     if options.cluster_out and cluster:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.report.figures import estimate_rows
 from exegpt.report.html import Report, page
-from exegpt.report.stages import COLUMNS, stage_rows
+from exegpt.report.stage_table import COLUMNS, stage_rows
 from xcore import document
 from xcore.console import output
 from xcore.console.comparison import Comparison

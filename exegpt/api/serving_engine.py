@@ -44,7 +44,7 @@ from xscheduler.settings import Setting, find_model, run_dtype
 if TYPE_CHECKING:
     import torch
 
-    from xprofiler.job import Job
+    from xprofiler.job import ProfilingJob
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> Engin
     return ranks.share(lambda: _found(options, given, measured, attention), EnginePlan)
 
 
-def _found(options: EngineOptions, given: Schedule | None, measured: "Job", attention: str) -> EnginePlan:
+def _found(options: EngineOptions, given: Schedule | None, measured: "ProfilingJob", attention: str) -> EnginePlan:
     setting = engine_setting(options, measured, given)
     if given:
         return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
@@ -207,7 +207,7 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "Job", atte
     return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
 
 
-def engine_setting(options: EngineOptions, measured: "Job", given: Schedule | None) -> Setting:
+def engine_setting(options: EngineOptions, measured: "ProfilingJob", given: Schedule | None) -> Setting:
     """Return the engine's setting, for the lengths of --workload, of its `given` schedule, or of task S."""
     assumptions: list[str] = []
     scaling: list[str] = []

@@ -26,8 +26,8 @@ from xcore.errors import InputError
 from xcore.files import read_schedule
 from xcore.quantity import figure_text, percent_text
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import latencies, percentiles
 from xcore.specs.timeline import Timeline, chrome_trace
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context

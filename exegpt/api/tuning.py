@@ -17,22 +17,22 @@ from xcore.files import check_distinct, check_output
 from xcore.policies import TRAITS
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.price import Prices, price_per_hour, read_prices
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 from xcore.traces.trace import parse_rate
-from xscheduler.arrivals import arrivals_of
 from xscheduler.engine_settings import resident
 from xscheduler.export import ENGINES, Export, Target
 from xscheduler.policy_names import policy_names
+from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
 from xscheduler.settings import Setting, find_setting
 
 if TYPE_CHECKING:
     from xcore.batching.admission import Admission
-    from xscheduler.arrivals import Arrivals
     from xscheduler.open_tune import Rated
+    from xscheduler.rate_sample import Arrivals
     from xscheduler.search import Method
     from xscheduler.tuned import Alternative, Tuned
 
@@ -76,7 +76,7 @@ class BoundedAnswer:
 
 
 @dataclass(frozen=True)
-class Offer:
+class ClusterOffer:
     """A cluster's best answer at the rate, and the price of the cluster."""
 
     setting: Setting
@@ -232,12 +232,12 @@ def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
     return tuned.best_on_engine.schedule if problem.options.engine and tuned.best_on_engine else tuned.schedule
 
 
-def tune_rate(problem: TuneProblem) -> list[Offer]:
+def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
     """Return each cluster's best answer at the rate within the bound, the best offer first.
 
     Writes the best offer's schedule and the report.
     """
-    from xscheduler.goodput import Bounds
+    from xscheduler.goodput import RateBounds
 
     search, prices = problem.search, problem.prices
     if search.tolerance:
@@ -248,7 +248,7 @@ def tune_rate(problem: TuneProblem) -> list[Offer]:
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # report a missing price before the work
     rate_seq_s = problem.rate_seq_s or _trace_rate(problem.settings[0].workload)
-    bounds = Bounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
+    bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
     asked = [
         (setting, arrivals_of(setting, problem.options.arrivals, problem.options.seed)) for setting in problem.settings
     ]
@@ -258,7 +258,7 @@ def tune_rate(problem: TuneProblem) -> list[Offer]:
         on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
         rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
         export = _exported_at(problem, setting, on_engine, arrivals, bounds, rate_seq_s)
-        offers.append(Offer(setting, rated, price, export))
+        offers.append(ClusterOffer(setting, rated, price, export))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
     _write(problem, offers[0].setting, written(problem, best), [best])

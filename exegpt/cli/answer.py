@@ -12,7 +12,7 @@ from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
 from xcore.document import to_dict
 from xcore.policies import NOT_DEPLOYED
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
 from xscheduler.export import Export, Target

@@ -13,7 +13,7 @@ def serve(options: LoadOptions) -> None:
 
     Example: exegpt bench serve --url http://localhost:8000 --rate 1/s,2/s,4/s --workload 128/64 --latency-bound 5s
     """
-    from exegpt.loadtest.bench_serve import plan, run
+    from exegpt.loadtest.load_test import plan, run
     from xcore.console import output
 
     load = plan(options)

@@ -102,7 +102,7 @@ def _print_frontier(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> N
 
 
 def _title(problem: TuneProblem, what: str) -> str:
-    """Return the question that was searched: model, cluster, lengths and bounds."""
+    """Return the problem that was searched: model, cluster, lengths and bounds."""
     setting, names = problem.settings[0], {"TTFT": problem.search.ttft_s, "TPOT": problem.search.tpot_s}
     times = "".join(f", {name} {format_duration(bound_s)}" for name, bound_s in names.items() if bound_s is not None)
     return f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {what}{times}"

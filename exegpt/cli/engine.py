@@ -31,7 +31,7 @@ def engine(options: EngineCommandOptions) -> None:
     from xrunner.comm.ranks import job
 
     if options.plan is not None:
-        unit = serving_unit.UnitOptions(
+        unit = serving_unit.UnitProcessOptions(
             options.plan,
             options.unit,
             options.socket,

@@ -121,7 +121,7 @@ def _cost_table(options: ImportOptions) -> None:
     """Make a cost table from SamuLLM's files."""
     from xcore import document
     from xcore.console import output
-    from xprofiler.samullm import samullm_costs
+    from xprofiler.samullm_costs import samullm_costs
 
     folder = _folder(options.path, options.source)
     if options.model is not None:
@@ -147,7 +147,7 @@ def _iterations(options: ImportOptions) -> None:
     from xcore import document
     from xcore.console import output
     from xcore.quantity import percent_text
-    from xprofiler.muxserve import muxserve_profiles
+    from xprofiler.muxserve_tables import muxserve_profiles
 
     file, model = options.path, options.model
     if file is None or not file.is_file():

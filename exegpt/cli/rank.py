@@ -8,7 +8,7 @@ from exegpt.options.groups import SEED, THREADS, JsonOption
 from exegpt.options.record import argument, command, option, required
 
 if TYPE_CHECKING:
-    from exegpt.api.ranking.evaluation import Evaluation
+    from exegpt.api.ranking.evaluation import RankingEvaluation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ def evaluate(options: EvaluateOptions) -> None:
     _print(evaluation, f"{part} part" if part != "all" else "all prompts")
 
 
-def _print(evaluation: "Evaluation", title: str) -> None:
+def _print(evaluation: "RankingEvaluation", title: str) -> None:
     from xcore.console import output
 
     kinds = list(evaluation.kinds)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from exegpt.api.tuning import Offer, TuneProblem, headroom, tune_rate
+from exegpt.api.tuning import ClusterOffer, TuneProblem, headroom, tune_rate
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
 from xcore.console import output
@@ -30,7 +30,7 @@ def answer(problem: TuneProblem) -> int:
     return 0 if offers[0].feasible else INFEASIBLE
 
 
-def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, Any]:
+def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dict[str, Any]:
     """Return the object that `tune --rate --json` prints for a cluster."""
     rated = offer.rated
     best = rated.sustained[rated.tuned.schedule.policy].goodput if rated.tuned.schedule else None
@@ -53,7 +53,7 @@ def offer_document(offer: Offer, target: Target | None, seed: int) -> dict[str, 
     }
 
 
-def offers_document(offers: list[Offer], target: Target | None, seed: int) -> dict[str, Any]:
+def offers_document(offers: list[ClusterOffer], target: Target | None, seed: int) -> dict[str, Any]:
     """Return the best offer's document; with several clusters, it has all of them under `clusters`."""
     documents = [offer_document(offer, target, seed) for offer in offers]
     if len(offers) == 1:
@@ -62,7 +62,7 @@ def offers_document(offers: list[Offer], target: Target | None, seed: int) -> di
     return documents[0] | {"clusters": documents, "cheapest": offers[0].setting.cluster.name if priced else None}
 
 
-def print_offers(offers: list[Offer], problem: TuneProblem) -> None:
+def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
     """Print a table of the clusters if there are several, then every policy on the best of them."""
     best, bound_s = offers[0], problem.bounds_s[0]
     output.notes(a for offer in offers for a in (*offer.setting.assumptions, *offer.rated.tuned.assumptions))
@@ -103,7 +103,7 @@ def print_offers(offers: list[Offer], problem: TuneProblem) -> None:
     print_best(rated.tuned, setting)
 
 
-def _print_clusters(offers: list[Offer]) -> None:
+def _print_clusters(offers: list[ClusterOffer]) -> None:
     priced = offers[0].price_hour is not None
     if not priced:
         output.note(
@@ -114,7 +114,7 @@ def _print_clusters(offers: list[Offer]) -> None:
     output.table(columns, rows, f"Clusters at {figure_text(offers[0].rated.rate_seq_s, 6)} requests/s")
 
 
-def infeasible_rate_text(offers: list[Offer], bound_s: float | None) -> str:
+def infeasible_rate_text(offers: list[ClusterOffer], bound_s: float | None) -> str:
     """Return why no schedule sustains the rate, and the highest sustained rate."""
     best = max(offers, key=lambda offer: offer.rated.highest_rate_seq_s)
     highest, rate = best.rated.highest_rate_seq_s, best.rated.rate_seq_s
@@ -152,7 +152,7 @@ def _goodput_text(goodput: "Goodput") -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def _offer_row(offer: Offer, priced: bool) -> list[str]:
+def _offer_row(offer: ClusterOffer, priced: bool) -> list[str]:
     tuned = offer.rated.tuned
     prices = [output.number(offer.price_hour), output.number(offer.price_million)] if priced else []
     if tuned.schedule is None or tuned.estimate is None:

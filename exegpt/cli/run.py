@@ -44,7 +44,7 @@ def run(options: RunOptions) -> None:
 def _check(options: RunOptions) -> None:
     """Raise InputError for options that exclude each other, before anything is measured."""
     from xscheduler.policy_names import policy_names
-    from xscheduler.question import with_variables
+    from xscheduler.search_problem import with_variables
 
     bound, fixed = options.latency_bound_s, options.fixed
     if options.application is not None or options.in_turn:

@@ -9,7 +9,7 @@ from exegpt.options.values import directories
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
-    from xmulti.plans.plan_run import ModelRun, PlanRun
+    from xmulti.plans.plan_run import PlannedModelRun, PlanRun
 
 
 def run_plan(options: RunOptions, plan: Path) -> None:
@@ -87,7 +87,7 @@ def _print(result: "PlanRun") -> None:
         output.note(f"· no prediction: {counted(result.resumed, 'request')} finished before this run")
 
 
-def _rows(model: "ModelRun") -> list[list[str]]:
+def _rows(model: "PlannedModelRun") -> list[list[str]]:
     from xcore.duration import duration_text
     from xcore.quantity import figure_text
     from xmulti.plans.plan_run import figures

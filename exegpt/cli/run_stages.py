@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from xmulti.plans.plan_run import ModelRun, PlanRunOptions
+    from xmulti.plans.plan_run import PlannedModelRun, PlanRunOptions
     from xmulti.stages.stage_run import StageRun
 
 _COLUMNS = ("model", "calls", "output tokens/s", "loading", "planned loading", "stops", "done after", "predicted")
@@ -69,7 +69,7 @@ def _print(result: "StageRun") -> None:
         output.note(f"· no prediction: {counted(result.resumed, 'call')} finished before this run")
 
 
-def _row(result: "StageRun", model: "ModelRun") -> list[str]:
+def _row(result: "StageRun", model: "PlannedModelRun") -> list[str]:
     from xcore.duration import duration_text
     from xcore.quantity import NOTHING, figure_text
     from xmulti.plans.plan_run import figures

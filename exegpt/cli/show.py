@@ -143,7 +143,7 @@ def _text(value: Any) -> str:
 
 
 def _schedule(file: Path) -> "Shown":
-    from exegpt.report.stages import stage_utilisation
+    from exegpt.report.stage_table import stage_utilisation
     from xcore.document import to_dict
     from xcore.files import read_schedule
 
@@ -163,7 +163,7 @@ def _schedule(file: Path) -> "Shown":
 
 def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Estimate | None") -> None:
     from exegpt.report.figures import ESTIMATE_COLUMNS, estimate_rows, steady_notes
-    from exegpt.report.stages import COLUMNS, stage_rows
+    from exegpt.report.stage_table import COLUMNS, stage_rows
     from xcore.console import output
     from xcore.console.schedule_text import bound_text, schedule_text
 
@@ -258,7 +258,7 @@ def _missing(tables: "dict[str, Table | None]") -> list[str]:
 def _results(file: Path) -> "Shown":
     from collections import Counter
 
-    from xcore.specs.served import percentiles
+    from xcore.specs.request_times import percentiles
     from xrunner.core.results import read_results
 
     results = read_results(file)

@@ -197,7 +197,7 @@ class Connection(asyncio.BufferedProtocol):
             self._end()
 
 
-class Pool:
+class ConnectionPool:
     """Connections to an address; the one used last is reused first."""
 
     def __init__(self, address: Address, opened: Callable[[], Connection] = Connection):

@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from exegpt.loadtest.answer import Answer
-from exegpt.loadtest.connection import Address, ExchangeError, Pool
+from exegpt.loadtest.connection import Address, ConnectionPool, ExchangeError
+from exegpt.loadtest.response import Response
 from xcore import __version__
 from xcore.errors import InputError
 
@@ -46,8 +46,8 @@ def find_endpoint(url: str, model: str | None) -> Endpoint:
     return Endpoint(address, name, context if isinstance(context, int) else None)
 
 
-async def _models(address: Address, url: str) -> Answer:
-    pool, answer = Pool(address), Answer()
+async def _models(address: Address, url: str) -> Response:
+    pool, answer = ConnectionPool(address), Response()
     try:
         await pool.exchange(http_request(address, "/models", None), answer, _ASKING_S)
     except ExchangeError as error:

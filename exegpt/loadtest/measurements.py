@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from exegpt.loadtest.open_loop import Sent
-from exegpt.loadtest.outcome import REJECTED, Outcome
+from exegpt.loadtest.request_outcome import REJECTED, RequestOutcome
 from xcore.duration import duration_text
 from xcore.quantity import percent_text
-from xcore.specs.served import latencies, percentiles
+from xcore.specs.request_times import latencies, percentiles
 
 MOST_LAG_S = 0.010
 """Send lag at the 99th percentile above which a run is invalid, because requests were sent later than they arrived."""
@@ -22,7 +22,7 @@ Spread = dict[str, float | None]
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RequestBounds:
     """Bounds in seconds that a request must meet to count for goodput; None: no bound."""
 
     latency_s: float | None = None
@@ -34,7 +34,7 @@ class Bounds:
         """Whether there is a bound."""
         return (self.latency_s, self.ttft_s, self.tpot_s) != (None, None, None)
 
-    def met_by(self, outcome: Outcome) -> bool:
+    def met_by(self, outcome: RequestOutcome) -> bool:
         """Return whether a request has its complete answer within all bounds, as far as each can be measured."""
         times = (outcome.latency_s, outcome.ttft_s, outcome.tpot_s)
         bounds = (self.latency_s, self.ttft_s, self.tpot_s)
@@ -55,7 +55,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Measured:
+class RunMeasurements:
     """The measurements of one run at one rate."""
 
     rate_seq_s: float | None
@@ -111,7 +111,7 @@ class Measured:
         return {**asdict(self), "valid": self.valid}
 
 
-def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
+def measure(sent: Sent, rate: float | None, bounds: RequestBounds) -> RunMeasurements:
     """Return the figures of a run at `rate`, in requests per second; None for a trace's own arrivals."""
     outcomes = sent.outcomes
     whole = [outcome for outcome in outcomes if outcome.ok]
@@ -128,7 +128,7 @@ def measure(sent: Sent, rate: float | None, bounds: Bounds) -> Measured:
     def per_second(amount: float) -> float:
         return amount / seconds if seconds else 0.0
 
-    return Measured(
+    return RunMeasurements(
         rate_seq_s=rate if rate is not None and math.isfinite(rate) else None,
         offered_seq_s=(len(outcomes) - 1) / last if last > 0 else None,
         requests=len(outcomes),
@@ -162,7 +162,7 @@ def _counted(values: Any) -> dict[str, int]:
     return dict(Counter(values).most_common())
 
 
-def _messages(outcomes: Sequence[Outcome]) -> dict[str, str]:
+def _messages(outcomes: Sequence[RequestOutcome]) -> dict[str, str]:
     messages: dict[str, str] = {}
     for outcome in outcomes:
         if outcome.error is not None and outcome.message:

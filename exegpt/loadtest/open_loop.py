@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from exegpt.loadtest.answer import Stream
-from exegpt.loadtest.connection import Address, ExchangeError, Pool
-from exegpt.loadtest.outcome import NO_DONE, REJECTED, Outcome
+from exegpt.loadtest.connection import Address, ConnectionPool, ExchangeError
+from exegpt.loadtest.request_outcome import NO_DONE, REJECTED, RequestOutcome
+from exegpt.loadtest.response import Stream
 from xcore.usable_cpus import usable_cpus
 
 
@@ -29,7 +29,7 @@ class LoadRequest:
 
 
 @dataclass(frozen=True)
-class Sending:
+class SendLimits:
     """The limits for sending requests."""
 
     timeout_s: float | None
@@ -43,7 +43,7 @@ class Sending:
 class Sent:
     """The outcomes of a run."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RequestOutcome, ...]
     """The outcomes in the order of the requests."""
     cpu_share: float
     """Share of all cores' time that this process used."""
@@ -65,9 +65,9 @@ class Sent:
         return replace(self, outcomes=tuple(outcomes))
 
 
-async def send_all(address: Address, requests: Sequence[LoadRequest], sending: Sending) -> Sent:
+async def send_all(address: Address, requests: Sequence[LoadRequest], sending: SendLimits) -> Sent:
     """Send the requests at their arrivals and wait for all of them."""
-    pool, cores = Pool(address), usable_cpus()
+    pool, cores = ConnectionPool(address), usable_cpus()
     _allow_connections()
     gc.collect()
     gc.freeze()  # existing objects aren't scanned while requests run
@@ -89,7 +89,7 @@ async def send_all(address: Address, requests: Sequence[LoadRequest], sending: S
 class _Sender:
     """Sends the requests of a run that began at `start`, on the event loop's clock."""
 
-    def __init__(self, pool: Pool, sending: Sending, start: float):
+    def __init__(self, pool: ConnectionPool, sending: SendLimits, start: float):
         self._pool, self._sending, self._start = pool, sending, start
         most = sending.max_concurrency
         self._longest_s = sys.float_info.max if sending.timeout_s is None else sending.timeout_s
@@ -97,7 +97,7 @@ class _Sender:
         self._running = asyncio.Semaphore(most) if most else None
         self._now = asyncio.get_running_loop().time
 
-    async def send(self, request: LoadRequest) -> Outcome:
+    async def send(self, request: LoadRequest) -> RequestOutcome:
         """Run one request from its arrival to its end."""
         held_back = self._running is not None and self._running.locked()
         async with self._running or contextlib.nullcontext():
@@ -133,12 +133,12 @@ class _Sender:
         failure: tuple[str, str] | None,
         times: tuple[float, float, float],
         retries: int,
-    ) -> Outcome:
+    ) -> RequestOutcome:
         start, (due, taken_up, sent) = self._start, times
         first, prompt = stream.first_token, stream.usage.get("prompt_tokens")
         finish = self._now() if failure or stream.last is None else stream.last
         kind, message = failure or (None, None)
-        return Outcome(
+        return RequestOutcome(
             index=request.index,
             prompt_tokens=prompt if isinstance(prompt, int) else request.prompt_tokens,
             asked_tokens=request.output_tokens,

@@ -4,8 +4,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from exegpt.loadtest.bench_serve import Load, rate_text
-from exegpt.loadtest.measurements import Measured
+from exegpt.loadtest.load_test import RequestLoad, rate_text
+from exegpt.loadtest.measurements import RunMeasurements
 from exegpt.report import svg
 from exegpt.report.figures import PERCENTILES, percentile_rows
 from exegpt.report.sections import Section, page
@@ -23,7 +23,7 @@ _COLOURS = ("#3b74b9", "#d9822b", "#7a5aa8", "#2f9e6e", "#c2456b", "#8a8f98", "#
 _MARKS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
+def run_rows(load: RequestLoad, runs: Sequence[RunMeasurements]) -> list[tuple[str, ...]]:
     """Return a table row for each rate."""
     return [
         (
@@ -40,7 +40,7 @@ def run_rows(load: Load, runs: Sequence[Measured]) -> list[tuple[str, ...]]:
     ]
 
 
-def time_rows(run: Measured) -> list[list[str]]:
+def time_rows(run: RunMeasurements) -> list[list[str]]:
     """Return the distributions of one run's times: since arrival, per token, since sending, and of the client's lag."""
     rows = percentile_rows({"ttft": run.ttft, "tpot": run.tpot, "latency": run.latency})
     rows[1][1:] = [_tpot(run, key) for key in PERCENTILES]
@@ -48,7 +48,7 @@ def time_rows(run: Measured) -> list[list[str]]:
     return rows + [[name, *(output.seconds(spread[key]) for key in PERCENTILES)] for name, spread in others.items()]
 
 
-def _tpot(run: Measured, key: str) -> str:
+def _tpot(run: RunMeasurements, key: str) -> str:
     """Return a figure of the time per output token, or the text that it can't be measured."""
     value = run.tpot[key]
     return "not measurable" if value is None and run.in_one_chunk else output.seconds(value)
@@ -57,7 +57,7 @@ def _tpot(run: Measured, key: str) -> str:
 TIME_COLUMNS = ("", *PERCENTILES)
 
 
-def sentences(load: Load, runs: Sequence[Measured]) -> list[str]:
+def sentences(load: RequestLoad, runs: Sequence[RunMeasurements]) -> list[str]:
     """Return what the tables lack: errors with messages, unexpected lengths, the client, and why a run is invalid."""
     texts = []
     for rate, run in zip(load.rates, runs, strict=True):
@@ -73,7 +73,7 @@ def sentences(load: Load, runs: Sequence[Measured]) -> list[str]:
     return texts + warnings(load, runs)
 
 
-def warnings(load: Load, runs: Sequence[Measured]) -> list[str]:
+def warnings(load: RequestLoad, runs: Sequence[RunMeasurements]) -> list[str]:
     """Return why figures are missing, or why they describe the client instead of the server."""
     texts = []
     for rate, run in zip(load.rates, runs, strict=True):
@@ -86,14 +86,14 @@ def warnings(load: Load, runs: Sequence[Measured]) -> list[str]:
     return texts + without_done(runs)
 
 
-def without_done(runs: Sequence[Measured]) -> list[str]:
+def without_done(runs: Sequence[RunMeasurements]) -> list[str]:
     """Return the sentence about streams that end without [DONE], if such answers count."""
     if not any(run.without_done for run in runs):
         return []
     return ["no stream of this endpoint ends with [DONE]: an answer with a finish reason counts as complete"]
 
 
-def series(load: Load, runs: Sequence[Measured]) -> list[Series]:
+def series(load: RequestLoad, runs: Sequence[RunMeasurements]) -> list[Series]:
     """Return each run's point: its output tokens per second over the 99th percentile of its latency."""
     points = []
     for place, (rate, run) in enumerate(zip(load.rates, runs, strict=True)):
@@ -105,7 +105,7 @@ def series(load: Load, runs: Sequence[Measured]) -> list[Series]:
     return points
 
 
-def write_report(path: Path, load: Load, runs: Sequence[Measured]) -> None:
+def write_report(path: Path, load: RequestLoad, runs: Sequence[RunMeasurements]) -> None:
     """Write the HTML page."""
     drawn = [Series(point.name, (), point.mark, point.colour, point.measured) for point in series(load, runs)]
     drawing = svg.frontier(drawn, load.bounds.latency_s) if drawn else ""
@@ -117,7 +117,7 @@ def write_report(path: Path, load: Load, runs: Sequence[Measured]) -> None:
     document.write_text(path, page("Load on an endpoint", facts, parts))
 
 
-def described(load: Load) -> str:
+def described(load: RequestLoad) -> str:
     """Return a sentence that describes the load."""
     arrivals = load.options.arrivals
     how = f"bursts (burstiness {load.burstiness:g})" if arrivals == "burst" else arrivals

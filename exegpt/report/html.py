@@ -53,7 +53,7 @@ class Report:
 
     title: str
     facts: tuple[tuple[str, str], ...]
-    """The question that was searched: (name, text) pairs."""
+    """The problem that was searched: (name, text) pairs."""
     workload: Workload
     frontier: tuple[Series, ...]
     """The predicted frontier; measured points are drawn from the comparisons."""

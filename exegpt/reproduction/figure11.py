@@ -52,7 +52,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Drift:
+class PolicyDrift:
     """One policy's schedule under all distributions."""
 
     policy: str
@@ -67,7 +67,7 @@ class Drift:
 class Figure11:
     """The results of WAA, as in the figure, and of RRA, which the paper describes in words."""
 
-    drifts: tuple[Drift, ...]
+    drifts: tuple[PolicyDrift, ...]
 
 
 def changed(workload: Workload, change: str, value: float) -> Workload:
@@ -105,7 +105,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
                 )
             )
             progress(number * len(workloads) + done, 2 * len(workloads))
-        drifts.append(Drift(name, percentile, bound_s, text, tuple(points)))
+        drifts.append(PolicyDrift(name, percentile, bound_s, text, tuple(points)))
     return Figure11(tuple(drifts))
 
 
@@ -133,7 +133,7 @@ def sections(figure: Figure11) -> list[Section]:
     return [*(_drift_section(drift) for drift in figure.drifts), _words(figure)]
 
 
-def _drift_section(drift: Drift) -> Section:
+def _drift_section(drift: PolicyDrift) -> Section:
     rows, panels = [], []
     for change in CHANGES:
         points = [point for point in drift.points if point.change == change]

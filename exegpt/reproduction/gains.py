@@ -42,7 +42,7 @@ SERIES = (("FT", "#8a8f98"), ("RRA", series("rra").colour), ("WAA", series("waa-
 
 
 @dataclass(frozen=True)
-class Row:
+class GainsRow:
     """One scenario under one bound."""
 
     figure: str
@@ -87,7 +87,7 @@ class Summary:
 class Gains:
     """All rows, and their summaries by figure."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[GainsRow, ...]
     summaries: tuple[Summary, ...]
 
 
@@ -102,7 +102,7 @@ def reproduce(
     Raises InputError if no scenario matches.
     """
     cases = scenarios(figures, model, task)
-    rows: list[Row] = []
+    rows: list[GainsRow] = []
     for done, scenario_rows in enumerate(_searched(cases), 1):
         rows += scenario_rows
         progress(done, len(cases))
@@ -132,7 +132,7 @@ def scenarios(figures: Sequence[str], model: str | None, task: str | None) -> li
     return cases
 
 
-def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
+def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[GainsRow]]:
     """Yield the rows of all scenarios, in order; scenarios are searched in parallel."""
     if len(cases) == 1:
         yield scenario_rows(cases[0])
@@ -141,7 +141,7 @@ def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[Row]]:
         yield from pool.map(scenario_rows, cases)
 
 
-def scenario_rows(case: tuple[str, str, str, str]) -> list[Row]:
+def scenario_rows(case: tuple[str, str, str, str]) -> list[GainsRow]:
     """Return the rows of one scenario under its four bounds."""
     name, *asked = case
     where = setup(*asked)
@@ -149,14 +149,14 @@ def scenario_rows(case: tuple[str, str, str, str]) -> list[Row]:
     return [_row(name, where, bound_s, best_under(batches, bound_s)) for bound_s in bounds(batches)]
 
 
-def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row:
+def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> GainsRow:
     searched = paper_mode(where, bound_s)
     rra, waa, best = reached(searched, ("rra",)), reached(searched, WAA), today(where, bound_s)
     counts = where.model.name not in WITHOUT_WAA
     rates = [point.throughput_seq_s if point else 0.0 for point in (rra, waa)]
     now = reached(best, tuple(a.policy for a in best.alternatives))
     with_waa = max(rates)
-    return Row(
+    return GainsRow(
         name,
         where.model.name,
         where.cluster.name,
@@ -173,7 +173,7 @@ def _row(name: str, where: Setup, bound_s: float | None, ft: StaticBatch) -> Row
     )
 
 
-def summary(name: str, rows: Sequence[Row], paper: dict[str, float]) -> Summary:
+def summary(name: str, rows: Sequence[GainsRow], paper: dict[str, float]) -> Summary:
     """Return the statistics quoted in the paper's text."""
     gains = [row.gain for row in rows]
     ahead: dict[str, list[bool]] = {}
@@ -196,7 +196,7 @@ def summary(name: str, rows: Sequence[Row], paper: dict[str, float]) -> Summary:
     )
 
 
-def _ahead(row: Row) -> bool:
+def _ahead(row: GainsRow) -> bool:
     return row.waa is not None and (row.rra is None or row.waa.throughput_seq_s > row.rra.throughput_seq_s)
 
 
@@ -210,7 +210,7 @@ def sections(gains: Gains) -> list[Section]:
     return rendered + [_summary_section(gain) for gain in gains.summaries]
 
 
-def _scenario_section(name: str, rows: list[Row]) -> Section:
+def _scenario_section(name: str, rows: list[GainsRow]) -> Section:
     cells = []
     for row in rows:
         waa = figure_text(row.waa.throughput_seq_s if row.waa else None) + ("" if row.waa_counts else " *")
@@ -239,11 +239,11 @@ def _scenario_section(name: str, rows: list[Row]) -> Section:
     )
 
 
-def _bound(row: Row) -> str:
+def _bound(row: GainsRow) -> str:
     return "∞" if row.bound_s is None else f"{figure_text(row.bound_s)} s"
 
 
-def _panels(rows: list[Row]) -> list[svg.Panel]:
+def _panels(rows: list[GainsRow]) -> list[svg.Panel]:
     places = dict.fromkeys((row.model, row.cluster, row.task) for row in rows)
     return [
         svg.Panel(

@@ -17,6 +17,7 @@ import numpy as np
 
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
 from xcore.orders.gittins import RankedDemand
+from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
@@ -32,7 +33,6 @@ from xmulti.applications.orders import (
     application_gittins,
 )
 from xmulti.applications.prewarming import expected_effect
-from xmulti.applications.progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.simulation import Prewarming, simulate
 from xmulti.applications.submission import Submission
 from xmulti.applications.warm_cache import POLICIES, WarmCache
@@ -77,7 +77,7 @@ Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
-class Completion:
+class OrderResult:
     """One order under one load: seconds from arrival to end over all seeds."""
 
     engine: str
@@ -185,7 +185,7 @@ class Hermes:
 
     source: str
     """Where the demand samples come from."""
-    completions: tuple[Completion, ...]
+    completions: tuple[OrderResult, ...]
     in_time: tuple[InTime, ...]
     ablations: tuple[Ablation, ...]
     kinds: tuple[Kind, ...]
@@ -234,7 +234,7 @@ def _seconds(
     return np.concatenate([simulate(each, order(), limits, estimates).completion_s for each in workloads])
 
 
-def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Completion, ...]:
+def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[OrderResult, ...]:
     """Return the completion times of the orders under three loads."""
     cases = [(engine, limits, load) for engine, limits in ENGINES.items() for load in LOADS]
     rows = []
@@ -253,7 +253,7 @@ def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[i
         for order, seconds in results.items():
             mean_s, p95_s = float(seconds.mean()), float(np.percentile(seconds, 95))
             changes = (float(hermes.mean()) / mean_s - 1, float(np.percentile(hermes, 95)) / p95_s - 1)
-            rows.append(Completion(engine, load, order, mean_s, p95_s, mean_s / alone_s, *changes))
+            rows.append(OrderResult(engine, load, order, mean_s, p95_s, mean_s / alone_s, *changes))
     return tuple(rows)
 
 

@@ -12,7 +12,7 @@ from xcore.errors import InputError
 from xmulti.applications.demand import MOST_HOPS
 from xmulti.applications.submission import Call, Submission
 from xmulti.files.call_log import LoggedCall, learn, read_calls
-from xmulti.files.demand_graph import END, LLM, DemandGraph, Unit, read_demand_graphs
+from xmulti.files.demand_graph import END, LLM, DemandGraph, DemandStep, read_demand_graphs
 
 MIX = {
     "got_docmerge": 1,
@@ -125,9 +125,9 @@ def built_in() -> tuple[DemandGraph, ...]:
             nexts = tuple(unit for unit, times in following.items() for _ in range(times))
             if isinstance(size, tuple):
                 columns = [tuple(max(1, round(value * factor)) for factor in factors) for value in size]
-                units.append(Unit(name, backend, nexts, *columns))
+                units.append(DemandStep(name, backend, nexts, *columns))
             else:
-                units.append(Unit(name, backend, nexts, seconds=tuple(size * factor for factor in factors)))
+                units.append(DemandStep(name, backend, nexts, seconds=tuple(size * factor for factor in factors)))
         graphs.append(DemandGraph(DemandGraph.VERSION, application, (sizes[0][0],), tuple(units)))
     return tuple(graphs)
 

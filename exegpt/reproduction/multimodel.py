@@ -17,7 +17,7 @@ STANDS_ON = "Simulated, with what the papers' authors published; nothing here wa
 class Multimodel:
     """Every system's own result."""
 
-    muxserve: muxserve.Result
+    muxserve: muxserve.CasesResult
     samullm: samullm.Samullm
     hermes: Hermes
     learned_order: LearnedOrder

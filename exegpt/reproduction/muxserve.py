@@ -23,8 +23,8 @@ from xcore.rows import csv_rows
 from xcore.specs.iteration_profile import IterationProfile
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.iteration_cost import TableCost
-from xmulti.sharing.replay import Load, replay_unit
-from xprofiler.muxserve import muxserve_profiles
+from xmulti.sharing.replay import ModelLoad, replay_unit
+from xprofiler.muxserve_tables import muxserve_profiles
 
 STANDS_ON = "Simulated with MuxServe's published cost tables and placements; nothing here was run on a GPU."
 SHAPES = {"llama-7b": (32, 32, 7), "llama-13b": (40, 40, 13), "llama-30b": (60, 52, 30), "llama-65b": (80, 64, 65)}
@@ -59,7 +59,7 @@ TRUNCATED = {("0.9", "0.5"), ("0.9", "0.75"), ("0.9", "1.0")}
 
 
 @dataclass(frozen=True)
-class Measured:
+class PublishedModel:
     """One LLM of one case, as published."""
 
     llm: str
@@ -101,14 +101,14 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Result:
+class CasesResult:
     """Every case, and the fitted contention."""
 
     contention: float
     cases: tuple[Case, ...]
 
 
-def reproduce(progress: Callable[[int, int], None]) -> Result:
+def reproduce(progress: Callable[[int, int], None]) -> CasesResult:
     """Replay every published case."""
     folder = public_data("MuxServe's", "muxserve")
     profiles, measured = muxserve_profiles(folder / "llama_a100_cost.json"), read_measured(folder)
@@ -127,22 +127,22 @@ def reproduce(progress: Callable[[int, int], None]) -> Result:
         simulated = {name: simulate(profiles, rows, name, contention) for name, rows in strategies.items()}
         published = {name: Sums.of((row.throughput, row.rate) for row in rows) for name, rows in strategies.items()}
         cases.append(Case(alpha, scale, published, simulated))
-    return Result(contention, tuple(cases))
+    return CasesResult(contention, tuple(cases))
 
 
-def read_measured(folder: Path) -> dict[tuple[str, str], dict[str, list[Measured]]]:
+def read_measured(folder: Path) -> dict[tuple[str, str], dict[str, list[PublishedModel]]]:
     """Return the published LLMs of every case, by α and scale, then by strategy."""
-    cases: dict[tuple[str, str], dict[str, list[Measured]]] = {}
+    cases: dict[tuple[str, str], dict[str, list[PublishedModel]]] = {}
     for row in csv_rows(folder / "e2e_synthetic_per_llm.csv"):
         figures = (row.number("rate"), row["mesh"], row.number("throughput_req_s"), row.whole("num_requests"))
         of_case = cases.setdefault((row["alpha"], row["scale"]), {})
-        of_case.setdefault(row["strategy"], []).append(Measured(row["llm"], row["model"], *figures))
+        of_case.setdefault(row["strategy"], []).append(PublishedModel(row["llm"], row["model"], *figures))
     return dict(sorted(cases.items()))
 
 
 def _fitted(
     profiles: dict[str, IterationProfile],
-    measured: dict[tuple[str, str], dict[str, list[Measured]]],
+    measured: dict[tuple[str, str], dict[str, list[PublishedModel]]],
     step: Callable[[], None],
 ) -> float:
     """Return the contention with the smallest error of MuxServe's plain sums at α = 0.7."""
@@ -159,9 +159,11 @@ def _fitted(
     return min(CONTENTIONS, key=off)
 
 
-def simulate(profiles: dict[str, IterationProfile], rows: list[Measured], strategy: str, contention: float) -> Sums:
+def simulate(
+    profiles: dict[str, IterationProfile], rows: list[PublishedModel], strategy: str, contention: float
+) -> Sums:
     """Return a case's sums under one strategy."""
-    units: dict[str, list[Measured]] = {}
+    units: dict[str, list[PublishedModel]] = {}
     for row in rows:
         units.setdefault(row.llm if strategy == "spatial" else row.mesh, []).append(row)
     throughputs = []
@@ -171,7 +173,7 @@ def simulate(profiles: dict[str, IterationProfile], rows: list[Measured], strate
     return Sums.of(throughputs)
 
 
-def _loads(profiles: dict[str, IterationProfile], unit: list[Measured], strategy: str) -> list[Load]:
+def _loads(profiles: dict[str, IterationProfile], unit: list[PublishedModel], strategy: str) -> list[ModelLoad]:
     """Return the models of one unit.
 
     Under MuxServe they have quotas of the cache in proportion to rate and heads, and shares of the multiprocessors.
@@ -192,7 +194,7 @@ def _loads(profiles: dict[str, IterationProfile], unit: list[Measured], strategy
             limits = OnePhasePolicy(
                 row.requests, prefill_share=prefill_share, decode_share=_decode_share(cost, row.rate)
             )
-        loads.append(Load(row.llm, cost, _requests(row), QuotaPool(store, parts, BLOCK_TOKENS, quota), limits))
+        loads.append(ModelLoad(row.llm, cost, _requests(row), QuotaPool(store, parts, BLOCK_TOKENS, quota), limits))
     return loads
 
 
@@ -221,7 +223,7 @@ def _throughput(cost: TableCost, batch: int, share: float) -> float:
     return batch / (prefill + OUTPUT[0] * decode)
 
 
-def _requests(row: Measured) -> list[RequestLengths]:
+def _requests(row: PublishedModel) -> list[RequestLengths]:
     """Draw Poisson arrivals and log-normal lengths, the same for every strategy."""
     draws = np.random.default_rng((int(row.llm.removeprefix("llm-")), row.requests))
     arrivals = np.cumsum(draws.exponential(1 / row.rate, row.requests)).tolist()
@@ -236,12 +238,12 @@ def _lengths(draws: np.random.Generator, count: int, mean: float, variation: flo
     return lengths
 
 
-def sections(result: Result) -> list[Section]:
+def sections(result: CasesResult) -> list[Section]:
     """Return the ratios of every case with a summary, and the sums."""
     return [_ratios(result), _sums(result)]
 
 
-def _ratios(result: Result) -> Section:
+def _ratios(result: CasesResult) -> Section:
     rows, first, near, signs = [], 0, {"spatial": [0, 0], "temporal": [0, 0]}, [0, 0]
     for case in result.cases:
         cells = [f"{case.alpha} × {case.scale}"]
@@ -272,7 +274,7 @@ def _ratios(result: Result) -> Section:
     return Section("MuxServe: 19 LLaMAs on 32 A100s, sums of requests/s", columns, tuple(rows), notes)
 
 
-def _sums(result: Result) -> Section:
+def _sums(result: CasesResult) -> Section:
     """Return the measured and simulated sums."""
     rows: list[tuple[str, ...]] = []
     off: dict[str, list[float]] = {name: [] for name in STRATEGIES}

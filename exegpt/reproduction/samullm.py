@@ -26,12 +26,12 @@ from xcore.quantity import figure_text, percent_text, signed_percent
 from xcore.specs.cost_table import CostTable
 from xmulti.files.call_graph import CallGraph
 from xmulti.stages.application import Application, draw
+from xmulti.stages.greedy_stages import PlannedStage, greedy_stage, makespan, plan_stages
 from xmulti.stages.running_phase import execute
 from xmulti.stages.stage_heuristics import max_stage, min_stage
 from xmulti.stages.stage_planning import PLANS, SEARCHED
 from xmulti.stages.stage_search import best_stages
 from xmulti.stages.stage_variations import varied_stages
-from xmulti.stages.stages import PlannedStage, greedy_stage, makespan, plan_stages
 
 STANDS_ON = (
     "Simulated with SamuLLM's published timings, and rooflines where it has none; plans run on outputs drawn anew. "

@@ -17,10 +17,10 @@ from xcore.specs.cost_table import CostTable, ModelCosts
 from xcore.specs.engine_memory import DATA_SHEET
 from xcore.specs.model import ModelSpec
 from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
+from xmulti.stages.greedy_stages import Host
 from xmulti.stages.profiled_costs import profiled_model
-from xmulti.stages.stages import Host
 from xprofiler.roofline import roofline_profile
-from xprofiler.samullm import loading_seconds, output_lengths, samullm_costs
+from xprofiler.samullm_costs import loading_seconds, output_lengths, samullm_costs
 
 HOST = Host(devices=8, linked=2)
 ENSEMBLE = (

@@ -8,7 +8,7 @@ import numpy as np
 
 from xcore.specs.cost_table import DegreeCosts, PhaseLines
 from xmulti.stages.line_costs import LineCosts, line_costs
-from xprofiler.samullm import TimedIteration, read_points, samullm_costs
+from xprofiler.samullm_costs import TimedIteration, read_points, samullm_costs
 
 Errors = tuple[float, float]
 """The mean and the greatest absolute relative error."""

@@ -30,7 +30,7 @@ from xcore.batching.shared_pool import merged_bytes
 from xcore.processes import Processes
 from xcore.quantity import figure_text, percent_text
 from xcore.specs.builtin_models import builtin_model
-from xmulti.sharing.cluster import Engine
+from xmulti.sharing.cluster_replay import SharedEngine
 from xmulti.sharing.iteration_cost import sharing_overhead
 
 STANDS_ON = (
@@ -80,7 +80,7 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Scenario:
+class SeaLLMScenario:
     """One load on one cluster."""
 
     name: str
@@ -104,10 +104,10 @@ class Scenario:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScenarioResult:
     """The results of a scenario under all systems; None if a system has no placement."""
 
-    scenario: Scenario
+    scenario: SeaLLMScenario
     systems: dict[str, Figures | None]
 
 
@@ -115,30 +115,30 @@ class Measured:
 class SeaLLM:
     """Loads and replacements, or sweeps."""
 
-    loads: tuple[Measured, ...] = ()
+    loads: tuple[ScenarioResult, ...] = ()
     replacements: dict[str, Replacements] = field(default_factory=dict)
-    sweeps: tuple[Measured, ...] = ()
+    sweeps: tuple[ScenarioResult, ...] = ()
 
 
-def load_scenarios() -> list[Scenario]:
+def load_scenarios() -> list[SeaLLMScenario]:
     """Return the paper's rates, in three kinds of bursts, one of them with the ablations."""
-    return [Scenario("load", rate, cv, ablated=cv == USUAL) for rate in RATES for cv in VARIATIONS]
+    return [SeaLLMScenario("load", rate, cv, ablated=cv == USUAL) for rate in RATES for cv in VARIATIONS]
 
 
-def sweep_scenarios() -> list[Scenario]:
+def sweep_scenarios() -> list[SeaLLMScenario]:
     """Return densities, runs of one service, and noise in lengths, at the middle of the paper's rates."""
     return [
-        *(Scenario(f"density {density:g}", SWEPT, USUAL, nodes) for density, nodes in DENSITIES.items()),
-        *(Scenario(f"runs of {run}", SWEPT, 1.0, run=run) for run in RUNS),
-        *(Scenario(f"noise {noise:g}x", SWEPT, USUAL, noise=noise) for noise in NOISES),
+        *(SeaLLMScenario(f"density {density:g}", SWEPT, USUAL, nodes) for density, nodes in DENSITIES.items()),
+        *(SeaLLMScenario(f"runs of {run}", SWEPT, 1.0, run=run) for run in RUNS),
+        *(SeaLLMScenario(f"noise {noise:g}x", SWEPT, USUAL, noise=noise) for noise in NOISES),
     ]
 
 
-def measure(scenario: Scenario) -> Measured:
+def measure(scenario: SeaLLMScenario) -> ScenarioResult:
     """Replay a scenario under all systems."""
     asked, past = traffic_of(scenario.traffic, services()), traffic_of(scenario.past, services())
     history = History(services(), past, scenario.nodes, scenario.rate_seq_s)
-    engines: dict[str, list[Engine] | None] = dict.fromkeys(BASELINES)
+    engines: dict[str, list[SharedEngine] | None] = dict.fromkeys(BASELINES)
     engines["vLLM"], engines["MuxServe"] = dedicated_engines(services(), scenario.nodes), mux_engines(history)
     placed = {name: two_stage(history, RULES[name]) for name in ("AlpaServe", OURS)}
     for name in [*RULES] if scenario.ablated else [*placed]:
@@ -148,10 +148,10 @@ def measure(scenario: Scenario) -> Measured:
     ours, where = engines[OURS], placed[OURS]
     if scenario.name == "load" and ours and where:
         figures[ALONE] = figures_of(asked, alone_replay(asked, where.groups, history, RULES[OURS]), ours)
-    return Measured(scenario, figures)
+    return ScenarioResult(scenario, figures)
 
 
-def work(what: Scenario | str) -> Measured | Replacements:
+def work(what: SeaLLMScenario | str) -> ScenarioResult | Replacements:
     """Run one task of a process: a scenario, or a kind of replacement."""
     return KINDS[what]() if isinstance(what, str) else measure(what)
 
@@ -160,14 +160,14 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, s
     """Run all loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
     scenarios = sweep_scenarios() if sweeps else load_scenarios()
     falling = sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
-    tasks: list[Scenario | str] = [*([] if sweeps else KINDS), *falling]  # the longest first
-    found: dict[Scenario | str, Measured | Replacements] = {}
+    tasks: list[SeaLLMScenario | str] = [*([] if sweeps else KINDS), *falling]  # the longest first
+    found: dict[SeaLLMScenario | str, ScenarioResult | Replacements] = {}
     with Processes() as processes:
         for first in range(0, len(tasks), AT_ONCE):
             progress(first, len(tasks))
             some = tasks[first : first + AT_ONCE]
             found |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
-    measured = tuple(entry for each in scenarios if isinstance(entry := found[each], Measured))
+    measured = tuple(entry for each in scenarios if isinstance(entry := found[each], ScenarioResult))
     replacements = {kind: changes for kind in KINDS if isinstance(changes := found.get(kind), Replacements)}
     return SeaLLM(sweeps=measured) if sweeps else SeaLLM(measured, replacements)
 
@@ -225,7 +225,7 @@ def _services() -> Section:
     return Section("services", ("service", "LLM", "prompt", "output", "alone, s", "deviation, s", "of requests"), rows)
 
 
-def _rows(measured: Measured) -> list[tuple[str, ...]]:
+def _rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
     scenario, rows = measured.scenario, []
     for system, own in measured.systems.items():
         head = (figure_text(scenario.rate_seq_s), f"{scenario.variation:g}", system)
@@ -239,7 +239,7 @@ def _rows(measured: Measured) -> list[tuple[str, ...]]:
     return rows
 
 
-def _sweep_rows(measured: Measured) -> list[tuple[str, ...]]:
+def _sweep_rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for system in (*BASELINES, OURS):
         own = measured.systems[system]
@@ -248,7 +248,7 @@ def _sweep_rows(measured: Measured) -> list[tuple[str, ...]]:
     return rows
 
 
-def _targets(loads: tuple[Measured, ...]) -> list[str]:
+def _targets(loads: tuple[ScenarioResult, ...]) -> list[str]:
     """Return sentences on the paper's level and on the order of the systems."""
     ours = [(each.scenario, own) for each in loads if (own := each.systems[OURS])]
     missed = [scenario for scenario, own in ours if own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1]]
@@ -268,7 +268,7 @@ def _targets(loads: tuple[Measured, ...]) -> list[str]:
     ]
 
 
-def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
+def _bursts(loads: tuple[ScenarioResult, ...], missed: list[SeaLLMScenario]) -> list[str]:
     """Return in how many of the missed scenarios services miss the level even alone."""
     alone = [own for each in loads if each.scenario in missed and (own := each.systems.get(ALONE))]
     if not alone:
@@ -277,13 +277,13 @@ def _bursts(loads: tuple[Measured, ...], missed: list[Scenario]) -> list[str]:
     return [f"In {late} of these {len(alone)}, it is missed even if a service shares its GPUs with idle services only."]
 
 
-def _in_order(measured: Measured) -> bool:
+def _in_order(measured: ScenarioResult) -> bool:
     """Return whether the systems with a placement are in the order of the paper's Table 2."""
     reached = [own.normalised for name in TABLE_2 if (own := measured.systems[name])]
     return reached == sorted(reached)
 
 
-def _firsts(measured: tuple[Measured, ...]) -> list[str]:
+def _firsts(measured: tuple[ScenarioResult, ...]) -> list[str]:
     """Return how often SeaLLM is better than all baselines."""
     by: dict[str, Callable[[Figures], float]] = {
         "L_N": lambda own: own.normalised,
@@ -294,7 +294,7 @@ def _firsts(measured: tuple[Measured, ...]) -> list[str]:
     ]
 
 
-def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
+def _count(measured: tuple[ScenarioResult, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
     """Return in how many scenarios a figure of SeaLLM is no higher than any of the others', where they have one."""
     beats = [
         all(of(ours) <= of(own) for name in others if (own := each.systems[name]))
@@ -304,7 +304,7 @@ def _count(measured: tuple[Measured, ...], others: tuple[str, ...], of: Callable
     return f"{sum(beats)} of {len(beats)} (paper: in all)"
 
 
-def _gains(loads: tuple[Measured, ...]) -> list[str]:
+def _gains(loads: tuple[ScenarioResult, ...]) -> list[str]:
     """Return the largest factors, next to the paper's."""
     notes = []
     for system, published in PAPER.items():

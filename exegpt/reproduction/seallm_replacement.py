@@ -7,17 +7,17 @@ from exegpt.reproduction.seallm_systems import OURS, RULES, Figures, History, fi
 from exegpt.reproduction.seallm_workload import (
     NODES,
     SLO,
-    Asked,
     SeaService,
+    ServiceArrays,
     Traffic,
     joined,
     on_devices,
     services,
     traffic_of,
 )
-from xmulti.sharing.cluster import Cluster
+from xmulti.sharing.cluster_replay import SimulatedCluster
 from xmulti.sharing.replacement import FIRST_S, Performance, next_interval
-from xmulti.stages.two_stage import Group, Placed
+from xmulti.stages.two_stage import Placed, ServiceGroup
 
 RATE_SEQ_S, VARIATION = 10.0, 4.0
 PHASES, PHASE_S = 3, 600.0
@@ -56,7 +56,7 @@ def popularities() -> list[tuple[SeaService, ...]]:
     ]
 
 
-def changing_traffic() -> dict[str, Asked]:
+def changing_traffic() -> dict[str, ServiceArrays]:
     """Return every service's requests over all phases."""
     phases = [
         traffic_of(Traffic(RATE_SEQ_S, VARIATION, PHASE_S, 100 + phase), of_phase)
@@ -121,16 +121,16 @@ def _by_name() -> dict[str, SeaService]:
     return {service.name: service for service in services()}
 
 
-def _cluster(groups: Sequence[Group], asked: Mapping[str, Asked]) -> Cluster:
+def _cluster(groups: Sequence[ServiceGroup], asked: Mapping[str, ServiceArrays]) -> SimulatedCluster:
     engines = merged_engines(groups, _by_name(), RULES[OURS])
-    return Cluster(engines, {name: own.requests for name, own in asked.items()})
+    return SimulatedCluster(engines, {name: own.requests for name, own in asked.items()})
 
 
-def _figures(asked: Mapping[str, Asked], cluster: Cluster) -> Figures:
+def _figures(asked: Mapping[str, ServiceArrays], cluster: SimulatedCluster) -> Figures:
     return figures_of(asked, cluster.result(), [running.engine for running in cluster.running])
 
 
-def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
+def _history(asked: Mapping[str, ServiceArrays], now: float, seconds: float) -> History:
     """Return the requests of the past interval, or of the end of a long one."""
     start_s = max(now - seconds, now - PAST_S)
     past = {
@@ -142,7 +142,7 @@ def _history(asked: Mapping[str, Asked], now: float, seconds: float) -> History:
     return History(seen, past, NODES, count / (now - start_s))
 
 
-def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: float) -> Performance:
+def _real(cluster: SimulatedCluster, asked: Mapping[str, ServiceArrays], start_s: float, now: float) -> Performance:
     """Return the performance of the requests that ended in an interval."""
     rows = [
         (served.finish_s - served.arrival_s, asked[name].alone_s[served.index], asked[name].service.mean_s)
@@ -155,7 +155,7 @@ def _real(cluster: Cluster, asked: Mapping[str, Asked], start_s: float, now: flo
     return Performance(1 - late / count, sum(latency / mean_s for latency, _, mean_s in rows) / count)
 
 
-def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ...]:
+def matched(wanted: Sequence[ServiceGroup], before: Sequence[ServiceGroup]) -> tuple[ServiceGroup, ...]:
     """Return the wanted groups, placed so that as few as possible move.
 
     Where possible, they get the devices of previous groups with the same services and sizes.
@@ -177,7 +177,7 @@ def matched(wanted: Sequence[Group], before: Sequence[Group]) -> tuple[Group, ..
     return tuple(replace(group, devices=chosen[place]) for place, group in enumerate(wanted))
 
 
-def _pull_s(before: Sequence[Group], after: Sequence[Group]) -> float:
+def _pull_s(before: Sequence[ServiceGroup], after: Sequence[ServiceGroup]) -> float:
     """Return the seconds until every device has loaded its missing weights."""
     known = {(group.devices, name) for group in before for name in group.services}
     llms = {service.name: service.llm for service in services()}

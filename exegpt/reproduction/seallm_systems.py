@@ -10,8 +10,8 @@ from exegpt.reproduction.seallm_workload import (
     NODE,
     PREFILL_TOKENS,
     SLO,
-    Asked,
     SeaService,
+    ServiceArrays,
     cluster_of,
     kv_block,
     longest,
@@ -28,11 +28,11 @@ from xcore.policies.one_phase import OnePhasePolicy
 from xcore.policies.priority_sharing import PrioritySharing
 from xcore.policies.sharing import SpatialSharing, TimeSharing
 from xcore.specs.schedule import BLOCK_SIZE
-from xmulti.sharing.cluster import ClusterReplay, Engine, ServiceRequests, replay_cluster
+from xmulti.sharing.cluster_replay import ClusterReplay, ServiceRequests, SharedEngine, replay_cluster
 from xmulti.sharing.iteration_cost import sharing_overhead
 from xmulti.sharing.placement import Mesh, Placer, Popular
-from xmulti.sharing.replay import Load
-from xmulti.stages.two_stage import Group, Outcome, Placed, Service, place_in_stages
+from xmulti.sharing.replay import ModelLoad
+from xmulti.stages.two_stage import Placed, Service, ServiceGroup, ServiceOutcome, place_in_stages
 
 OURS = "SeaLLM"
 BASELINES = ("vLLM", "AlpaServe", "MuxServe")
@@ -66,7 +66,7 @@ class History:
     """The input of a search for placements: services, and their past requests."""
 
     services: tuple[SeaService, ...]
-    asked: Mapping[str, Asked]
+    asked: Mapping[str, ServiceArrays]
     nodes: int
     rate_seq_s: float
 
@@ -91,7 +91,7 @@ def have_room(size: int, services: Sequence[SeaService]) -> bool:
     return kv_bytes(size, services) >= least_memory([*map(kv_block, models)], [*map(longest, models)])
 
 
-def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -> Engine:
+def merged_engine(group: ServiceGroup, by_name: Mapping[str, SeaService], rule: Rule) -> SharedEngine:
     """Return an engine for services that share by priority over merged blocks."""
     services, size = [by_name[name] for name in group.services], len(group.devices)
     blocks = [kv_block(service.model) for service in services]
@@ -101,10 +101,10 @@ def merged_engine(group: Group, by_name: Mapping[str, SeaService], rule: Rule) -
         _load(service, size, MergedPool(merged, bytes, BLOCK_SIZE, pieces), order)
         for service, (bytes, pieces) in zip(services, blocks, strict=True)
     ]
-    return Engine(group.devices, tuple(loads), PrioritySharing(rule.prompts_first), _overhead(services))
+    return SharedEngine(group.devices, tuple(loads), PrioritySharing(rule.prompts_first), _overhead(services))
 
 
-def merged_engines(groups: Sequence[Group], by_name: Mapping[str, SeaService], rule: Rule) -> list[Engine]:
+def merged_engines(groups: Sequence[ServiceGroup], by_name: Mapping[str, SeaService], rule: Rule) -> list[SharedEngine]:
     """Return the engines of all groups that have services."""
     return [merged_engine(group, by_name, rule) for group in groups if group.services]
 
@@ -113,13 +113,13 @@ def _overhead(services: Sequence[SeaService]) -> float:
     return sharing_overhead([kv_block(service.model)[0] for service in services])
 
 
-def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, share: float = 1.0) -> Load:
+def _load(service: SeaService, size: int, pool: KVPool, order: Order = fcfs, share: float = 1.0) -> ModelLoad:
     on = on_devices(service.llm, size)
     assert on, "it has room"
-    return Load(service.name, on.cost, (), pool, OnePhasePolicy(256, PREFILL_TOKENS, decode_share=share), order)
+    return ModelLoad(service.name, on.cost, (), pool, OnePhasePolicy(256, PREFILL_TOKENS, decode_share=share), order)
 
 
-def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine] | None:
+def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[SharedEngine] | None:
     """Return engines with each service on dedicated devices; None if they don't fit.
 
     Prefill comes first, by arrival, as in vLLM.
@@ -131,7 +131,7 @@ def dedicated_engines(services: Sequence[SeaService], nodes: int) -> list[Engine
         size = sizes[service.name]  # powers of two, the largest first: none crosses a node
         pool = BlockPool(int(kv_bytes(size, [service]) // kv_block(service.model)[0]), BLOCK_SIZE)
         engines.append(
-            Engine(tuple(range(first, first + size)), (_load(service, size, pool),), TimeSharing(in_order=False))
+            SharedEngine(tuple(range(first, first + size)), (_load(service, size, pool),), TimeSharing(in_order=False))
         )
         first += size
     return engines
@@ -164,9 +164,9 @@ class Scoring:
         self._history, self._rule = history, rule
         self._known: dict[tuple[object, ...], dict[str, np.ndarray]] = {}
 
-    def __call__(self, groups: tuple[Group, ...]) -> dict[str, Outcome]:
+    def __call__(self, groups: tuple[ServiceGroup, ...]) -> dict[str, ServiceOutcome]:
         """Return the outcomes of the services that have groups."""
-        hosts: dict[str, list[Group]] = {}
+        hosts: dict[str, list[ServiceGroup]] = {}
         for group in groups:
             for name in group.services:
                 hosts.setdefault(name, []).append(group)
@@ -177,7 +177,7 @@ class Scoring:
                 for name, counts in self._of(len(group.devices), parts).items():
                     sums[name] += counts
         return {
-            name: Outcome(int(late), float(total / max(1, count)), int(count))
+            name: ServiceOutcome(int(late), float(total / max(1, count)), int(count))
             for name, (late, total, count) in sums.items()
         }
 
@@ -186,13 +186,13 @@ class Scoring:
         key = size, parts
         if key not in self._known:
             asked = {name: self._history.asked[name].only(slice(turn, None, of)) for name, turn, of in parts}
-            group = Group(tuple(range(size)), tuple(name for name, _, _ in parts))
+            group = ServiceGroup(tuple(range(size)), tuple(name for name, _, _ in parts))
             replay = replay_of(asked, [merged_engine(group, self._history.by_name, self._rule)])
             self._known[key] = {name: _counted(own, replay) for name, own in asked.items()}
         return self._known[key]
 
 
-def _counted(asked: Asked, replay: ClusterReplay) -> np.ndarray:
+def _counted(asked: ServiceArrays, replay: ClusterReplay) -> np.ndarray:
     latency = np.array([served.finish_s - served.arrival_s for served in replay.served[asked.service.name]])
     late = np.sum(latency > SLO * asked.alone_s)
     return np.array([late, latency.sum() / asked.service.mean_s, len(latency)])
@@ -214,7 +214,7 @@ def two_stage(history: History, rule: Rule) -> Placed | None:
     return place_in_stages(services, history.nodes, NODE, fits, Scoring(history, rule))
 
 
-def mux_engines(history: History) -> list[Engine] | None:
+def mux_engines(history: History) -> list[SharedEngine] | None:
     """Return the engines of MuxServe's placement; None without one.
 
     They are meshes with shares of the multiprocessors, and caches with quotas.
@@ -246,7 +246,7 @@ def _popular(service: SeaService, rate_seq_s: float) -> Popular:
     )
 
 
-def _mux_engine(mesh: Mesh, memory: float, by_name: Mapping[str, SeaService]) -> Engine:
+def _mux_engine(mesh: Mesh, memory: float, by_name: Mapping[str, SeaService]) -> SharedEngine:
     services = [by_name[occupant.popular.name] for occupant in mesh.occupants]
     parts = [service.model.layers * service.model.kv_heads for service in services]
     part_bytes = max(kv_block(service.model)[0] / part for service, part in zip(services, parts, strict=True))
@@ -258,7 +258,7 @@ def _mux_engine(mesh: Mesh, memory: float, by_name: Mapping[str, SeaService]) ->
         quota = own + int((store.total - sum(least)) * want / sum(wanted))
         pool = QuotaPool(store, part, BLOCK_SIZE, quota)
         loads.append(_load(service, len(mesh.devices), pool, fcfs, occupant.decode_share))
-    return Engine(mesh.devices, tuple(loads), SpatialSharing(), _overhead(services))
+    return SharedEngine(mesh.devices, tuple(loads), SpatialSharing(), _overhead(services))
 
 
 @dataclass(frozen=True)
@@ -292,12 +292,14 @@ class Figures:
 SCALES = (1.0, 2.0, 5.0, 10.0, 20.0)
 
 
-def replay_of(asked: Mapping[str, Asked], engines: Sequence[Engine]) -> ClusterReplay:
+def replay_of(asked: Mapping[str, ServiceArrays], engines: Sequence[SharedEngine]) -> ClusterReplay:
     """Replay all services' requests on these engines."""
     return replay_cluster(engines, {name: own.requests for name, own in asked.items()})
 
 
-def alone_replay(asked: Mapping[str, Asked], groups: Sequence[Group], history: History, rule: Rule) -> ClusterReplay:
+def alone_replay(
+    asked: Mapping[str, ServiceArrays], groups: Sequence[ServiceGroup], history: History, rule: Rule
+) -> ClusterReplay:
     """Replay each service's requests on its groups, as if the other services there had no requests."""
     served, busy_s, preemptions = {}, {"encode": 0.0, "decode": 0.0}, 0
     for name, own in asked.items():
@@ -311,7 +313,7 @@ def alone_replay(asked: Mapping[str, Asked], groups: Sequence[Group], history: H
     return ClusterReplay(served, busy_s, preemptions, sum(bool(group.services) for group in groups))
 
 
-def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Sequence[Engine]) -> Figures:
+def figures_of(asked: Mapping[str, ServiceArrays], replay: ClusterReplay, engines: Sequence[SharedEngine]) -> Figures:
     """Return the measures of a replay."""
     parts = [_columns(own, replay) for own in asked.values() if len(own.inputs)]
     arrival, start, first, finish, alone, mean, outputs = np.concatenate(parts, axis=1)
@@ -335,7 +337,7 @@ def figures_of(asked: Mapping[str, Asked], replay: ClusterReplay, engines: Seque
     )
 
 
-def _columns(asked: Asked, replay: ClusterReplay) -> np.ndarray:
+def _columns(asked: ServiceArrays, replay: ClusterReplay) -> np.ndarray:
     """Return [7, requests]: arrival, start, first token and end in seconds, time alone, L̂, output tokens."""
     served = replay.served[asked.service.name]
     rows = [(s.arrival_s, s.start_s, s.first_token_s, s.finish_s, s.output_tokens) for s in served]

@@ -22,12 +22,12 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Stage
 from xcore.specs.workload import RequestLengths
 from xcore.traces.arrivals import random_arrivals_until
-from xmulti.sharing.cluster import ServiceRequests
+from xmulti.sharing.cluster_replay import ServiceRequests
 from xmulti.sharing.iteration_cost import ProfileCost
 from xprofiler.roofline import roofline_profile
+from xsimulator.cost.batch_one_latency import batch_one_times
+from xsimulator.cost.cost_model import CostModel, ReplicaCost
 from xsimulator.cost.memory import StageMemory
-from xsimulator.cost.replica import CostModel, ReplicaCost
-from xsimulator.cost.solo import solo_times
 
 Array = NDArray[np.float64]
 
@@ -121,7 +121,7 @@ class SeaService:
         assert on is not None
         if not len(inputs):
             return inputs, inputs
-        times = solo_times(on.replica, inputs, outputs)
+        times = batch_one_times(on.replica, inputs, outputs)
         return times.prefill, times.total
 
     @cached_property
@@ -196,7 +196,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ServiceArrays:
     """A service's requests; each array has the shape [requests], in seconds and tokens."""
 
     service: SeaService
@@ -223,28 +223,28 @@ class Asked:
         ]
         return ServiceRequests(tuple(RequestLengths(int(i), int(o), float(at)) for i, o, at in rows), tuple(hints))
 
-    def only(self, which: slice | NDArray[np.bool_]) -> "Asked":
+    def only(self, which: slice | NDArray[np.bool_]) -> "ServiceArrays":
         """Return a selection of the requests."""
         columns = (self.arrival_s, self.inputs, self.outputs, self.expected)
-        return Asked(self.service, *(column[which] for column in columns))
+        return ServiceArrays(self.service, *(column[which] for column in columns))
 
-    def later(self, seconds: float) -> "Asked":
+    def later(self, seconds: float) -> "ServiceArrays":
         """Return the same requests, shifted to later times."""
         return replace(self, arrival_s=self.arrival_s + seconds)
 
 
-def joined(parts: Sequence[Asked]) -> Asked:
+def joined(parts: Sequence[ServiceArrays]) -> ServiceArrays:
     """Return a service's requests, concatenated."""
     columns = zip(*((part.arrival_s, part.inputs, part.outputs, part.expected) for part in parts), strict=True)
-    return Asked(parts[0].service, *map(np.concatenate, columns))
+    return ServiceArrays(parts[0].service, *map(np.concatenate, columns))
 
 
-def traffic_of(traffic: Traffic, of: Sequence[SeaService]) -> dict[str, Asked]:
+def traffic_of(traffic: Traffic, of: Sequence[SeaService]) -> dict[str, ServiceArrays]:
     """Return every service's requests in `traffic.seconds`; the arrival process is stationary from the start."""
     return {service.name: _asked(service, traffic, place) for place, service in enumerate(of)}
 
 
-def _asked(service: SeaService, traffic: Traffic, place: int) -> Asked:
+def _asked(service: SeaService, traffic: Traffic, place: int) -> ServiceArrays:
     rate = traffic.rate_seq_s * service.popularity / traffic.run
     seed, until_s = (traffic.seed, place), 2 * traffic.seconds
     arrivals = random_arrivals_until(until_s, rate, seed, traffic.variation**-2)
@@ -254,4 +254,4 @@ def _asked(service: SeaService, traffic: Traffic, place: int) -> Asked:
     inputs, expected = service.inputs[drawn], service.outputs[drawn]
     factors = np.maximum(0.0, 1 + traffic.noise * draws.standard_normal(len(arrivals)))
     outputs = np.clip(np.rint(expected * factors), 1, service.model.context - inputs)
-    return Asked(service, arrivals, inputs, outputs, expected)
+    return ServiceArrays(service, arrivals, inputs, outputs, expected)

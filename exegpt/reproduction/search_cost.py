@@ -37,7 +37,7 @@ EXHAUSTIVE_POINTS = 60_000
 
 
 @dataclass(frozen=True)
-class Row:
+class SearchCostRow:
     """One search of one space."""
 
     scenario: str
@@ -61,7 +61,7 @@ class Row:
 class SearchCost:
     """All searches."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[SearchCostRow, ...]
 
 
 def reproduce(
@@ -69,7 +69,7 @@ def reproduce(
 ) -> SearchCost:
     """Search every scenario's spaces by every method; exhaustively if they have at most `exhaustive_points`."""
     asked = [(names, space) for names in SCENARIOS for space in SPACES]
-    rows: list[Row] = []
+    rows: list[SearchCostRow] = []
     for done, (names, space) in enumerate(asked, 1):
         where = setup(*names)
         bound_s = bounds(static_batches(where))[1]
@@ -79,7 +79,7 @@ def reproduce(
     return SearchCost(tuple(rows))
 
 
-def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> list[Row]:
+def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> list[SearchCostRow]:
     searches: dict[str, Tuned] = {}
     for name, how in METHODS.items():
         if name != "exhaustive" or searches["branch and bound"].search.space <= exhaustive_points:
@@ -87,7 +87,7 @@ def _rows(where: Setup, bound_s: float, space: str, exhaustive_points: int) -> l
     rates = {name: tuned.estimate.throughput_seq_s if tuned.estimate else 0.0 for name, tuned in searches.items()}
     best, exact = max(rates.values()), "exhaustive" in searches
     return [
-        Row(
+        SearchCostRow(
             where.name,
             bound_s,
             space,

@@ -8,7 +8,7 @@ from xcore.console.schedule_text import schedule_text
 from xcore.specs.bound import PAPER_BOUND, BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, parse_cluster
-from xcore.specs.engine import find_engine
+from xcore.specs.engine_spec import find_engine
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Stage
@@ -16,7 +16,7 @@ from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
 from xscheduler.tuned import Tuned
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form
 from xsimulator.steady.scenario import Scenario
@@ -44,7 +44,7 @@ class Setup:
         return f"{self.model.name} {self.cluster.name} {self.workload.name}"
 
     @property
-    def nouns(self) -> tuple[ModelSpec, ClusterSpec, Workload, Profile]:
+    def specs(self) -> tuple[ModelSpec, ClusterSpec, Workload, Profile]:
         """The inputs of `tune`."""
         return self.model, self.cluster, self.workload, self.profile
 
@@ -91,12 +91,12 @@ def paper_mode(
     search would find throughputs that no run could reach.
     """
     how = {"replicas": 1} if fixed is None else fixed
-    return tune(*setup.nouns, latency_bound_s=bound_s, policies=policies, bound=bound, fixed=how, **asked)
+    return tune(*setup.specs, latency_bound_s=bound_s, policies=policies, bound=bound, fixed=how, **asked)
 
 
 def today(setup: Setup, bound_s: float | None) -> Tuned:
     """Return the best schedule under the same bound with all policies and replicas."""
-    return tune(*setup.nouns, latency_bound_s=bound_s, bound=PAPER_BOUND)
+    return tune(*setup.specs, latency_bound_s=bound_s, bound=PAPER_BOUND)
 
 
 def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:

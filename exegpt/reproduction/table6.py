@@ -42,7 +42,7 @@ PAPER = (
 
 
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedFigures:
     """The simulated figures of a schedule."""
 
     latency_s: float
@@ -54,12 +54,12 @@ class Simulated:
 
 
 @dataclass(frozen=True)
-class Row:
+class Table6Row:
     """The paper's row, ours at the same schedule, their deviation, and the best schedules under the row's bound."""
 
     paper: Published
-    simulated: Simulated
-    deviation: Simulated
+    simulated: SimulatedFigures
+    deviation: SimulatedFigures
     """(here - paper) / paper of each figure."""
     found: Reached | None
     """The better of RRA and WAA, with one replica."""
@@ -70,7 +70,7 @@ class Row:
 class Table6:
     """All rows."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[Table6Row, ...]
 
 
 def scenario(where: Setup, policy: str) -> Scenario:
@@ -84,7 +84,7 @@ def scenario(where: Setup, policy: str) -> Scenario:
     return where.scenario(stages, form="paper")
 
 
-def simulate(where: Setup, row: Published) -> Simulated:
+def simulate(where: Setup, row: Published) -> SimulatedFigures:
     """Simulate a row's own schedule."""
     at = scenario(where, row.policy)
     result = outcome(at, row.policy, row.controls)
@@ -97,7 +97,7 @@ def simulate(where: Setup, row: Published) -> Simulated:
         first, last = result.lifetime(np.array([1.0, longest])).seconds
         encode_s = WAA(at, row.controls["micro_batches"]).encoding(batch).period
         decode_s = float(last - first) / (longest - 1)
-    return Simulated(latency(at, result), result.throughput, encode_s, decode_s)
+    return SimulatedFigures(latency(at, result), result.throughput, encode_s, decode_s)
 
 
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -> Table6:
@@ -106,11 +106,11 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None) -
     rows = []
     for done, row in enumerate(PAPER, 1):
         simulated = simulate(where, row)
-        names = Simulated.__dataclass_fields__
-        deviations = Simulated(*(deviation(getattr(simulated, name), getattr(row, name)) for name in names))
+        names = SimulatedFigures.__dataclass_fields__
+        deviations = SimulatedFigures(*(deviation(getattr(simulated, name), getattr(row, name)) for name in names))
         found, now = paper_mode(where, row.bound_s), today(where, row.bound_s)
         policies = tuple(a.policy for a in now.alternatives)
-        rows.append(Row(row, simulated, deviations, reached(found, PAPER_POLICIES), reached(now, policies)))
+        rows.append(Table6Row(row, simulated, deviations, reached(found, PAPER_POLICIES), reached(now, policies)))
         progress(done, len(PAPER))
     return Table6(tuple(rows))
 
@@ -138,7 +138,7 @@ def sections(table: Table6) -> list[Section]:
     ]
 
 
-def _bound(row: Row) -> str:
+def _bound(row: Table6Row) -> str:
     return "∞" if row.paper.bound_s is None else f"{row.paper.bound_s:g} s"
 
 
@@ -154,7 +154,7 @@ def _section(title: str, table: Table6, columns: tuple[tuple[str, str], ...], no
     return Section(title, ("bound", "policy", "schedule", *heads), tuple(rows), (note,))
 
 
-def _found(row: Row) -> tuple[str, ...]:
+def _found(row: Table6Row) -> tuple[str, ...]:
     cells = [_bound(row), f"{row.paper.throughput_seq_s:g}"]
     for point in (row.found, row.today):
         cells += [

@@ -365,7 +365,7 @@ def test_the_roofline_of_an_iteration():
 
 
 def test_a_profile_lies_beside_the_results(monkeypatch, tmp_path):
-    from tests.xcore.nouns import profile
+    from tests.xcore.small_specs import profile
 
     calls = []
     measured = profile(SMALL_MODEL)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from benchmarks import optimum
-from benchmarks.optimum import Asked, Scan, coarse, question_of, rising, spaces
+from benchmarks.optimum import Asked, Scan, coarse, problem_of, rising, spaces
 
 
 def test_grids_leave_no_gap_wider_than_their_ratio():
@@ -23,7 +23,7 @@ def test_grids_leave_no_gap_wider_than_their_ratio():
 def test_a_scan_finds_the_best_of_all_points(monkeypatch, policy, bounds):
     monkeypatch.setattr(optimum, "MOST_BATCH", 24)
     asked = Asked("llama-3.1-8b", "2xL40S", "512/64", **bounds)
-    question = question_of(asked, policy)
+    question = problem_of(asked, policy)
     best = 0.0
     for space in spaces(policy, question):
         for place in range(24):

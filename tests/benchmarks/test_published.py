@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.published import ENGINE, compared, errors, operator_tables, parted, published_rows
 from tests.public_data import needs_data
-from xcore.specs.engine import NO_ENGINE, find_engine
+from xcore.specs.engine_spec import NO_ENGINE, find_engine
 from xprofiler.aiconfigurator import systems_folder
-from xprofiler.compared import COMPARED
+from xprofiler.roofline_errors import COMPARED
 
 SHIPPED = [fact for fact in COMPARED if fact.engine == ENGINE]
 

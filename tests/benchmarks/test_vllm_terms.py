@@ -20,9 +20,9 @@ from benchmarks.vllm_terms import (
     vllm_rows,
 )
 from tests.public_data import needs_data
-from xcore.specs.engine import find_engine
+from xcore.specs.engine_spec import find_engine
 from xprofiler.aiconfigurator import SYSTEMS, systems_folder
-from xprofiler.compared import COMPARED
+from xprofiler.roofline_errors import COMPARED
 
 installed = pytest.mark.skipif(systems_folder() is None, reason="the package aiconfigurator is not installed")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.xcore.nouns import profile as one_degree
+from tests.xcore.small_specs import profile as one_degree
 from tests.xrunner.cells import LENGTHS, POLICIES, SIZES, disaggregated, schedule
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule

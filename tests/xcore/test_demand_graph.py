@@ -8,15 +8,15 @@ from tests.public_data import needs_data
 from xcore import document
 from xcore.errors import InputError
 from xmulti.files.call_log import LoggedCall, learn, read_calls
-from xmulti.files.demand_graph import END, MOST_SAMPLES, DemandGraph, Unit, read_demand_graphs
+from xmulti.files.demand_graph import END, MOST_SAMPLES, DemandGraph, DemandStep, read_demand_graphs
 
 
 def thought(*next_units):
-    return Unit("thought", "llm", next_units, (900, 950), (30, 40), (1, 1))
+    return DemandStep("thought", "llm", next_units, (900, 950), (30, 40), (1, 1))
 
 
 def search(*next_units):
-    return Unit("search", "search", next_units, seconds=(1.5,))
+    return DemandStep("search", "search", next_units, seconds=(1.5,))
 
 
 def graph(*units, start=("thought",)):
@@ -62,16 +62,16 @@ def test_a_graph_that_no_run_could_end_in_is_refused_in_one_sentence(units, star
 
 def test_units_with_samples_of_different_numbers_are_refused():
     with pytest.raises(InputError, match=r"as many input_tokens.*got 2, 1, 2 and 0"):
-        Unit("thought", "llm", (END,), (1, 2), (1,), (1, 1))
+        DemandStep("thought", "llm", (END,), (1, 2), (1,), (1, 1))
     with pytest.raises(InputError, match="has a sample above 10,000,000"):
-        Unit("thought", "llm", (END,), (10**40,), (1,), (1,))
+        DemandStep("thought", "llm", (END,), (10**40,), (1,), (1,))
     for negative in ((-1, 1, 1), (1, -1, 1), (1, 1, 0)):
         with pytest.raises(InputError, match=r"below [01]: remove that sample"):
-            Unit("thought", "llm", (END,), *((sample,) for sample in negative))
+            DemandStep("thought", "llm", (END,), *((sample,) for sample in negative))
     with pytest.raises(InputError, match="negative or endless"):
-        Unit("search", "search", (END,), seconds=(float("inf"),))
+        DemandStep("search", "search", (END,), seconds=(float("inf"),))
     with pytest.raises(InputError, match="seconds alone"):
-        Unit("search", "search", (END,))
+        DemandStep("search", "search", (END,))
 
 
 def test_a_log_is_learned(tmp_path):
@@ -130,7 +130,7 @@ def test_the_published_form_is_read(tmp_path):
     path = tmp_path / "graphs.json"
     path.write_text(json.dumps({"react": units}))
     (read,) = read_demand_graphs(path)
-    assert read == graph(Unit("thought", "llm", (END,), (9,), (3,), (2,)))
+    assert read == graph(DemandStep("thought", "llm", (END,), (9,), (3,), (2,)))
     path.write_text(json.dumps({"react": {**units, "thought": {**units["thought"], "next": ["thought"]}}}))
     with pytest.raises(InputError, match="always goes round thought → thought"):
         read_demand_graphs(path)

@@ -1,4 +1,4 @@
-"""Every noun is written and read back unchanged, and a document that is wrong is refused in one sentence."""
+"""Every spec is written and read back unchanged, and a document that is wrong is refused in one sentence."""
 
 import itertools
 import json
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore import document
 from xcore.errors import InputError
 from xcore.requests.request import Request, Result
@@ -27,9 +27,9 @@ finite = st.floats(0, 1e9)
 perhaps = st.none() | finite
 
 
-def round_trip(noun):
-    text = document.dumps(document.to_dict(noun))
-    return document.from_dict(type(noun), json.loads(text, parse_constant=_not_json), "it")
+def round_trip(spec):
+    text = document.dumps(document.to_dict(spec))
+    return document.from_dict(type(spec), json.loads(text, parse_constant=_not_json), "it")
 
 
 def _not_json(constant):
@@ -92,25 +92,25 @@ def test_requests_and_results(ids, moment, text):
     assert round_trip(result) == result
 
 
-@pytest.mark.parametrize("noun", [profile(), schedule(), task("S"), parse_cluster("4xA40"), builtin_model("gpt2")])
-def test_unknown_keys_and_wrong_types_are_refused(noun):
-    data = document.to_dict(noun)
+@pytest.mark.parametrize("spec", [profile(), schedule(), task("S"), parse_cluster("4xA40"), builtin_model("gpt2")])
+def test_unknown_keys_and_wrong_types_are_refused(spec):
+    data = document.to_dict(spec)
     with pytest.raises(InputError, match="surprise"):
-        document.from_dict(type(noun), data | {"surprise": 1}, "it")
+        document.from_dict(type(spec), data | {"surprise": 1}, "it")
     with pytest.raises(InputError, match=rf"^it: {next(iter(data))} must be .* \(got {{'a': 1}}\)"):
-        document.from_dict(type(noun), data | {next(iter(data)): {"a": 1}}, "it")
+        document.from_dict(type(spec), data | {next(iter(data)): {"a": 1}}, "it")
     with pytest.raises(InputError, match=r"^it: the top level must be a group of keys"):
-        document.from_dict(type(noun), [data], "it")
+        document.from_dict(type(spec), [data], "it")
     every = {name: {"a": 1} if isinstance(data[name], str) else "x" for name in list(data)[:3]}
     with pytest.raises(InputError) as refused:
-        document.from_dict(type(noun), every, "it")
+        document.from_dict(type(spec), every, "it")
     assert all(f"{name} must be" in str(refused.value) for name in every)  # all at once
 
 
-@pytest.mark.parametrize("noun", [profile(), schedule()])
-def test_another_version_is_refused(noun):
+@pytest.mark.parametrize("spec", [profile(), schedule()])
+def test_another_version_is_refused(spec):
     with pytest.raises(InputError, match="version 99"):
-        document.from_dict(type(noun), document.to_dict(noun) | {"version": 99}, "it")
+        document.from_dict(type(spec), document.to_dict(spec) | {"version": 99}, "it")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b'{"a": 1'])

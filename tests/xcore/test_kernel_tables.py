@@ -6,7 +6,7 @@ import pytest
 
 from xcore.specs.builtin_models import HUB_IDS, builtin_model
 from xcore.specs.cluster import KINDS
-from xcore.specs.engine import ENGINES
+from xcore.specs.engine_spec import ENGINES
 from xprofiler import aiconfigurator
 from xprofiler.heads import table_for
 from xprofiler.kernel_tables import KERNELS, TABLES, KernelTables, tables_for

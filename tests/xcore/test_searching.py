@@ -7,19 +7,19 @@ import sys
 
 import pytest
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from xcore import document
 
 ANSWERING = """
-from xcore.searching import read_question, write_answer
+from xcore.searching import read_problem, write_answer
 from xcore.specs.workload import Workload
-write_answer(read_question(Workload))
+write_answer(read_problem(Workload))
 """
 ENDLESS = """
 import subprocess, sys, time
-from xcore.searching import read_question
+from xcore.searching import read_problem
 from xcore.specs.workload import Workload
-read_question(Workload)
+read_problem(Workload)
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 print("searching", flush=True)
 time.sleep(600)
@@ -30,15 +30,15 @@ def begun(program, **how):
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **how
     )
-    question = document.to_dict(nouns.schedule().workload)
-    process.stdin.write(json.dumps(question) + "\n")
+    problem = document.to_dict(small_specs.schedule().workload)
+    process.stdin.write(json.dumps(problem) + "\n")
     process.stdin.flush()
-    return process, question
+    return process, problem
 
 
 def test_the_answer_is_a_document():
-    process, question = begun(ANSWERING)
-    assert json.loads(process.stdout.read()) == question and process.wait(20) == 0
+    process, problem = begun(ANSWERING)
+    assert json.loads(process.stdout.read()) == problem and process.wait(20) == 0
 
 
 @pytest.mark.timeout(60)

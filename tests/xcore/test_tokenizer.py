@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import exegpt
-from exegpt.loadtest.prompts import tokenizer_of
+from exegpt.loadtest.request_prompts import tokenizer_of
 from tests.exegpt.cli.conftest import run_command
 from xcore.errors import InputError
 from xcore.requests.request_lists import read_for_model

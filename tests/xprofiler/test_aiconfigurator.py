@@ -9,7 +9,7 @@ import pytest
 from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.engine import EngineSpec
+from xcore.specs.engine_spec import EngineSpec
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xprofiler.aiconfigurator import SYSTEMS, aiconfigurator_profile, systems_folder

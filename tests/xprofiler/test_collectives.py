@@ -8,8 +8,8 @@ import pytest
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
-from xprofiler.cluster import found_cluster, write_cluster
 from xprofiler.collectives import link, pairs
+from xprofiler.measured_cluster import found_cluster, write_cluster
 from xprofiler.profiles import find_profile
 from xrunner.comm.ranks import Ranks
 

@@ -7,8 +7,8 @@ import torch
 
 from exegpt.kernels.attention import attention_reference
 from xcore.specs.model import ModelSpec
-from xprofiler import attention
-from xprofiler.attention import AttentionProbe
+from xprofiler import attention_probe
+from xprofiler.attention_probe import AttentionProbe
 
 from ..kernels import flashinfer_stand_in
 
@@ -18,11 +18,13 @@ MODEL = ModelSpec("m", "llama", 2, 64, 4, 2, 16, 48, True, 300, 256)
 @pytest.mark.parametrize(("batch", "new", "past"), [(3, 1, 39), (2, 20, 0), (1, 7, 30)])
 def test_one_plan_is_for_all_parts_of_the_pool(monkeypatch, batch, new, past):
     """Each call reads other blocks, with which the reference agrees."""
-    monkeypatch.setattr(attention, "COLD_BYTES", 2**18)
+    monkeypatch.setattr(attention_probe, "COLD_BYTES", 2**18)
     with flashinfer_stand_in.in_its_place() as calls:
         probe = AttentionProbe(MODEL, 3, 40, attention="flashinfer")
-        seen, real = [], attention.attention
-        monkeypatch.setattr(attention, "attention", lambda *args, work: seen.append(args) or real(*args, work=work))
+        seen, real = [], attention_probe.attention
+        monkeypatch.setattr(
+            attention_probe, "attention", lambda *args, work: seen.append(args) or real(*args, work=work)
+        )
         call = probe.call(batch, new, past)
         blocks = batch * -(-(past + new) // 16)
         for first in itertools.islice(itertools.cycle(range(0, probe._blocks // blocks * blocks, blocks)), 5):

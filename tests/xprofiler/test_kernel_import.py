@@ -10,11 +10,11 @@ import pytest
 from tests.exegpt.cli.conftest import run_command
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import LinkSpec, parse_cluster
-from xcore.specs.engine import find_engine
+from xcore.specs.engine_spec import find_engine
 from xprofiler.aiconfigurator import systems_folder
-from xprofiler.compared import COMPARED, SOURCES
 from xprofiler.kernel_import import INSTALL, kernel_import
 from xprofiler.roofline import roofline_profile
+from xprofiler.roofline_errors import COMPARED, SOURCES
 
 LLAMA, LARGE = builtin_model("llama-3.1-8b"), builtin_model("llama-3.1-70b")
 

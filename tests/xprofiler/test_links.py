@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from xcore.specs.builtin_models import builtin_model
 from xprofiler import job, links
-from xprofiler.cluster import found_cluster
+from xprofiler.measured_cluster import found_cluster
 from xprofiler.points import FULL
 from xrunner.comm import direct
 from xrunner.comm.ranks import Agreed, Ranks
@@ -114,7 +114,7 @@ def test_ranks_share_a_nodes_memory_but_not_their_gpus(monkeypatch):
         return SimpleNamespace(device=device)
 
     monkeypatch.setattr(machine, "local", local)
-    monkeypatch.setattr("xprofiler.cluster.replace", lambda one, **new: SimpleNamespace(**(vars(one) | new)))
+    monkeypatch.setattr("xprofiler.measured_cluster.replace", lambda one, **new: SimpleNamespace(**(vars(one) | new)))
     ranks = Two(None)
     assert found_cluster(ranks, None, None, CPU).device.memory_bytes == 40
     assert found_cluster(ranks, None, None, GPU).device.memory_bytes == 80

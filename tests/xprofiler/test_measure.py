@@ -7,7 +7,7 @@ import pytest
 from xcore.document import read
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
-from xprofiler import attention, machine, measure, points, store
+from xprofiler import attention_probe, machine, measure, points, store
 from xprofiler.recorder import Recorder
 from xprofiler.timing import Timing
 from xrunner.models import Shard, load_model
@@ -127,8 +127,10 @@ def test_the_attention_probe_reads_a_kv_cache_in_order(directory, monkeypatch):
     real = KVCache.allocate
     monkeypatch.setattr(KVCache, "allocate", lambda *given: allocated.append(real(*given)) or allocated[-1])
     seen = []
-    monkeypatch.setattr(attention, "attention", lambda q, keys, values, tables, *rest, **_: seen.append((keys, tables)))
-    probe = attention.AttentionProbe(ModelSpec.from_directory(directory), 2, 40)
+    monkeypatch.setattr(
+        attention_probe, "attention", lambda q, keys, values, tables, *rest, **_: seen.append((keys, tables))
+    )
+    probe = attention_probe.AttentionProbe(ModelSpec.from_directory(directory), 2, 40)
     call = probe.call(2, 1, 39)
     call()
     call()

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from tests.xprofiler.test_rates import SPEC
 from xcore.specs.profile import Table
 from xprofiler.model_switch import switch_seconds

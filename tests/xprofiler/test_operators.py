@@ -7,7 +7,7 @@ import pytest
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import EngineSpec, engine_of, find_engine
+from xcore.specs.engine_spec import EngineSpec, engine_of, find_engine
 from xprofiler.operators import with_engine
 from xprofiler.roofline import roofline_profile
 

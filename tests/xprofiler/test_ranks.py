@@ -16,7 +16,7 @@ from xcore.errors import InputError
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
-from xprofiler.job import Job
+from xprofiler.job import ProfilingJob
 from xrunner.comm import ranks
 from xrunner.models.create import create_model
 
@@ -80,7 +80,7 @@ def test_one_file_holds_every_degree_and_the_cluster_it_was_measured_on(job, mod
     assert json.loads(done.stdout)["out"] == str(out)  # one rank prints
     (stored,) = (tmp_path / "cache" / "profiles").iterdir()
     measured = read(Profile, out)
-    assert read(Job, stored).profile == measured
+    assert read(ProfilingJob, stored).profile == measured
     assert [tables.tp for tables in measured.degrees] == [1, 2]
     assert measured.model == ModelSpec.from_directory(models / "tiny").fingerprint
     for tables in measured.degrees:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile as a_profile
+from tests.xcore.small_specs import profile as a_profile
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Table
 from xprofiler import rates

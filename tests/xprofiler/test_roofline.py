@@ -11,7 +11,7 @@ from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, DeviceSpec, LinkSpec, parse_cluster
-from xcore.specs.engine import NO_ENGINE, EngineSpec, LinkWait, find_engine
+from xcore.specs.engine_spec import NO_ENGINE, EngineSpec, LinkWait, find_engine
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xprofiler.rings import ring_all_gather_s, ring_all_reduce_s

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from tests.xcore.nouns import split
+from tests.xcore.small_specs import split
 from xcore.batching import Order
 from xcore.document import fingerprint
 from xcore.orders import fcfs

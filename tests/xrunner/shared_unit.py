@@ -10,7 +10,7 @@ from tests.xrunner.cells import requests
 from xcore import document
 from xcore.requests.request import Result
 from xcore.specs.cluster_plan import Plan
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xrunner.comm.ranks import Ranks, job
 
 
@@ -18,7 +18,7 @@ def run(directory: Path, ranks: Ranks) -> None:
     """The models of each plan here, with all requests to both at once; the leader writes tokens and preemptions."""
     for path in sorted(directory.glob("plan-*.json")):
         (unit,) = document.read(Plan, path).units
-        models = Unit.load(unit, {model.name: Path(model.directory) for model in unit}, ranks)
+        models = RankUnit.load(unit, {model.name: Path(model.directory) for model in unit}, ranks)
         models.open()
         if models.leads:
             (directory / f"ran-{path.name}").write_text(json.dumps(results_of(models)))
@@ -29,7 +29,7 @@ def run(directory: Path, ranks: Ranks) -> None:
         assert ranks.size == 1 or not ranks.world.Iprobe(), f"{path.name} leaves a message on its way"
 
 
-def results_of(unit: Unit) -> dict:
+def results_of(unit: RankUnit) -> dict:
     """Each model's tokens by request, and its preemptions; the unit is closed."""
     tokens = {tenant.name: {} for tenant in unit.tenants}
     for name in tokens:

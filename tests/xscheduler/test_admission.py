@@ -9,7 +9,7 @@ from xcore.errors import InputError
 from xcore.policies import TRAITS
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.served import steady_tokens_s
+from xcore.specs.request_times import steady_tokens_s
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.estimate import Estimate

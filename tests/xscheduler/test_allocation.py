@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, parse_cluster
@@ -238,7 +238,7 @@ def test_a_stage_may_have_a_single_layer():
 
 def test_a_layers_time_is_all_of_its_parts():
     """Encoding per prompt, decoding per query with all of its iterations."""
-    workload, profile = task("S"), nouns.profile()
+    workload, profile = task("S"), small_specs.profile()
     speed, tables = layer_speeds(workload, profile)[1], profile.degree(1).decoder
     for part in ("rest", "encode_attention", "decode_attention"):
         none = replace(getattr(tables, part), values=(0.0,) * len(getattr(tables, part).values))
@@ -250,7 +250,7 @@ def test_a_layers_time_is_all_of_its_parts():
 
 def test_a_layers_time_is_a_querys_share_of_a_batch():
     """Of a prompt among eight, and of a sequence among 64 in each of its output's iterations."""
-    workload, profile = task("S"), nouns.profile()
+    workload, profile = task("S"), small_specs.profile()
     speed, tables = layer_speeds(workload, profile)[1], profile.degree(1).decoder
     prompt, output, context = workload.input.mean, workload.output.mean, length_biased_context(workload)
     prefill_s = tables.rest.at(8 * prompt) + tables.encode_attention.at(8, prompt)
@@ -262,7 +262,7 @@ def test_a_layers_time_is_a_querys_share_of_a_batch():
 @pytest.mark.parametrize(("end", "other"), [("embedding", "head"), ("head", "embedding")])
 def test_the_ends_of_a_pipeline_have_times_of_their_own(end, other):
     """Of all tokens of a query, in batches of 64."""
-    workload, profile = task("S"), nouns.profile()
+    workload, profile = task("S"), small_specs.profile()
     speed, table = layer_speeds(workload, profile)[1], getattr(profile.degree(1), end)
     assert getattr(speed, end) == pytest.approx(workload.output.mean * table.at(64) / 64)
     degree = replace(profile.degree(1), **{end: replace(table, values=(0.0,) * len(table.values))})

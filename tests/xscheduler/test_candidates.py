@@ -5,7 +5,7 @@ import pytest
 from tests.xscheduler.test_ceilings import evenly, spaces_of
 from xcore.specs.workload import task
 from xscheduler.candidates import CandidateFamily, schedule
-from xscheduler.question import Limits
+from xscheduler.search_problem import Limits
 from xscheduler.space import all_spaces
 
 SETTING = ("opt-13b", "4xA40", task("S"), 0.0)

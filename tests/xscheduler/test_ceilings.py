@@ -6,16 +6,16 @@ import math
 import numpy as np
 import pytest
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.candidates import CandidateFamily
 from xscheduler.ceilings import Reach, decode_rate, reach
-from xscheduler.question import Limits, Question
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.spaces import POLICIES, spaces
-from xsimulator.cost.replica import CostModel, ReplicaCost
+from xsimulator.cost.cost_model import CostModel, ReplicaCost
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latency, memory_share
 
@@ -50,7 +50,9 @@ def spaces_of(model, cluster, workload, overhead_s, limits, policy, partial=True
     profile = roofline_profile(model, cluster, overhead_s=overhead_s)
     cost_model = CostModel(model, cluster, profile, "fp16", watched=False)
     load = Load(workload, model.encoder_layers > 0)
-    return spaces(policy, Question(cost_model, load, limits, {}, variation=False, partial=partial, admission=admission))
+    return spaces(
+        policy, SearchProblem(cost_model, load, limits, {}, variation=False, partial=partial, admission=admission)
+    )
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -130,7 +132,7 @@ def test_decoding_is_bounded_by_the_first_batch_that_comes_too_late(budget, batc
 @pytest.mark.parametrize("residents", [1.0, 100.0, 8192.0, 10_000.0])
 def test_decoding_is_looked_at_up_to_the_residents_in_even_steps(residents):
     """Steps of a quarter to the next whole number, up to 8,192; no batch twice, and none that doesn't fit."""
-    found = reach(ReplicaCost.of(nouns.schedule(), nouns.profile()).decode, 100.0, residents)
+    found = reach(ReplicaCost.of(small_specs.schedule(), small_specs.profile()).decode, 100.0, residents)
     assert (found.batch[0], found.batch[-1]) == (1.0, residents)
     steps = found.batch[1:] / found.batch[:-1]
     assert all(1.1 < step <= 2.0 for step in steps[:-1]) and all(1.0 < step <= 2.0 for step in steps[-1:])

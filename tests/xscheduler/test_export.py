@@ -4,11 +4,11 @@ import pytest
 
 import xsimulator
 from benchmarks.exports import OTHERS, Check, Question, checks, read_back
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import find_engine
+from xcore.specs.engine_spec import find_engine
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import Workload
 from xprofiler.roofline import roofline_profile

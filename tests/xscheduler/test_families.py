@@ -10,11 +10,11 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.question import Limits, Question
 from xscheduler.search import search
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.space import Constraint, Evaluation, Family, Space, Variable, all_spaces, made_spaces
 from xscheduler.spaces import POLICIES, grids, spaces
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import latency, per_token, ttft
 
@@ -50,7 +50,7 @@ def members(name, policy, profiles, limits, admission=("reserve",)):
     cost_model = CostModel(model, cluster, profiles[name], "fp16", watched=False)
     load = Load(workload, model.encoder_layers > 0)
     fixed = {"decode_iterations": 7} if policy == "rra" and name != "llama-3.1-8b" else {}
-    return spaces(policy, Question(cost_model, load, limits, fixed, variation=False, admission=admission))
+    return spaces(policy, SearchProblem(cost_model, load, limits, fixed, variation=False, admission=admission))
 
 
 def some_point(name, policy, profiles, admission):
@@ -159,7 +159,9 @@ def test_rra_has_its_optimum_under_a_bound_that_few_schedules_meet(outputs, perc
 
     def asked(latency_s):
         limits, bound = Limits(latency_s=latency_s), BoundMeaning("requests", percentile)
-        return spaces("rra", Question(cost_model, load, limits, {"tp_degree": 1, "replicas": replicas}, bound=bound))
+        return spaces(
+            "rra", SearchProblem(cost_model, load, limits, {"tp_degree": 1, "replicas": replicas}, bound=bound)
+        )
 
     quickest = min(space.at(space.lowest).figures[2] for space in asked(1.0))
     oracle, found = (search(asked(quickest * loosened), method) for method in ("exhaustive", "bnb"))

@@ -6,19 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.batching import deal
 from xcore.errors import InputError
 from xcore.specs.bound import ALL_REQUESTS
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths, Workload, task
 from xcore.traces.prompt_identity import PromptIdentity
 from xprofiler.roofline import roofline_profile
-from xscheduler.arrivals import REQUESTS, WARM_UP, Arrivals, may_miss
-from xscheduler.goodput import PRECISION, Bounds, Goodput, Meter
+from xscheduler.goodput import PRECISION, Goodput, Meter, RateBounds
 from xscheduler.open_tune import CLOSE, sustained_by, tune_at
+from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals, may_miss
 from xsimulator import estimate
 from xsimulator.replay.event_simulator import replay
 
@@ -44,7 +44,7 @@ def waits(arrivals, rate, service):
 @functools.cache
 def one_server():
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=FEW)
-    idle = Meter(profile(), arrivals, Bounds(None)).served_at(ALONE, 1e-3)
+    idle = Meter(profile(), arrivals, RateBounds(None)).served_at(ALONE, 1e-3)
     return arrivals, idle.latency_p50_s
 
 
@@ -52,7 +52,7 @@ def one_server():
 def test_waits_are_those_of_a_queue_with_one_server(load):
     arrivals, service = one_server()
     expected = waits(arrivals, load / service, service)[round(WARM_UP * FEW) :] + service
-    found = Meter(profile(), arrivals, Bounds(None)).served_at(ALONE, load / service)
+    found = Meter(profile(), arrivals, RateBounds(None)).served_at(ALONE, load / service)
     assert found.latency_from == "arrival"
     assert found.latency_p99_s == pytest.approx(np.percentile(expected, 99), rel=1e-3)
     assert found.latency_p50_s == pytest.approx(np.median(expected), rel=1e-3)
@@ -68,19 +68,19 @@ def test_goodput_is_where_the_queues_latency_meets_the_bound():
         for rate in rates
         if np.percentile(waits(arrivals, rate, service)[round(WARM_UP * FEW) :], 99) + service <= bound
     ]
-    meter = Meter(profile(), pattern, Bounds(bound))
+    meter = Meter(profile(), pattern, RateBounds(bound))
     for start in (0.1 / service, max(met), None):
         found = meter.goodput(ALONE, 1 / service, FEW, start)
         assert found.low == found.high == pytest.approx(max(met), rel=0.02)
         assert meter.holds(ALONE, found.low, FEW) and not meter.holds(ALONE, 1.02 * found.low, FEW)
-    assert Meter(profile(), pattern, Bounds(0.5 * service)).goodput(ALONE, 1 / service, FEW) == Goodput(0.0, 0.0)
-    assert Meter(profile(), pattern, Bounds(None)).goodput(ALONE, 1 / service, FEW).low == 1 / service
+    assert Meter(profile(), pattern, RateBounds(0.5 * service)).goodput(ALONE, 1 / service, FEW) == Goodput(0.0, 0.0)
+    assert Meter(profile(), pattern, RateBounds(None)).goodput(ALONE, 1 / service, FEW).low == 1 / service
 
 
 def test_random_requests_leave_a_doubt_that_is_told():
     """A fresh seed's own goodput lies between the two figures, or close to them, whatever the seed."""
     arrivals, service = one_server()
-    bounds = Bounds(4 * service)
+    bounds = RateBounds(4 * service)
     between = Meter(profile(), arrivals, bounds).goodput(ALONE, 1 / service, FEW)
     plain = Meter(profile(), replace(arrivals, random=False), bounds).goodput(ALONE, 1 / service, FEW).low
     assert between.low < plain < between.high
@@ -114,7 +114,7 @@ def test_every_bound_is_held_as_the_replays_figures_tell(bound):
         ("tpot_s", figures.tpot_p99_s),
     ):
         for share, holds in ((1.3, True), (0.95, False)):
-            bounds = Bounds(**{"latency_s": None, name: share * figure})
+            bounds = RateBounds(**{"latency_s": None, name: share * figure})
             assert Meter(profile(), arrivals, bounds).holds(made, rate, 400) == holds
             assert (bounds.broken(figures) == "") == holds
 
@@ -133,7 +133,7 @@ def test_some_replicas_stand_for_all(replicas):
         assert requests.arrivals.tolist() == pytest.approx(times[places].tolist())
     whole = replay(made, profile(), arrivals.requests(40.0), timeline=False)
     first = {s.index: s.finish_s for s in whole.served}
-    (served,) = Meter(profile(), arrivals, Bounds(None))._whole(made, 40.0, 300)[1]
+    (served,) = Meter(profile(), arrivals, RateBounds(None))._whole(made, 40.0, 300)[1]
     assert served.finished.tolist() == pytest.approx([first[place] for place in own[0]], rel=1e-9)
 
 
@@ -174,7 +174,7 @@ def test_prefixes_are_cached_as_in_a_replay(pattern):
     made = schedule("chunked", workload=CHAT, kv_blocks=900, admission="grow", prefix_caching=True)
     texts = [[300 * (i // 300) + i % 7] * 880 for i in range(arrivals.count)]
     run = replay(made, profile(), arrivals.requests(30.0), timeline=False, prompts=texts, lanes=True)
-    (times,) = Meter(profile(), arrivals, Bounds(None))._whole(made, 30.0, arrivals.count)[1]
+    (times,) = Meter(profile(), arrivals, RateBounds(None))._whole(made, 30.0, arrivals.count)[1]
     assert times.reused.sum() == run.reused > 0.7 * arrivals.inputs.sum()
     assert times.preemptions.sum() == run.preemptions
     finish = {s.index: s.finish_s for s in run.served}
@@ -231,7 +231,7 @@ def test_a_search_replays_growth_with_its_preemptions():
     )
 
 
-EASY = Bounds(2.0, 0.5)
+EASY = RateBounds(2.0, 0.5)
 
 
 def answer(rate=10.0, bounds=EASY, **asked):
@@ -241,12 +241,12 @@ def answer(rate=10.0, bounds=EASY, **asked):
 
 
 CASES = {
-    "first tokens in time": (Bounds(2.0, 0.1), {}),
-    "even tokens": (Bounds(None, None, 0.02), {}),
-    "latency alone": (Bounds(1.2), {}),
-    "chunks": (Bounds(2.0, 0.1, 0.03), {"policies": ("chunked",), "fixed": {"max_num_batched_tokens": 768}}),
-    "phases": (Bounds(3.0, 1.0), {"policies": ("rra",), "fixed": {"decode_iterations": 8}}),
-    "batches": (Bounds(8.0), {"policies": ("static",), "fixed": {}}),
+    "first tokens in time": (RateBounds(2.0, 0.1), {}),
+    "even tokens": (RateBounds(None, None, 0.02), {}),
+    "latency alone": (RateBounds(1.2), {}),
+    "chunks": (RateBounds(2.0, 0.1, 0.03), {"policies": ("chunked",), "fixed": {"max_num_batched_tokens": 768}}),
+    "phases": (RateBounds(3.0, 1.0), {"policies": ("rra",), "fixed": {"decode_iterations": 8}}),
+    "batches": (RateBounds(8.0), {"policies": ("static",), "fixed": {}}),
 }
 
 
@@ -269,7 +269,7 @@ def test_the_search_finds_what_every_schedule_asked_in_turn_finds(name):
 @pytest.mark.slow
 def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
     """Of all policies, as `tune_at` finds them without one."""
-    policies, bounds = ("static", "orca", "chunked", "rra", "waa-c"), Bounds(3.0)
+    policies, bounds = ("static", "orca", "chunked", "rra", "waa-c"), RateBounds(3.0)
     every = answer(0.1, bounds, policies=policies, fixed={}, count=40_000).sustained
     arrivals = Arrivals.poisson(task("S"), OPT.context, 0, count=40_000)
     where = (OPT, H100, task("S"), ROOFLINE, arrivals, bounds)
@@ -287,7 +287,7 @@ def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
 @functools.cache
 def seeded(seed):
     return answer(
-        seed=seed, policies=("chunked",), fixed={"max_num_batched_tokens": 1024}, bounds=Bounds(2.0, 0.1, 0.03)
+        seed=seed, policies=("chunked",), fixed={"max_num_batched_tokens": 1024}, bounds=RateBounds(2.0, 0.1, 0.03)
     )
 
 
@@ -299,8 +299,10 @@ def test_seeds_agree_within_three_percent_and_each_answer_holds_on_fresh_ones():
         (best,) = found.sustained.values()
         for seed in (101, 102, 103):
             fresh = Arrivals.poisson(task("S"), OPT.context, seed)
-            served = Meter(ROOFLINE, fresh, Bounds(2.0, 0.1, 0.03)).served_at(best.schedule, 0.98 * best.goodput_seq_s)
-            assert Bounds(2.0, 0.1, 0.03).broken(served) == ""
+            served = Meter(ROOFLINE, fresh, RateBounds(2.0, 0.1, 0.03)).served_at(
+                best.schedule, 0.98 * best.goodput_seq_s
+            )
+            assert RateBounds(2.0, 0.1, 0.03).broken(served) == ""
 
 
 def test_the_answer_keeps_the_bounds_at_its_rate():
@@ -323,7 +325,7 @@ def test_the_search_asks_schedules_that_no_steady_state_under_the_bounds_would_c
     """The bounds hold at its rate, though with as many requests waiting as can be served they would not."""
     (best,) = seeded(0).sustained.values()
     assert best.steady.throughput_seq_s > 1.05 * best.goodput_seq_s
-    assert Bounds(2.0, 0.1, 0.03).broken(best.steady) != ""
+    assert RateBounds(2.0, 0.1, 0.03).broken(best.steady) != ""
 
 
 def test_one_thread_and_two_find_the_same_with_at_most_140_replays(monkeypatch):
@@ -331,7 +333,7 @@ def test_one_thread_and_two_find_the_same_with_at_most_140_replays(monkeypatch):
     answers = []
     for cpus in (1, 2):
         monkeypatch.setattr("xscheduler.open_tune.usable_cpus", lambda count=cpus: count)
-        bounds = Bounds(2.0, 0.1, 0.03)
+        bounds = RateBounds(2.0, 0.1, 0.03)
         answers.append(answer(10.0, bounds, policies=("orca", "static"), fixed={}, count=4000))
     searches = [found.tuned.search for found in answers]
     assert answers[0].tuned.schedule == answers[1].tuned.schedule
@@ -348,7 +350,7 @@ def test_a_rate_that_nothing_sustains_names_the_highest():
 
 
 def test_bounds_that_nothing_keeps_are_said():
-    found = answer(1.0, Bounds(2.0, 1e-4), count=4000)
+    found = answer(1.0, RateBounds(2.0, 1e-4), count=4000)
     assert not found.sustained and found.tuned.schedule is None
     assert "sustains no rate" in found.tuned.alternatives[0].reason
 
@@ -363,6 +365,6 @@ def test_what_an_open_system_does_not_have_is_refused():
 def test_the_goodput_is_measured_to_its_precision():
     (best,) = seeded(1).sustained.values()
     arrivals = Arrivals.poisson(task("S"), OPT.context, 1)
-    meter = Meter(ROOFLINE, arrivals, Bounds(2.0, 0.1, 0.03))
+    meter = Meter(ROOFLINE, arrivals, RateBounds(2.0, 0.1, 0.03))
     assert meter.excess(best.schedule, best.goodput.low).likely <= 0
     assert meter.excess(best.schedule, best.goodput.low * (1 + 2 * PRECISION)).likely > 0

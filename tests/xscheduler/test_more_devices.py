@@ -10,16 +10,16 @@ import pytest
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import ENGINES
+from xcore.specs.engine_spec import ENGINES
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
-from xscheduler.arrivals import Arrivals
-from xscheduler.goodput import Bounds
+from xscheduler.goodput import RateBounds
 from xscheduler.open_tune import tune_at
+from xscheduler.rate_sample import Arrivals
 from xscheduler.spaces import POLICIES
 from xscheduler.tune import tune
 from xsimulator import estimate
-from xsimulator.replay.compiled import Replicas, Requests
+from xsimulator.replay.compiled import Replicas, RequestArrays
 
 FALL, GOODPUT_FALL = 0.005, 0.01
 """Shares by which throughput, and goodput, may fall."""
@@ -115,7 +115,7 @@ def test_throughput_never_falls_with_a_looser_bound(looser, policies, fixed):
 
 
 def drawn(seed):
-    """A question by its number: the model, device kind, workload, dtype, and bounds over what one sequence takes."""
+    """A problem by its number: the model, device kind, workload, dtype, and bounds over what one sequence takes."""
     rng = random.Random(seed)
     model, dtype = rng.choice(
         [("llama-3.1-8b", None), ("qwen3-14b", None), ("qwen3-32b", None), ("llama-3.1-70b", "fp8"), ("opt-13b", None)]
@@ -154,7 +154,7 @@ def goodput(cluster, bounds, policies=("chunked",)):
     return {"answer": rated.highest_rate_seq_s}
 
 
-CHAT = Bounds(None, 1.0, 0.04)
+CHAT = RateBounds(None, 1.0, 0.04)
 
 
 @pytest.mark.slow
@@ -164,9 +164,9 @@ CHAT = Bounds(None, 1.0, 0.04)
         (("4xH100-SXM", CHAT), ("5xH100-SXM", CHAT)),
         (("6xH100-SXM", CHAT), ("7xH100-SXM", CHAT)),
         (("1x5xH100-SXM", CHAT), ("2x5xH100-SXM", CHAT)),
-        (("4xH100-SXM", Bounds(None, 0.5, 0.04)), ("4xH100-SXM", Bounds(None, 0.7, 0.04))),
-        (("4xH100-SXM", Bounds(None, 1.0, 0.03)), ("4xH100-SXM", Bounds(None, 1.0, 0.035))),
-        (("4xH100-SXM", Bounds(8.0)), ("4xH100-SXM", Bounds(9.0))),
+        (("4xH100-SXM", RateBounds(None, 0.5, 0.04)), ("4xH100-SXM", RateBounds(None, 0.7, 0.04))),
+        (("4xH100-SXM", RateBounds(None, 1.0, 0.03)), ("4xH100-SXM", RateBounds(None, 1.0, 0.035))),
+        (("4xH100-SXM", RateBounds(8.0)), ("4xH100-SXM", RateBounds(9.0))),
     ],
 )
 def test_goodput_never_falls_with_more_devices_or_looser_bounds(fewer, more):
@@ -200,7 +200,7 @@ def test_a_pool_that_keeps_waas_bound_is_replayed_as_predicted():
     requests = one.workload.draw(20000)  # equal outputs end in waves: a few of them count unevenly
     nothing = np.zeros(len(requests))
     inputs, outputs = (np.array([getattr(r, side) for r in requests], dtype=float) for side in ("input", "output"))
-    times = Replicas(profile).serve(one, Requests(nothing, inputs, outputs, nothing))
+    times = Replicas(profile).serve(one, RequestArrays(nothing, inputs, outputs, nothing))
     kept = slice(3000, 18000)
     latencies, ends = (times.finished - times.started)[kept], np.sort(times.finished)[kept]
     assert np.percentile(latencies, 90) == pytest.approx(tuned.estimate.latency_s, rel=0.02)

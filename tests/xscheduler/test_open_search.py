@@ -5,11 +5,11 @@ import math
 
 import pytest
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from tests.xscheduler.test_rates import Tabled, Told, asked, space_of
 from xcore.specs.workload import Workload
 from xscheduler.candidates import Candidates
-from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Bounds
+from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, RateBounds
 from xscheduler.open_search import GLANCE, Lead, OpenSearch, _coarse, _neighbours
 from xscheduler.space import Constraint, Evaluation, Variable
 from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS
@@ -38,7 +38,7 @@ class Steady(Tabled):
 
 def search_of(tables, steady=None):
     """A search over spaces whose points' goodputs are known, and its meter."""
-    meter = Remembered(profile(), None, Bounds(1.0))
+    meter = Remembered(profile(), None, RateBounds(1.0))
     search = Steady(asked(), list(tables), meter)
     search.tables, search.steady = tables, steady or {}
     return search, meter
@@ -164,8 +164,8 @@ def test_at_last_batches_up_to_a_fifth_larger_and_smaller_are_tried():
 def test_the_steady_throughput_counts_requests_and_not_less_than_the_crest():
     search = OpenSearch(asked(), [], None)
     variables = (Variable("x", (1,)),)
-    for tokens_s, crest, rate in ((30.0, 0.0, 3.0), (30.0, 45.0, 4.5), (30.0, 20.0, 3.0)):
-        evaluation = Evaluation(tokens_s, (), crest)
+    for tokens_s, best_below, rate in ((30.0, 0.0, 3.0), (30.0, 45.0, 4.5), (30.0, 20.0, 3.0)):
+        evaluation = Evaluation(tokens_s, (), best_below)
         space = Candidates("", variables, (), lambda at, evaluation=evaluation: evaluation, policy="chunked")
         assert search._steady(space, (0,)) == rate
 
@@ -192,5 +192,5 @@ def test_points_are_counted_in_the_spaces_that_were_opened():
 
 def test_requests_have_the_workloads_mean_output():
     search = OpenSearch(asked(), [], None)
-    assert search.question.load.workload == Workload.fixed(20, 10)
+    assert search.problem.load.workload == Workload.fixed(20, 10)
     assert search._rate(45.0) == 4.5

@@ -6,14 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from tests.xscheduler.test_goodput import answer
 from xcore.errors import InputError
 from xcore.specs.bound import ALL_REQUESTS, PAPER_BOUND
 from xcore.specs.estimate import Estimate
 from xscheduler import open_tune
-from xscheduler.arrivals import REQUESTS, Arrivals
-from xscheduler.goodput import LEAST_LOAD, Bounds, Goodput
+from xscheduler.goodput import LEAST_LOAD, Goodput, RateBounds
 from xscheduler.open_search import COUNTS
 from xscheduler.open_tune import (
     MOST_EXHAUSTIVE,
@@ -25,6 +24,7 @@ from xscheduler.open_tune import (
     _raced,
     _sustained,
 )
+from xscheduler.rate_sample import REQUESTS, Arrivals
 from xscheduler.tuned import Alternative
 
 MADE = schedule("orca")
@@ -155,7 +155,7 @@ def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, bind
     asked = []
     meter = SimpleNamespace(served_at=lambda *at: asked.append(at) or ESTIMATE)
     best = Sustained(MADE, STEADY, Goodput(low, 3.0), broken)
-    found = _alternative(SimpleNamespace(members=[], question=None, meter=meter), best, 2.0, 500, "orca")
+    found = _alternative(SimpleNamespace(members=[], problem=None, meter=meter), best, 2.0, 500, "orca")
     assert (found.policy, found.reason) == ("orca", reason)
     if binding is None:
         assert found.schedule is found.estimate is None and not asked
@@ -165,10 +165,10 @@ def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, bind
 
 
 def test_a_policy_that_sustains_nothing_is_late_or_does_not_fit(monkeypatch):
-    monkeypatch.setattr(open_tune, "why_infeasible", lambda policy, members, question: f"{policy} is too large")
+    monkeypatch.setattr(open_tune, "why_infeasible", lambda policy, members, problem: f"{policy} is too large")
 
     def reason(*ceilings):
-        search = SimpleNamespace(members=[SimpleNamespace(ceiling=ceiling) for ceiling in ceilings], question=None)
+        search = SimpleNamespace(members=[SimpleNamespace(ceiling=ceiling) for ceiling in ceilings], problem=None)
         return _alternative(search, None, 2.0, 0, "rra").reason
 
     assert reason(0.0, 0.5) == "sustains no rate: even nearly idle, its requests are late"
@@ -181,7 +181,7 @@ def arrivals(count, random):
 
 
 def test_what_was_assumed_is_said():
-    few = _assumptions(Bounds(2.0), PAPER_BOUND, arrivals(499, True), 1234.56, None)
+    few = _assumptions(RateBounds(2.0), PAPER_BOUND, arrivals(499, True), 1234.56, None)
     assert few == (
         "bound: kept by 95% of the requests whose outputs are the longest 2%, counted from arrival",
         "arrivals: 1,234.56/s, an open system: latency counts from arrival, and figures are measured by the event "
@@ -189,7 +189,7 @@ def test_what_was_assumed_is_said():
         "goodput: the highest rate within all bounds, to 0.25%, with 1.5 standard errors to spare",
     )
     winner = Alternative("orca", replace(MADE, replicas=2), replace(ESTIMATE, extrapolated=("head", "rest")), "")
-    trace = _assumptions(Bounds(None, tpot_s=0.1), ALL_REQUESTS, arrivals(500, False), 2.0, winner)
+    trace = _assumptions(RateBounds(None, tpot_s=0.1), ALL_REQUESTS, arrivals(500, False), 2.0, winner)
     assert trace[0].endswith("over 500 requests, the first 10% left out")
     assert trace[1:] == (
         "goodput: the highest rate within all bounds, to 0.25%; as no bound ends a growing queue, never above the "
@@ -215,9 +215,9 @@ def test_the_cost_is_that_of_all_policies(method, name):
 
 def test_without_a_rate_the_answer_is_for_a_server_that_is_well_used():
     few = {"prefills_per_step": 1, "max_num_seqs": 16}
-    found = answer(None, Bounds(5.0), fixed=few, count=1500)
+    found = answer(None, RateBounds(5.0), fixed=few, count=1500)
     assert found.rate_seq_s == pytest.approx(0.8 * found.highest_rate_seq_s) and found.rate_seq_s > 0
     assert found.tuned.schedule.control.max_num_seqs == 16
-    none = answer(None, Bounds(1e-3), fixed=few, count=1500)
+    none = answer(None, RateBounds(1e-3), fixed=few, count=1500)
     assert none.rate_seq_s == none.highest_rate_seq_s == 0.0 and none.tuned.schedule is None
     assert none.tuned.lowest_latency_s == found.tuned.lowest_latency_s > 1e-3

@@ -18,14 +18,14 @@ from xcore.specs.profile import Table
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import ceilings
-from xscheduler.question import Limits, Question
 from xscheduler.search import search
+from xscheduler.search_problem import Limits, SearchProblem
 from xscheduler.spaces import at_value, spaces
 from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS, TOKEN_BUDGETS
 from xscheduler.spaces.orca import FINE_PREFILLS, PREFILLS
 from xscheduler.spaces.rra import iteration_counts
 from xscheduler.spaces.waa import gpu_splits, micro_batch_counts
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 
 OPT = builtin_model("opt-13b")
@@ -51,8 +51,10 @@ def test_no_n_d_that_matters_is_left_out(most, share):
 def rra_spaces(tp, profile, limit, name, most=24):
     """RRA's space of a task on four A40, cut to an exhaustive search's patience."""
     fixed = {"replicas": 1, "tp_degree": tp, "tp_gpus": 4}
-    question = Question(CostModel(OPT, A40, profile, "fp16"), Load(task(name), False), Limits(latency_s=limit), fixed)
-    found = spaces("rra", replace(question, encode_micro_batches=(1,)))
+    problem = SearchProblem(
+        CostModel(OPT, A40, profile, "fp16"), Load(task(name), False), Limits(latency_s=limit), fixed
+    )
+    found = spaces("rra", replace(problem, encode_micro_batches=(1,)))
     for space in found:
         space.variables = tuple(replace(v, values=tuple(n for n in v.values if n <= most)) for v in space.variables)
     return found
@@ -99,10 +101,12 @@ def test_close_to_exact_on_measured_times_that_are_not_smooth():
         assert found.throughput >= 0.99 * oracle.throughput
 
 
-def question(cluster="4xA40", workload=None, limits=None, **asked):
+def problem(cluster="4xA40", workload=None, limits=None, **asked):
     cluster = parse_cluster(cluster)
     cost_model = CostModel(OPT, cluster, roofline_profile(OPT, cluster), "fp16")
-    return Question(cost_model, Load(workload or task("S"), False), limits or Limits(), asked.pop("fixed", {}), **asked)
+    return SearchProblem(
+        cost_model, Load(workload or task("S"), False), limits or Limits(), asked.pop("fixed", {}), **asked
+    )
 
 
 def declare(monkeypatch, kinds):
@@ -114,7 +118,7 @@ def declare(monkeypatch, kinds):
 
 def test_a_policy_that_only_declares_its_variables_is_tried_at_powers_of_two(monkeypatch):
     declare(monkeypatch, {"max_num_seqs": "residents", "decode_iterations": "period", "decode_batch": "target"})
-    asked = question(workload=Workload.fixed(100, 20))
+    asked = problem(workload=Workload.fixed(100, 20))
     tried = {}
     for space in spaces("own", asked):
         assert space.size == 1
@@ -141,7 +145,7 @@ def test_waa_cuts_decoding_into_as_many_micro_batches_as_stages_at_most(stages, 
 @pytest.mark.parametrize("cluster", ["2x8xA40", "4x8xA40"])
 def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, cluster):
     """By computing time, or where the encoders' weights fill their devices; an eighth of all devices to each side."""
-    asked = question(cluster)
+    asked = problem(cluster)
     devices = asked.cost_model.cluster.devices
     found = gpu_splits(share == "memory", asked, devices)
     speed = asked.speeds[1]
@@ -158,13 +162,13 @@ def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, clu
 @pytest.mark.parametrize("by_memory", [False, True])
 @pytest.mark.parametrize("devices", [2, 5, 8])
 def test_waa_splits_few_devices_in_every_way(devices, by_memory):
-    assert list(gpu_splits(by_memory, question("8xA40"), devices)) == list(range(1, devices))
+    assert list(gpu_splits(by_memory, problem("8xA40"), devices)) == list(range(1, devices))
 
 
 @pytest.mark.parametrize("share", ["time", "memory"])
 def test_waa_splits_memory_by_what_may_be_used_of_it(share):
     """Of half the memory the weights take twice the share; computing time doesn't depend on it."""
-    asked = question("2x8xA40")
+    asked = problem("2x8xA40")
     cluster = replace(asked.cost_model.cluster, memory_fraction=0.2)
     less = replace(asked, cost_model=CostModel(OPT, cluster, asked.cost_model.profile, "fp16"))
     middles = [sum(found) / len(found) for found in (gpu_splits(share == "memory", one, 9) for one in (asked, less))]
@@ -178,14 +182,14 @@ def test_prompts_an_iteration_double_and_for_an_open_system_rise_by_halves():
     assert set(PREFILLS[:5]) < set(FINE_PREFILLS) and FINE_PREFILLS[-1] == 16
     assert all(n & (n - 1) == 0 or (n % 3 == 0 and (n // 3) & (n // 3 - 1) == 0) for n in FINE_PREFILLS)
     assert all(a < b <= (2 if a == 1 else 1.5 * a) for a, b in itertools.pairwise(FINE_PREFILLS))
-    found = spaces("orca", question("1xA40"))
+    found = spaces("orca", problem("1xA40"))
     most = found[0].variables[0].values[-1]
     assert PREFILLS[6] <= most < PREFILLS[7]  # no more prompts than sequences
     assert [space.name for space in found] == [f"orca-{number}" for number in range(7)]
     assert [space.constants["prefills_per_step"] for space in found] == list(PREFILLS[:7])
-    (space,) = spaces("orca", question("1xA40", open_system=True))
+    (space,) = spaces("orca", problem("1xA40", open_system=True))
     assert space.variables[1].values == FINE_PREFILLS and space.variables[0] == found[0].variables[0]
-    (space,) = spaces("orca", question("1xA40", fixed={"prefills_per_step": 3, "max_num_seqs": 5}))
+    (space,) = spaces("orca", problem("1xA40", fixed={"prefills_per_step": 3, "max_num_seqs": 5}))
     assert space.constants["prefills_per_step"] == 3 and space.variables[0].values == (5,)
 
 
@@ -199,26 +203,26 @@ def test_token_budgets_double_and_rise_by_halves_where_prompts_are_long():
 
 @pytest.mark.parametrize("open_system", [False, True])
 def test_token_budgets_leave_room_for_a_sequence_and_batches_stay_below_them(open_system):
-    asked = question("1xA40", open_system=open_system)
+    asked = problem("1xA40", open_system=open_system)
     found = spaces("chunked", asked)
     budgets = [space.constants["max_num_batched_tokens"] for space in found if not open_system]
     budgets = budgets or list(found[0].variables[1].values)
     known = FINE_TOKEN_BUDGETS if open_system else TOKEN_BUDGETS
     assert 5 < len(budgets) < len(known) and budgets == list(known[: len(budgets)])
-    where, (most,) = found[0].where, {len(space.variables[0].values) for space in spaces("orca", question("1xA40"))}
+    where, (most,) = found[0].where, {len(space.variables[0].values) for space in spaces("orca", problem("1xA40"))}
     need = where.load.resident_blocks("reserve").mean
     assert where.replica.room((float(budgets[-1]), 1)) >= need > where.replica.room((float(known[len(budgets)]), 1))
     for space in found:
         budget = max(budgets) if open_system else space.constants["max_num_batched_tokens"]
         assert space.variables[0].values == range(1, min(most, budget) + 1)
-    (fixed, *_) = spaces("chunked", question("1xA40", fixed={"max_num_batched_tokens": 10**7}))
+    (fixed, *_) = spaces("chunked", problem("1xA40", fixed={"max_num_batched_tokens": 10**7}))
     assert fixed.constants["max_num_batched_tokens"] == 10**7, "what is fixed is tried, and said not to fit"
 
 
 @pytest.mark.parametrize("open_system", [False, True])
 def test_no_token_budget_is_below_a_fixed_number_of_sequences(open_system):
     """vLLM refuses such a budget. The smallest one that is tried gives each sequence a token."""
-    asked = question("1xH100-SXM", open_system=open_system, fixed={"max_num_seqs": 300})
+    asked = problem("1xH100-SXM", open_system=open_system, fixed={"max_num_seqs": 300})
     found = spaces("chunked", asked)
     budgets = [space.constants["max_num_batched_tokens"] for space in found if not open_system]
     budgets = budgets or list(found[0].variables[1].values)
@@ -232,18 +236,18 @@ def test_no_token_budget_is_below_a_fixed_number_of_sequences(open_system):
 @pytest.mark.parametrize("open_system", [False, True])
 def test_a_fixed_budget_below_a_fixed_number_of_sequences_has_no_space(open_system):
     fixed = {"max_num_seqs": 300, "max_num_batched_tokens": 299}
-    assert not spaces("chunked", question("1xH100-SXM", open_system=open_system, fixed=fixed))
+    assert not spaces("chunked", problem("1xH100-SXM", open_system=open_system, fixed=fixed))
 
 
 def test_more_sequences_than_any_budget_of_the_grid_get_their_own():
-    (space,) = spaces("chunked", question("1xH100-SXM", fixed={"max_num_seqs": 2 * TOKEN_BUDGETS[-1]}))
+    (space,) = spaces("chunked", problem("1xH100-SXM", fixed={"max_num_seqs": 2 * TOKEN_BUDGETS[-1]}))
     assert space.constants["max_num_batched_tokens"] == 2 * TOKEN_BUDGETS[-1]
 
 
 @pytest.mark.parametrize("admission", ["reserve", "grow"])
 def test_no_batch_that_memory_might_hold_is_left_out(admission):
     """Of sequences of mean length: the last value is one that it does not."""
-    asked = question("1xA40", admission=(admission,))
+    asked = problem("1xA40", admission=(admission,))
     space = spaces("orca", asked)[0]
     fit = ceilings.residents_that_fit(space.where.replica, asked.load, admission)
     assert fit < space.variables[0].values[-1] <= 1.05 * fit + 2 and fit > 10
@@ -252,18 +256,18 @@ def test_no_batch_that_memory_might_hold_is_left_out(admission):
 def test_hybrids_micro_batches_are_one_half_the_stages_and_as_many_as_stages():
     """Of encoding one, two or four times as many as stages; one where nothing overlaps."""
     found = {}
-    for space in spaces("hybrid", question("3xA40")):
+    for space in spaces("hybrid", problem("3xA40")):
         stages = len(space.where.replica.stages)
         found.setdefault(stages, []).append((space.constants["encode_micro_batches"], space.constants["micro_batches"]))
     two = list(itertools.product((2, 4, 8), (1, 2)))
     assert found == {1: [(1, 1)] * 2, 2: two, 3: list(itertools.product((3, 6, 12), (1, 2, 3)))}
-    (space, *_) = spaces("hybrid", question("1xA40", fixed={"encode_micro_batches": 7, "micro_batches": 5}))
+    (space, *_) = spaces("hybrid", problem("1xA40", fixed={"encode_micro_batches": 7, "micro_batches": 5}))
     assert space.constants == {"encode_micro_batches": 7, "micro_batches": 5}
 
 
 @pytest.mark.parametrize(("source", "rises"), [("roofline", True), ("measured", False)])
 def test_measured_times_are_not_trusted_along_n_d(source, rises):
-    asked = question("1xA40")
+    asked = problem("1xA40")
     profile = replace(asked.cost_model.profile, source=source)
     asked = replace(asked, cost_model=CostModel(OPT, asked.cost_model.cluster, profile, "fp16"))
     (space,) = spaces("rra", asked)
@@ -275,7 +279,7 @@ def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypa
         monkeypatch,
         {"prefills_per_step": "prompts", "max_num_batched_tokens": "tokens", "micro_batches": "micro-batches"},
     )
-    found = spaces("own", question("1xA40", workload=Workload.fixed(100, 20)))
+    found = spaces("own", problem("1xA40", workload=Workload.fixed(100, 20)))
     points = [space.controls(space.values((0,))) for space in found]
     assert {point["prefills_per_step"] for point in points} == {1, 2, 4, 8}
     assert {point["micro_batches"] for point in points} == {1}
@@ -285,7 +289,7 @@ def test_of_other_variables_that_a_policy_declares_few_values_are_tried(monkeypa
 
 def test_no_budget_that_a_policy_declares_is_below_its_sequences(monkeypatch):
     declare(monkeypatch, {"max_num_seqs": "residents", "max_num_batched_tokens": "tokens"})
-    found = spaces("own", question("1xH100-SXM", workload=Workload.fixed(10, 20)))
+    found = spaces("own", problem("1xH100-SXM", workload=Workload.fixed(10, 20)))
     pairs = [space.controls(space.values((0,))) for space in found]
     assert max(pair["max_num_seqs"] for pair in pairs) > 64
     assert all(pair["max_num_seqs"] <= pair["max_num_batched_tokens"] for pair in pairs)
@@ -302,11 +306,11 @@ def test_no_budget_that_a_policy_declares_is_below_its_sequences(monkeypatch):
     ],
 )
 def test_layouts_are_those_asked_for(fixed, layouts):
-    asked = question(fixed=fixed)
+    asked = problem(fixed=fixed)
     assert {(one.degree, one.gpus) for one in asked.layouts(4, uniform=False)} == layouts
     assert {(one.degree, one.gpus) for one in asked.layouts(4, uniform=False, side="encode")} > layouts or not fixed
 
 
 @pytest.mark.parametrize(("replicas", "sizes"), [(None, (1, 2, 3, 4)), (1, (3, 4)), (2, (2,)), (3, ())])
 def test_replicas_can_be_fixed(replicas, sizes):
-    assert question(fixed={"replicas": replicas} if replicas else {}).replica_sizes() == sizes
+    assert problem(fixed={"replicas": replicas} if replicas else {}).replica_sizes() == sizes

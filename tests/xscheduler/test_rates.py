@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import changed, profile, schedule
+from tests.xcore.small_specs import changed, profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xcore.specs.estimate import Estimate
 from xcore.specs.workload import RequestLengths, Workload
-from xscheduler.arrivals import BATCHES, Arrivals
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.goodput import (
     BEYOND,
@@ -23,16 +22,17 @@ from xscheduler.goodput import (
     LEAST_LOAD,
     PRECISION,
     SIGMAS,
-    Bounds,
     Excess,
     Goodput,
     Meter,
+    RateBounds,
     Verdict,
     _crossing,
 )
 from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _middle_first, _moved, _neighbours
 from xscheduler.open_tune import _best, _slowest
-from xscheduler.question import Limits
+from xscheduler.rate_sample import BATCHES, Arrivals
+from xscheduler.search_problem import Limits
 from xscheduler.space import Evaluation, Space, Variable
 from xsimulator.replay.event_simulator import replay
 
@@ -59,7 +59,7 @@ class Known(Meter):
 
 
 def known(true, doubt=0.0, bounds=None):
-    meter = Known(profile(), None, bounds or Bounds(1.0))
+    meter = Known(profile(), None, bounds or RateBounds(1.0))
     meter.true, meter.doubt = true, doubt
     return meter
 
@@ -119,7 +119,7 @@ def test_misses_that_are_not_seen_to_be_certain_are_guessed_from_the_line(certai
 
 def test_goodput_ends_at_the_limit_and_where_even_an_idle_schedule_misses():
     assert known(5.0).goodput(MADE, 1.0) == Goodput(BEYOND, BEYOND)
-    assert known(5.0, bounds=Bounds(None, tpot_s=1.0)).goodput(MADE, 1.0) == Goodput(1.0, 1.0)  # no queue is late
+    assert known(5.0, bounds=RateBounds(None, tpot_s=1.0)).goodput(MADE, 1.0) == Goodput(1.0, 1.0)  # no queue is late
     assert known(0.0).goodput(MADE, 1.0) == Goodput(0.0, 0.0)
     assert known(0.5 * LEAST_LOAD).goodput(MADE, 1.0) == Goodput(0.0, 0.0)
 
@@ -128,7 +128,7 @@ def test_excess_is_the_misses_over_what_is_allowed_by_their_standard_errors():
     """Counted over the whole replay; the error of the sum from that of its forty parts."""
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=4000)
     made = schedule("orca", workload=FIXED, bound="p99-queries", max_num_seqs=1)
-    meter = Meter(profile(), arrivals, Bounds(None))
+    meter = Meter(profile(), arrivals, RateBounds(None))
     idle = meter.served_at(made, 1e-3).latency_p50_s
     rate, limit = 0.8 / idle, 6 * idle
     sample, (times,) = meter._whole(made, rate, 4000)
@@ -137,10 +137,10 @@ def test_excess_is_the_misses_over_what_is_allowed_by_their_standard_errors():
     error = SIGMAS * math.sqrt(BATCHES) * np.std(parts, ddof=1)
     allowed = sample.allowed[2]
     assert late.sum() > 20 and error < late.sum()
-    found = Meter(profile(), arrivals, Bounds(limit)).excess(made, rate, 4000)
+    found = Meter(profile(), arrivals, RateBounds(limit)).excess(made, rate, 4000)
     expected = [math.log((late.sum() + sign * error + 0.5) / (allowed + 0.5)) for sign in (1, -1)]
     assert (found.likely, found.certain) == pytest.approx(expected)
-    sure = Meter(profile(), replace(arrivals, random=False), Bounds(limit)).excess(made, rate, 4000)
+    sure = Meter(profile(), replace(arrivals, random=False), RateBounds(limit)).excess(made, rate, 4000)
     assert sure.likely == sure.certain == pytest.approx(math.log((late.sum() + 0.5) / (allowed + 0.5)))
 
 
@@ -148,13 +148,13 @@ def test_a_bound_that_is_just_met_is_not_missed():
     """Of 900 requests that count 8 may miss it. Where few do, that they are too many isn't certain of any number."""
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=1000)
     made = schedule("orca", workload=FIXED, bound="p99-queries", max_num_seqs=1)
-    sample, (times,) = Meter(profile(), arrivals, Bounds(None))._whole(made, 100.0, 1000)
+    sample, (times,) = Meter(profile(), arrivals, RateBounds(None))._whole(made, 100.0, 1000)
     (requests,) = sample.replicas
     latest, next_latest = np.sort((times.finished - requests.arrivals / 100.0)[100:])[[-1, -2]]
     none = math.log(0.5 / (8 + 0.5))
-    met = Meter(profile(), arrivals, Bounds(float(latest))).excess(made, 100.0, 1000)
+    met = Meter(profile(), arrivals, RateBounds(float(latest))).excess(made, 100.0, 1000)
     assert (met.likely, met.certain) == pytest.approx((none, none))
-    missed = Meter(profile(), arrivals, Bounds(float(next_latest))).excess(made, 100.0, 1000)
+    missed = Meter(profile(), arrivals, RateBounds(float(next_latest))).excess(made, 100.0, 1000)
     error = SIGMAS * math.sqrt(BATCHES) * np.std([1.0] + [0.0] * (BATCHES - 1), ddof=1)
     assert error > 1
     assert (missed.likely, missed.certain) == pytest.approx((math.log((1 + error + 0.5) / (8 + 0.5)), none))
@@ -169,7 +169,7 @@ def test_a_verdict_holds_for_smaller_batches_that_were_not_filled_and_is_not_rep
     assert (seen.decides(MADE, 9.0), seen.decides(MADE, 11.0)) == (seen.decides(MADE, 10.0), False)
     missed = replace(seen, held=False)
     assert [missed.decides(schedules[1], rate) for rate in (9.0, 10.0, 11.0)] == [False, True, True]
-    meter = Meter(profile(), Arrivals.poisson(FIXED, None, seed=3, count=400), Bounds(1.0))
+    meter = Meter(profile(), Arrivals.poisson(FIXED, None, seed=3, count=400), RateBounds(1.0))
     answers = [meter.holds(changed(MADE, max_num_seqs=batch, workload=FIXED), 2.0, 400) for batch in (64, 32, 16)]
     assert answers == [True] * 3 and meter.replays == 1
     for other in ({"prefills_per_step": 2}, {"replicas": 2}):
@@ -180,11 +180,11 @@ def test_a_verdict_holds_for_smaller_batches_that_were_not_filled_and_is_not_rep
 def test_what_is_sustained_is_seen_in_one_replay():
     """As by the misses that are certain, and by their excess; what goes alike with another batch is not replayed."""
     arrivals, made = Arrivals.poisson(FIXED, None, seed=3, count=4000), replace(MADE, workload=FIXED)
-    one = Meter(profile(), arrivals, Bounds(0.9))
+    one = Meter(profile(), arrivals, RateBounds(0.9))
     sustained = {rate: one.sustains(made, rate, 4000) for rate in (1.0, 20.0, 40.0, 60.0, 200.0)}
     assert one.replays <= len(sustained) and {True, False} == set(sustained.values())
     for rate, is_sustained in sustained.items():
-        other = Meter(profile(), arrivals, Bounds(0.9))
+        other = Meter(profile(), arrivals, RateBounds(0.9))
         assert is_sustained == (other.holds(made, rate, 4000) and other.excess(made, rate, 4000).likely <= 0)
     replays, known = one.replays, one.excess(made, 1.0, 4000)
     fewer = changed(made, max_num_seqs=made.control.max_num_seqs - 1)
@@ -196,7 +196,7 @@ def test_what_is_sustained_is_seen_in_one_replay():
 def test_verdicts_of_replays_side_by_side_are_those_of_one_after_the_other():
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=2000)
     schedules = [changed(MADE, workload=FIXED, prefills_per_step=prompts) for prompts in (1, 2, 4)]
-    one, ahead = (Meter(profile(), arrivals, Bounds(0.9)) for _ in range(2))
+    one, ahead = (Meter(profile(), arrivals, RateBounds(0.9)) for _ in range(2))
     for rate in (20.0, 60.0):
         for measured in (False, True):
             ahead.look_ahead(schedules, rate, 2000, measured)
@@ -212,7 +212,7 @@ def test_verdicts_of_replays_side_by_side_are_those_of_one_after_the_other():
 def test_replays_are_counted():
     """Whether they come to their end or not."""
     arrivals = Arrivals.poisson(FIXED, None, seed=3, count=100)
-    meter = Meter(profile(), arrivals, Bounds(1e-9))
+    meter = Meter(profile(), arrivals, RateBounds(1e-9))
     assert not meter.holds(MADE, 10.0, 50)
     meter.excess(MADE, 10.0, 20)
     meter.served_at(MADE, 10.0, 10)
@@ -227,7 +227,7 @@ def test_a_goodput_may_be_asked_to_a_finer_precision(true, start):
 
 def test_a_finer_goodput_goes_on_behind_the_replays_that_are_known():
     arrivals, made = Arrivals.poisson(FIXED, None, seed=3, count=4000), replace(MADE, workload=FIXED)
-    meter = Meter(profile(), arrivals, Bounds(0.4))
+    meter = Meter(profile(), arrivals, RateBounds(0.4))
     rough = meter.goodput(made, 100.0, 4000, 30.0)
     replays = meter.replays
     fine = meter.goodput(made, 100.0, 4000, 30.0, FINE)
@@ -237,11 +237,11 @@ def test_a_finer_goodput_goes_on_behind_the_replays_that_are_known():
 @pytest.mark.parametrize(
     ("bounds", "said"),
     [
-        (Bounds(2.0, 0.5, 0.1), ""),
-        (Bounds(None), ""),
-        (Bounds(1.9, 0.4), "its latency is 2 s, over 1.9 s"),
-        (Bounds(2.0, 0.4), "its time to first token is 500 ms, over 400 ms"),
-        (Bounds(2.0, 0.5, 0.09), "its time per output token is 100 ms, over 90 ms"),
+        (RateBounds(2.0, 0.5, 0.1), ""),
+        (RateBounds(None), ""),
+        (RateBounds(1.9, 0.4), "its latency is 2 s, over 1.9 s"),
+        (RateBounds(2.0, 0.4), "its time to first token is 500 ms, over 400 ms"),
+        (RateBounds(2.0, 0.5, 0.09), "its time per output token is 100 ms, over 90 ms"),
     ],
 )
 def test_the_first_bound_that_is_broken_is_named(bounds, said):
@@ -249,9 +249,9 @@ def test_the_first_bound_that_is_broken_is_named(bounds, said):
     estimate = Estimate(10.0, 100.0, *times, ttft_bounded_s=0.5, tpot_bounded_s=0.1)
     assert bounds.broken(estimate) == said
     assert bounds.end_queues == (bounds.latency_s is not None)
-    assert Bounds(None, ttft_s=1.0).end_queues
+    assert RateBounds(None, ttft_s=1.0).end_queues
     nobody_decodes = replace(estimate, tpot_bounded_s=None)
-    assert Bounds(None, tpot_s=1e-9).broken(nobody_decodes) == ""
+    assert RateBounds(None, tpot_s=1e-9).broken(nobody_decodes) == ""
 
 
 @pytest.mark.parametrize("bound", ["ttft_s", "tpot_s"])
@@ -260,14 +260,14 @@ def test_excess_counts_late_first_tokens_and_slow_following_ones(bound):
     workload = Workload.from_requests("mixed", [RequestLengths(20, n, 0.0) for n in (1, 10)])
     arrivals = replace(Arrivals.poisson(workload, None, seed=3, count=2000), random=False)
     rate = 60.0
-    sample, (times,) = Meter(profile(), arrivals, Bounds(None))._whole(MADE, rate, 2000)
+    sample, (times,) = Meter(profile(), arrivals, RateBounds(None))._whole(MADE, rate, 2000)
     counted = np.arange(200, 2000) if bound == "ttft_s" else np.arange(201, 2000, 2)
     started = sample.replicas[0].arrivals / rate if bound == "ttft_s" else times.first
     figures = times.first - started if bound == "ttft_s" else (times.finished - started) / 9
     limit = float(np.percentile(figures[counted], 90))
     late = (figures[counted] > limit).sum()
     assert late > 50
-    found = Meter(profile(), arrivals, Bounds(None, **{bound: limit})).excess(MADE, rate, 2000)
+    found = Meter(profile(), arrivals, RateBounds(None, **{bound: limit})).excess(MADE, rate, 2000)
     allowed = sample.allowed[["ttft_s", "tpot_s"].index(bound)]
     assert found.likely == pytest.approx(math.log((late + 0.5) / (allowed + 0.5)))
 
@@ -338,7 +338,7 @@ def test_the_grid_begins_where_the_best_of_the_middles_is():
     """So that each of the other spaces, though its ceiling is higher, is rejected by one replay a point."""
     members = [space_of(str(number), ceiling=50.0 - number, sizes=(1, 9)) for number in range(10)]
     points = [(0, place) for place in range(9)]
-    search = Tabled(asked(), members, Counting(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), members, Counting(profile(), None, RateBounds(1.0)))
     search._steady = lambda space, point: 1.5
     search.tables = {
         space: {point: 0.1 + 0.1 * number + 0.005 * point[1] for point in points}
@@ -372,13 +372,13 @@ def test_points_that_differ_in_their_batches_alone_are_beside_each_other():
 @pytest.mark.parametrize(
     ("bounds", "seconds"),
     [
-        (Bounds(5.0), 5.0),
-        (Bounds(None), None),
-        (Bounds(None, ttft_s=1.0), None),
-        (Bounds(None, tpot_s=0.1), None),
-        (Bounds(None, 1.0, 0.1), 1.0 + 9 * 0.1),
-        (Bounds(5.0, 1.0, 0.1), 1.0 + 9 * 0.1),
-        (Bounds(1.5, 1.0, 0.1), 1.5),
+        (RateBounds(5.0), 5.0),
+        (RateBounds(None), None),
+        (RateBounds(None, ttft_s=1.0), None),
+        (RateBounds(None, tpot_s=0.1), None),
+        (RateBounds(None, 1.0, 0.1), 1.0 + 9 * 0.1),
+        (RateBounds(5.0, 1.0, 0.1), 1.0 + 9 * 0.1),
+        (RateBounds(1.5, 1.0, 0.1), 1.5),
     ],
 )
 def test_bounds_on_tokens_bound_the_latency_together(bounds, seconds):
@@ -392,7 +392,7 @@ def test_devices_are_as_busy_as_in_the_replay(replicas):
     made = disaggregated(workload=FIXED, replicas=replicas, bound="p99-queries")
     arrivals = Arrivals.poisson(FIXED, None, seed=1, count=900)
     run = replay(made, profile(), arrivals.requests(60.0), timeline=False)
-    served = Meter(profile(), arrivals, Bounds(None)).served_at(made, 60.0, 900 // replicas)
+    served = Meter(profile(), arrivals, RateBounds(None)).served_at(made, 60.0, 900 // replicas)
     assert len(served.utilisation) == made.cluster.devices
     assert served.utilisation.count(0.0) == made.idle
     assert served.utilisation == pytest.approx(run.estimate.utilisation, rel=1e-9 if replicas == 1 else 0.1)
@@ -444,7 +444,7 @@ def asked(latency_s=None):
 def test_the_best_of_all_points_is_found_to_its_precision(shares, scale):
     space = space_of("all", sizes=(4, 3))
     table = dict(zip(itertools.product(range(4), range(3)), (share * scale for share in shares), strict=True))
-    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), [space], Told(profile(), None, RateBounds(1.0)))
     search.tables = {space: table}
     found = search.exhaustive(10)
     assert found.goodput <= table[found.point]
@@ -470,7 +470,7 @@ def test_spaces_are_opened_by_their_ceilings_and_not_where_every_query_is_late()
 def test_the_grid_ends_after_many_spaces_in_a_row_that_bring_nothing_better():
     """The best one is the fortieth; those after it are no worse by their ceilings."""
     members = [space_of(str(number)) for number in range(150)]
-    search = Tabled(asked(), members, Told(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), members, Told(profile(), None, RateBounds(1.0)))
     search.tables = {space: {(0,): 0.5} for space in members} | {members[39]: {(0,): 1.0}}
     (best,) = search.grid()
     assert best.space is members[39]
@@ -479,7 +479,7 @@ def test_the_grid_ends_after_many_spaces_in_a_row_that_bring_nothing_better():
 
 def test_contenders_that_do_not_hold_with_more_requests_fall_behind():
     space = space_of("one", sizes=(9, 9))
-    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), [space], Told(profile(), None, RateBounds(1.0)))
     table = dict.fromkeys(itertools.product(range(9), range(9)), 0.1) | {(1, 1): 0.5, (5, 5): 0.9}
     search.tables = {space: table}
     contenders = [Lead(space, point, None, 2.0, seen) for point, seen in (((1, 1), 1.0), ((5, 5), 0.9))]
@@ -491,7 +491,7 @@ def test_contenders_that_do_not_hold_with_more_requests_fall_behind():
 
 def test_a_climb_ends_at_a_point_that_no_neighbour_betters():
     space = space_of("hill", sizes=(9, 9))
-    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), [space], Told(profile(), None, RateBounds(1.0)))
     search.tables = {space: {(a, b): 1.0 / (1 + (a - 6) ** 2 + (b - 3) ** 2) for a in range(9) for b in range(9)}}
     (best, *_) = search.refined([Lead(space, (2, 2), None, 2.0, 0.05)])
     assert best.point == (6, 3)
@@ -508,7 +508,7 @@ def test_a_climb_starts_from_the_batch_that_is_used():
     """Those above do the same, and their neighbours too."""
     space = space_of("even", sizes=(9, 1))
     space.variables = (Variable("batch", (1, 2, 4, 8, 16, 32, 64, 128, 256)), Variable("other", (1,)))
-    search = Tabled(asked(), [space], Filled(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), [space], Filled(profile(), None, RateBounds(1.0)))
     search.tables = {space: {(place, 0): {1: 0.6}.get(place, 0.5) for place in range(9)}}
     (best, began) = search.refined([Lead(space, (8, 0), None, 2.0, 0.5)])
     assert (best.point, began.point) == ((1, 0), (8, 0))
@@ -520,7 +520,7 @@ def test_a_climb_starts_from_the_batch_that_is_used():
 def test_points_as_good_as_one_another_are_not_exchanged():
     """A climb over even ground would not end, and of all points the first stays."""
     space = space_of("plain", sizes=(5, 5))
-    search = Tabled(asked(), [space], Told(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), [space], Told(profile(), None, RateBounds(1.0)))
     search.tables = {space: {point: 1.0 - 1e-4 * sum(point) for point in itertools.product(range(5), range(5))}}
     (best,) = search.refined([Lead(space, (2, 2), None, 2.0, 0.9)])
     assert best.point == (2, 2)
@@ -558,7 +558,7 @@ def test_only_leads_that_are_better_by_more_than_the_precision_are_measured(monk
     monkeypatch.setattr("xscheduler.open_tune._sustained", lambda lead, reached, meter: (lead.schedule, reached.low))
     measured.clear()
     space = space_of("leads", sizes=(9,))
-    search = Tabled(asked(), [space], Measured(profile(), None, Bounds(1.0)))
+    search = Tabled(asked(), [space], Measured(profile(), None, RateBounds(1.0)))
     rates = (1.0, 1.002, 1.01, 0.9)
     leads = [Lead(space, (place,), rate, 2.0, rate) for place, rate in enumerate(rates)]
     assert _best([*leads, leads[2]], search, 10) == (1.01, 1.01)

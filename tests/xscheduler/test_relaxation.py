@@ -10,7 +10,7 @@ import pytest
 from xcore.specs.bound import BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import ENGINES
+from xcore.specs.engine_spec import ENGINES
 from xcore.specs.workload import RequestLengths, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.advice import TIMES
@@ -23,8 +23,8 @@ MOST = BoundMeaning(percentile=90)
 FIXED = {"orca": "max_num_seqs", "chunked": "max_num_seqs", "rra": "encode_batch", "static": "encode_batch"}
 
 
-def question(seed):
-    """A question of one policy, with a bound that most often ends its batch."""
+def problem(seed):
+    """A problem of one policy, with a bound that most often ends its batch."""
     draw = random.Random(seed)
     policy = draw.choice(("orca", "chunked", "rra", "static"))
     model, cluster = draw.choice((("llama-3.1-8b", "1xH100-SXM"), ("opt-13b", "2xA40"), ("llama-3.1-8b", "2xL40S")))
@@ -88,7 +88,7 @@ def named(reason):
 
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 36))])
 def test_the_reason_names_what_gains_most(seed):
-    asked = question(seed)
+    asked = problem(seed)
     found = answer(*asked)
     if not found.estimate:
         assert not found.schedule

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.policies import TRAITS, Traits
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from tests.xcore.nouns import MODEL, profile, schedule
+from tests.xcore.small_specs import MODEL, profile, schedule
 from tests.xscheduler.test_search import line
 from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
@@ -20,8 +20,8 @@ from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler import tune as tuning
 from xscheduler.candidates import CandidateFamily, Candidates
-from xscheduler.question import Limits
 from xscheduler.relaxation import Gain
+from xscheduler.search_problem import Limits
 from xscheduler.ties import TIE, preferred
 from xscheduler.tune import (
     POLICIES,
@@ -368,16 +368,16 @@ def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypa
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0)
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=PAPER_BOUND)
     tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, variation=False, partial=False)
-    (questions, method, tolerance, lowest, _), *others = asked
-    question, length, paper = (found["orca"] for found in (questions, *(other[0] for other in others)))
-    assert (tuple(questions), method, tolerance, lowest) == (POLICIES, "bnb", 0.0, False)
-    assert len({id(asked) for asked in questions.values()}) == 1, "one engine, one question"
-    assert question.variation and question.partial and not question.open_system
-    assert question.admission == ("reserve",) and question.encode_micro_batches == (1, 2, 4)
-    assert question.limits == length.limits == Limits(2.0)
-    assert question.bound == ALL_REQUESTS and length.bound == PAPER_BOUND
+    (problems, method, tolerance, lowest, _), *others = asked
+    problem, length, paper = (found["orca"] for found in (problems, *(other[0] for other in others)))
+    assert (tuple(problems), method, tolerance, lowest) == (POLICIES, "bnb", 0.0, False)
+    assert len({id(asked) for asked in problems.values()}) == 1, "one engine, one problem"
+    assert problem.variation and problem.partial and not problem.open_system
+    assert problem.admission == ("reserve",) and problem.encode_micro_batches == (1, 2, 4)
+    assert problem.limits == length.limits == Limits(2.0)
+    assert problem.bound == ALL_REQUESTS and length.bound == PAPER_BOUND
     assert not paper.variation and not paper.partial
-    assert not question.cost_model.watched, "no list of what was extrapolated for each of thousands of points"
+    assert not problem.cost_model.watched, "no list of what was extrapolated for each of thousands of points"
 
 
 def test_what_is_fixed_is_at_least_one():

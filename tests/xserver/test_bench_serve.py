@@ -4,8 +4,8 @@ import asyncio
 import json
 
 from exegpt.loadtest.endpoint import find_endpoint, http_request
-from exegpt.loadtest.measurements import Bounds, measure
-from exegpt.loadtest.open_loop import LoadRequest, Sending, send_all
+from exegpt.loadtest.measurements import RequestBounds, measure
+from exegpt.loadtest.open_loop import LoadRequest, SendLimits, send_all
 
 
 def test_streams_of_this_server_are_read_whole(server):
@@ -17,8 +17,8 @@ def test_streams_of_this_server_are_read_whole(server):
         body |= {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
         data = http_request(endpoint.address, "/completions", body)
         requests.append(LoadRequest(index, data, 10 + index, 4 + 2 * index, 0.02 * index, None))
-    sent = asyncio.run(send_all(endpoint.address, requests, Sending(30.0, 0, None)))
-    run = measure(sent, 50.0, Bounds(latency_s=30.0))
+    sent = asyncio.run(send_all(endpoint.address, requests, SendLimits(30.0, 0, None)))
+    run = measure(sent, 50.0, RequestBounds(latency_s=30.0))
     assert run.completed == 12 and run.other_lengths == 0 and run.finish_reasons == {"length": 12}
     for request, outcome in zip(requests, sent.outcomes, strict=True):
         assert (outcome.prompt_tokens, outcome.output_tokens) == (request.prompt_tokens, request.output_tokens)
@@ -32,7 +32,7 @@ def test_a_client_that_leaves_early_leaves_the_server_well(server):
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     data = http_request(endpoint.address, "/completions", body)
     requests = [LoadRequest(index, data, 8, 5, 0.0, 5) for index in range(3)]
-    sent = asyncio.run(send_all(endpoint.address, requests, Sending(30.0, 0, None)))
+    sent = asyncio.run(send_all(endpoint.address, requests, SendLimits(30.0, 0, None)))
     assert [outcome.finish_reason for outcome in sent.outcomes] == ["cut"] * 3
     assert (
         json.loads(server.post("/v1/completions", {"prompt": [7], "max_tokens": 2})[2])["usage"]["completion_tokens"]

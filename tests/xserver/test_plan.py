@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.stored_profile import store_profile
-from tests.xcore.nouns import changed
+from tests.xcore.small_specs import changed
 from tests.xserver.conftest import schedule_for, started
 from tests.xserver.http.test_completions import expected
 from tests.xserver.test_faults import LONG, prompts, until_accepted

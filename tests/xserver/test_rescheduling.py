@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.xcore.nouns import changed
+from tests.xcore.small_specs import changed
 from tests.xserver.conftest import schedule_for, serving
 from tests.xserver.test_faults import ask, check_all, engine_of, prompts, under_load
 from xcore.document import to_dict

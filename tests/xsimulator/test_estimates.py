@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import MODEL, profile, schedule
+from tests.xcore.small_specs import MODEL, profile, schedule
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
-from xcore.specs.served import steady_tokens_s
+from xcore.specs.request_times import steady_tokens_s
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages

@@ -8,8 +8,8 @@ from xcore.document import to_dict
 from xcore.requests.request import Result
 from xcore.specs.change import Change
 from xcore.specs.estimate import Estimate
+from xcore.specs.request_times import RequestTimes, steady_tokens_s
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served, steady_tokens_s
 from xcore.specs.timeline import Timeline
 
 KEYS = (
@@ -36,7 +36,7 @@ class Comparison:
     steady: Estimate | None
     """None: no closed form is known."""
     results: tuple[Result, ...]
-    served: tuple[Served, ...]
+    served: tuple[RequestTimes, ...]
     seconds: float
     measured_timeline: Timeline
     predicted_timeline: Timeline

@@ -73,7 +73,7 @@ class RankedDemand:
         return self._ranks[bucket]
 
 
-class Job(Protocol):
+class WaitingJob(Protocol):
     """A waiting job: a sequence, or an application's call."""
 
     @property
@@ -85,7 +85,7 @@ class Job(Protocol):
         """Return its unique index in the run."""
 
 
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=WaitingJob)
 
 
 class Gittins(Generic[J]):

@@ -8,7 +8,7 @@ from xcore.batching.step import StagePhase
 from xcore.errors import InputError
 from xcore.policies.control import Control, Policy, PolicyContext, Residents, Tokens
 from xcore.policies.traits import Traits
-from xcore.specs.engine import OWN_ENGINE
+from xcore.specs.engine_spec import OWN_ENGINE
 
 
 class ChunkedPolicy:

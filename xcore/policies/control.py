@@ -9,8 +9,8 @@ from xcore.batching import Ledger, MicroBatching, Step
 from xcore.batching.admission import Admission
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError
-from xcore.noun import Noun
 from xcore.policies.adjustment import Adjustment
+from xcore.spec import Spec
 from xcore.specs.workload import MAX_TOKENS, Workload
 
 Kind = Literal["prompts", "residents", "tokens", "period", "micro-batches", "encode-micro-batches", "target"]
@@ -65,7 +65,7 @@ Record = TypeVar("Record", bound="Control")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Control(Noun):
+class Control(Spec):
     """Base of the records; `Annotated` types say what each variable sets. The steps of any policy can be split."""
 
     micro_batches: int | None = None

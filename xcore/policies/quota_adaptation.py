@@ -24,7 +24,7 @@ WINDOW = 500
 """Decode iterations that means cover, and that lie between two adaptations."""
 
 
-class Tenant(Protocol):
+class QuotaTenant(Protocol):
     """A model with a quota."""
 
     @property
@@ -37,10 +37,10 @@ class Tenant(Protocol):
 
 
 @dataclass(eq=False)
-class Usage:
+class QuotaUsage:
     """Recent use of one model's quota."""
 
-    tenant: Tenant
+    tenant: QuotaTenant
     pool: QuotaPool | MergedPool
     least: int
     """Blocks that it keeps even if no request needs them."""
@@ -82,20 +82,20 @@ class Usage:
 class QuotaAdaptation:
     """The quotas of one memory's pools; their sum is constant."""
 
-    def __init__(self, least: Mapping[Tenant, int]):
+    def __init__(self, least: Mapping[QuotaTenant, int]):
         """Adapt the quotas of these models in one memory, if any.
 
         `least` gives the blocks that each model keeps even without requests.
         """
-        self._usages: dict[Tenant, Usage] = {}
+        self._usages: dict[QuotaTenant, QuotaUsage] = {}
         for tenant, blocks in least.items():
             pool = tenant.ledger.pool
             assert isinstance(pool, QuotaPool | MergedPool), "models with quotas"
-            self._usages[tenant] = Usage(tenant, pool, blocks)
+            self._usages[tenant] = QuotaUsage(tenant, pool, blocks)
         self._since = 0
         """Iterations since the last adaptation."""
 
-    def decoded(self, tenant: Tenant, iterations: int, now: float) -> None:
+    def decoded(self, tenant: QuotaTenant, iterations: int, now: float) -> None:
         """Count a model's decoding job at its end, and adapt the quotas from time to time.
 
         A model whose quota is fixed is ignored.
@@ -124,7 +124,7 @@ class QuotaAdaptation:
             usage.pool.resize(usage.pool.quota + parts)
 
 
-def _apportioned(parts: int, weights: Mapping[Usage, int]) -> dict[Usage, int]:
+def _apportioned(parts: int, weights: Mapping[QuotaUsage, int]) -> dict[QuotaUsage, int]:
     """Distribute whole parts in proportion to weights, by the largest remainders.
 
     All parts are distributed. If they are no more than the sum of the weights, none gets more than its weight.
@@ -138,7 +138,7 @@ def _apportioned(parts: int, weights: Mapping[Usage, int]) -> dict[Usage, int]:
     return {usage: whole + (usage in first) for usage, (whole, _) in shares.items()}
 
 
-def _requests(tenant: Tenant, now: float) -> int:
+def _requests(tenant: QuotaTenant, now: float) -> int:
     """Count the running and waiting requests."""
     ledger = tenant.ledger
     return ledger.residents + ledger.waiting.arrived(now)

@@ -6,7 +6,7 @@ from math import inf
 
 from xcore.errors import InputError
 from xcore.policies.control import Control, Kind, batch_name, kinds, name_of
-from xcore.specs.engine import OWN_ENGINE
+from xcore.specs.engine_spec import OWN_ENGINE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Traits:
     control: type[Control]
     """The record of its control variables, which builds the policy."""
     engines: tuple[str, ...] = (OWN_ENGINE,)
-    """The presets (`xcore/specs/engine.py`) of the engines that run it: its predictions are of one of them."""
+    """The presets (`xcore/specs/engine_spec.py`) of the engines that run it: its predictions are of one of them."""
     compiled: int | None = None
     """Its number in xsimulator/replay/event_loop.c; None: it isn't compiled, and can't be searched at a rate."""
     disaggregated: bool = False

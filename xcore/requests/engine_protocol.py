@@ -97,7 +97,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Occupancy:
+class EngineLoad:
     """The present load of the engine, by its leader."""
 
     waiting: int
@@ -172,7 +172,7 @@ class Stepped:
     starts_s: Array
     """float64 [tokens]: for a request's first token, the request's start; NaN for later tokens."""
     ended: tuple[Ended, ...]
-    occupancy: Occupancy
+    occupancy: EngineLoad
     spans: tuple[Span, ...] = ()
     """Spans of the leader's device."""
     logprobs: LogProbs | None = None

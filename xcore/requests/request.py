@@ -4,14 +4,14 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal
 
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.workload import RequestLengths
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
 
 
 @dataclass(frozen=True)
-class Request(Noun):
+class Request(Spec):
     """One prompt to continue; greedy by default."""
 
     id: str
@@ -95,7 +95,7 @@ class Request(Noun):
 
 
 @dataclass(frozen=True)
-class Result(Noun):
+class Result(Spec):
     """The outcome of a request. Times are in seconds since the run began."""
 
     id: str

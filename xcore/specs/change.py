@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
 
 
 @dataclass(frozen=True)
-class Change(Noun):
+class Change(Spec):
     """One change of schedule. Times are in seconds since the run began."""
 
     drifted_s: float

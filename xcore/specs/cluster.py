@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 
 MAX_DEVICES = 100_000
 """Most devices of a cluster; more are probably a mistake."""
@@ -28,7 +28,7 @@ def _check_share(what: str, value: float) -> None:
 
 
 @dataclass(frozen=True)
-class DeviceSpec(Noun):
+class DeviceSpec(Spec):
     """One device: its memory, and the rates of its data sheet."""
 
     kind: str
@@ -74,7 +74,7 @@ class DeviceSpec(Noun):
 
 
 @dataclass(frozen=True)
-class LinkSpec(Noun):
+class LinkSpec(Spec):
     """A link between two devices, with the rates that its user sees."""
 
     bandwidth_bytes_s: float
@@ -108,7 +108,7 @@ def at_degree(values: tuple[tuple[int, float], ...], degree: int) -> float:
 
 
 @dataclass(frozen=True)
-class ClusterSpec(Noun):
+class ClusterSpec(Spec):
     """`nodes` machines with `devices_per_node` equal devices each."""
 
     name: str
@@ -385,13 +385,13 @@ def _from_yaml(path: Path) -> ClusterSpec:
     elif isinstance(data["device"], dict):
         data["device"] = {"kind": path.stem} | data["device"]
     if like or problems:  # if the kind is wrong, any kind serves to check the rest
-        for key, noun in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
+        for key, spec in zip(("device", "intra", "inter"), _KINDS[like or KINDS[0]], strict=True):
             section = data.get(key, {})
             if key == "device" and isinstance(section, dict) and "memory_bytes" in section:
                 section = {"visible_bytes": None} | section  # the kind's value belongs to another memory
             if key == "intra" and isinstance(section, dict) and "bandwidth_bytes_s" in section:
                 section = {"ring_bytes_s": ()} | section  # the kind's rings belong to another link
-            data[key] = to_dict(noun) | section if isinstance(section, dict) else section
+            data[key] = to_dict(spec) | section if isinstance(section, dict) else section
     if data.get("nodes") == 1 and "intra" in data:  # no message crosses the missing link
         data.setdefault("inter", data["intra"])
     if data.get("devices_per_node") == 1 and "inter" in data:

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class Share(Noun):
+class Share(Spec):
     """The way in which models share devices."""
 
     by: Literal["space", "time", "priority"]
@@ -36,7 +36,7 @@ class Share(Noun):
 
 
 @dataclass(frozen=True)
-class PlannedModel(Noun):
+class PlannedModel(Spec):
     """One model of a plan."""
 
     name: str
@@ -89,7 +89,7 @@ class PlannedModel(Noun):
 
 
 @dataclass(frozen=True)
-class Plan(Noun):
+class Plan(Spec):
     """The plan of several models that run on one cluster at once."""
 
     version: int

@@ -6,12 +6,12 @@ It also has the models' output lengths.
 from dataclasses import dataclass
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.workload import LengthDistribution
 
 
 @dataclass(frozen=True)
-class PhaseLines(Noun):
+class PhaseLines(Spec):
     """One phase's iterations: `seconds = slope * x + intercept` for each batch of `batches`, three times.
 
     x is in `compute` the FLOPs (multiply-adds) of one GPU, in `prepare` the tokens padded to the longest sequence, in
@@ -34,7 +34,7 @@ class PhaseLines(Noun):
 
 
 @dataclass(frozen=True)
-class DegreeCosts(Noun):
+class DegreeCosts(Spec):
     """One model at one tensor-parallel degree."""
 
     tp: int
@@ -57,7 +57,7 @@ class DegreeCosts(Noun):
 
 
 @dataclass(frozen=True)
-class ModelCosts(Noun):
+class ModelCosts(Spec):
     """One model at each of its degrees, and its outputs."""
 
     name: str
@@ -81,7 +81,7 @@ class ModelCosts(Noun):
 
 
 @dataclass(frozen=True)
-class CostTable(Noun):
+class CostTable(Spec):
     """The costs of iterations of several models on one kind of machine."""
 
     version: int

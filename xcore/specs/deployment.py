@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.profile import Profile
 
 

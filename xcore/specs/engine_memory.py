@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 
 _GIB = 2.0**30
@@ -12,7 +12,7 @@ _MULTICAST_BYTES_S = 2.5e11
 
 
 @dataclass(frozen=True)
-class EngineMemory(Noun):
+class EngineMemory(Spec):
     """The memory that an engine takes of each device, in bytes."""
 
     fraction: float = 0.9

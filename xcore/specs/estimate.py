@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from xcore.noun import Noun
+from xcore.spec import Spec
 
 Binding = Literal["memory", "latency", "encoding", "decoding"]
 
 
 @dataclass(frozen=True)
-class Estimate(Noun):
+class Estimate(Spec):
     """Figures in seconds, sequences and output tokens per second, and bytes. None: unknown, or infinite."""
 
     throughput_seq_s: float

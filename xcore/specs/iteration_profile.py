@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.profile import Table
 
 
 @dataclass(frozen=True)
-class IterationTables(Noun):
+class IterationTables(Spec):
     """Seconds of iterations at one tensor-parallel degree and share."""
 
     tp: int
@@ -36,7 +36,7 @@ class IterationTables(Noun):
 
 
 @dataclass(frozen=True)
-class IterationProfile(Noun):
+class IterationProfile(Spec):
     """Iterations of one model on one kind of device."""
 
     version: int

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.quantization import refuse_quantised_config, refuse_quantised_files
 
 Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gpt2", "opt", "t5"]
@@ -38,7 +38,7 @@ MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
-class ModelSpec(Noun):
+class ModelSpec(Spec):
     """Sizes of one dense transformer. A decoder-only model has `encoder_layers` 0."""
 
     name: str

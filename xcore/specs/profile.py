@@ -11,14 +11,14 @@ import numpy as np
 
 from xcore.errors import InputError
 from xcore.interpolation import bilinear, bilinear_at, linear, linear_at
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.model import BYTES, ModelSpec
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Table(Noun):
+class Table(Spec):
     """Seconds over a rectangular grid, linear between its points.
 
     `points[i]` are the increasing coordinates along `axes[i]`. `values` are the grid's seconds in row-major order, and
@@ -136,10 +136,10 @@ def _broadcast(*arrays: Array) -> list[Array]:
     return full
 
 
-def _check_axes(noun: Noun, **axes: int) -> None:
-    """Raise InputError unless the named tables of a noun have the given numbers of axes."""
+def _check_axes(spec: Spec, **axes: int) -> None:
+    """Raise InputError unless the named tables of a spec have the given numbers of axes."""
     for name, count in axes.items():
-        table = getattr(noun, name)
+        table = getattr(spec, name)
         if table and len(table.axes) != count:
             raise InputError(
                 f"A profile's table '{name}' has axes {', '.join(table.axes)}: their number must be {count}."
@@ -147,7 +147,7 @@ def _check_axes(noun: Noun, **axes: int) -> None:
 
 
 @dataclass(frozen=True)
-class LayerTables(Noun):
+class LayerTables(Spec):
     """One layer on one of `tp` devices: its attention kernel by shape, the rest of it by tokens (seconds each).
 
     Attention over a batch of unequal lengths costs the mean of what batches of each length would.
@@ -179,7 +179,7 @@ class LayerTables(Noun):
 
 
 @dataclass(frozen=True)
-class DegreeTables(Noun):
+class DegreeTables(Spec):
     """Everything that depends on the tensor-parallel degree `tp` (seconds)."""
 
     tp: int
@@ -195,7 +195,7 @@ class DegreeTables(Noun):
 
 
 @dataclass(frozen=True)
-class Profile(Noun):
+class Profile(Spec):
     """The times that a device, or a group of devices, needs for each part of an iteration, and their source."""
 
     version: int

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError
-from xcore.noun import Noun
 from xcore.policies import Traits, traits_of
 from xcore.policies.control import Control
+from xcore.spec import Spec
 from xcore.specs.bound import BoundMeaning, BoundName
 from xcore.specs.cluster import MAX_DEVICES, ClusterSpec
 from xcore.specs.model import BYTES, ModelSpec
@@ -32,7 +32,7 @@ BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Stage(Noun):
+class Stage(Spec):
     """One pipeline stage: `tp` devices that hold a range of layers. Ranges are zero-based and half-open."""
 
     devices: tuple[int, ...]
@@ -44,7 +44,7 @@ class Stage(Noun):
 
 
 @dataclass(frozen=True)
-class ProfileReference(Noun):
+class ProfileReference(Spec):
     """The profile for which a schedule was tuned."""
 
     source: str
@@ -52,7 +52,7 @@ class ProfileReference(Noun):
 
 
 @dataclass(frozen=True)
-class ModelReference(Noun):
+class ModelReference(Spec):
     """The model that a schedule is for: its whole spec and `ModelSpec.fingerprint`."""
 
     spec: ModelSpec
@@ -60,7 +60,7 @@ class ModelReference(Noun):
 
 
 @dataclass(frozen=True)
-class Schedule(Noun):
+class Schedule(Spec):
     """The result of the scheduler, which the runner follows."""
 
     version: int

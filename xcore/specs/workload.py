@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.traces.prompt_identity import PromptIdentity
 
 Array = np.ndarray
@@ -18,7 +18,7 @@ MAX_TOKENS = 10_000_000
 
 
 @dataclass(frozen=True)
-class LengthDistribution(Noun):
+class LengthDistribution(Spec):
     """A distribution over lengths in tokens.
 
     It has `lengths` (increasing, at least 1) with their `probabilities` (summing to 1).
@@ -132,7 +132,7 @@ def _fit_parent(mean: float, std: float, most: int) -> tuple[float, float] | Non
 
 
 @dataclass(frozen=True)
-class RequestLengths(Noun):
+class RequestLengths(Spec):
     """One request of a trace: input tokens, output tokens, and its arrival in seconds since the first."""
 
     input: int
@@ -161,7 +161,7 @@ class RequestLengths(Noun):
 
 
 @dataclass(frozen=True)
-class Workload(Noun):
+class Workload(Spec):
     """The distributions of input and output lengths and, if known, the requests themselves and their rate of arrival.
 
     The analysis takes the two distributions as independent; `requests` keeps the pairs for a replay.

@@ -50,7 +50,7 @@ _CLOCK_WORDS = {"utc", "gmt", "epoch", "unix", "since", "start"}
 
 
 @dataclass(frozen=True)
-class Unit:
+class ArrivalUnit:
     """A unit of numeric arrivals, and the reason for it."""
 
     name: str
@@ -81,7 +81,7 @@ def split_unit(name: str) -> tuple[str, str | None]:
     return (glued[1], glued[2]) if glued else (letters, unit)
 
 
-def unit_of(moments: Sequence[float], column: str, names: Collection[str], path: object) -> Unit:
+def unit_of(moments: Sequence[float], column: str, names: Collection[str], path: object) -> ArrivalUnit:
     """Return the unit of numeric arrivals in a column of a trace.
 
     `names`, the trace's columns, may be those of a known kind of trace.
@@ -91,20 +91,20 @@ def unit_of(moments: Sequence[float], column: str, names: Collection[str], path:
     """
     by_name = split_unit(column)[1]
     if by_name:
-        return Unit(by_name, "as its name says")
+        return ArrivalUnit(by_name, "as its name says")
     low, high = min(moments), max(moments)
     epoch = next((unit for unit in _CLOCKS if _FIRST_S <= low * UNITS[unit] <= high * UNITS[unit] < _LAST_S), None)
     if epoch:
-        return Unit(epoch, f"since its numbers are then dates from {_year(low * UNITS[epoch])}")
+        return ArrivalUnit(epoch, f"since its numbers are then dates from {_year(low * UNITS[epoch])}")
     dates = all(number_date(at) is not None for at in moments)
     if dates and any(word.startswith(DATE) for word in words_of(column)):
-        return Unit(DATE, "as its name says")
+        return ArrivalUnit(DATE, "as its name says")
     whole = all(float(at).is_integer() for at in moments)
     kind = _known_kind(column, names, whole)
     if kind:
         return kind
     if low == high:
-        return Unit("s", "which makes no difference")
+        return ArrivalUnit("s", "which makes no difference")
     gap = (high - low) / (len(moments) - 1)
     plausible = [unit for unit in _CLOCKS if _is_plausible(gap * UNITS[unit], high - low, high, UNITS[unit])]
     why = "since no other unit has a plausible rate"
@@ -114,9 +114,9 @@ def unit_of(moments: Sequence[float], column: str, names: Collection[str], path:
     if dates and _are_plausible(moments):
         plausible.append(DATE)
     if len(plausible) == 1:
-        return Unit(plausible[0], why)
+        return ArrivalUnit(plausible[0], why)
     if not plausible and gap <= _QUICKEST_S:
-        return Unit("s", "since any other unit is quicker still")
+        return ArrivalUnit("s", "since any other unit is quicker still")
     raise _doubt(moments, column, plausible or list(_CLOCKS), path)
 
 
@@ -161,16 +161,18 @@ def unit_text(unit: str) -> str:
     return "dates" if unit == DATE else f"in {_IN_WORDS[unit]}"
 
 
-def _known_kind(column: str, names: Collection[str], whole: bool) -> Unit | None:
+def _known_kind(column: str, names: Collection[str], whole: bool) -> ArrivalUnit | None:
     """Return the unit of a known kind of trace.
 
     Mooncake's `timestamp` is in milliseconds. Qwen-Bailian's, which has a `chat_id` too, and BurstGPT's are in seconds.
     """
     if column == "timestamp" and ("hash_ids" in names or (whole and {"input_length", "output_length"} <= set(names))):
         bailian = "chat_id" in names
-        return Unit("s", "as in Qwen-Bailian's traces") if bailian else Unit("ms", "as in Mooncake's traces")
+        return (
+            ArrivalUnit("s", "as in Qwen-Bailian's traces") if bailian else ArrivalUnit("ms", "as in Mooncake's traces")
+        )
     if column == "Timestamp" and {"Request tokens", "Response tokens"} <= set(names):
-        return Unit("s", "as in BurstGPT's traces")
+        return ArrivalUnit("s", "as in BurstGPT's traces")
     return None
 
 

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
-from xcore.noun import Noun
+from xcore.spec import Spec
 
 
 @dataclass(frozen=True)
-class PromptIdentity(Noun):
+class PromptIdentity(Spec):
     """A trace's facts about one prompt's tokens. Two prompts share the longest prefix that any fact implies."""
 
     token_ids: tuple[int, ...] = ()

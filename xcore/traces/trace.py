@@ -15,9 +15,9 @@ from xcore.columns import Columns, find_columns
 from xcore.document import check_file
 from xcore.errors import InputError
 from xcore.quantity import figure_text
-from xcore.rows import Moment, Table, csv_table, jsonl_table, parquet_table
+from xcore.rows import Moment, RowsFile, csv_table, jsonl_table, parquet_table
 from xcore.specs.workload import MAX_TOKENS, TASKS, RequestLengths, Workload, task
-from xcore.traces.arrival_unit import Unit, in_seconds, rate_text, unit_of, unit_text
+from xcore.traces.arrival_unit import ArrivalUnit, in_seconds, rate_text, unit_of, unit_text
 from xcore.traces.prompt_identity import PromptIdentity
 from xcore.traces.trace_identity import blocks_note, identity_of
 
@@ -226,7 +226,7 @@ def _seconds(
             f"{len(moments) - len(numbers):,} are dates: write all in one way."
         )
     if numbers:
-        asked = Unit(columns.unit, "as --columns says") if columns.unit else None
+        asked = ArrivalUnit(columns.unit, "as --columns says") if columns.unit else None
         unit = asked or unit_of(numbers, columns.arrival or "", names, path)
         seconds, text = in_seconds(numbers, unit.name, where), f" are {unit_text(unit.name)}, {unit.why}"
     else:
@@ -244,7 +244,7 @@ def _seconds(
     return seconds
 
 
-def _open(path: Path) -> Table:
+def _open(path: Path) -> RowsFile:
     if path.is_dir():
         check_file(path, "trace file")
     form = form_of(path)
@@ -308,7 +308,7 @@ def _date(value: Any) -> Moment | None:
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
-_READERS: dict[str, Callable[[Path], Table]] = {
+_READERS: dict[str, Callable[[Path], RowsFile]] = {
     ".csv": csv_table,
     ".tsv": csv_table,
     ".jsonl": jsonl_table,

@@ -8,7 +8,7 @@ from xcore.requests.request import Result
 from xcore.requests.requests import check_request
 from xmulti.applications.planned_application import Ids, PlannedApplication
 from xmulti.files.dependent_calls import Chain, DependentCalls
-from xmulti.plans.asking import Asking, together
+from xmulti.plans.engine_client import EngineClient, together
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ApplicationCalls:
                 waiting += calls.end(chain, _read(results[chain.name]))
         return [name for name, left in calls.left_of.items() if not left]
 
-    async def run(self, asking: Asking, on_ended: Callable[[str], object] = lambda node: None) -> None:
+    async def run(self, asking: EngineClient, on_ended: Callable[[str], object] = lambda node: None) -> None:
         """Send each call as soon as its inputs have come; `on_ended` is called with a node after its last call."""
         calls = self.application.calls(self.in_turn)
         await self._begin(calls, calls.begin(), asking, on_ended)
@@ -64,7 +64,7 @@ class ApplicationCalls:
         self,
         calls: DependentCalls[Ids],
         chains: Sequence[Chain[Ids]],
-        asking: Asking,
+        asking: EngineClient,
         on_ended: Callable[[str], object],
     ) -> None:
         async def one(chain: Chain[Ids]) -> None:

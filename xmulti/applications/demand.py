@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xmulti.files.demand_graph import END, LLM, DemandGraph, JointRecords, Unit
+from xmulti.files.demand_graph import END, LLM, DemandGraph, DemandStep, JointRecords
 
 Array = np.ndarray
 
@@ -164,7 +164,7 @@ class ApplicationDemand:
 class _Samples:
     """A unit's samples as arrays."""
 
-    def __init__(self, unit: Unit, rates: ServiceRates):
+    def __init__(self, unit: DemandStep, rates: ServiceRates):
         self.unit = unit
         self.nexts = np.array(unit.next_units, dtype=object)
         if unit.backend == LLM:
@@ -211,7 +211,7 @@ class Correlations:
         i, o, p = (int(buckets[_UP[up]]) if up in telling else 0 for up in _UP)
         return i, o, p
 
-    def draw(self, seen: Seen, unit: Unit, random: np.random.Generator, count: int) -> tuple[Array, Array, Array]:
+    def draw(self, seen: Seen, unit: DemandStep, random: np.random.Generator, count: int) -> tuple[Array, Array, Array]:
         """Return input tokens, output tokens and parallel requests of `count` calls of `unit`, float64 [count] each."""
         at = dict(zip(_UP, self._bucket_of(np.array([*seen[1:], 0, 0, 0], np.float64))[:3], strict=True))
         inputs = random.choice(self._matching("input", at, unit.input_tokens), count)

@@ -11,7 +11,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.trace import parse_workload
-from xmulti.applications.made_up import (
+from xmulti.applications.synthetic_lengths import (
     graph_node,
     instruction_tokens,
     most_output,

@@ -13,8 +13,8 @@ from xmulti.applications.demand import ServiceRates
 from xmulti.applications.orders import ApplicationOrder, WaitingCall
 from xmulti.applications.warm_cache import WarmCache
 from xmulti.files.demand_graph import LLM
-from xmulti.sharing.tenant import Tenant
-from xmulti.sharing.unit import Unit
+from xmulti.sharing.simulated_unit import SimulatedUnit
+from xmulti.sharing.tenant import SimulatedTenant
 from xsimulator.replay.cells import Ran
 
 
@@ -105,7 +105,7 @@ Happened = Callable[[WaitingCall, float], None]
 """Callback for a call's progress, with the time in seconds."""
 
 
-class LLMBackend(Unit):
+class LLMBackend(SimulatedUnit):
     """The LLM's simulation: requests keep their place in the batch until they end.
 
     Free places are assigned after every event.
@@ -125,7 +125,7 @@ class LLMBackend(Unit):
         self._indices = count()
         self._limits = CallLimits(limits.batch, order=order, cache=cache, waiting=[])
         self.ledger = Ledger(BlockPool(limits.kv_tokens, 1), fcfs)
-        self._tenant = Tenant(LLM, self.ledger, limits.rates, self._limits, self)
+        self._tenant = SimulatedTenant(LLM, self.ledger, limits.rates, self._limits, self)
         super().__init__([self._tenant], IterationTurns())
 
     @property

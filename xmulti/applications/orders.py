@@ -5,8 +5,8 @@ from typing import Any, Protocol
 
 from xcore.batching import Sequence
 from xcore.orders.gittins import Gittins, RankedDemand
+from xmulti.applications.application_progress import SubmissionProgress
 from xmulti.applications.demand import ServiceRates
-from xmulti.applications.progress import SubmissionProgress
 
 
 @dataclass(eq=False)

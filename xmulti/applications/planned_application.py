@@ -13,7 +13,7 @@ from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.workload import Workload
 from xcore.tokenizer import TOKENIZER, encode, load_tokenizer
 from xcore.traces.trace import parse_workload
-from xmulti.applications.made_up import (
+from xmulti.applications.synthetic_lengths import (
     graph_node,
     instruction_tokens,
     most_output,

@@ -10,10 +10,10 @@ from itertools import count
 import numpy as np
 
 from xcore.errors import InputError
+from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.llm_backend import LLMBackend, LLMLimits
 from xmulti.applications.orders import ApplicationOrder, WaitingCall
 from xmulti.applications.prewarming import effect, prewarm_at
-from xmulti.applications.progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.submission import Submission
 from xmulti.applications.warm_cache import WarmCache
 from xmulti.files.demand_graph import END, LLM

@@ -10,7 +10,7 @@ import numpy as np
 from xcore import document
 from xcore.duration import parse_duration
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cost_table import CostTable, ModelCosts
 from xcore.specs.model import BYTES
@@ -30,7 +30,7 @@ Measured on the machine of docs/measurements.md (`benchmarks.stages`).
 
 
 @dataclass(frozen=True)
-class ApplicationNode(Noun):
+class ApplicationNode(Spec):
     """One node of an application file, as the user typed it."""
 
     name: str
@@ -66,7 +66,7 @@ class ApplicationNode(Noun):
 
 
 @dataclass(frozen=True)
-class CallLine(Noun):
+class CallLine(Spec):
     """A line of a node's prompts: one call, with the beginning of each round's prompt."""
 
     prompt: str | None = None
@@ -104,7 +104,7 @@ def read_call_lines(path: Path) -> list[CallLine]:
 
 
 @dataclass(frozen=True)
-class ApplicationFile(Noun):
+class ApplicationFile(Spec):
     """An application file."""
 
     nodes: tuple[ApplicationNode, ...]
@@ -148,7 +148,7 @@ def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str
 
 
 @dataclass(frozen=True)
-class Asked:
+class ApplicationPlanRequest:
     """The contents of an application file: the request for a plan."""
 
     graph: CallGraph
@@ -174,7 +174,9 @@ def read_application_file(path: Path) -> ApplicationFile:
     return document.from_dict(ApplicationFile, data, f"'{path}'")
 
 
-def read_application(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> Asked:
+def read_application(
+    path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any
+) -> ApplicationPlanRequest:
     """Read what an application file asks for on a cluster, or a models file whose models all have requests.
 
     `profile` as in `profiles_by_model`, `options` as in `find_setting`.
@@ -208,7 +210,7 @@ def read_application(path: Path, cluster: str, *, profile: Sequence[str] = (), *
     graph = graph_of(path, nodes, file.edges)
     table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
     linked = file.linked or setting.cluster.devices_per_node
-    return Asked(graph, table, setting.cluster, linked, tuple(assumptions), settings, directories)
+    return ApplicationPlanRequest(graph, table, setting.cluster, linked, tuple(assumptions), settings, directories)
 
 
 def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:

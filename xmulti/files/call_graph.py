@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 
 EdgeKind = Literal["concatenate", "separate", "final"]
 
 
 @dataclass(frozen=True)
-class GraphEdge(Noun):
+class GraphEdge(Spec):
     """Outputs of one node that go into another node's prompts; from a node to itself, into the next round's prompt.
 
     `concatenate`: call j of the target reads all outputs of call j of the source, in addition to its own prompt and
@@ -24,7 +24,7 @@ class GraphEdge(Noun):
 
 
 @dataclass(frozen=True)
-class GraphNode(Noun):
+class GraphNode(Spec):
     """One model in an application, with its initial calls."""
 
     name: str
@@ -53,7 +53,7 @@ class GraphNode(Noun):
 
 
 @dataclass(frozen=True)
-class CallGraph(Noun):
+class CallGraph(Spec):
     """Nodes and edges; without edges from a node to itself it has no cycles."""
 
     nodes: tuple[GraphNode, ...]

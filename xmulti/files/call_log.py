@@ -8,12 +8,12 @@ from typing import Any
 
 from xcore import document
 from xcore.errors import InputError
-from xcore.noun import Noun
-from xmulti.files.demand_graph import LLM, MOST_SAMPLES, DemandGraph, JointRecords, Unit
+from xcore.spec import Spec
+from xmulti.files.demand_graph import LLM, MOST_SAMPLES, DemandGraph, DemandStep, JointRecords
 
 
 @dataclass(frozen=True)
-class LoggedCall(Noun):
+class LoggedCall(Spec):
     """One call of a run: one line of a log."""
 
     application: str
@@ -125,12 +125,12 @@ class _Learner:
         joint = tuple(JointRecords(*pair, tuple(records)) for pair, records in self.joint.items())  # type: ignore[arg-type]
         return DemandGraph(DemandGraph.VERSION, application, tuple(self.start), units, joint)
 
-    def _unit(self, name: str, calls: "deque[LoggedCall]") -> Unit:
+    def _unit(self, name: str, calls: "deque[LoggedCall]") -> DemandStep:
         backend, nexts = self.backends[name], tuple(call.next for call in calls)
         if backend != LLM:
-            return Unit(name, backend, nexts, seconds=tuple(call.seconds or 0.0 for call in calls))
+            return DemandStep(name, backend, nexts, seconds=tuple(call.seconds or 0.0 for call in calls))
         inputs, outputs, parallel = zip(*map(_demand, calls), strict=True)
-        return Unit(name, backend, nexts, inputs, outputs, parallel)
+        return DemandStep(name, backend, nexts, inputs, outputs, parallel)
 
 
 def _demand(call: LoggedCall) -> tuple[int, int, int]:

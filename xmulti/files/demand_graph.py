@@ -7,7 +7,7 @@ from typing import Any
 
 from xcore import document
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.workload import MAX_TOKENS
 
 END = "end"
@@ -19,7 +19,7 @@ MOST_SAMPLES = 1000
 
 
 @dataclass(frozen=True)
-class Unit(Noun):
+class DemandStep(Spec):
     """A step of an application: samples of its calls, the oldest first."""
 
     name: str
@@ -56,7 +56,7 @@ class Unit(Noun):
 
 
 @dataclass(frozen=True)
-class JointRecords(Noun):
+class JointRecords(Spec):
     """Records of two LLM units of which one follows the other: both calls of a run.
 
     There may be calls on other backends in between.
@@ -76,7 +76,7 @@ class JointRecords(Noun):
 
 
 @dataclass(frozen=True)
-class DemandGraph(Noun):
+class DemandGraph(Spec):
     """An application's units.
 
     Walks may return to a unit; each unit must have a way to the end.
@@ -86,7 +86,7 @@ class DemandGraph(Noun):
     application: str
     start: tuple[str, ...]
     """The first unit of each sampled run."""
-    units: tuple[Unit, ...]
+    units: tuple[DemandStep, ...]
     joint: tuple[JointRecords, ...] = ()
 
     VERSION = 1
@@ -147,7 +147,7 @@ class DemandGraph(Noun):
                 f"The application '{self.application}' {why}: name '{END}' as the next unit of some call there."
             )
 
-    def unit(self, name: str) -> Unit:
+    def unit(self, name: str) -> DemandStep:
         """Return a unit by its name.
 
         Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from xcore import document
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 
 MOST_MODELS = 100
 MOST_LETTERS = 200
@@ -20,7 +20,7 @@ _EITHER = "Model '{}' needs a rate, like 5/s, or a number of requests, and not b
 
 
 @dataclass(frozen=True)
-class ModelEntry(Noun):
+class ModelEntry(Spec):
     """One model in a models file, as the user typed it."""
 
     name: str
@@ -57,7 +57,7 @@ def check_requests(what: str, requests: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class ModelsFile(Noun):
+class ModelsFile(Spec):
     """A models file."""
 
     models: tuple[ModelEntry, ...]

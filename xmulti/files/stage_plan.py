@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from xcore.errors import InputError
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cost_table import ModelCosts
 from xcore.specs.schedule import Schedule
 
 
 @dataclass(frozen=True)
-class StagedNode(Noun):
+class StagedNode(Spec):
     """A node in a stage."""
 
     name: str
@@ -27,7 +27,7 @@ class StagedNode(Noun):
 
 
 @dataclass(frozen=True)
-class ExecutionStage(Noun):
+class ExecutionStage(Spec):
     """Nodes that run at the same time."""
 
     start_s: float
@@ -41,7 +41,7 @@ class ExecutionStage(Noun):
 
 
 @dataclass(frozen=True)
-class StagedModel(Noun):
+class StagedModel(Spec):
     """What a node's engines need; each node is loaded separately, even if two nodes have the same model."""
 
     name: str
@@ -66,7 +66,7 @@ class StagedModel(Noun):
 
 
 @dataclass(frozen=True)
-class StagePlan(Noun):
+class StagePlan(Spec):
     """The stages of an application, with their planned seconds."""
 
     version: int

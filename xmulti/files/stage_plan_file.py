@@ -7,7 +7,7 @@ from pathlib import Path
 from xcore import document
 from xcore.errors import InputError
 from xcore.specs.cluster_plan import PlannedModel
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xmulti.files.call_graph import CallGraph
 from xmulti.files.stage_plan import StagedNode, StagePlan
 from xmulti.serving.planned_units import check_names, placed_model

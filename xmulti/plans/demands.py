@@ -16,7 +16,7 @@ from xscheduler.settings import Setting, find_setting
 
 
 @dataclass(frozen=True)
-class Demand:
+class ModelDemand:
     """One model's requirements, on the whole cluster."""
 
     name: str
@@ -27,7 +27,7 @@ class Demand:
     directory: str | None = None
     """Directory of the model's weights, if the model was named by it."""
 
-    def within(self, bound_s: float | None) -> "Demand":
+    def within(self, bound_s: float | None) -> "ModelDemand":
         """Return the same under another bound in seconds."""
         return replace(self, bound_s=bound_s)
 
@@ -47,7 +47,7 @@ class Demand:
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters
 
 
-def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> tuple[Demand, ...]:
+def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any) -> tuple[ModelDemand, ...]:
     """Read a models file's demands on a cluster.
 
     `profile` as in `profiles_by_model`, `options` as in `find_setting`. Raises InputError for an unreadable file or an
@@ -75,5 +75,5 @@ def read_demands(path: Path, cluster: str, *, profile: Sequence[str] = (), **opt
             raise InputError(f"Model '{entry.name}' of '{path}': {error}") from None
         directory = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
         requests = len(calls) if calls else entry.requests
-        demands.append(Demand(entry.name, setting, rate, requests, bound_s, directory))
+        demands.append(ModelDemand(entry.name, setting, rate, requests, bound_s, directory))
     return tuple(demands)

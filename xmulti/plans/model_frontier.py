@@ -12,7 +12,7 @@ from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import PlannedModel
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 from xscheduler.highest_goodput import MARGIN
 from xscheduler.setting_search import on_cluster, search_schedule
 from xscheduler.settings import Setting
@@ -31,7 +31,7 @@ _NO_TIME_S = 1e-6
 
 
 @dataclass(frozen=True)
-class Served:
+class ModelPerformance:
     """A model's performance on a number of devices."""
 
     devices: int
@@ -40,13 +40,13 @@ class Served:
     goodput_seq_s: float | None
     seconds: float | None
 
-    def planned(self, demand: Demand, devices: tuple[int, ...] | None = None) -> PlannedModel:
+    def planned(self, demand: ModelDemand, devices: tuple[int, ...] | None = None) -> PlannedModel:
         """Return the model on the first of these devices; None: on the cluster's first."""
         where = (tuple(range(self.devices)) if devices is None else devices)[: self.devices]
         rates, done = (demand.rate_seq_s, self.goodput_seq_s), (demand.requests, self.seconds)
         return PlannedModel(demand.name, where, self.schedule, self.estimate, *rates, *done)
 
-    def budget(self, demand: Demand) -> "Budget":
+    def budget(self, demand: ModelDemand) -> "Budget":
         """Return the budget, which the search of budgets compares."""
         from xmulti.sharing.budgets import Budget
 
@@ -63,9 +63,9 @@ Shape = tuple[int, int]
 class Known:
     """The known performance of equal models on parts of a cluster."""
 
-    served: dict[Shape, Served | None] = field(default_factory=dict)
+    served: dict[Shape, ModelPerformance | None] = field(default_factory=dict)
     """Performance under the best of the quick policies if one runs, else under the best of all."""
-    best: dict[Shape, Served] = field(default_factory=dict)
+    best: dict[Shape, ModelPerformance] = field(default_factory=dict)
     """Performance under the best of all policies."""
 
 
@@ -73,7 +73,7 @@ class ModelFrontier:
     """The performance of equal models by their number of devices, searched once for each."""
 
     def __init__(
-        self, demand: Demand, policies: tuple[str, ...], quick: tuple[str, ...] = (), known: Known | None = None
+        self, demand: ModelDemand, policies: tuple[str, ...], quick: tuple[str, ...] = (), known: Known | None = None
     ):
         """Set up the frontier, which extends what is `known` from earlier plans.
 
@@ -89,19 +89,19 @@ class ModelFrontier:
         return counts(self.demand.setting.cluster.nodes, self.demand.setting.cluster.devices_per_node)
 
     @property
-    def searched(self) -> tuple[tuple[int, Served | None], ...]:
+    def searched(self) -> tuple[tuple[int, ModelPerformance | None], ...]:
         """Searched numbers of devices, and the performance on them."""
         served = self._known.served
         return tuple((size, served[shape]) for size in self._sizes if (shape := self._shape(size)) in served)
 
-    def on(self, devices: int) -> Served | None:
+    def on(self, devices: int) -> ModelPerformance | None:
         """Return the performance on `devices` devices; None if the model doesn't fit, or meets its bound at no rate."""
         shape = self._shape(devices)
         if shape not in self._known.served:
             self._known.served[shape] = served_quickly(self.demand, devices, self._quick, self.policies)
         return self._known.served[shape]
 
-    def within(self, devices: int) -> Served:
+    def within(self, devices: int) -> ModelPerformance:
         """Return the performance on `devices` devices, or on the next fewer on which it runs; one is known to exist."""
         sizes = [size for size in self._sizes if size <= devices]
         return next(served for size in reversed(sizes) if (served := self.on(size)))
@@ -115,7 +115,9 @@ class ModelFrontier:
             frontier._known.served[frontier._shape(devices)] = served
 
     @staticmethod
-    def with_all_policies(wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes) -> list[Served]:
+    def with_all_policies(
+        wanted: Sequence[tuple["ModelFrontier", int]], processes: Processes
+    ) -> list[ModelPerformance]:
         """Return the performance of frontiers under the best of all policies, on numbers of devices.
 
         The models must run on these numbers.
@@ -127,7 +129,7 @@ class ModelFrontier:
         best = [frontier._best_on(devices) for frontier, devices in wanted]
         return [served for served in best if served]
 
-    def _best_on(self, devices: int) -> Served | None:
+    def _best_on(self, devices: int) -> ModelPerformance | None:
         """Return the performance under the best of all policies; None if it isn't known."""
         served = self.on(devices)
         assert served, "it does something on this number"
@@ -155,7 +157,7 @@ class Frontiers:
         self._known: dict[object, Known] = {}
 
     def of(
-        self, demands: Sequence[Demand], policies: tuple[str, ...], quick: tuple[str, ...] = ()
+        self, demands: Sequence[ModelDemand], policies: tuple[str, ...], quick: tuple[str, ...] = ()
     ) -> list[ModelFrontier]:
         """Return one frontier for each model; equal models get the same one."""
         alike = {
@@ -167,12 +169,14 @@ class Frontiers:
         return [alike[demand.alike] for demand in demands]
 
 
-def served_quickly(demand: Demand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]) -> Served | None:
+def served_quickly(
+    demand: ModelDemand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]
+) -> ModelPerformance | None:
     """Return a model's performance under the best of the quick policies if one runs, else of all."""
     return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
 
 
-def improved(demand: Demand, devices: int, policies: tuple[str, ...], known: Served) -> Served:
+def improved(demand: ModelDemand, devices: int, policies: tuple[str, ...], known: ModelPerformance) -> ModelPerformance:
     """Return a model's performance under the best of these policies, one of which is known.
 
     The other policies are searched only as far as they may be better.
@@ -184,7 +188,9 @@ def improved(demand: Demand, devices: int, policies: tuple[str, ...], known: Ser
     return max((known, *([other] if other else [])), key=lambda served: served.goodput_seq_s or 0.0)
 
 
-def served_on(demand: Demand, devices: int, policies: tuple[str, ...], floor: float = 0.0) -> Served | None:
+def served_on(
+    demand: ModelDemand, devices: int, policies: tuple[str, ...], floor: float = 0.0
+) -> ModelPerformance | None:
     """Return a model's performance on `devices` devices under the best of these policies.
 
     Return None if it doesn't run, or is far from a goodput of `floor` requests/s.
@@ -203,7 +209,7 @@ def part_of(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     return replace(cluster, name=name, nodes=nodes, devices_per_node=each)
 
 
-def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) -> float | None:
+def lowest_latency_s(demand: ModelDemand, devices: int, policies: tuple[str, ...]) -> float | None:
     """Return the tightest bound in seconds that a schedule meets on `devices` devices in the steady state.
 
     It includes the margin that a rate needs. Return None if not even one sequence fits.
@@ -218,19 +224,19 @@ def lowest_latency_s(demand: Demand, devices: int, policies: tuple[str, ...]) ->
     return None if lowest_s is None else lowest_s / (1 - MARGIN)
 
 
-def _asked(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _asked(demand: ModelDemand, setting: Setting, policies: tuple[str, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a search for goodput: within the bound less a margin."""
-    from xscheduler.arrivals import Arrivals
-    from xscheduler.goodput import Bounds
+    from xscheduler.goodput import RateBounds
+    from xscheduler.rate_sample import Arrivals
 
     bound_s = None if demand.bound_s is None else demand.bound_s * (1 - MARGIN)
     longest = setting.model.longest_request
     arrivals = Arrivals.poisson(setting.workload, longest, 0, setting.cluster.devices, REQUESTS)
-    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, Bounds(bound_s))
+    where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals, RateBounds(bound_s))
     return where, {"bound": ALL_REQUESTS, "policies": policies, "kv_dtype": setting.kv_dtype}
 
 
-def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: float) -> Served | None:
+def _online(demand: ModelDemand, setting: Setting, policies: tuple[str, ...], floor: float) -> ModelPerformance | None:
     """Return the schedule with the highest goodput within the bound less a margin."""
     from xscheduler.open_tune import sustained_by
 
@@ -240,10 +246,10 @@ def _online(demand: Demand, setting: Setting, policies: tuple[str, ...], floor: 
         return None
     best = max(sustained.values(), key=lambda policy: policy.goodput_seq_s)
     schedule = replace(best.schedule, latency_bound_s=demand.bound_s)
-    return Served(setting.cluster.devices, schedule, best.steady, best.goodput_seq_s, None)
+    return ModelPerformance(setting.cluster.devices, schedule, best.steady, best.goodput_seq_s, None)
 
 
-def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Served | None:
+def _offline(demand: ModelDemand, setting: Setting, policies: tuple[str, ...]) -> ModelPerformance | None:
     """Return the schedule that completes all requests first, among those with the highest throughput within the bound.
 
     A replay decides, as the steady state ignores ramp-up and drain. A long list is nearly all steady state.
@@ -257,6 +263,6 @@ def _offline(demand: Demand, setting: Setting, policies: tuple[str, ...]) -> Ser
         return None
     if demand.requests > MOST and tuned.estimate:
         seconds = demand.requests / tuned.estimate.throughput_seq_s
-        return Served(setting.cluster.devices, tuned.schedule, tuned.estimate, None, seconds)
+        return ModelPerformance(setting.cluster.devices, tuned.schedule, tuned.estimate, None, seconds)
     run = replay(tuned.schedule, setting.profile, drawn, timeline=False)
-    return Served(setting.cluster.devices, tuned.schedule, run.estimate, None, run.seconds)
+    return ModelPerformance(setting.cluster.devices, tuned.schedule, run.estimate, None, run.seconds)

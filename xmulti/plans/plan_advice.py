@@ -9,7 +9,7 @@ from xcore.errors import InputError
 from xcore.quantity import figure_text
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 from xmulti.plans.model_frontier import Frontiers
 from xmulti.plans.planning import Proposal, propose
 from xscheduler.setting_search import on_cluster
@@ -17,12 +17,12 @@ from xscheduler.setting_search import on_cluster
 LOOSER = 1.5
 """Factor by which a bound is loosened."""
 
-Propose = Callable[[tuple[Demand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
+Propose = Callable[[tuple[ModelDemand, ...], ClusterSpec, tuple[str, ...], Frontiers], list[Proposal]]
 """Propose plans as `xmulti.plans.planning.propose` does."""
 
 
 @dataclass(frozen=True)
-class Gain:
+class PlanGain:
     """The result of planning again under one change."""
 
     change: str
@@ -56,13 +56,13 @@ class Gain:
 
 
 def gains(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     methods: tuple[str, ...],
     now: Plan | None,
     kept: Frontiers,
     find: Propose = propose,
-) -> list[Gain]:
+) -> list[PlanGain]:
     """Return the gains of one more device (or node, of several nodes) and of a looser bound of the tightest model.
 
     Each is planned again by the best of these methods.
@@ -76,7 +76,7 @@ def gains(
         find: Proposes plans.
     """
 
-    def best(asked: tuple[Demand, ...], where: ClusterSpec) -> Proposal:
+    def best(asked: tuple[ModelDemand, ...], where: ClusterSpec) -> Proposal:
         try:
             return find(asked, where, methods, kept)[0]
         except InputError as error:
@@ -97,7 +97,7 @@ def gains(
     return found
 
 
-def advice_about(demands: tuple[Demand, ...], cluster: ClusterSpec) -> str:
+def advice_about(demands: tuple[ModelDemand, ...], cluster: ClusterSpec) -> str:
     """Return the changes that `gains` would try; empty if there are none."""
     more = "" if cluster.is_cpu else "one more node" if cluster.nodes > 1 else "one more device"
     looser = "a looser bound" if any(demand.bound_s is not None for demand in demands) else ""
@@ -113,7 +113,7 @@ def one_more(cluster: ClusterSpec) -> ClusterSpec:
     return replace(cluster, name=f"{devices}x{cluster.device.kind}", devices_per_node=devices)
 
 
-def tightest_of(demands: tuple[Demand, ...], now: Plan | None) -> Demand | None:
+def tightest_of(demands: tuple[ModelDemand, ...], now: Plan | None) -> ModelDemand | None:
     """Return the model with a bound and the least headroom; None if no model has a bound.
 
     Of equal ones it is the model whose latency is closest to its bound; of models without rates, the one that is done
@@ -134,9 +134,9 @@ def tightest_of(demands: tuple[Demand, ...], now: Plan | None) -> Demand | None:
     return bounded[min(models, key=slack).name]
 
 
-def _gain(change: str, cluster: ClusterSpec, looser: Demand | None, proposal: Proposal) -> Gain:
+def _gain(change: str, cluster: ClusterSpec, looser: ModelDemand | None, proposal: Proposal) -> PlanGain:
     model, bound_s = (looser.name, looser.bound_s) if looser else (None, None)
-    return Gain(change, cluster.name, model, bound_s, proposal.headroom, proposal.seconds, proposal.why_not)
+    return PlanGain(change, cluster.name, model, bound_s, proposal.headroom, proposal.seconds, proposal.why_not)
 
 
 def _seconds(plan: Plan) -> float | None:

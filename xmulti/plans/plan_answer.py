@@ -12,7 +12,7 @@ from xmulti.files.models_file import read_models
 from xmulti.files.stage_plan import StagePlan
 from xmulti.plans.demands import read_demands
 from xmulti.plans.model_frontier import Frontiers
-from xmulti.plans.plan_advice import Gain, advice_about, gains
+from xmulti.plans.plan_advice import PlanGain, advice_about, gains
 from xmulti.plans.planning import METHODS, Proposal, propose
 from xmulti.sharing.call_replay import CallReplay
 from xmulti.stages.beside_stages import assumed, beside_stages
@@ -25,7 +25,7 @@ class PlanAnswer:
 
     proposals: list[Proposal]
     """The best one first."""
-    gains: list[Gain]
+    gains: list[PlanGain]
     """Gains of changes to the budgets; empty if they weren't asked for."""
     now: Plan | None
     """The budgets with which the gains are compared: the best, or the nearest if none sustains the rates."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from xcore.specs.cluster_plan import PlannedModel
-from xcore.specs.served import Served, ServedColumns, summarise_columns
+from xcore.specs.request_times import RequestTimes, RequestTimesColumns, summarise_columns
 from xcore.specs.workload import RequestLengths
 from xmulti.files.models_file import MOST_MODELS
-from xmulti.plans.demands import Demand
-from xmulti.plans.solo import solo_seconds
+from xmulti.plans.demands import ModelDemand
+from xmulti.plans.mean_batch_one_latency import mean_batch_one_latency
 from xmulti.sharing.shared_devices import most_of_unit
 
 REQUESTS = 1000
@@ -62,7 +62,7 @@ class Drawn:
         return min(MOST, max(LEAST, round(self.rate_seq_s * max(self.seconds, factor * self.least_s))))
 
 
-def drawn(demands: Mapping[str, Demand]) -> dict[str, Drawn]:
+def drawn(demands: Mapping[str, ModelDemand]) -> dict[str, Drawn]:
     """Return the requests of each model with a rate, the same whatever shares its devices.
 
     `demands` are those of all the plan's models.
@@ -94,11 +94,11 @@ class Misses:
     _late: dict[str, int] = field(default_factory=dict)
     _seen: dict[str, int] = field(default_factory=dict)
 
-    def __call__(self, served: Mapping[str, Items[Served]], now: float) -> bool:
+    def __call__(self, served: Mapping[str, Items[RequestTimes]], now: float) -> bool:
         """Return whether a rate isn't sustained; see `xmulti.sharing.replay.Stop`."""
         return any(self._too_many(name, of_model, now) for name, of_model in served.items())
 
-    def _too_many(self, name: str, served: Items[Served], now: float) -> bool:
+    def _too_many(self, name: str, served: Items[RequestTimes], now: float) -> bool:
         count, bound_s, seen = len(self.requests[name]), self.bounds_s[name], self._seen.get(name, 0)
         if bound_s is not None and len(served) > seen:
             late = sum(one.finish_s - one.arrival_s > bound_s for one in served[seen:])
@@ -114,7 +114,7 @@ class Trial:
     """Models that share devices, or one model, with the requests that are replayed."""
 
     unit: Items[PlannedModel]
-    demands: Mapping[str, Demand]
+    demands: Mapping[str, ModelDemand]
     drawn: Mapping[str, Drawn]
     _sustained: dict[float, bool] = field(default_factory=dict, repr=False)
     _requests: dict[str, list[RequestLengths]] = field(default_factory=dict, repr=False)
@@ -182,11 +182,13 @@ class Trial:
     def _bounds_s(self) -> dict[str, float | None]:
         return {model.name: self.demands[model.name].bound_s for model in self.unit}
 
-    def replayed(self, factor: float) -> dict[str, ServedColumns]:
+    def replayed(self, factor: float) -> dict[str, RequestTimesColumns]:
         """Return the served requests of every model at its rate times a factor."""
         return self._run({model.name: self.requests(model.name, factor) for model in self.unit}, None)
 
-    def _run(self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None) -> dict[str, ServedColumns]:
+    def _run(
+        self, requests: Mapping[str, Items[RequestLengths]], stop: Misses | None
+    ) -> dict[str, RequestTimesColumns]:
         """Return the served requests of every model.
 
         If a replay of shared devices stops early, those are the requests served until then.
@@ -198,12 +200,12 @@ class Trial:
             (model,) = self.unit
             return {model.name: replay_alone(model.schedule, profiles[model.name], requests[model.name])}
         runs = replay_models(self.unit, profiles, requests, stop=stop)
-        return {name: ServedColumns.of(run.served) for name, run in runs.items()}
+        return {name: RequestTimesColumns.of(run.served) for name, run in runs.items()}
 
 
 def evaluated(
     unit: Items[PlannedModel],
-    demands: Mapping[str, Demand],
+    demands: Mapping[str, ModelDemand],
     asked: Mapping[str, Drawn] | None = None,
     level: float = 0.0,
 ) -> list[PlannedModel]:
@@ -230,7 +232,7 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
         assert model.rate_seq_s is not None, "it has been replayed at its rate"
         estimate = summarise_columns(served[model.name], float(served[model.name].finish_s.max()))
         share = _share_in_time(served[model.name], trial.demands[model.name].bound_s)
-        alone_s = solo_seconds(trial.demands[model.name].setting, trial.requests(model.name, 1.0))
+        alone_s = mean_batch_one_latency(trial.demands[model.name].setting, trial.requests(model.name, 1.0))
         latency_s = float(served[model.name].latencies("arrival")["latency"].mean())
         normalised, goodput = latency_s / alone_s if alone_s else None, factor * model.rate_seq_s
         reached = replace(model, estimate=estimate, goodput_seq_s=goodput, attainment=share)
@@ -238,10 +240,10 @@ def at_rates(trial: Trial, factor: float) -> list[PlannedModel]:
     return found
 
 
-def in_time(served: Items[Served], bound_s: float | None) -> float:
+def in_time(served: Items[RequestTimes], bound_s: float | None) -> float:
     """Return the share of requests within a bound, from arrival."""
-    return _share_in_time(ServedColumns.of(served), bound_s)
+    return _share_in_time(RequestTimesColumns.of(served), bound_s)
 
 
-def _share_in_time(served: ServedColumns, bound_s: float | None) -> float:
+def _share_in_time(served: RequestTimesColumns, bound_s: float | None) -> float:
     return 1.0 if bound_s is None else float(np.mean(served.latencies("arrival")["latency"] <= bound_s))

@@ -15,11 +15,11 @@ from xcore.files import check_distinct, check_output
 from xcore.requests.request import Request, Result
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.profile import Profile
-from xcore.specs.served import Served, latencies, percentiles
+from xcore.specs.request_times import RequestTimes, latencies, percentiles
 from xcore.specs.workload import RequestLengths
 from xmulti.applications.application_calls import ApplicationCalls
 from xmulti.applications.planned_application import plan_application
-from xmulti.plans.asking import Asking, together
+from xmulti.plans.engine_client import EngineClient, together
 from xmulti.plans.plan_requests import read_plan_requests
 from xmulti.serving.planned_units import planned_units, read_plan
 from xmulti.serving.started import started
@@ -59,12 +59,12 @@ class PlanRunOptions:
 
 
 @dataclass(frozen=True)
-class ModelRun:
+class PlannedModelRun:
     """One model's served requests, measured and predicted."""
 
     name: str
-    measured: tuple[Served, ...]
-    predicted: tuple[Served, ...]
+    measured: tuple[RequestTimes, ...]
+    predicted: tuple[RequestTimes, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class PlanRun:
     """The result of a run of a plan."""
 
     plan: Plan
-    models: tuple[ModelRun, ...]
+    models: tuple[PlannedModelRun, ...]
     """The models that have run requests."""
     resumed: int
     """Requests that were done before; if there are any, nothing is predicted."""
@@ -88,7 +88,7 @@ class PlanRun:
         return None if self.resumed else _end_s([model.predicted for model in self.models])
 
 
-def _end_s(of_models: Sequence[Sequence[Served]]) -> float:
+def _end_s(of_models: Sequence[Sequence[RequestTimes]]) -> float:
     return max((served.finish_s for of_model in of_models for served in of_model), default=0.0)
 
 
@@ -113,29 +113,29 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
             file = stack.enter_context(ResultFile(options.out, mark, options.resume))
         progress = stack.enter_context(output.progress("running requests"))
 
-        async def all_of_it() -> tuple[Asking, dict[str, Profile]]:
+        async def all_of_it() -> tuple[EngineClient, dict[str, Profile]]:
             async with started(units, starts, options.in_turn) as links:
                 profiles = {name: link.opened.profile for name, link in links.items() if link.opened}
                 directories = {model.name: Path(str(model.directory)) for model in plan.models}
-                asking = Asking(links, directories, file, lambda done: progress(done, work.total))
+                asking = EngineClient(links, directories, file, lambda done: progress(done, work.total))
                 await work.run(asking)
             return asking, profiles | {name: link.speed.profile for name, link in links.items() if link.speed}
 
         asking, profiles = asyncio.run(all_of_it())
     predicted = {} if asking.resumed else work.predict(asking.results, profiles)
     models = [
-        ModelRun(model.name, tuple(asking.served[model.name]), predicted.get(model.name, ()))
+        PlannedModelRun(model.name, tuple(asking.served[model.name]), predicted.get(model.name, ()))
         for model in plan.models
         if asking.served[model.name]
     ]
     return PlanRun(plan, tuple(models), asking.resumed)
 
 
-def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
+def _work(options: PlanRunOptions, plan: Plan) -> "IndependentRequests | PlannedCalls":
     if (options.requests is None) == (options.application is None):
         raise InputError("A plan runs requests or an application: pass one of --requests and --application.")
     if options.application is not None:
-        calls = Calls(plan_application(options.application, plan, options.seed), options.in_turn, plan)
+        calls = PlannedCalls(plan_application(options.application, plan, options.seed), options.in_turn, plan)
         calls.check()
         return calls
     assert options.requests is not None, "one of them is given"
@@ -143,11 +143,11 @@ def _work(options: PlanRunOptions, plan: Plan) -> "Requests | Calls":
         raise InputError("--in-turn is about an application's calls: leave it out, or pass --application.")
     columns = parse_columns(options.columns) if options.columns else None
     how = (options.seed, columns, output.note, options.scale_to_context)
-    return Requests(plan, read_plan_requests(options.requests, plan, *how))
+    return IndependentRequests(plan, read_plan_requests(options.requests, plan, *how))
 
 
 @dataclass(frozen=True)
-class Requests:
+class IndependentRequests:
     """Requests that depend on nothing but their arrival."""
 
     plan: Plan
@@ -163,7 +163,7 @@ class Requests:
         """A value that is equal for the same requests."""
         return {name: [to_dict(request) for request in own] for name, own in self.by_model.items()}
 
-    async def run(self, asking: Asking) -> None:
+    async def run(self, asking: EngineClient) -> None:
         """Send all requests."""
 
         async def one(name: str, request: Request) -> None:
@@ -172,7 +172,9 @@ class Requests:
 
         await together([one(name, request) for name, own in self.by_model.items() for request in own])
 
-    def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
+    def predict(
+        self, results: Mapping[str, Result], profiles: Mapping[str, Profile]
+    ) -> dict[str, tuple[RequestTimes, ...]]:
         """Return, by model, the replay of these requests with their actual outputs."""
         lengths = {
             name: [
@@ -185,12 +187,14 @@ class Requests:
 
 
 @dataclass(frozen=True)
-class Calls(ApplicationCalls):
+class PlannedCalls(ApplicationCalls):
     """An application's calls on a plan."""
 
     plan: Plan
 
-    def predict(self, results: Mapping[str, Result], profiles: Mapping[str, Profile]) -> dict[str, tuple[Served, ...]]:
+    def predict(
+        self, results: Mapping[str, Result], profiles: Mapping[str, Profile]
+    ) -> dict[str, tuple[RequestTimes, ...]]:
         """Return, by model, the replay of these calls with their actual outputs."""
         models = {node: model.name for node, model in self.application.models.items()}
         calls = self.application.lengths(self.in_turn)
@@ -200,7 +204,7 @@ class Calls(ApplicationCalls):
         return replayed.served
 
 
-def figures(served: Sequence[Served]) -> dict[str, Any]:
+def figures(served: Sequence[RequestTimes]) -> dict[str, Any]:
     """Return one model's figures: requests and output tokens per second until its last request, and percentiles."""
     times, seconds = latencies(served, "arrival"), _end_s([served])
     return {

@@ -11,9 +11,9 @@ from xcore.quantity import figure_text
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xmulti.files.stage_plan import StagePlan
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
+from xmulti.plans.infeasible import no_room, nothing_fits, rates_missed
 from xmulti.plans.model_frontier import Frontiers, ModelFrontier
-from xmulti.plans.nearest import no_room, nothing_fits, rates_missed
 from xmulti.plans.plan_evaluation import Drawn
 from xscheduler.spaces import POLICIES
 
@@ -115,7 +115,7 @@ class Unsustained(Infeasible):
 
 
 def propose(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
+    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, methods: tuple[str, ...], kept: Frontiers | None = None
 ) -> list[Proposal]:
     """Return each method's proposal, the best one first. `kept` are frontiers of earlier plans.
 
@@ -137,7 +137,7 @@ def propose(
     return sorted(known.values(), key=lambda proposal: (proposal.order, proposal.method != "exegpt"))
 
 
-def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) -> Plan:
+def make_plan(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str) -> Plan:
     """Return the plan of a method.
 
     Raises:
@@ -148,7 +148,7 @@ def make_plan(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str) ->
 
 
 def _made(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     method: str,
     known: dict[str, Proposal],
@@ -162,7 +162,7 @@ def _made(
     return _plan_of(demands, cluster, method, frontiers, processes)
 
 
-def _worth(demands: tuple[Demand, ...]) -> int:
+def _worth(demands: tuple[ModelDemand, ...]) -> int:
     """Return the number of tasks from which processes pay off.
 
     With three or more online models, one task takes seconds.
@@ -171,7 +171,7 @@ def _worth(demands: tuple[Demand, ...]) -> int:
 
 
 def _joint(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     known: dict[str, Proposal],
     frontiers: list[ModelFrontier],
@@ -196,7 +196,7 @@ def _joint(
 
 
 def _shared_above(
-    demands: tuple[Demand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
+    demands: tuple[ModelDemand, ...], cluster: ClusterSpec, methods: list[str], level: float, processes: Processes
 ) -> list[Proposal]:
     """Return the plans of sharing methods that exceed `level`; stop measuring a plan that doesn't."""
     placed, proposals = [], []
@@ -221,19 +221,19 @@ def _highest(proposals: list[Proposal]) -> float:
 
 
 def _mixed(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     frontiers: list[ModelFrontier],
     plans: list[Plan | None],
     processes: Processes,
 ) -> list[Proposal]:
     """Return the best mixture of models that share devices and models alone, if it is better than these plans."""
-    from xmulti.sharing.mixtures import MOST_MODELS, Mixture
+    from xmulti.sharing.mixtures import MOST_MODELS, SharedGroups
     from xmulti.sharing.shared_devices import can_share
 
     if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
         return []
-    mixture = Mixture(demands, cluster, frontiers, processes)
+    mixture = SharedGroups(demands, cluster, frontiers, processes)
     with output.progress("groups that share devices") as progress:
         plan = mixture.improve([plan for plan in plans if plan], progress)
     if plan is None:
@@ -246,13 +246,13 @@ def _no_plan(method: str, error: Exception) -> Proposal:
     return Proposal(method, None, str(error), error.plan if isinstance(error, Unsustained) else None)
 
 
-def _with_directories(plan: Plan, demands: tuple[Demand, ...]) -> Plan:
+def _with_directories(plan: Plan, demands: tuple[ModelDemand, ...]) -> Plan:
     """Return the plan with the directories that are needed to run it."""
     models = zip(plan.models, demands, strict=True)
     return replace(plan, models=tuple(replace(model, directory=demand.directory) for model, demand in models))
 
 
-def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
+def _may_share(demands: tuple[ModelDemand, ...], cluster: ClusterSpec) -> bool:
     """Return whether all models can share devices, and the cluster has few enough divisions to try them all."""
     from xmulti.sharing.placement import cuts
 
@@ -261,7 +261,7 @@ def _may_share(demands: tuple[Demand, ...], cluster: ClusterSpec) -> bool:
 
 
 def _plan_of(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     method: str,
     frontiers: list[ModelFrontier],
@@ -281,7 +281,7 @@ def _plan_of(
     return plan
 
 
-def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
+def _frontiers(demands: tuple[ModelDemand, ...], method: str, kept: Frontiers | None = None) -> list[ModelFrontier]:
     """Return each model's frontier, which is searched on demand; equal models have the same one.
 
     Numbers of devices are chosen by the performance under a quick policy, if there is one.
@@ -290,7 +290,7 @@ def _frontiers(demands: tuple[Demand, ...], method: str, kept: Frontiers | None 
     return (kept or Frontiers()).of(demands, policies, tuple(policy for policy in _QUICK if policy in policies))
 
 
-def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
+def _placed(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str, level: float) -> Plan:
     """Place models on shared devices, without a replay (see `_measured`)."""
     from xmulti.sharing.shared_devices import place_together
     from xmulti.sharing.staged_placement import place_in_groups
@@ -303,7 +303,9 @@ def _placed(demands: tuple[Demand, ...], cluster: ClusterSpec, method: str, leve
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
-def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float, processes: Processes) -> list[Plan]:
+def _measured(
+    placed: Sequence[Plan], demands: tuple[ModelDemand, ...], level: float, processes: Processes
+) -> list[Plan]:
     """Replay the units of all plans. A unit below `level` gets goodput 0."""
     from xmulti.plans.plan_evaluation import evaluated
 
@@ -318,7 +320,7 @@ def _measured(placed: Sequence[Plan], demands: tuple[Demand, ...], level: float,
 
 
 def _dedicated(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     cluster: ClusterSpec,
     method: str,
     frontiers: list[ModelFrontier],
@@ -341,7 +343,7 @@ def _dedicated(
     return Plan(Plan.VERSION, method, cluster, tuple(models))
 
 
-def _evaluated(model: PlannedModel, demand: Demand, requests: Mapping[str, Drawn]) -> PlannedModel:
+def _evaluated(model: PlannedModel, demand: ModelDemand, requests: Mapping[str, Drawn]) -> PlannedModel:
     """Return a model with separate devices, replayed at its rate if it has one."""
     from xmulti.plans.plan_evaluation import evaluated
 
@@ -359,7 +361,7 @@ def _check_rates(plan: Plan) -> None:
 
 
 def _searched(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     frontiers: list[ModelFrontier],
     cluster: ClusterSpec,
     progress: Callable[[int, int], None],
@@ -387,7 +389,7 @@ def _searched(
 
 
 def _in_proportion(
-    demands: tuple[Demand, ...],
+    demands: tuple[ModelDemand, ...],
     frontiers: list[ModelFrontier],
     cluster: ClusterSpec,
     progress: Callable[[int, int], None],

@@ -11,7 +11,7 @@ from xcore.duration import duration_text
 from xcore.quantity import NOTHING, figure_text, percent_text
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.iteration_profile import IterationProfile
-from xcore.specs.served import latencies, percentiles
+from xcore.specs.request_times import latencies, percentiles
 from xcore.specs.timeline import Timeline, chrome_trace
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.arrivals import random_arrivals

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xrunner.core.engine import Engine
 from xrunner.core.inbox import Inbox, Session
 
@@ -18,7 +18,7 @@ class _Session(Session):
         super()._add(replace(request, arrival_s=self.engine.worker.now()))
 
 
-def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]) -> None:
+def serve(unit: RankUnit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]) -> None:
     """Run the frontend's requests on an open unit until it has drained every model; arguments are by the models' names.
 
     Raises Gone if the frontend closes a connection early.
@@ -39,7 +39,7 @@ def serve(unit: Unit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]
     unit.drain()
 
 
-def _rest(unit: Unit, sessions: list[_Session]) -> None:
+def _rest(unit: RankUnit, sessions: list[_Session]) -> None:
     """Wait for orders while nothing can run; only briefly if there are requests."""
     patience_s = min(session.patience_s for session in sessions if not session.over) if unit.idle else 0.0
     if patience_s:

@@ -8,9 +8,9 @@ from pathlib import Path
 from xcore import document
 from xcore.console.output import NOTES_OF
 from xcore.errors import InputError
-from xcore.noun import Noun
 from xcore.policies.from_schedule import checked
 from xcore.quantity import counted
+from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.model import ModelSpec
@@ -144,7 +144,7 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
             units.append(unit_alone(first, places[first.name], arguments, plan.cluster))
             continue
         arguments = ["--unit", str(number), *arguments]
-        documents: dict[str, Noun] = {"--plan": plan}
+        documents: dict[str, Spec] = {"--plan": plan}
         models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
         environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
         units.append(UnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))

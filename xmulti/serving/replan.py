@@ -13,11 +13,11 @@ import numpy as np
 from xcore import document
 from xcore.errors import Infeasible, InputError
 from xcore.quantity import figure_text
-from xcore.searching import process_text, read_question, write_answer
+from xcore.searching import process_text, read_problem, write_answer
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.profile import Profile
 from xcore.specs.workload import Workload
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 from xscheduler.settings import Setting
 from xserver.engines.engine_process import signal_session
 
@@ -93,7 +93,7 @@ async def in_a_process(replan_input: ReplanInput) -> Replanned:
 
     The process ends with this one, or when the task is cancelled.
     """
-    question = await asyncio.to_thread(lambda: document.dumps(document.to_dict(replan_input), indent=None) + "\n")
+    problem = await asyncio.to_thread(lambda: document.dumps(document.to_dict(replan_input), indent=None) + "\n")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _PROCESS, *sys.path),
         stdin=asyncio.subprocess.PIPE,
@@ -103,7 +103,7 @@ async def in_a_process(replan_input: ReplanInput) -> Replanned:
     assert process.stdin and process.stdout
     try:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended already
-            process.stdin.write(question.encode())
+            process.stdin.write(problem.encode())
             await process.stdin.drain()
         answer = (await process.stdout.read()).decode()
         code = await process.wait()
@@ -116,8 +116,8 @@ async def in_a_process(replan_input: ReplanInput) -> Replanned:
 
 
 def main() -> None:
-    """Read a question, search a plan, and write the answer: the process that searches."""
-    replan_input = read_question(ReplanInput)
+    """Read a problem, search a plan, and write the answer: the process that searches."""
+    replan_input = read_problem(ReplanInput)
     try:
         answer = replan(replan_input)
     except (InputError, Infeasible) as error:
@@ -155,13 +155,13 @@ def replan(replan_input: ReplanInput) -> Replanned:
     return Replanned(moving_least(replace(found, method=plan.method), held), why, error=error)
 
 
-def _demand(model: PlannedModel, plan: Plan, seen: Watched) -> Demand:
+def _demand(model: PlannedModel, plan: Plan, seen: Watched) -> ModelDemand:
     schedule = model.schedule
     setting = Setting(schedule.model.spec, plan.cluster, seen.workload, seen.profile, schedule.kv_dtype, ())
-    return Demand(model.name, setting, seen.rate_seq_s, None, schedule.latency_bound_s, model.directory)
+    return ModelDemand(model.name, setting, seen.rate_seq_s, None, schedule.latency_bound_s, model.directory)
 
 
-def at_rates_of(plan: Plan, demands: Sequence[Demand]) -> Plan:
+def at_rates_of(plan: Plan, demands: Sequence[ModelDemand]) -> Plan:
     """Return the plan unchanged, replayed at the current rates."""
     from xmulti.plans.plan_evaluation import evaluated
 
@@ -199,19 +199,19 @@ def _together(unit: Sequence[PlannedModel]) -> tuple[int, frozenset[str]]:
     return len(unit[0].devices), frozenset(model.name for model in unit)
 
 
-def promise_error(plan: Plan, demands: Sequence[Demand], watched: Sequence[Watched]) -> float | None:
+def promise_error(plan: Plan, demands: Sequence[ModelDemand], watched: Sequence[Watched]) -> float | None:
     """Return the error of the plan's replay against the measurements, as SeaLLM defines it.
 
     Return None if either isn't known.
     """
-    from xmulti.plans.solo import solo_seconds
+    from xmulti.plans.mean_batch_one_latency import mean_batch_one_latency
     from xmulti.sharing.replacement import Performance
 
     promised, came = [], []
     for model, demand, seen in zip(plan.models, demands, watched, strict=True):
         setting, bound_s = demand.setting, demand.bound_s
         drawn = setting.workload.without_requests.draw(_SOLO_REQUESTS, 0, setting.model.longest_request)
-        alone_s = solo_seconds(setting, drawn)
+        alone_s = mean_batch_one_latency(setting, drawn)
         if model.attainment is None or model.normalised_latency is None or not model.rate_seq_s or not alone_s:
             return None
         promised.append((model.rate_seq_s, model.attainment, model.normalised_latency))

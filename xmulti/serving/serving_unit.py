@@ -19,7 +19,7 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xmulti.rank import serving
 from xmulti.rank.multiprocessors import Unavailable, streams_on_shares
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xmulti.sharing.plan_replay import order_of
 from xprofiler.present_speed import speed_now
 from xprofiler.profiles import measured_profile, profile_text
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class UnitOptions:
+class UnitProcessOptions:
     """The options of the process of one unit of a plan."""
 
     plan: Path
@@ -51,7 +51,7 @@ class UnitOptions:
     """Whether the frontend gets the machine's `Speed` in the end, for each model."""
 
 
-def serve(options: UnitOptions, ranks: Ranks) -> None:
+def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
     """Load a unit's models and serve until the frontend has drained all of them, or is gone; all ranks call it."""
     plan, unit = ranks.attempt(lambda: read_unit(options))
     set_threads(ranks.threads(options.threads))
@@ -59,7 +59,7 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
     directories = ranks.attempt(lambda: {model.name: directory_of(model) for model in unit})
     attention = attention_for(unit, options.attention, device)
     profiles = measured_profiles(unit, directories, ranks, device, attention)
-    engines = Unit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
+    engines = RankUnit.load(unit, directories, ranks, device, attention, _streams(unit, ranks, device))
     engines.open(options={model.name: options_of(model, profiles[model.name]) for model in unit})
     with ExitStack() as stack:
         inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
@@ -75,7 +75,7 @@ def serve(options: UnitOptions, ranks: Ranks) -> None:
     engines.close()
 
 
-def read_unit(options: UnitOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
+def read_unit(options: UnitProcessOptions) -> tuple[Plan, tuple[PlannedModel, ...]]:
     """Return the plan and the selected unit of it.
 
     Raises:
@@ -157,7 +157,7 @@ def _connect(directory: Path, plan: Plan, unit: tuple[PlannedModel, ...], stack:
     return inboxes
 
 
-def _opened(engines: Unit, profiles: Mapping[str, Profile]) -> dict[str, Opened]:
+def _opened(engines: RankUnit, profiles: Mapping[str, Profile]) -> dict[str, Opened]:
     opened = {}
     for tenant in engines.tenants:
         tenant.engine.prepare_grammars()
@@ -168,7 +168,7 @@ def _opened(engines: Unit, profiles: Mapping[str, Profile]) -> dict[str, Opened]
 
 
 def _report_speed(
-    engines: Unit, profiles: Mapping[str, Profile], inboxes: Mapping[str, inbox.Inbox], ranks: Ranks
+    engines: RankUnit, profiles: Mapping[str, Profile], inboxes: Mapping[str, inbox.Inbox], ranks: Ranks
 ) -> None:
     for tenant in engines.tenants:
         speed = speed_now(profiles[tenant.name], tenant.engine, ranks)

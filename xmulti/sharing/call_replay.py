@@ -12,13 +12,13 @@ from itertools import cycle
 from xcore.batching import UNKNOWN, Sequence
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served
 from xmulti.files.dependent_calls import Chain, DependentCalls
 from xmulti.sharing.plan_replay import CONTENTION, loads_of, order_of, overhead_of, rule_of
 from xmulti.sharing.replay import empty_tenant
-from xmulti.sharing.unit import Unit
-from xsimulator.cost.replica import ReplicaCost
+from xmulti.sharing.simulated_unit import SimulatedUnit
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import Actor, events
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
@@ -31,7 +31,7 @@ Submit = Callable[[Sequence], None]
 class CallReplay:
     """The results of the calls."""
 
-    served: dict[str, tuple[Served, ...]]
+    served: dict[str, tuple[RequestTimes, ...]]
     """By model, in order of completion."""
     finish_s: dict[str, float]
     """By call: when it ended."""
@@ -105,7 +105,7 @@ def _engines(
             submit[model.name] = _in_turn(replicas)
             continue
         tenants = [empty_tenant(load, records[load.name]) for load in loads_of(unit, profiles, {})]
-        shared = Unit(tenants, rule_of(unit[0].share), CONTENTION, overhead_of(unit, profiles))
+        shared = SimulatedUnit(tenants, rule_of(unit[0].share), CONTENTION, overhead_of(unit, profiles))
         engines.append(shared)
         submit |= {tenant.name: partial(shared.submit, tenant) for tenant in tenants}
     return engines, submit

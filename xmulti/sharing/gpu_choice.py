@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Iterator, Mapping
 
-from xmulti.stages.progress import Parallel, Placed
-from xmulti.stages.stages import Host
+from xmulti.stages.greedy_stages import Host
+from xmulti.stages.stage_progress import Parallel, Placed
 
 Devices = Mapping[str, tuple[int, ...]]
 """By node: the first tp devices are the first replica's."""

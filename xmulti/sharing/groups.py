@@ -47,7 +47,7 @@ class Grouping:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class IdenticalNodes:
     """Identical nodes."""
 
     nodes: int
@@ -68,7 +68,7 @@ class Cluster:
 class GroupSearch:
     """Finds the best partition into groups; remembers measurements."""
 
-    def __init__(self, models: int, cluster: Cluster, measure: Measure, known: dict[Part, float] | None = None):
+    def __init__(self, models: int, cluster: IdenticalNodes, measure: Measure, known: dict[Part, float] | None = None):
         """Set up the search; `known` are headrooms of other methods' plans, and a measurement may find more."""
         self._models, self._cluster, self._measure = models, cluster, measure
         self._reached = dict(known or {})

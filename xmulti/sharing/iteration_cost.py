@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcore.specs.iteration_profile import IterationProfile, IterationTables
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.decode_cache import DecodeStepCache, decode_contexts
-from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
 
 Array = NDArray[np.float64]

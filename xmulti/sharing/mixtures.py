@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 from xcore.processes import Processes
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 from xmulti.plans.model_frontier import ModelFrontier
 from xmulti.plans.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn
 from xmulti.sharing.shared_devices import can_share, most_of_unit, share_unit
@@ -35,12 +35,12 @@ The replay has the complete bound, the search the bound less its margin.
 _WAYS: tuple[Literal["space", "time"], ...] = ("space", "time")
 
 
-class Mixture:
+class SharedGroups:
     """The performance of groups of a plan's models on numbers of devices, and the plan of the best ones."""
 
     def __init__(
         self,
-        demands: tuple[Demand, ...],
+        demands: tuple[ModelDemand, ...],
         cluster: ClusterSpec,
         frontiers: Sequence[ModelFrontier],
         processes: Processes,
@@ -60,11 +60,11 @@ class Mixture:
 
     def improve(self, plans: Sequence[Plan], progress: Callable[[int, int], None]) -> Plan | None:
         """Return the best mixture, if it is better than all these plans; else None."""
-        from xmulti.sharing.groups import Cluster, GroupSearch
+        from xmulti.sharing.groups import GroupSearch, IdenticalNodes
 
         known = self._seeds(plans)
         floor = max((_headroom(plan.models) for plan in plans), default=0.0)
-        where = Cluster(self._cluster.nodes, self._cluster.devices_per_node)
+        where = IdenticalNodes(self._cluster.nodes, self._cluster.devices_per_node)
         search = GroupSearch(len(self._demands), where, self, known)
         grouping = search.best(floor, MOST, progress)
         return self._plan(grouping) if grouping else None
@@ -154,7 +154,7 @@ class Mixture:
 
 
 def measured(
-    demands: list[Demand],
+    demands: list[ModelDemand],
     asked: list[Drawn | None],
     cluster: ClusterSpec,
     devices: int,
@@ -180,14 +180,14 @@ def measured(
     return best
 
 
-def _alone(model: PlannedModel, demand: Demand, asked: Drawn | None) -> list[PlannedModel]:
+def _alone(model: PlannedModel, demand: ModelDemand, asked: Drawn | None) -> list[PlannedModel]:
     if asked is None:
         return [model]
     trial = Trial([model], {demand.name: demand}, {demand.name: asked})
     return at_rates(trial, trial.highest(model.headroom or 1.0))
 
 
-def better_alone(planned: PlannedModel, other: PlannedModel, demand: Demand, asked: Drawn | None) -> PlannedModel:
+def better_alone(planned: PlannedModel, other: PlannedModel, demand: ModelDemand, asked: Drawn | None) -> PlannedModel:
     """Return a model as it was planned, or in another way if a replay shows that to be better."""
     (again,) = _alone(other, demand, asked)
     return max(planned, again, key=lambda model: (model.headroom or 0.0, -(model.seconds or 0.0)))

@@ -21,15 +21,15 @@ from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.iteration_profile import IterationProfile
 from xcore.specs.model import BYTES
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes, RequestTimesColumns
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served, ServedColumns
 from xcore.specs.timeline import Span
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.iteration_cost import IterationCost, ProfileCost, TableCost, sharing_overhead
-from xmulti.sharing.replay import Load, Stop, replay_unit
-from xsimulator.cost.replica import ReplicaCost
-from xsimulator.cost.solo import solo_times
-from xsimulator.replay.compiled import Replicas, Requests, is_compiled
+from xmulti.sharing.replay import ModelLoad, Stop, replay_unit
+from xsimulator.cost.batch_one_latency import batch_one_times
+from xsimulator.cost.cost_model import ReplicaCost
+from xsimulator.replay.compiled import Replicas, RequestArrays, is_compiled
 from xsimulator.replay.event_simulator import replay
 
 CONTENTION = 1.0
@@ -49,7 +49,7 @@ With the latter, models with separate devices run prompts and decoding separatel
 class ModelReplay:
     """The results of one model's requests."""
 
-    served: tuple[Served, ...]
+    served: tuple[RequestTimes, ...]
     """In order of completion."""
     preemptions: int
     spans: tuple[Span, ...] = ()
@@ -122,13 +122,13 @@ def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -
     return sharing_overhead([block_of(s.model.spec, s.block_size, s.kv_dtype)[0] for s in schedules])
 
 
-def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> ServedColumns:
+def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> RequestTimesColumns:
     """Return the served requests under a schedule with separate devices, in no order.
 
     The result is as that of `replay`, many times faster. InputError as there.
     """
     if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
-        return ServedColumns.of(replay(schedule, profile, requests, timeline=False).served)
+        return RequestTimesColumns.of(replay(schedule, profile, requests, timeline=False).served)
     lengths = [(request.input, request.output) for request in requests]
     columns = np.array([(r.arrival_s, r.input, r.output) for r in requests], dtype=np.float64)
     replicas, served = Replicas(profile), []
@@ -136,15 +136,15 @@ def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLe
         if not places:
             continue
         arrivals, inputs, outputs = np.ascontiguousarray(columns[places].T)
-        times = replicas.serve(schedule, Requests(arrivals, inputs, outputs, np.zeros(len(places))))
+        times = replicas.serve(schedule, RequestArrays(arrivals, inputs, outputs, np.zeros(len(places))))
         assert times is not None, "no bound ends it"
         served.append((outputs, arrivals, times.started, times.first, times.finished))
-    return ServedColumns(*map(np.concatenate, zip(*served, strict=True)))
+    return RequestTimesColumns(*map(np.concatenate, zip(*served, strict=True)))
 
 
 def loads_of(
     unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile], requests: Mapping[str, Items[RequestLengths]]
-) -> list[Load]:
+) -> list[ModelLoad]:
     """Return the loads of models that share devices, each with its pool.
 
     A model that isn't in `requests` has no requests.
@@ -166,7 +166,7 @@ def _read_bytes(schedule: Schedule) -> float:
 
 def _load(
     model: PlannedModel, pool: KVPool, profile: AnyProfile, requests: Items[RequestLengths], other_bytes: float
-) -> Load:
+) -> ModelLoad:
     cost, (order, known) = _cost(model.schedule, profile), order_of(model, profile)
     limits = OnePhasePolicy.of(model.schedule, model.share.decode if model.share else 1.0)
     least = least_quota(model.schedule) if model.share and model.share.pool == "quotas" else None
@@ -175,7 +175,7 @@ def _load(
     if in_turn and isinstance(profile, Profile):
         switch_s = profile.switch_seconds(other_bytes, model.schedule.stages[0].tp)
     hints = (known,) * len(requests) if known else ()
-    return Load(model.name, cost, requests, pool, limits, order, hints, least, switch_s, front_end_s)
+    return ModelLoad(model.name, cost, requests, pool, limits, order, hints, least, switch_s, front_end_s)
 
 
 def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
@@ -204,7 +204,7 @@ def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | N
 def service_times(schedule: Schedule, replica: ReplicaCost) -> NDArray[np.float64]:
     """Return the seconds that requests of a schedule's workload take alone [`SAMPLES`]: L̂ is their mean."""
     drawn = schedule.workload.draw(SAMPLES, 0, schedule.model.spec.longest_request)
-    return solo_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
+    return batch_one_times(replica, [r.input for r in drawn], [r.output for r in drawn]).total
 
 
 def _moved(spans: Items[Span], model: PlannedModel) -> tuple[Span, ...]:

@@ -12,12 +12,12 @@ from xcore.orders import fcfs
 from xcore.policies.one_phase import OnePhasePolicy
 from xcore.policies.priority_sharing import PrioritySharing
 from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.timeline import Span
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.iteration_cost import IterationCost
-from xmulti.sharing.tenant import Tenant
-from xmulti.sharing.unit import Unit
+from xmulti.sharing.simulated_unit import SimulatedUnit
+from xmulti.sharing.tenant import SimulatedTenant
 from xsimulator.replay.event_queue import events
 from xsimulator.replay.record import Record
 
@@ -28,12 +28,12 @@ SHARINGS: dict[str, Callable[[], Sharing]] = {
 }
 """How models share devices: by shares of their multiprocessors, by turns, or by their requests' keys."""
 
-Stop = Callable[[Mapping[str, Items[Served]], float], bool]
+Stop = Callable[[Mapping[str, Items[RequestTimes]], float], bool]
 """Return whether to end a replay early, by each model's served requests and the time in seconds."""
 
 
 @dataclass(frozen=True, eq=False)
-class Load:
+class ModelLoad:
     """One model's requests on a unit, the cost of its iterations there, and the pool of its keys and values."""
 
     name: str
@@ -56,7 +56,7 @@ class Load:
 class UnitReplay:
     """The results of the requests of a unit's models."""
 
-    served: dict[str, tuple[Served, ...]]
+    served: dict[str, tuple[RequestTimes, ...]]
     """By model, in order of completion."""
     preemptions: dict[str, int]
     busy_s: dict[str, float]
@@ -71,7 +71,7 @@ class UnitReplay:
 
 
 def replay_unit(
-    loads: Items[Load],
+    loads: Items[ModelLoad],
     sharing: Literal["space", "time", "priority"] | Sharing,
     contention: float = 1.0,
     timeline: bool = False,
@@ -90,7 +90,7 @@ def replay_unit(
     records = {load.name: Record(len(load.requests), lambda _: 0, False, load.front_end_s) for load in loads}
     tenants = [_tenant(load, records[load.name]) for load in loads]
     rule = SHARINGS[sharing]() if isinstance(sharing, str) else sharing
-    unit = Unit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
+    unit = SimulatedUnit(tenants, rule, contention, overhead, spans=[] if timeline else None, step_by_step=step_by_step)
     so_far = {name: record.served for name, record in records.items()}
     for now in events([unit]):
         if stop and stop(so_far, now):
@@ -103,16 +103,16 @@ def replay_unit(
     return UnitReplay(served, preemptions, busy, tuple(sorted(unit.spans or (), key=lambda span: span.start_s)))
 
 
-def _tenant(load: Load, record: Record) -> Tenant:
+def _tenant(load: ModelLoad, record: Record) -> SimulatedTenant:
     tenant = empty_tenant(load, record)
     tenant.ledger.submit(sequences_of(load.requests, load.hints))
     return tenant
 
 
-def empty_tenant(load: Load, record: Record) -> Tenant:
+def empty_tenant(load: ModelLoad, record: Record) -> SimulatedTenant:
     """Return a load's model before any of its requests has arrived."""
     ledger = Ledger(load.pool, load.order, admission="grow")
-    return Tenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
+    return SimulatedTenant(load.name, ledger, load.cost, load.limits, record, load.least, load.switch_s)
 
 
 def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:

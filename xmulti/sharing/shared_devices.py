@@ -10,14 +10,14 @@ from xcore.policies import orca
 from xcore.quantity import counted, figure_text
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import PlannedModel, Share
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
+from xcore.specs.request_times import summarise
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
-from xcore.specs.served import summarise
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 
 if TYPE_CHECKING:
     from xmulti.sharing.placement import Mesh, Popular
-    from xsimulator.cost.replica import ReplicaCost
+    from xsimulator.cost.cost_model import ReplicaCost
 
 MAX_NUM_SEQS = 256
 PREFILL_TOKENS = 2048
@@ -25,7 +25,7 @@ PREFILL_TOKENS = 2048
 
 
 def place_together(
-    demands: Sequence[Demand],
+    demands: Sequence[ModelDemand],
     cluster: ClusterSpec,
     by: Literal["space", "time"],
     progress: Callable[[int, int], None],
@@ -52,7 +52,7 @@ def place_together(
     return [planned[demand.name] for demand in demands]
 
 
-def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasible:
+def no_room_together(demands: Sequence[ModelDemand], cluster: ClusterSpec) -> Infeasible:
     """Return the error that no placement has room for all models."""
     weights = figure_text(sum(popular_of(demand, cluster).weight_bytes for demand in demands) / 1e9)
     usable, other = (
@@ -67,7 +67,7 @@ def no_room_together(demands: Sequence[Demand], cluster: ClusterSpec) -> Infeasi
 
 
 def share_unit(
-    demands: Sequence[Demand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
+    demands: Sequence[ModelDemand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
 ) -> list[PlannedModel] | None:
     """Return models that share the cluster's first devices; None if they have no room.
 
@@ -85,7 +85,7 @@ def share_unit(
     return planned_on(mesh, placer.kv_bytes(mesh), by_name, cluster, Share(by, 1.0))
 
 
-def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) -> float:
+def most_of_unit(demands: Sequence[ModelDemand], cluster: ClusterSpec, devices: int) -> float:
     """Return the factor of all rates that models can't exceed on one mesh; 0 if they have no room on it."""
     from xmulti.sharing.fluid_bound import highest_factor
     from xmulti.sharing.placement import Mesh, Occupant, Placer
@@ -100,22 +100,22 @@ def most_of_unit(demands: Sequence[Demand], cluster: ClusterSpec, devices: int) 
     return highest_factor(popular, [demand.bound_s for demand in demands], devices, kv_bytes, PREFILL_TOKENS)
 
 
-def can_share(demand: Demand) -> bool:
+def can_share(demand: ModelDemand) -> bool:
     """Return whether a model can share devices."""
     return demand.rate_seq_s is not None and not demand.setting.model.encoder_layers
 
 
-def usable_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+def usable_bytes(demands: Sequence[ModelDemand], cluster: ClusterSpec) -> float:
     """Return the bytes of one device that models' engines may fill."""
     return min(engine_of(demand.setting.profile).memory.usable_bytes(cluster) for demand in demands)
 
 
-def other_bytes(demands: Sequence[Demand], cluster: ClusterSpec) -> float:
+def other_bytes(demands: Sequence[ModelDemand], cluster: ClusterSpec) -> float:
     """Return the bytes that a model needs on a device in addition to weights and cache; the maximum over all models."""
     return max(_replica(demand, cluster, 1)[1] for demand in demands)
 
 
-def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
+def popular_of(demand: ModelDemand, cluster: ClusterSpec) -> "Popular":
     """Return a demand's data for placements.
 
     Raises:
@@ -149,25 +149,25 @@ def popular_of(demand: Demand, cluster: ClusterSpec) -> "Popular":
     )
 
 
-def _replica(demand: Demand, cluster: ClusterSpec, tp: int) -> tuple[float, float]:
+def _replica(demand: ModelDemand, cluster: ClusterSpec, tp: int) -> tuple[float, float]:
     """Return the bytes of a model's weights, and of its other needs on a device except its cache."""
     (memory,) = _replica_cost(demand, cluster, tp).memory((PREFILL_TOKENS, MAX_NUM_SEQS))
     return memory.weights, memory.workspace + memory.held
 
 
-def _stages(demand: Demand, tp: int) -> tuple[Stage, ...]:
+def _stages(demand: ModelDemand, tp: int) -> tuple[Stage, ...]:
     return (Stage(tuple(range(tp)), tp, "both", None, (0, demand.setting.model.layers)),)
 
 
-def _replica_cost(demand: Demand, cluster: ClusterSpec, tp: int) -> "ReplicaCost":
-    from xsimulator.cost.replica import CostModel
+def _replica_cost(demand: ModelDemand, cluster: ClusterSpec, tp: int) -> "ReplicaCost":
+    from xsimulator.cost.cost_model import CostModel
 
     setting = demand.setting
     return CostModel(setting.model, cluster, setting.profile, setting.kv_dtype).replica(_stages(demand, tp))
 
 
 def planned_on(
-    mesh: "Mesh", kv_bytes: float, demands: dict[str, Demand], cluster: ClusterSpec, share: Share
+    mesh: "Mesh", kv_bytes: float, demands: dict[str, ModelDemand], cluster: ClusterSpec, share: Share
 ) -> list[PlannedModel]:
     """Return the models of a mesh, each with room for its longest sequence.
 
@@ -192,7 +192,7 @@ def planned_on(
     return planned
 
 
-def _schedule(demand: Demand, cluster: ClusterSpec, tp: int, blocks: int) -> Schedule:
+def _schedule(demand: ModelDemand, cluster: ClusterSpec, tp: int, blocks: int) -> Schedule:
     setting = demand.setting
     prompts = max(1, round(PREFILL_TOKENS / setting.workload.input.mean))
     part = replace(cluster, name=f"{tp}x{cluster.device.kind}", nodes=1, devices_per_node=tp)

@@ -17,13 +17,13 @@ from xcore.quantity import counted
 from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import PlannedModel, Share
 from xcore.specs.schedule import BLOCK_SIZE
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 from xmulti.plans.plan_evaluation import Trial, drawn
 from xmulti.sharing.shared_devices import no_room_together, other_bytes, planned_on, popular_of, usable_bytes
 
 if TYPE_CHECKING:
     from xmulti.sharing.placement import Mesh
-    from xmulti.stages.two_stage import Group, Outcome
+    from xmulti.stages.two_stage import ServiceGroup, ServiceOutcome
 
 Rule = Literal["priority", "time"]
 """As `Share.by`."""
@@ -32,7 +32,7 @@ SLO = 5.0
 
 
 def place_in_groups(
-    demands: Sequence[Demand],
+    demands: Sequence[ModelDemand],
     cluster: ClusterSpec,
     by: Rule,
     progress: Callable[[int, int], None],
@@ -69,7 +69,7 @@ def place_in_groups(
 class Groups:
     """The performance of models that share devices; results are kept."""
 
-    def __init__(self, demands: Sequence[Demand], cluster: ClusterSpec, by: Rule, level: float = 0.0):
+    def __init__(self, demands: Sequence[ModelDemand], cluster: ClusterSpec, by: Rule, level: float = 0.0):
         from xmulti.sharing.placement import Placer
 
         self.demands, self._cluster, self._by = {demand.name: demand for demand in demands}, cluster, by
@@ -101,25 +101,25 @@ class Groups:
             mesh, self._placer.kv_bytes(mesh), self.demands, self._cluster, Share(self._by, 1.0, "merged")
         )
 
-    def outcomes(self, groups: "tuple[Group, ...]") -> "dict[str, Outcome]":
+    def outcomes(self, groups: "tuple[ServiceGroup, ...]") -> "dict[str, ServiceOutcome]":
         """Return the simulated results of the models of some groups."""
         served = [self._replayed(len(group.devices), group.services) for group in groups if group.services]
         return {name: outcome for of_group in served for name, outcome in of_group.items()}
 
-    def _replay(self, devices: int, names: tuple[str, ...]) -> "dict[str, Outcome]":
+    def _replay(self, devices: int, names: tuple[str, ...]) -> "dict[str, ServiceOutcome]":
         """Return the results of replaying the requests with which plans are measured.
 
         A request is late beyond its model's bound, or without one beyond `SLO` times the mean time alone.
         """
         from xmulti.sharing.plan_replay import service_times
-        from xmulti.stages.two_stage import Outcome
-        from xsimulator.cost.replica import ReplicaCost
+        from xmulti.stages.two_stage import ServiceOutcome
+        from xsimulator.cost.cost_model import ReplicaCost
 
         unit, found = self.planned(tuple(range(devices)), names), {}
         trial = Trial(unit, self.demands, self._requests)
         if self._level and not trial.sustained(self._level):
             counts = {name: self._requests[name].count(1.0) for name in names}
-            return {name: Outcome(count, math.inf, count) for name, count in counts.items()}
+            return {name: ServiceOutcome(count, math.inf, count) for name, count in counts.items()}
         served = trial.replayed(1.0)
         for model in unit:
             demand = self.demands[model.name]
@@ -128,7 +128,7 @@ class Groups:
             latency = served[model.name].latencies("arrival")["latency"]
             count = self._requests[model.name].count(1.0)  # the same whatever shares the devices
             late = round(count * float(np.mean(latency > (demand.bound_s or SLO * mean_s))))
-            found[model.name] = Outcome(late, float(latency.mean()) / mean_s, count)
+            found[model.name] = ServiceOutcome(late, float(latency.mean()) / mean_s, count)
         return found
 
     def _mesh(self, devices: tuple[int, ...], names: tuple[str, ...]) -> "Mesh | None":

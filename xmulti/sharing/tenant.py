@@ -20,10 +20,10 @@ _COUNT = np.arange(float(MOST_AT_ONCE))
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class SimulatedJob:
     """A model's step, or a row of equal decoding iterations, on a share of the devices. Times are in seconds."""
 
-    tenant: "Tenant"
+    tenant: "SimulatedTenant"
     step: Step
     phase: Literal["encode", "decode"]
     share: float
@@ -41,7 +41,7 @@ class Job:
         self.ends = self.ends[: 1 + int(np.searchsorted(self.ends, now))]
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     """Records a model's steps; mostly a `Record`."""
 
     def start(self, step: Step, now: float) -> None:
@@ -52,7 +52,7 @@ class Recorder(Protocol):
 
 
 @dataclass(eq=False)
-class Tenant:
+class SimulatedTenant:
     """One model's requests on shared devices.
 
     It prefills or decodes, one at a time. Prompts are complete, and preempted sequences are prefilled again.
@@ -62,12 +62,12 @@ class Tenant:
     ledger: Ledger
     cost: IterationCost
     limits: OnePhasePolicy
-    record: Recorder
+    record: StepRecorder
     least: int | None = None
     """Blocks that its quota keeps while quotas follow their use; None: its quota is fixed."""
     switch_s: float = 0.0
     """Extra seconds of its iteration after another model's."""
-    job: Job | None = None
+    job: SimulatedJob | None = None
     """Its current job."""
     resumes_s: float = 0.0
     """It can't run before this time: its weights are loaded or moved."""
@@ -103,7 +103,7 @@ class Tenant:
         """Return whether it has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s
 
-    def prefill(self, now: float, slowdown: float, switched: bool) -> Job | None:
+    def prefill(self, now: float, slowdown: float, switched: bool) -> SimulatedJob | None:
         """Start waiting prompts, as many as fit; return None if none does. `switched`: after another model's job."""
         step = self.limits.next_step(self.ledger, now, "encode")
         if step is None:
@@ -111,10 +111,10 @@ class Tenant:
         self.record.start(step, now)
         seconds = self.cost.prefill_seconds([count for _, count in step.encode], self.limits.prefill_share)
         ends = np.array([now + slowdown * (seconds + switched * self.switch_s)])
-        self.job = Job(self, step, "encode", self.limits.prefill_share, now, ends)
+        self.job = SimulatedJob(self, step, "encode", self.limits.prefill_share, now, ends)
         return self.job
 
-    def decode(self, now: float, slowdown: float, switched: bool, most: int = ENDLESS) -> Job | None:
+    def decode(self, now: float, slowdown: float, switched: bool, most: int = ENDLESS) -> SimulatedJob | None:
         """Start decoding iterations of all residents, up to `most` in a row; return None if all have been preempted.
 
         `switched`: after another model's job.
@@ -132,7 +132,7 @@ class Tenant:
         seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)
         seconds[0] += switched * self.switch_s
         ends = np.cumsum(np.concatenate(([now], slowdown * seconds)))[1:]
-        self.job = Job(self, step, "decode", self.limits.decode_share, now, ends)
+        self.job = SimulatedJob(self, step, "decode", self.limits.decode_share, now, ends)
         return self.job
 
     def finish(self) -> None:

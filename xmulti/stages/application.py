@@ -11,7 +11,7 @@ from xcore.specs.cost_table import CostTable, ModelCosts
 from xcore.specs.workload import LengthDistribution
 from xmulti.files.call_graph import CallGraph, GraphNode
 from xmulti.stages.line_costs import line_costs
-from xmulti.stages.model_run import Calls, ModelReplica, ModelWork
+from xmulti.stages.model_run import ModelReplica, ModelWork, RemainingCalls
 from xmulti.stages.output_lengths import capped, lengths_at, quantiles
 
 Array = NDArray[np.float64]
@@ -23,7 +23,7 @@ class NodeCalls:
     """One node's calls; a call of several rounds counts as several, one following the other."""
 
     model: str
-    calls: Calls
+    calls: RemainingCalls
     needs: tuple[tuple[str, Integers], ...] = ()
     """Nodes on which the calls depend: for each call the index of the call that must have ended before, or -1."""
 
@@ -134,7 +134,7 @@ def _draw_node(
         more = places[left > 0]
         carried[more + 1] = outputs[more]
         places, left = more + 1, left[left > 0]
-    calls = Calls(each + carried, outputs, np.zeros(count), following)
+    calls = RemainingCalls(each + carried, outputs, np.zeros(count), following)
     at_first = []
     for name, of_calls in needs:
         waits = np.full(count, -1)

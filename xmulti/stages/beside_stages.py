@@ -10,7 +10,7 @@ from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xmulti.files.application_file import loading_s, loading_text, read_application
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
 from xmulti.plans.planning import Proposal
 from xmulti.stages.stage_planning import propose_stages
 
@@ -24,7 +24,7 @@ def assumed(cluster: ClusterSpec) -> str:
 
 
 def beside_stages(
-    proposals: Sequence[Proposal], demands: Sequence[Demand], file: Path, cluster: str, **options: Any
+    proposals: Sequence[Proposal], demands: Sequence[ModelDemand], file: Path, cluster: str, **options: Any
 ) -> list[Proposal]:
     """Return the proposals of budgets and of SamuLLM's stages, the best one first.
 
@@ -44,7 +44,7 @@ def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
     return Proposal(best.method, None, stages=best.plan)
 
 
-def loading_of(plan: Plan, demands: Sequence[Demand]) -> dict[str, float]:
+def loading_of(plan: Plan, demands: Sequence[ModelDemand]) -> dict[str, float]:
     """Return each model's loading time, as plans of stages count it: that of the device with the most layers."""
     settings = {demand.name: demand.setting for demand in demands}
     return {m.name: loading_s(settings[m.name], _most(m.schedule)) for m in plan.models}

@@ -8,7 +8,7 @@ import numpy as np
 from xcore.specs.cost_table import CostTable
 from xmulti.files.dependent_calls import Chain, DependentCalls
 from xmulti.stages.application import Application, Integers, NodeCalls, model_replicas
-from xmulti.stages.model_run import Calls
+from xmulti.stages.model_run import RemainingCalls
 
 Place = tuple[str, int]
 """A chain: its node, and its index there."""
@@ -37,7 +37,7 @@ def _node(name: str, chains: Any, first: Mapping[Place, int], lengths: Mapping[s
     prompts, outputs = np.array([lengths[chain.call(number)] for chain, number in rounds], dtype=np.int64).T.copy()
     following = np.arange(1, len(rounds) + 1)
     following[[first[name, chain.index] + len(chain.own) - 1 for chain in chains]] = -1
-    of_calls = Calls(prompts, outputs, np.zeros(len(rounds)), following)
+    of_calls = RemainingCalls(prompts, outputs, np.zeros(len(rounds)), following)
     return NodeCalls(name, of_calls, _needs(name, chains, first, len(rounds)))
 
 

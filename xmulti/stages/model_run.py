@@ -37,7 +37,7 @@ class ModelWork:
 
 
 @dataclass(frozen=True, eq=False)
-class Calls:
+class RemainingCalls:
     """A model's remaining calls, as arrays of n."""
 
     prompts: Integers
@@ -110,7 +110,12 @@ class ModelReplica:
 
 
 def run_model(
-    model: ModelReplica, calls: Calls, ready: Array, replicas: int = 1, start_s: float = 0.0, until_s: float = np.inf
+    model: ModelReplica,
+    calls: RemainingCalls,
+    ready: Array,
+    replicas: int = 1,
+    start_s: float = 0.0,
+    until_s: float = np.inf,
 ) -> ModelRun:
     """Run calls on replicas that are loaded at `start_s`; no iteration ends after `until_s`.
 
@@ -131,7 +136,7 @@ def run_model(
         place = np.full(count + 1, -1)  # index -1 finds the last entry
         place[mine] = np.arange(len(mine))
         following = place[calls.following[mine]]
-        part = Calls(calls.prompts[mine], calls.outputs[mine], calls.computed[mine], following)
+        part = RemainingCalls(calls.prompts[mine], calls.outputs[mine], calls.computed[mine], following)
         first = part.first
         when = ready[mine]
         arrivals = first[np.argsort(when[first], kind="stable")]
@@ -150,7 +155,7 @@ def run_model(
     return ModelRun(done, generated.astype(np.int64), computed, _summed(curves), busy, iterations, preemptions)
 
 
-def _dealt(calls: Calls, replicas: int) -> Integers:
+def _dealt(calls: RemainingCalls, replicas: int) -> Integers:
     """Return each call's replica: that of its chain."""
     replica_of = np.zeros(len(calls.prompts), dtype=np.int64)
     if replicas == 1:
@@ -174,7 +179,7 @@ def _summed(curves: list[Array]) -> Array:
     return np.stack([times, work], axis=1)
 
 
-def _check_fit(model: ModelReplica, calls: Calls) -> None:
+def _check_fit(model: ModelReplica, calls: RemainingCalls) -> None:
     """Check the calls' lengths.
 
     Raises:

@@ -10,7 +10,7 @@ from xcore.specs.model import ModelSpec, usual_kv_dtype
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE, Stage
 from xcore.specs.workload import LengthDistribution
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.cost.stage import StageCost
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512)

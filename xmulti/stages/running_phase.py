@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from xmulti.files.stage_plan import ExecutionStage, StagedNode
 from xmulti.stages.application import Application
-from xmulti.stages.progress import NodeOutlook, Parallel, Progress
+from xmulti.stages.greedy_stages import Host, PlannedStage
+from xmulti.stages.stage_progress import NodeOutlook, Parallel, Progress
 from xmulti.stages.stage_turns import StageTurns, Turn
-from xmulti.stages.stages import Host, PlannedStage
 
 
 @dataclass(frozen=True)

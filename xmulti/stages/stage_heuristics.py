@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from xmulti.stages.progress import Placed, Progress
-from xmulti.stages.stages import Host, gpus, parallels
+from xmulti.stages.greedy_stages import Host, gpus, parallels
+from xmulti.stages.stage_progress import Placed, Progress
 
 
 def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xcore.specs.cost_table import DegreeCosts
 from xcore.specs.schedule import BLOCK_SIZE, Schedule
-from xmulti.files.application_file import Asked
+from xmulti.files.application_file import ApplicationPlanRequest
 from xmulti.files.stage_plan import ExecutionStage, StagedModel, StagePlan
 from xscheduler.engine_settings import engine_schedule
 from xscheduler.settings import Setting
@@ -32,7 +32,7 @@ class StageProposal:
     plan: StagePlan
 
 
-def propose_stages(asked: Asked) -> list[StageProposal]:
+def propose_stages(asked: ApplicationPlanRequest) -> list[StageProposal]:
     """Return plans by the better of both searches beyond the greedy one, and by Max- and Min-heuristic, in this order.
 
     Prompts have no padding, as in today's engines.
@@ -41,11 +41,11 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
         InputError: A model or a call doesn't fit.
     """
     from xmulti.stages.application import draw
+    from xmulti.stages.greedy_stages import Host, PlannedStage, makespan, plan_stages
     from xmulti.stages.running_phase import execute
     from xmulti.stages.stage_heuristics import max_stage, min_stage
     from xmulti.stages.stage_search import best_stages
     from xmulti.stages.stage_variations import varied_stages
-    from xmulti.stages.stages import Host, PlannedStage, makespan, plan_stages
 
     application = draw(asked.graph, asked.table, SEED, padded=False)
     host = Host(asked.cluster.devices_per_node, asked.linked)
@@ -70,7 +70,9 @@ def propose_stages(asked: Asked) -> list[StageProposal]:
     return proposals
 
 
-def _models(asked: Asked, stages: Sequence[ExecutionStage], application: "Application") -> tuple[StagedModel, ...]:
+def _models(
+    asked: ApplicationPlanRequest, stages: Sequence[ExecutionStage], application: "Application"
+) -> tuple[StagedModel, ...]:
     """Return what the engines of all nodes need, at the degrees that the stages have."""
     degrees: dict[str, set[int]] = {}
     for stage in stages:

@@ -9,11 +9,11 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import BLOCK_SIZE
 from xmulti.applications.planned_application import PlannedApplication
 from xmulti.files.stage_plan import StagedModel, StagePlan
+from xmulti.stages.greedy_stages import Host, PlannedStage
 from xmulti.stages.known_calls import of_known_calls
 from xmulti.stages.profiled_costs import profiled_model
-from xmulti.stages.progress import Parallel, Placed
 from xmulti.stages.running_phase import Executed, execute
-from xmulti.stages.stages import Host, PlannedStage
+from xmulti.stages.stage_progress import Parallel, Placed
 
 
 def predict_stages(

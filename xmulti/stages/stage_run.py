@@ -19,13 +19,13 @@ from xmulti.applications.application_calls import ApplicationCalls
 from xmulti.applications.planned_application import application_on
 from xmulti.files.stage_plan import ExecutionStage, StagedNode, StagePlan
 from xmulti.files.stage_plan_file import check_application, planned_node, read_stage_plan
-from xmulti.plans.asking import Asking
-from xmulti.plans.plan_run import ModelRun, PlanRunOptions
+from xmulti.plans.engine_client import EngineClient
+from xmulti.plans.plan_run import PlannedModelRun, PlanRunOptions
 from xmulti.serving.planned_units import unit_alone
 from xmulti.serving.stage_engines import StageEngines
-from xmulti.stages.progress import Parallel
 from xmulti.stages.running_phase import Executed
 from xmulti.stages.stage_prediction import host_of, placed_of, predict_stages
+from xmulti.stages.stage_progress import Parallel
 from xmulti.stages.stage_turns import StageTurns, Turn
 from xrunner.core.results import ResultFile, check_left
 
@@ -45,7 +45,7 @@ class StageRun:
     """The result of a run of a plan of stages."""
 
     plan: StagePlan
-    models: tuple[ModelRun, ...]
+    models: tuple[PlannedModelRun, ...]
     """Nodes that have run any calls, without predictions."""
     resumed: int
     """Calls that were done before; if there are any, nothing is predicted."""
@@ -94,7 +94,7 @@ def run_stages(options: PlanRunOptions) -> StageRun:
         progress = stack.enter_context(output.progress("running calls"))
         asking, following = asyncio.run(_run(options, plan, calls, file, lambda done: progress(done, calls.total)))
     predicted = None if asking.resumed else _predicted(plan, calls, asking, following.profiles)
-    models = [ModelRun(name, tuple(served), ()) for name, served in asking.served.items() if served]
+    models = [PlannedModelRun(name, tuple(served), ()) for name, served in asking.served.items() if served]
     ran = tuple(following.stages), tuple(following.loadings)
     return StageRun(plan, tuple(models), asking.resumed, *ran, predicted)
 
@@ -110,7 +110,7 @@ def _calls(path: Path, plan: StagePlan, seed: int) -> ApplicationCalls:
 
 
 def _predicted(
-    plan: StagePlan, calls: ApplicationCalls, asking: Asking, profiles: Mapping[tuple[str, int], Profile]
+    plan: StagePlan, calls: ApplicationCalls, asking: EngineClient, profiles: Mapping[tuple[str, int], Profile]
 ) -> Executed | None:
     try:
         return predict_stages(plan, calls.application, asking.results, profiles)
@@ -125,13 +125,13 @@ async def _run(
     calls: ApplicationCalls,
     file: ResultFile | None,
     progress: Callable[[int], None],
-) -> "tuple[Asking, Following]":
+) -> "tuple[EngineClient, Following]":
     assert plan.cluster, "a plan that has been read"
     starts = 1 if plan.cluster.is_cpu else plan.devices  # engines that measure a machine do so one after the other
     directories = {model.name: Path(str(model.directory)) for model in plan.models}
     with tempfile.TemporaryDirectory(prefix="exegpt-run-", ignore_cleanup_errors=True) as name:  # 0700
         engines = StageEngines(plan.nodes, Path(name), starts, lambda node, opened: following.opened(node, opened))
-        asking = Asking(engines.links, directories, file, progress)
+        asking = EngineClient(engines.links, directories, file, progress)
         following = Following(plan, calls, engines, asking, _flags(options, plan))
         try:
             await engines.listen()
@@ -151,7 +151,7 @@ class Following:
     """A plan's stages while its calls run."""
 
     def __init__(
-        self, plan: StagePlan, calls: ApplicationCalls, engines: StageEngines, asking: Asking, flags: list[str]
+        self, plan: StagePlan, calls: ApplicationCalls, engines: StageEngines, asking: EngineClient, flags: list[str]
     ):
         self._plan, self._calls, self._engines, self._asking, self._flags = plan, calls, engines, asking, flags
         sources = {

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from xmulti.stages.application import Application
-from xmulti.stages.progress import Parallel, Placed, Progress
-from xmulti.stages.stages import Host, PlannedStage, candidates, follow, gpus, greedy_stage, makespan, parallels
+from xmulti.stages.greedy_stages import Host, PlannedStage, candidates, follow, gpus, greedy_stage, makespan, parallels
+from xmulti.stages.stage_progress import Parallel, Placed, Progress
 
 TOP_STAGES, MOST_PLANS = 20, 20
 """SamuLLM's limits."""

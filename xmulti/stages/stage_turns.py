@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from xmulti.sharing.gpu_choice import choose_gpus
-from xmulti.stages.progress import Parallel, Placed
-from xmulti.stages.stages import Host, gpus
+from xmulti.stages.greedy_stages import Host, gpus
+from xmulti.stages.stage_progress import Parallel, Placed
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ long loading blocks GPUs.
 """
 
 from xmulti.stages.application import Application
-from xmulti.stages.progress import Progress
+from xmulti.stages.greedy_stages import Host, PlannedStage, follow, go_on, greedy_stage, makespan
+from xmulti.stages.stage_progress import Progress
 from xmulti.stages.stage_search import lower_bound_s, next_stages
-from xmulti.stages.stages import Host, PlannedStage, follow, go_on, greedy_stage, makespan
 
 
 def varied_stages(

@@ -24,14 +24,14 @@ MOST = 2
 
 
 @dataclass(frozen=True)
-class Group:
+class ServiceGroup:
     """Devices of one node and the services on them; each service runs on all devices."""
 
     devices: tuple[int, ...]
     services: tuple[str, ...] = ()
     """In order of their names."""
 
-    def with_service(self, name: str) -> "Group":
+    def with_service(self, name: str) -> "ServiceGroup":
         """Return the same group with one more service."""
         return replace(self, services=tuple(sorted((*self.services, name))))
 
@@ -47,7 +47,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ServiceOutcome:
     """The simulated result of one service."""
 
     late: int
@@ -62,7 +62,7 @@ class Outcome:
         return self.late + ALPHA * self.normalised
 
 
-Scorer = Callable[[tuple[Group, ...]], Mapping[str, Outcome]]
+Scorer = Callable[[tuple[ServiceGroup, ...]], Mapping[str, ServiceOutcome]]
 """Simulated results of the services that have groups."""
 Fits = Callable[[int, tuple[str, ...]], bool]
 """Whether services fit on a number of devices."""
@@ -74,7 +74,7 @@ class Placed:
 
     tp: int
     """The initial tensor-parallel degree."""
-    groups: tuple[Group, ...]
+    groups: tuple[ServiceGroup, ...]
     in_time: float
     """Share of requests within their bounds."""
     normalised: float
@@ -112,7 +112,7 @@ def place_in_stages(
 
 def partition(
     services: Sequence[Service], nodes: int, devices_per_node: int, tp: int, fits: Fits
-) -> tuple[Group, ...] | None:
+) -> tuple[ServiceGroup, ...] | None:
     """Return groups of `tp` devices, with neighbours merged until all services fit; None if they never do."""
     sizes = [[tp] * (devices_per_node // tp) for _ in range(nodes)]
     while not _has_room(services, [size for node in sizes for size in node], fits):
@@ -122,7 +122,7 @@ def partition(
     for node, of_node in enumerate(sizes):
         first = node * devices_per_node
         for size in of_node:
-            groups.append(Group(tuple(range(first, first + size))))
+            groups.append(ServiceGroup(tuple(range(first, first + size))))
             first += size
     return tuple(groups)
 
@@ -180,8 +180,8 @@ def _has_room(
 
 
 def _allocated(
-    services: Sequence[Service], groups: tuple[Group, ...], fits: Fits, score: Scorer, replicas: bool
-) -> tuple[Group, ...] | None:
+    services: Sequence[Service], groups: tuple[ServiceGroup, ...], fits: Fits, score: Scorer, replicas: bool
+) -> tuple[ServiceGroup, ...] | None:
     """Return the second stage; None if a service stays without a group."""
     rates = {service.name: service.rate_seq_s for service in services}
     while True:
@@ -198,7 +198,7 @@ def _allocated(
         groups = found
 
 
-def _places(groups: Sequence[Group]) -> dict[str, int]:
+def _places(groups: Sequence[ServiceGroup]) -> dict[str, int]:
     """Return the number of groups of each service."""
     counts: dict[str, int] = {}
     for group in groups:
@@ -207,7 +207,7 @@ def _places(groups: Sequence[Group]) -> dict[str, int]:
     return counts
 
 
-def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, str]:
+def _urgency(service: Service, outcomes: Mapping[str, ServiceOutcome]) -> tuple[float, str]:
     """Return a sort key; lower is more urgent.
 
     It is the unserved index, which counts all requests of a service without a group as late.
@@ -217,12 +217,12 @@ def _urgency(service: Service, outcomes: Mapping[str, Outcome]) -> tuple[float, 
 
 
 def _choices(
-    groups: tuple[Group, ...],
+    groups: tuple[ServiceGroup, ...],
     order: Sequence[Service],
     places: Mapping[str, int],
     rates: Mapping[str, float],
     fits: Fits,
-) -> Iterator[tuple[Group, ...]]:
+) -> Iterator[tuple[ServiceGroup, ...]]:
     """Yield allocations of one more service, in the order of Algorithm 1.
 
     Groups are ordered by their rates, then services by urgency. While some services have no group, only those are
@@ -251,7 +251,7 @@ def _choices(
     yield from blocking
 
 
-def summary(tp: int, groups: tuple[Group, ...], outcomes: Mapping[str, Outcome]) -> Placed:
+def summary(tp: int, groups: tuple[ServiceGroup, ...], outcomes: Mapping[str, ServiceOutcome]) -> Placed:
     """Return a placement with every service, with its results summed over all requests."""
     requests = sum(outcome.requests for outcome in outcomes.values())
     late = sum(outcome.late for outcome in outcomes.values())

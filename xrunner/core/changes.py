@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from xcore.batching.room import with_room
+from xcore.batching.kv_capacity import grow_to_fit
 from xcore.requests.request import Request, Result
 from xcore.specs.change import Change, Reschedule
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served
 from xcore.specs.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
 from xrunner.core.engine import Engine
@@ -56,7 +56,7 @@ def _onward(
     and the reason.
     """
     try:
-        return engine.onward(directory, with_room(schedule, left)), None
+        return engine.onward(directory, grow_to_fit(schedule, left)), None
     except Agreed as error:
         why_not = str(error)
     # The old schedule gets the observed lengths as its workload, so that their drift triggers no further search.
@@ -69,7 +69,7 @@ def _whole(reports: Sequence[RunReport], whose: Sequence[Sequence[int]], refused
     `whose` are the places of each engine's requests. `refused` are the reasons why changes were refused.
     """
     results: list[Result] = []
-    served: list[Served] = []
+    served: list[RequestTimes] = []
     spans: list[Span] = []
     changes: list[Change] = []
     for number, (report, places) in enumerate(zip(reports, whose, strict=True)):

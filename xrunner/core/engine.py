@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 
 from xcore.batching import Hints, Ledger, Order, deal
-from xcore.batching.room import blocks_needed, with_room
+from xcore.batching.kv_capacity import blocks_needed, grow_to_fit
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
 from xcore.orders import fcfs
 from xcore.policies.from_schedule import make_policy
-from xcore.requests.engine_protocol import Occupancy
+from xcore.requests.engine_protocol import EngineLoad
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import check_request
@@ -362,13 +362,13 @@ class Engine:
         return tuple(spans)
 
     @property
-    def occupancy(self) -> Occupancy:
+    def occupancy(self) -> EngineLoad:
         """The contents of the leader's ledger."""
         ledger, pool = self._parts()[0].ledger, self._parts()[0].ledger.pool
         residents = len(ledger.waiting), len(ledger.encoding), len(ledger.decoding)
         drift = self._parts()[0].outputs.drift
         used = pool.total - pool.available
-        return Occupancy(*residents, used, pool.total, ledger.preemptions, drift.statistic if drift else 0.0)
+        return EngineLoad(*residents, used, pool.total, ledger.preemptions, drift.statistic if drift else 0.0)
 
     @property
     def idle(self) -> bool:
@@ -413,7 +413,7 @@ class Engine:
 
     def with_room(self, schedule: Schedule) -> Schedule:
         """Return the next engine's schedule, with enough KV blocks for each unfinished request; on the leader."""
-        return with_room(schedule, self._unfinished.values())
+        return grow_to_fit(schedule, self._unfinished.values())
 
     def surrender(self) -> None:
         """End all requests without results, since another engine continues them, and let the other ranks go.

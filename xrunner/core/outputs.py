@@ -16,7 +16,7 @@ from xcore.batching import Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import FinishReason, Request, Result
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xrunner.core.drift import Drift
 from xrunner.core.events import Event, Token
 from xrunner.rank.running import Running
@@ -55,7 +55,7 @@ class Outputs:
     ):
         self.running: dict[int, Running] = {}
         """Requests by their places; ended ones are dropped later."""
-        self.served: list[Served] = []
+        self.served: list[RequestTimes] = []
         self.drift: Drift | None = None
         """The drift of these requests' lengths."""
         self._eos, self._vocab, self._grammars = eos, vocab, grammars
@@ -198,7 +198,7 @@ class Outputs:
         if self._record:
             request, sequence, tokens = running.request, running.sequence, len(running.output)
             times = request.arrival_s, start, first, moment
-            self.served.append(Served(sequence.index, sequence.input_tokens, tokens, *times))
+            self.served.append(RequestTimes(sequence.index, sequence.input_tokens, tokens, *times))
         self._end(running, reason, moment, len(running.output))
 
     def _end(

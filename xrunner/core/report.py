@@ -6,7 +6,7 @@ from typing import Any
 
 from xcore.requests.request import Result
 from xcore.specs.change import Change
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.timeline import Span, Timeline
 from xrunner.comm.place import Place
 from xrunner.comm.ranks import Ranks
@@ -20,7 +20,7 @@ class RunReport:
 
     results: tuple[Result, ...]
     """In order of completion."""
-    served: tuple[Served, ...]
+    served: tuple[RequestTimes, ...]
     """The finished requests: neither cancelled nor failed."""
     timeline: Timeline
     seconds: float
@@ -46,7 +46,7 @@ class RunReport:
         if driver:
             ledger = driver.ledger
             here = (spans_here, driver.outputs.served, driver.left, ledger.preemptions, ledger.reused)
-        parts = ranks.gather(here, Place(worker.place.schedule, 0).driver, Span, Served)
+        parts = ranks.gather(here, Place(worker.place.schedule, 0).driver, Span, RequestTimes)
         spans: list[Span] = sorted((s for part, *_ in parts for s in part), key=lambda span: span.start_s)
         served = sorted((s for _, part, *_ in parts for s in part), key=lambda s: s.finish_s)
         left = tuple(sorted(place for _, _, part, *_ in parts for place in part))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from xcore.batching.admission import Admission
 from xcore.policies.chunked import TRAITS
 from xscheduler.candidates import Candidates
-from xscheduler.question import Question
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Variable
 from xscheduler.spaces.grids import at_value, grid, pipelines, residents_of
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
@@ -20,22 +20,22 @@ FINE_TOKEN_BUDGETS = tuple(2**i * part // 8 for i in range(6, 18) for part in ra
 """Token budgets for an open system, where the budget limits how long decoding tokens wait for prompts."""
 
 
-def _spaces(policy: str, question: Question) -> Spaces:
-    if question.load.encoder_decoder:
+def _spaces(policy: str, problem: SearchProblem) -> Spaces:
+    if problem.load.encoder_decoder:
         return  # an encoder reads its whole input at once
-    for layout, rule in itertools.product(pipelines(question, uniform=True), question.admissions(policy)):
-        scenario = question.both(layout)
-        batches, bounds = residents_of(question, scenario, rule), question.mixed_bounds(layout, rule)
-        if question.open_system:
-            if not (budgets := budgets_of(question, scenario, FINE_TOKEN_BUDGETS, rule)):
+    for layout, rule in itertools.product(pipelines(problem, uniform=True), problem.admissions(policy)):
+        scenario = problem.both(layout)
+        batches, bounds = residents_of(problem, scenario, rule), problem.mixed_bounds(layout, rule)
+        if problem.open_system:
+            if not (budgets := budgets_of(problem, scenario, FINE_TOKEN_BUDGETS, rule)):
                 continue
             variables = _within(batches, budgets[-1]), Variable("max_num_batched_tokens", budgets)
-            yield grid(policy, question, layout, variables, bounds, admission=rule)
+            yield grid(policy, problem, layout, variables, bounds, admission=rule)
             continue
-        for budget in budgets_of(question, scenario, TOKEN_BUDGETS, rule):
+        for budget in budgets_of(problem, scenario, TOKEN_BUDGETS, rule):
             slack, fewer = lockstep.ttft_slack(scenario), (_within(batches, budget),)
             constants = {"max_num_batched_tokens": budget, "admission": rule}
-            yield grid(policy, question, layout, fewer, bounds, slack, **constants)
+            yield grid(policy, problem, layout, fewer, bounds, slack, **constants)
 
 
 def _within(variable: Variable, most: int) -> Variable:
@@ -44,22 +44,22 @@ def _within(variable: Variable, most: int) -> Variable:
 
 
 def budgets_of(
-    question: Question, scenario: Scenario, budgets: tuple[int, ...], admission: Admission
+    problem: SearchProblem, scenario: Scenario, budgets: tuple[int, ...], admission: Admission
 ) -> tuple[int, ...]:
     """Return the token budgets whose activations leave memory for a sequence, and the smallest budget in any case.
 
     No budget is below a fixed number of sequences.
     """
-    need, least = scenario.load.resident_blocks(admission).mean, question.fixed.get("max_num_seqs", 1)
+    need, least = scenario.load.resident_blocks(admission).mean, problem.fixed.get("max_num_seqs", 1)
     asked = sorted({max(budget, least) for budget in budgets})
-    if fixed := question.fixed.get("max_num_batched_tokens"):
+    if fixed := problem.fixed.get("max_num_batched_tokens"):
         asked = [fixed] if fixed >= least else []
     return tuple(
         budget for budget in asked if budget == asked[0] or scenario.replica.room((float(budget), 1.0)) >= need
     )
 
 
-def _at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
+def _at_value(problem: SearchProblem, like: Candidates, value: int) -> Candidates | None:
     """Return the space at another budget.
 
     None if the activations of `value` tokens leave no memory for a sequence, or if it is less than the fewest
@@ -68,8 +68,8 @@ def _at_value(question: Question, like: Candidates, value: int) -> Candidates | 
     scenario, rule = like.where, like.constants["admission"]
     if scenario.replica.room((float(value), 1.0)) < scenario.load.resident_blocks(rule).mean:
         return None
-    batches = _within(residents_of(question, scenario, rule), value)
-    return at_value(question, "max_num_batched_tokens", like, value, batches) if batches.values else None
+    batches = _within(residents_of(problem, scenario, rule), value)
+    return at_value(problem, "max_num_batched_tokens", like, value, batches) if batches.values else None
 
 
 SPACE = PolicySpace(TRAITS.name, _spaces, "max_num_batched_tokens", _at_value)

@@ -5,38 +5,38 @@ import itertools
 from xcore.policies import TRAITS
 from xcore.policies.control import Kind, OneOf, kinds
 from xscheduler import ceilings
-from xscheduler.question import Question
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Variable
 from xscheduler.spaces.chunked import TOKEN_BUDGETS, budgets_of
 from xscheduler.spaces.grids import enumerated, grid, pipelines
 from xscheduler.spaces.policy_space import Spaces
 
 
-def declared(policy: str, question: Question) -> Spaces:
+def declared(policy: str, problem: SearchProblem) -> Spaces:
     """Yield every combination of a few values of the variables that a policy declares, each as a space of one point.
 
     Nothing is known about the direction in which figures rise.
     """
-    for layout in pipelines(question, uniform=True):
-        scenario, bounds = question.both(layout), question.mixed_bounds(layout, "reserve")
+    for layout in pipelines(problem, uniform=True):
+        scenario, bounds = problem.both(layout), problem.mixed_bounds(layout, "reserve")
         few: dict[str, tuple[int, ...]] = {
             "prompts": _powers(8),
             "residents": _powers(ceilings.batch_that_fits(scenario)),
-            "tokens": budgets_of(question, scenario, TOKEN_BUDGETS, "reserve"),
-            "period": _powers(question.load.workload.output.max),
+            "tokens": budgets_of(problem, scenario, TOKEN_BUDGETS, "reserve"),
+            "period": _powers(problem.load.workload.output.max),
             "micro-batches": (len(layout.degrees),),
             "encode-micro-batches": (len(layout.degrees),),
         }
         traits = TRAITS[policy]
         budget, residents = traits.name_of("tokens"), traits.name_of("residents")
         kind_of = kinds(traits.control)
-        tried = [enumerated(question, name, _few(kind_of[name], few)) for name in traits.searched]
+        tried = [enumerated(problem, name, _few(kind_of[name], few)) for name in traits.searched]
         for values in itertools.product(*tried):
             controls = dict(zip(traits.searched, values, strict=True))
             if budget and residents and controls[budget] < controls[residents]:
                 continue
             name, value = controls.popitem()
-            yield grid(policy, question, layout, (Variable(name, (value,)),), bounds, **controls)
+            yield grid(policy, problem, layout, (Variable(name, (value,)),), bounds, **controls)
 
 
 def _few(kind: Kind | OneOf | None, of_kind: dict[str, tuple[int, ...]]) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from xcore.batching.admission import Admission
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
 from xscheduler.candidates import Candidates, candidates
-from xscheduler.ceilings import Bounds
-from xscheduler.question import Question
+from xscheduler.ceilings import SpaceLimits
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Variable
 from xsimulator.steady.scenario import Scenario
 
@@ -17,64 +17,64 @@ MOST = 2048
 """The largest batch that is searched."""
 
 
-def ascending(question: Question, name: str, most: int) -> Variable:
+def ascending(problem: SearchProblem, name: str, most: int) -> Variable:
     """Return the variable with its fixed value, or with all values from 1 to `most`, at most `MOST`."""
-    return Variable(name, (question.fixed[name],) if name in question.fixed else range(1, min(most, MOST) + 1))
+    return Variable(name, (problem.fixed[name],) if name in problem.fixed else range(1, min(most, MOST) + 1))
 
 
-def batches_of(question: Question, scenario: Scenario) -> Variable:
+def batches_of(problem: SearchProblem, scenario: Scenario) -> Variable:
     """Return the batches that memory might hold."""
-    return ascending(question, "encode_batch", ceilings.batch_that_fits(scenario))
+    return ascending(problem, "encode_batch", ceilings.batch_that_fits(scenario))
 
 
-def residents_of(question: Question, scenario: Scenario, admission: Admission) -> Variable:
+def residents_of(problem: SearchProblem, scenario: Scenario, admission: Admission) -> Variable:
     """Return the residents of iteration-level scheduling that memory might hold."""
     most = ceilings.batch_that_fits(scenario)
     if admission == "grow":
         most = max(most, int(ceilings.residents_that_fit(scenario.replica, scenario.load, admission)) + 1)
-    return ascending(question, "max_num_seqs", most)
+    return ascending(problem, "max_num_seqs", most)
 
 
-def enumerated(question: Question, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
+def enumerated(problem: SearchProblem, name: str, values: tuple[int, ...]) -> tuple[int, ...]:
     """Return the fixed value of a variable, or `values` if it isn't fixed."""
-    return (question.fixed[name],) if name in question.fixed else values
+    return (problem.fixed[name],) if name in problem.fixed else values
 
 
-def pipelines(question: Question, uniform: bool) -> Iterator[Layout]:
+def pipelines(problem: SearchProblem, uniform: bool) -> Iterator[Layout]:
     """Yield the layouts of all replica sizes on which the weights fit."""
-    for devices in question.replica_sizes():
-        for layout in question.layouts(devices, uniform):
-            if ceilings.residents_that_fit(question.both(layout).replica, question.load) >= 1:
+    for devices in problem.replica_sizes():
+        for layout in problem.layouts(devices, uniform):
+            if ceilings.residents_that_fit(problem.both(layout).replica, problem.load) >= 1:
                 yield layout
 
 
-def encode_counts(question: Question, layout: Layout) -> tuple[int, ...]:
+def encode_counts(problem: SearchProblem, layout: Layout) -> tuple[int, ...]:
     """Return the numbers of encoding micro-batches to search: multiples of the stages, or 1 on a single stage."""
     stages = len(layout.degrees)
-    if "encode_micro_batches" in question.fixed:
-        return (question.fixed["encode_micro_batches"],)
-    return tuple(stages * times for times in question.encode_micro_batches) if stages > 1 else (1,)
+    if "encode_micro_batches" in problem.fixed:
+        return (problem.fixed["encode_micro_batches"],)
+    return tuple(stages * times for times in problem.encode_micro_batches) if stages > 1 else (1,)
 
 
 def grid(
     policy: str,
-    question: Question,
+    problem: SearchProblem,
     layout: Layout,
     variables: tuple[Variable, ...],
-    bounds: Bounds,
+    bounds: SpaceLimits,
     ttft_slack: float = 0.0,
     **constants: Any,
 ) -> Candidates:
     """Return the space of some variables, on stages that encode and decode."""
-    where = functools.partial(question.both, layout)
-    return candidates(policy, question, where, variables, bounds, ttft_slack, **constants)
+    where = functools.partial(problem.both, layout)
+    return candidates(policy, problem, where, variables, bounds, ttft_slack, **constants)
 
 
 def at_value(
-    question: Question, name: str, like: Candidates, value: int, batches: Variable | None = None
+    problem: SearchProblem, name: str, like: Candidates, value: int, batches: Variable | None = None
 ) -> Candidates:
     """Return the same space at another value of a constant, with other `batches` if they depend on it."""
-    bounds = Bounds(like.ceiling, like.quickest_s)
+    bounds = SpaceLimits(like.ceiling, like.quickest_s)
     slack = next((c.slack for c in like.constraints if c.name == "ttft"), 0.0)
     variables, constants = (batches or like.variables[0],), like.constants | {name: value}
-    return candidates(like.policy, question, lambda: like.where, variables, bounds, slack, **constants)
+    return candidates(like.policy, problem, lambda: like.where, variables, bounds, slack, **constants)

@@ -4,7 +4,7 @@ import itertools
 
 from xcore.policies.orca import TRAITS
 from xscheduler.candidates import Candidates
-from xscheduler.question import Question
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Variable
 from xscheduler.spaces.grids import at_value, enumerated, grid, pipelines, residents_of
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
@@ -16,28 +16,28 @@ FINE_PREFILLS = (1, 2, 3, 4, 6, 8, 12, 16)
 """Prompts per iteration for an open system, where prompts arrive in bursts."""
 
 
-def _spaces(policy: str, question: Question) -> Spaces:
-    for layout, rule in itertools.product(pipelines(question, uniform=True), question.admissions(policy)):
-        batches = residents_of(question, question.both(layout), rule)
-        bounds = question.mixed_bounds(layout, rule)
-        if question.open_system:
-            prefills_too = Variable("prefills_per_step", enumerated(question, "prefills_per_step", FINE_PREFILLS))
-            yield grid(policy, question, layout, (batches, prefills_too), bounds, admission=rule)
+def _spaces(policy: str, problem: SearchProblem) -> Spaces:
+    for layout, rule in itertools.product(pipelines(problem, uniform=True), problem.admissions(policy)):
+        batches = residents_of(problem, problem.both(layout), rule)
+        bounds = problem.mixed_bounds(layout, rule)
+        if problem.open_system:
+            prefills_too = Variable("prefills_per_step", enumerated(problem, "prefills_per_step", FINE_PREFILLS))
+            yield grid(policy, problem, layout, (batches, prefills_too), bounds, admission=rule)
             continue
-        slack, most = lockstep.ttft_slack(question.both(layout)), batches.values[-1]
+        slack, most = lockstep.ttft_slack(problem.both(layout)), batches.values[-1]
         few = {prefills for prefills in PREFILLS if prefills <= most}
-        if lockstep.in_step(question.both(layout)):
+        if lockstep.in_step(problem.both(layout)):
             few.add(most)  # if all begin together, no prompt interrupts the decoding of others
-        for prefills in enumerated(question, "prefills_per_step", tuple(sorted(few))):
+        for prefills in enumerated(problem, "prefills_per_step", tuple(sorted(few))):
             constants = {"prefills_per_step": prefills, "admission": rule}
-            yield grid(policy, question, layout, (batches,), bounds, slack, **constants)
+            yield grid(policy, problem, layout, (batches,), bounds, slack, **constants)
 
 
-def _at_value(question: Question, like: Candidates, value: int) -> Candidates | None:
+def _at_value(problem: SearchProblem, like: Candidates, value: int) -> Candidates | None:
     """Return the space at another number of prompts; None if it exceeds the residents."""
     if value > like.variables[0].values[-1]:
         return None
-    return at_value(question, "prefills_per_step", like, value)
+    return at_value(problem, "prefills_per_step", like, value)
 
 
 SPACE = PolicySpace(TRAITS.name, _spaces, "prefills_per_step", _at_value)

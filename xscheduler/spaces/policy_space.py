@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from xscheduler.candidates import CandidateFamily, Candidates
-from xscheduler.question import Question
+from xscheduler.search_problem import SearchProblem
 
 Spaces = Iterator[Candidates | CandidateFamily]
 
@@ -14,9 +14,9 @@ class PolicySpace:
     """The spaces of a policy."""
 
     policy: str
-    spaces: Callable[[str, Question], Spaces]
-    """Returns the spaces for a policy and a question, on all allocations on which the weights fit."""
+    spaces: Callable[[str, SearchProblem], Spaces]
+    """Returns the spaces for a policy and a problem, on all allocations on which the weights fit."""
     refined: str | None = None
     """The variable of which each space has one value; `refine.py` searches between these values."""
-    at_value: Callable[[Question, Candidates, int], Candidates | None] | None = None
+    at_value: Callable[[SearchProblem, Candidates, int], Candidates | None] | None = None
     """Returns the same space at another value of that variable; None if there is no such space."""

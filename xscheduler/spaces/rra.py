@@ -4,7 +4,7 @@ import math
 
 from xcore.policies.rra import TRAITS
 from xcore.specs.workload import LengthDistribution
-from xscheduler.question import Question
+from xscheduler.search_problem import SearchProblem
 from xscheduler.space import Variable
 from xscheduler.spaces.grids import batches_of, encode_counts, enumerated, grid, pipelines
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
@@ -22,17 +22,17 @@ def iteration_counts(output: LengthDistribution, longest: int) -> tuple[int, ...
     return tuple(sorted((n for n in counts if 1 <= n <= output.max), reverse=True))
 
 
-def _spaces(policy: str, question: Question) -> Spaces:
-    values = iteration_counts(question.load.workload.output, question.longest)
-    counts = enumerated(question, "decode_iterations", values)
-    for layout in pipelines(question, uniform=False):
-        scenario = question.both(layout)
-        bounds = question.phased_bounds(layout, interleaved=True)
-        batches, smooth = batches_of(question, scenario), question.cost_model.profile.source != "measured"
+def _spaces(policy: str, problem: SearchProblem) -> Spaces:
+    values = iteration_counts(problem.load.workload.output, problem.longest)
+    counts = enumerated(problem, "decode_iterations", values)
+    for layout in pipelines(problem, uniform=False):
+        scenario = problem.both(layout)
+        bounds = problem.phased_bounds(layout, interleaved=True)
+        batches, smooth = batches_of(problem, scenario), problem.cost_model.profile.source != "measured"
         for values in _by_drain(counts, len(layout.degrees)):
             variables = (batches, Variable("decode_iterations", values, smooth))
-            for encode_count in encode_counts(question, layout):
-                yield grid(policy, question, layout, variables, bounds, encode_micro_batches=encode_count)
+            for encode_count in encode_counts(problem, layout):
+                yield grid(policy, problem, layout, variables, bounds, encode_micro_batches=encode_count)
 
 
 def _by_drain(counts: tuple[int, ...], stages: int) -> tuple[tuple[int, ...], ...]:

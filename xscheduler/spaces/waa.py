@@ -6,8 +6,8 @@ from xcore.policies.waa import WAA_C, WAA_M
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
 from xscheduler.candidates import CandidateFamily, Candidates, candidates
-from xscheduler.ceilings import Bounds
-from xscheduler.question import Question
+from xscheduler.ceilings import SpaceLimits
+from xscheduler.search_problem import SearchProblem
 from xscheduler.spaces.grids import ascending, enumerated
 from xscheduler.spaces.policy_space import PolicySpace, Spaces
 
@@ -15,25 +15,25 @@ FEW_DEVICES = 8
 """Up to this many devices, WAA's spaces enumerate all splits: rounding then matters more than the proportion."""
 
 
-def _spaces(policy: str, question: Question) -> Spaces:
+def _spaces(policy: str, problem: SearchProblem) -> Spaces:
     """Yield all pairs of layouts of the two sides, for device splits around the proportional one."""
-    for devices in question.replica_sizes():
-        for encoding in gpu_splits(policy == WAA_M.name, question, devices):
-            encoders = question.encoders(encoding)
-            for decode in question.layouts(devices - encoding, uniform=False) if encoders else ():
-                if question.decoder(decode):
-                    yield _waa_family(policy, question, encoders, decode)
+    for devices in problem.replica_sizes():
+        for encoding in gpu_splits(policy == WAA_M.name, problem, devices):
+            encoders = problem.encoders(encoding)
+            for decode in problem.layouts(devices - encoding, uniform=False) if encoders else ():
+                if problem.decoder(decode):
+                    yield _waa_family(policy, problem, encoders, decode)
 
 
-def gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
+def gpu_splits(by_memory: bool, problem: SearchProblem, devices: int) -> range:
     """Return the numbers of encoding devices to search.
 
     On few devices, these are all numbers. On many, WAA-C searches around the share of computing time, and WAA-M around
     equal memory use. Keys and values are assumed to fill the decoding devices, so memory use is equal if the encoders'
     weights fill the encoding devices. On many devices neighbouring splits hardly differ, so some are left out.
     """
-    cost_model, near = question.cost_model, max(1, devices // 8)
-    if asked := question.fixed.get("encode_devices"):
+    cost_model, near = problem.cost_model, max(1, devices // 8)
+    if asked := problem.fixed.get("encode_devices"):
         return range(asked, asked + 1) if asked < devices else range(0)
     if devices <= FEW_DEVICES:
         return range(1, devices)
@@ -44,38 +44,38 @@ def gpu_splits(by_memory: bool, question: Question, devices: int) -> range:
         weights = layers * model.layer_bytes(1, cost_model.profile.dtype, encoder=model.encoder_layers > 0)
         share = weights / usable
     else:
-        speed = question.speeds[min(question.speeds)]
+        speed = problem.speeds[min(problem.speeds)]
         share = devices * speed.encode / (speed.encode + speed.decode)
     middle = min(max(round(share), 1), devices - 1)
     return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
 
 
 def _waa_family(
-    policy: str, question: Question, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
+    policy: str, problem: SearchProblem, encoders: dict[Layout, ceilings.EncodeReach], decode: Layout
 ) -> CandidateFamily:
     """Return the spaces of a decoding side with every layout of the encoding side and every B_m."""
-    decoder, devices = question.decoder(decode), next(iter(encoders)).devices + decode.devices
+    decoder, devices = problem.decoder(decode), next(iter(encoders)).devices + decode.devices
     assert decoder is not None
-    parts = enumerated(question, "micro_batches", micro_batch_counts(len(decode.degrees)))
-    batches = ascending(question, "encode_batch", int(decoder.batch[-1]) + 1)
-    mean, longest = question.needs
-    bound = question.limits.latency_s
+    parts = enumerated(problem, "micro_batches", micro_batch_counts(len(decode.degrees)))
+    batches = ascending(problem, "encode_batch", int(decoder.batch[-1]) + 1)
+    mean, longest = problem.needs
+    bound = problem.limits.latency_s
 
-    def bounds(encoder: ceilings.EncodeReach) -> Bounds:
+    def bounds(encoder: ceilings.EncodeReach) -> SpaceLimits:
         """Return the bounds with an encoding side of this speed."""
         quickest = (encoder.latency + longest * float(decoder.iteration[0])) / ceilings.MARGIN
         if bound is not None and quickest > bound:
-            return Bounds(0.0, quickest)
+            return SpaceLimits(0.0, quickest)
         budget = None if bound is None else bound - encoder.latency / ceilings.MARGIN
         ceiling = min(encoder.rate, ceilings.decode_rate(decoder, mean, longest, budget))
-        return Bounds(question.tokens_s(ceiling, devices), quickest)
+        return SpaceLimits(problem.tokens_s(ceiling, devices), quickest)
 
     def make() -> list[Candidates]:
         return [
             candidates(
                 policy,
-                question,
-                functools.partial(question.split, encode, decode),
+                problem,
+                functools.partial(problem.split, encode, decode),
                 (batches,),
                 bounds(encoder),
                 micro_batches=count,

@@ -28,7 +28,7 @@ from xserver.admission.pace import Pace
 from xserver.engines.engine_link import Output
 from xserver.http.errors import RATE_LIMIT, ApiError
 from xserver.http.retry_after import RetryAfter
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
 MARGIN = 0.04

@@ -16,7 +16,7 @@ import xsimulator
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Array
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
 _MEMORY = 0.05

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from xcore.batching.room import with_room
+from xcore.batching.kv_capacity import grow_to_fit
 from xcore.batching.shared_pool import merged_pools
-from xcore.noun import Noun
+from xcore.spec import Spec
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
 
 
-def with_room_for(links: Mapping[str, EngineLink], noun: Noun) -> Noun:
+def with_room_for(links: Mapping[str, EngineLink], noun: Spec) -> Spec:
     """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
 
     The schedule is that of the only one of `links`; the plan contains the models of `links`. Requests have been
@@ -37,4 +37,4 @@ def _plan_with_room(plan: Plan, links: Mapping[str, EngineLink]) -> Plan:
 
 
 def _with_room(schedule: Schedule, link: EngineLink) -> Schedule:
-    return with_room(schedule, [output.request for output in link.outputs.values()])
+    return grow_to_fit(schedule, [output.request for output in link.outputs.values()])

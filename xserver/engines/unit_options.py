@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from xcore.noun import Noun
+from xcore.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class UnitOptions:
     models: tuple[UnitModel, ...]
     arguments: tuple[str, ...]
     """Arguments of `exegpt engine`, without its socket and without those in `documents`."""
-    documents: Mapping[str, Noun] = field(default_factory=dict)
+    documents: Mapping[str, Spec] = field(default_factory=dict)
     """The documents that the engine reads from files, by the option that names the file."""
     ranks: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)

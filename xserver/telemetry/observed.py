@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from xcore.requests.engine_protocol import Stepped
-from xcore.specs.served import percentiles
+from xcore.specs.request_times import percentiles
 from xcore.specs.timeline import Span
 from xserver.http.answered import Answered
 

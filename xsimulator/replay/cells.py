@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from xcore.batching import MicroBatch, MicroBatching, Sequence, Step
 from xcore.batching.sequence import FINISHED
 from xcore.specs.timeline import Span
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.decode_cache import DecodeStepCache
 from xsimulator.cost.recurrences import follow
-from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import Chunks
 

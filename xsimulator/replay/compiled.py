@@ -15,7 +15,7 @@ from xcore.policies.from_schedule import checked, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.schedule import Schedule
 from xcore.traces.prefixes import Prefixes
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.side import Side
 from xsimulator.cost.stage import StageCost
 from xsimulator.replay import event_loop
@@ -28,7 +28,7 @@ COUNTS, COUNTS_FOR_LATENCY = 1.0, 2.0
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestArrays:
     """One replica's requests in order of arrival, as arrays [n]."""
 
     arrivals: Array
@@ -69,7 +69,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Times:
+class EventTimes:
     """Event times of requests, arrays [n] in seconds."""
 
     started: Array
@@ -95,7 +95,7 @@ class Replicas:
         self._replica_costs: dict[object, ReplicaCost] = {}
         self._packed: dict[object, Array] = {}
 
-    def serve(self, schedule: Schedule, requests: Requests, watch: Watch | None = None) -> Times | None:
+    def serve(self, schedule: Schedule, requests: RequestArrays, watch: Watch | None = None) -> EventTimes | None:
         """Run one replica's own requests through a schedule.
 
         Returns:
@@ -132,7 +132,7 @@ class Replicas:
             return None
         started, first, finished, hits, reused, preemptions = np.ascontiguousarray(figures.T)
         times = started, first + front_end[0], finished + front_end[2]
-        return Times(*times, busy, hits, reused, preemptions, seconds)
+        return EventTimes(*times, busy, hits, reused, preemptions, seconds)
 
     def _replica_cost(self, schedule: Schedule) -> ReplicaCost:
         key = (schedule.stages, schedule.kv_dtype)
@@ -161,7 +161,7 @@ def is_compiled(schedule: Schedule) -> bool:
     return traits.compiled is not None and (schedule.admission == "reserve" or traits.mixed)
 
 
-def _prefixes(schedule: Schedule, requests: Requests) -> Prefixes:
+def _prefixes(schedule: Schedule, requests: RequestArrays) -> Prefixes:
     """Return the prefixes that prompts share: none if they are unknown or not cached."""
     if not schedule.prefix_caching:
         return Prefixes(*np.zeros((3, 0), dtype=np.intp))
@@ -171,7 +171,7 @@ def _prefixes(schedule: Schedule, requests: Requests) -> Prefixes:
     return Prefixes(np.full_like(places, -1), np.zeros_like(places), places)
 
 
-def _check_blocks(schedule: Schedule, requests: Requests, encoder_decoder: bool) -> None:
+def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: bool) -> None:
     tokens = most_cached(requests.inputs, requests.outputs, encoder_decoder)
     longest = int(tokens.argmax())
     need = -(-int(tokens[longest]) // schedule.block_size)

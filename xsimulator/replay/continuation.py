@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from xcore.batching import Sequence
 from xcore.specs.schedule import Schedule
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of

@@ -19,14 +19,14 @@ from xcore.orders import fcfs
 from xcore.orders.fcfs import FCFS
 from xcore.specs.estimate import Estimate
 from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes, summarise
 from xcore.specs.schedule import Schedule
-from xcore.specs.served import Served, summarise
 from xcore.specs.timeline import Span, Timeline
 from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline
-from xsimulator.replay.compiled import Replicas, Requests, is_compiled
+from xsimulator.replay.compiled import Replicas, RequestArrays, is_compiled
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
@@ -36,7 +36,7 @@ from xsimulator.replay.replica import Replica, micro_batching_of
 class Replay:
     """The times of the simulated requests."""
 
-    served: tuple[Served, ...]
+    served: tuple[RequestTimes, ...]
     """Served requests in order of completion."""
     timeline: Timeline
     """The run's timeline; its spans are kept only on request."""
@@ -142,12 +142,12 @@ def _replay_compiled(
         rows = [(requests[i].arrival_s, requests[i].input, requests[i].output) for i in places]
         arrivals, inputs, outputs = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
         alike = prefixes.take(places) if prefixes else None
-        times = replicas.serve(schedule, Requests(arrivals, inputs, outputs, np.zeros(len(rows)), alike))
+        times = replicas.serve(schedule, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike))
         assert times is not None, "nothing is watched"
         figures = (times.started, times.first, times.finished)
         counts = (times.hits.astype(int), times.preemptions.astype(int))
         for i, *own_figures in zip(places, *(column.tolist() for column in (*figures, *counts)), strict=True):
-            served.append(Served(i, requests[i].input, requests[i].output, requests[i].arrival_s, *own_figures))
+            served.append(RequestTimes(i, requests[i].input, requests[i].output, requests[i].arrival_s, *own_figures))
         busy += [float(b) for b, stage in zip(times.busy, schedule.stages, strict=True) for _ in stage.devices]
         seconds = max(seconds, times.seconds)
         preemptions += times.preemptions.sum()
@@ -157,7 +157,7 @@ def _replay_compiled(
 
 def _replay_of(
     schedule: Schedule,
-    served: Iterable[Served],
+    served: Iterable[RequestTimes],
     seconds: float,
     busy: Iterable[float],
     spans: tuple[Span, ...],

@@ -13,7 +13,7 @@ from xcore.batching import Ledger, Step
 from xcore.batching.step import StagePhase
 from xcore.policies import Policy
 from xcore.policies.waa import most_underway
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline, Ran
 from xsimulator.replay.record import Record
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 
 from xcore.batching import Sequence, Step
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xsimulator.replay.cells import Ran
 
 
@@ -21,7 +21,7 @@ class Record:
         encoder_decoder: bool,
         front_end_s: float = 0.0,
     ):
-        self.served: list[Served] = []
+        self.served: list[RequestTimes] = []
         """Served requests in order of their last steps."""
         self._micro_batch = micro_batch
         self._encoder_decoder = encoder_decoder
@@ -59,4 +59,4 @@ class Record:
             out = ran.encoded[index] if index in ran.encoded else float(ran.last[self._micro_batch(sequence)])
             times = (sequence.arrival_s, started, first + self._front_end_s, out + self._front_end_s)
             counts = (sequence.hit, sequence.preemptions)
-            self.served.append(Served(index, sequence.input_tokens, sequence.generated, *times, *counts))
+            self.served.append(RequestTimes(index, sequence.input_tokens, sequence.generated, *times, *counts))

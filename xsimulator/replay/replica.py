@@ -9,7 +9,7 @@ from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
 from xcore.policies.from_schedule import make_ledger, make_policy
 from xcore.specs.schedule import Schedule
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline
 from xsimulator.replay.lanes import KVTransfer, Lane
 from xsimulator.replay.record import Record

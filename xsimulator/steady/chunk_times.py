@@ -43,7 +43,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Chunks:
+class ChunkTimes:
     """A prompt's chunks, as arrays [lengths, ways to begin]."""
 
     length: Array
@@ -57,12 +57,12 @@ class Chunks:
     """Tokens in one more iteration; 0: there is none."""
 
     @staticmethod
-    def of(lengths: Array, before: Array, room: float) -> "Chunks":
+    def of(lengths: Array, before: Array, room: float) -> "ChunkTimes":
         """Return the chunks of prompts of `lengths` that begin after `before` tokens of other prompts."""
         length, taken = np.broadcast_arrays(lengths[:, None], before)
         first = np.minimum(length, room - taken)
         whole = np.maximum(np.ceil((length - first) / room - 1e-9) - 1, 0.0)
-        return Chunks(length, taken, first, whole, length - first - whole * room)
+        return ChunkTimes(length, taken, first, whole, length - first - whole * room)
 
 
 def chunk_times(found: Found) -> Encoded:
@@ -74,7 +74,7 @@ def chunk_times(found: Found) -> Encoded:
     inputs, room = found.scenario.load.prompts, found.room
     lengths, p = inputs.kinds
     before, share = _begins(found, lengths, p)
-    chunks = Chunks.of(lengths, before, room)
+    chunks = ChunkTimes.of(lengths, before, room)
     ends = chunks.last > 0
     behind = found.others * (0.5 + ends * (1 + chunks.whole))
     none = np.exp(-behind)
@@ -89,7 +89,7 @@ def chunk_times(found: Found) -> Encoded:
     )
 
 
-def _seconds(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array, Array]:
+def _seconds(found: Found, chunks: ChunkTimes, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array, Array]:
     """Return the seconds of all iterations except a last one; of all, with no prompt behind; and with `some` behind."""
     nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, found.room)
     begun = found.seconds(chunks.length, chunks.first, chunks.before, nothing)
@@ -101,7 +101,7 @@ def _seconds(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array)
     return begun, alone, np.where(ends, in_last, found.seconds(chunks.length, chunks.first, chunks.before, some))
 
 
-def _variance(found: Found, chunks: Chunks, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array]:
+def _variance(found: Found, chunks: ChunkTimes, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array]:
     """Return the variances of the other prompts' tokens before a prompt and behind it.
 
     The prompts behind fill no more than the rest of an iteration.

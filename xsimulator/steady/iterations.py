@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.steady.occupancy import Occupancy
-from xsimulator.steady.outcome import Demand, Interruptions, Lifetime, Outcome
+from xsimulator.steady.outcome import Interruptions, Lifetime, Outcome, StageDemand
 from xsimulator.steady.pipeline import iteration_times
 from xsimulator.steady.prompts import Prompts
 from xsimulator.steady.scenario import Scenario
@@ -290,7 +290,7 @@ def from_iterations(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
         first_token=first_token,
-        demand=Demand(occupancy.blocks, most_tokens, max_num_seqs),
+        demand=StageDemand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
         residents=lambda: rate * (mixture.prefill_iterations + scenario.load.mean_iterations),
         busy=rounds.busy,

@@ -14,7 +14,7 @@ from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.recurrences import repeated, slots
 from xsimulator.steady.occupancy import Occupancy
-from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
 
@@ -167,7 +167,7 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
         throughput=rate,
         lifetime=lifetime,
         first_token=Times.normal(times.mean) if not scenario.variation else times,
-        demand=Demand(occupancy.blocks, most_tokens, residents),
+        demand=StageDemand(occupancy.blocks, most_tokens, residents),
         decode_batch=residents,
         residents=lambda: rate * float(latency.mean()),
         busy=moments.busy,

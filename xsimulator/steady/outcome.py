@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.estimate import Binding, Estimate
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memory import StageMemory
@@ -73,7 +73,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Demand:
+class StageDemand:
     """What a stage must hold: KV blocks, and the activations of the largest step."""
 
     blocks: int
@@ -98,7 +98,7 @@ class Outcome:
     """Lifetimes of queries, as a function of their output lengths."""
     first_token: Times
     """Time to first token by kinds of prompts, without the front end's time."""
-    demand: Demand
+    demand: StageDemand
     decode_batch: int
     """Most sequences decoded at once, apart from chance: B_D if the policy has it."""
     residents: Callable[[], float]
@@ -112,11 +112,11 @@ class Outcome:
     """Output lengths for percentiles, and their shares; None: the load's."""
     preemptions: float = 0.0
     """Preemptions per request."""
-    encode_demand: Demand | None = None
+    encode_demand: StageDemand | None = None
     """Demand of stages that only prefill."""
-    crest: float = 0.0
+    best_below: float = 0.0
     """No smaller batch gives a higher throughput than this, where that may exceed `throughput`."""
-    falls: bool = False
+    no_better_above: bool = False
     """Whether larger batches give no higher throughput."""
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xcore.policies.rra import TRAITS
 from xsimulator.steady.closed_form import ClosedForm, Steady
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.residents import SteadyState
 from xsimulator.steady.scenario import Scenario
@@ -141,7 +141,7 @@ def outcome(
         lifetime=lifetime,
         first_token=first,
         kinds=load.lengths,
-        demand=Demand(
+        demand=StageDemand(
             blocks(scenario, encode_batch, decode_iterations),
             encode_batch * max(load.prompts.mean / encode_count, steady.batch_ratio / parts),
             encode_batch * max(1 / encode_count, steady.batch_ratio / parts),

@@ -6,7 +6,7 @@ from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.steady.load import Load
 from xsimulator.steady.residents import Form
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from xcore.policies.static import TRAITS
 from xsimulator.steady.closed_form import ClosedForm, Steady
 from xsimulator.steady.load import Load
-from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.pipeline import PhaseTimes, phase_times
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
@@ -71,7 +71,7 @@ def outcome(
         lifetime=lifetime,
         first_token=first,
         kinds=load.lengths,
-        demand=Demand(
+        demand=StageDemand(
             blocks(scenario, batch),
             batch * max(load.prompts.mean / encode_count, 1 / parts),
             batch / min(encode_count, parts),

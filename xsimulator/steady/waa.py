@@ -24,7 +24,7 @@ from xsimulator.cost.memo import memoized
 from xsimulator.steady.blocks import Reservation
 from xsimulator.steady.closed_form import ClosedForm, Controls, Steady, blocks_of
 from xsimulator.steady.decoding_cycle import Cycle, Decoding, fixed_point, iteration
-from xsimulator.steady.outcome import Demand, Lifetime, Outcome
+from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
 from xsimulator.steady.prompts import Encoding
 from xsimulator.steady.scenario import Scenario
 from xsimulator.steady.times import Times
@@ -55,9 +55,9 @@ class Flow:
     """[stages]: busy fractions."""
     waits: bool
     """Whether the encoding side waits for the decoding side."""
-    crest: float = 0.0
+    best_below: float = 0.0
     """No smaller B_E gives a higher throughput than this, where that may exceed `throughput`."""
-    falls: bool = False
+    no_better_above: bool = False
     """Whether larger B_E give no higher throughput."""
 
 
@@ -114,14 +114,14 @@ class WAA:
             throughput=flow.throughput,
             lifetime=lifetime,
             first_token=Times.normal(first, encoder.deviation),
-            demand=Demand(flow.blocks, *[flow.resident / self.micro_batches] * 2),
+            demand=StageDemand(flow.blocks, *[flow.resident / self.micro_batches] * 2),
             decode_batch=max(1, round(flow.resident)),
             residents=lambda: flow.throughput * merged + decoder.residents / max(encoder.period, decoder.period),
             busy=flow.busy,
             binding="decoding" if flow.waits else "encoding",
-            encode_demand=Demand(encoding_blocks, encode_batch * load.prompts.mean, encode_batch),
-            crest=flow.crest,
-            falls=flow.falls,
+            encode_demand=StageDemand(encoding_blocks, encode_batch * load.prompts.mean, encode_batch),
+            best_below=flow.best_below,
+            no_better_above=flow.no_better_above,
         )
 
     def flow(self, encode_batch: int, most_blocks: int = MAX_BLOCKS) -> Flow:
@@ -252,9 +252,9 @@ class WAA:
             self.micro_batches,
         )
         busy = np.concatenate([encoder.busy * (rate / full.batch), full.cells[0] * (self.micro_batches / iteration_s)])
-        held, crest = min(room, self.room_for(full.resident)), max(self.saturated(1, room).rate, rate)
+        held, best_below = min(room, self.room_for(full.resident)), max(self.saturated(1, room).rate, rate)
         decoder = Decoding(cycle, cycle, 0.0)
-        return Flow(rate, encoder, decoder, full.resident, held, busy, True, crest, rate == full.rate)
+        return Flow(rate, encoder, decoder, full.resident, held, busy, True, best_below, rate == full.rate)
 
     @memoized
     def saturated(self, most: int, room: int) -> Saturated:

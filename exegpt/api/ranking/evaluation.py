@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Row:
+class RankingRow:
     """A ranking method, and its Kendall's tau-b with the lengths; None if it can't be computed."""
 
     name: str
@@ -27,16 +27,16 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class RankingEvaluation:
     """The results of all methods on the same prompts."""
 
     prompts: int
     kinds: dict[str, int]
     """The number of prompts of each kind."""
-    rows: tuple[Row, ...]
+    rows: tuple[RankingRow, ...]
 
 
-def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Sequence[Example]) -> Evaluation:
+def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Sequence[Example]) -> RankingEvaluation:
     """Evaluate the rankers on `examples`, and compare them with baselines.
 
     The baselines are the lengths of the prompts, the median output length of each kind in `train`, and the true
@@ -55,16 +55,16 @@ def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Seq
         ways["the kind's median"] = np.array([-medians.get(kind, 0.0) for kind in kinds])
     ways["oracle"] = -lengths.astype(np.float64)
     names = sorted(set(kinds.tolist())) if len(medians) > 1 else []
-    return Evaluation(
+    return RankingEvaluation(
         len(examples),
         {name: int((kinds == name).sum()) for name in names},
         tuple(_row(name, scores, lengths, kinds, names) for name, scores in ways.items()),
     )
 
 
-def _row(name: str, scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_], names: list[str]) -> Row:
+def _row(name: str, scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_], names: list[str]) -> RankingRow:
     within = {kind: kendall_tau(scores[kinds == kind], lengths[kinds == kind]) for kind in names}
-    return Row(name, kendall_tau(scores, lengths), within, _across(scores, lengths, kinds) if names else None)
+    return RankingRow(name, kendall_tau(scores, lengths), within, _across(scores, lengths, kinds) if names else None)
 
 
 def _across(scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_]) -> float:

@@ -9,7 +9,7 @@ from xcore import document
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import local_cluster, parse_cluster
-from xcore.specs.engine import engine_of
+from xcore.specs.engine_spec import engine_of
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xprofiler import store

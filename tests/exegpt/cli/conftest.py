@@ -70,7 +70,7 @@ def tiny(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_profile(tiny, tmp_path_factory) -> Path:
     """A profile for the tiny model that depends on no clock."""
-    from tests.xcore.nouns import profile
+    from tests.xcore.small_specs import profile
     from xcore import document
     from xcore.specs.model import ModelSpec
 

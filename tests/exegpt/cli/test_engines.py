@@ -4,7 +4,7 @@ import pytest
 
 from tests.exegpt.cli.conftest import run_command
 from tests.exegpt.cli.test_bad_inputs import check_refused
-from xprofiler.compared import COMPARED
+from xprofiler.roofline_errors import COMPARED
 
 LLAMA = ("--model", "llama-3.1-8b", "--cluster", "2xH100-SXM", "--workload", "512/64")
 

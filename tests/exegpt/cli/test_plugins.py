@@ -154,7 +154,7 @@ def test_processes_that_a_command_starts_load_the_plug_in(tiny, tmp_path):
     with Processes(worth=2) as processes:
         read = processes.each(read_schedule, [(schedule,)] * 2)
     assert read == [read_schedule(schedule)] * 2
-    search = "from xcore.searching import read_question as r; from xcore.specs.schedule import Schedule as S; "
+    search = "from xcore.searching import read_problem as r; from xcore.specs.schedule import Schedule as S; "
     search += "print(r(S).control.gathered, flush=True)"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
     with subprocess.Popen([sys.executable, "-c", search], **pipes) as searching:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from xcore import document
 from xcore.specs.builtin_models import builtin_model
 

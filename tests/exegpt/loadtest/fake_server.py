@@ -12,7 +12,7 @@ import pytest
 
 from exegpt.loadtest.connection import Address
 from exegpt.loadtest.endpoint import http_request
-from exegpt.loadtest.open_loop import LoadRequest, Sending, Sent, send_all
+from exegpt.loadtest.open_loop import LoadRequest, SendLimits, Sent, send_all
 
 pytest.importorskip("httptools")
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -114,7 +114,7 @@ def load(
         data = http_request(address, "/completions", {"prompt": [1, 2, 3], "max_tokens": asked})
         requests = [LoadRequest(i, data, 3, asked, at, cut_at) for i, at in enumerate(arrivals)]
         sending = {"timeout_s": 60.0, "retries": 0, "max_concurrency": None} | options
-        sent = await send_all(address, requests, Sending(**sending))
+        sent = await send_all(address, requests, SendLimits(**sending))
         await asyncio.sleep(1.0)  # the server sees who has gone
         listening.close()
         return sent

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from exegpt.loadtest.measurements import Bounds, measure
-from exegpt.loadtest.outcome import REJECTED
+from exegpt.loadtest.measurements import RequestBounds, measure
+from exegpt.loadtest.request_outcome import REJECTED
 from tests.exegpt.loadtest.fake_server import END, STREAM, FakeServer, chunk, event, load, token, tokens
 
 
@@ -21,7 +21,7 @@ def test_times_counts_and_percentiles_are_exact():
         assert outcome.latency_s == pytest.approx(0.1 * (k + 1) + 0.15, abs=1e-6)
         assert outcome.tpot_s == pytest.approx(0.05, abs=1e-6)
         assert (outcome.prompt_tokens, outcome.output_tokens) == (7, 4)
-    run = measure(sent, 1.0, Bounds(latency_s=0.9))
+    run = measure(sent, 1.0, RequestBounds(latency_s=0.9))
     assert (run.requests, run.completed, run.rejected, run.failed, run.other_lengths) == (10, 10, 0, 0, 0)
     assert run.offered_seq_s == pytest.approx(1.0)
     assert run.statuses == {"200": 10} and run.finish_reasons == {"length": 10} and run.errors == {}
@@ -149,7 +149,7 @@ def test_what_goes_wrong_is_counted_by_kind(script, kind, status, message):
     wrong, right = sent.outcomes
     assert (wrong.error, wrong.status) == (kind, status) and message in wrong.message
     assert right.ok and right.latency_s == pytest.approx(0.4, abs=1e-6)
-    run = measure(sent, 1.0, Bounds(ttft_s=1.0))
+    run = measure(sent, 1.0, RequestBounds(ttft_s=1.0))
     assert (run.rejected, run.failed) == ((1, 0) if kind == REJECTED else (0, 1))
     assert run.errors == ({} if kind == REJECTED else {kind: 1})
     assert run.completed == 1 and run.within_bounds == 0.5 and run.latency["mean"] == pytest.approx(0.4, abs=1e-6)
@@ -158,7 +158,7 @@ def test_what_goes_wrong_is_counted_by_kind(script, kind, status, message):
 def test_a_server_that_is_not_there_is_an_error_of_the_request():
     sent = load(None, [0.0, 1.0])
     assert [(o.error, o.status, o.first_token_s) for o in sent.outcomes] == [("connect", None, None)] * 2
-    assert sent.connections == 0 and measure(sent, 1.0, Bounds()).latency["p99"] is None
+    assert sent.connections == 0 and measure(sent, 1.0, RequestBounds()).latency["p99"] is None
 
 
 def test_a_server_that_says_nothing_is_given_up():
@@ -178,7 +178,7 @@ def test_an_overloaded_servers_retry_after_is_waited_for(header, waited_s):
     assert outcome.sent_s == pytest.approx(2 * (0.25 + waited_s), abs=1e-6)
     assert outcome.ttft_s == pytest.approx(outcome.sent_s + 0.5, abs=1e-6)  # since its arrival, the waiting included
     assert outcome.lag_s == pytest.approx(0.0, abs=1e-6)  # which is not this client's lag
-    assert measure(waiting, 1.0, Bounds()).since_sent["latency"]["mean"] == pytest.approx(0.8, abs=1e-6)
+    assert measure(waiting, 1.0, RequestBounds()).since_sent["latency"]["mean"] == pytest.approx(0.8, abs=1e-6)
     server.bodies.clear()
     rejected = load(server, [0.0], retries=1).outcomes[0]
     assert rejected.error == REJECTED and rejected.retries == 1
@@ -194,7 +194,7 @@ def test_a_retry_after_beyond_the_time_limit_is_a_failure(header, timeout_s, ret
     (outcome,) = sent.outcomes
     assert (outcome.error, outcome.status, outcome.retries) == ("retry_after", 429, 0) and "longer" in outcome.message
     assert outcome.finish_s == pytest.approx(0.25, abs=1e-6) and len(server.bodies) == 1
-    run = measure(sent, 1.0, Bounds())
+    run = measure(sent, 1.0, RequestBounds())
     assert (run.failed, run.rejected) == (1, 0)
 
 
@@ -280,7 +280,7 @@ def test_requests_beyond_the_concurrency_wait_in_the_client():
     sent = load(FakeServer(lambda *_: tokens(0.7, 0.1, 4)), [0.0, 0.0, 0.5, 9.0], max_concurrency=1)
     assert [o.latency_s for o in sent.outcomes] == pytest.approx([1.0, 2.0, 2.5, 1.0], abs=1e-6)
     assert [o.sent_s for o in sent.outcomes] == pytest.approx([0.0, 1.0, 2.0, 9.0], abs=1e-6)
-    run = measure(sent, 1.0, Bounds())
+    run = measure(sent, 1.0, RequestBounds())
     assert run.client.send_lag["p99"] == pytest.approx(0.0, abs=1e-6) and sent.connections == 1
     assert run.since_sent["latency"]["p99"] == pytest.approx(1.0, abs=1e-6)
 
@@ -296,7 +296,7 @@ def test_a_client_leaves_at_the_drawn_length():
 
 def test_outputs_of_another_length_are_counted():
     sent = load(FakeServer(lambda number, _: tokens(0.1, 0.1, 4 - number)), [0.0, 5.0, 10.0])
-    run = measure(sent, None, Bounds())
+    run = measure(sent, None, RequestBounds())
     assert run.other_lengths == 2 and run.rate_seq_s is None and run.goodput_seq_s is None
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from exegpt.report.comparison_text import bound_text, speed_text
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.console.comparison import Comparison
 from xcore.specs.estimate import Estimate
 from xcore.specs.timeline import Timeline

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from exegpt.report.figures import estimate_rows, percentile_rows
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.specs.estimate import Estimate
 
 ESTIMATE = Estimate(26.52, 849.1, 4.7263, 3.536, 4.7263, 2.4867, 0.03358, 2.8988, 0.03557)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from exegpt.report import gantt
 from exegpt.report.gantt import IDLE, MOST_ROWS, ON, Bar, Gantt
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xmulti.files.stage_plan import ExecutionStage, StagedNode, StagePlan
 
 WIDTH = 20

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from exegpt.report import svg
 from exegpt.report.html import Report, page
 from exegpt.report.terminal import plot
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore import document
 from xcore.console.comparison import KEYS, Comparison, median, relative
 from xcore.console.series import Series
 from xcore.requests.request import Result
-from xcore.specs.served import Served, summarise
+from xcore.specs.request_times import RequestTimes, summarise
 from xcore.specs.timeline import Span, Timeline
 from xcore.specs.workload import task
 
@@ -27,7 +27,7 @@ STATIC = Series("static", ((2.0, 50.0),), "s", "#5c8f3c")
 
 def served(slower=1.0, count=6):
     return tuple(
-        Served(i, 10, 5 + i, 0.0, 0.1 * i * slower, (0.1 * i + 0.2) * slower, (0.5 + 0.2 * i) * slower)
+        RequestTimes(i, 10, 5 + i, 0.0, 0.1 * i * slower, (0.1 * i + 0.2) * slower, (0.5 + 0.2 * i) * slower)
         for i in range(count)
     )
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore.nouns import changed, schedule
+from tests.xcore.small_specs import changed, schedule
 from xcore.console.schedule_text import bound_text, schedule_text, stages_text, variables_text
 from xcore.specs.schedule import Stage
 

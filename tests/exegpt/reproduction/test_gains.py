@@ -49,7 +49,7 @@ def row(task, bound_s, rra, waa, counts=True):
 
     best = max(rra, waa if counts else 0.0)
     ft = Reached(2.0, 1.0, "")
-    return gains.Row(
+    return gains.GainsRow(
         *("figure6", "m", "c", task, bound_s, ft, reached(rra), reached(waa), counts),
         *(best / 2, max(rra, waa) / 2, reached(2 * max(rra, waa)), 2.0),
     )

@@ -94,7 +94,7 @@ def test_what_was_seen_tells_of_what_remains(graphs, models):
 def test_figures_are_laid_beside_the_papers(graphs):
     result = hermes.Hermes(
         "a source",
-        (hermes.Completion("8 at once", "1x", "vLLM", 256.0, 865.0, 9.0, -0.7, -0.69),),
+        (hermes.OrderResult("8 at once", "1x", "vLLM", 256.0, 865.0, 9.0, -0.7, -0.69),),
         (hermes.InTime("8 at once", "EDF", 0.25, (0.1, 0.2, 0.3)),),
         (hermes.Ablation("8 at once", "no refinement", 100.0, 0.05),),
         (

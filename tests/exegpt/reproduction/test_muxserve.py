@@ -4,11 +4,11 @@ import pytest
 
 from exegpt.cli import main
 from exegpt.reproduction import muxserve
-from exegpt.reproduction.muxserve import Case, Measured, Result, Sums, read_measured, sections, simulate
+from exegpt.reproduction.muxserve import Case, CasesResult, PublishedModel, Sums, read_measured, sections, simulate
 from tests.public_data import needs_data
 from xcore.policies.one_phase import OnePhasePolicy
 from xmulti.sharing.replay import replay_unit
-from xprofiler.muxserve import muxserve_profiles
+from xprofiler.muxserve_tables import muxserve_profiles
 
 
 def test_where_the_measurements_are_missing_the_way_out_is_named(monkeypatch, tmp_path, capsys):
@@ -20,8 +20,8 @@ def test_where_the_measurements_are_missing_the_way_out_is_named(monkeypatch, tm
 
 def test_devices_of_a_mesh_and_of_a_degree():
     figures = ("llama-7b", 1.0, "mesh8idx1", 1.0, 10)
-    assert Measured("llm-0", *figures).devices == 8
-    assert Measured("llm-0", "llama-7b", 1.0, "4", 1.0, 10).devices == 4
+    assert PublishedModel("llm-0", *figures).devices == 8
+    assert PublishedModel("llm-0", "llama-7b", 1.0, "4", 1.0, 10).devices == 4
 
 
 def test_what_is_counted():
@@ -29,7 +29,7 @@ def test_what_is_counted():
     good = {"muxserve": Sums(12, 12), "spatial": Sums(10, 10), "temporal": Sums(8, 8)}
     bad = {"muxserve": Sums(12, 9), "spatial": Sums(9, 10), "temporal": Sums(10, 10)}
     cases = (Case("0.7", "1.0", good, good), Case("1.3", "1.0", good, bad), Case("0.9", "0.5", good, bad))
-    section, sums = sections(Result(1.0, cases))
+    section, sums = sections(CasesResult(1.0, cases))
     assert [row[-1] for row in section.rows] == ["yes", "no", "no"]
     first, spatial, temporal, sign, _ = section.notes
     assert "1 of 3" in first and "3 of 3" in spatial and "1 of 2" in temporal and "1 of 2" in sign

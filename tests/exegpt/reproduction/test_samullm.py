@@ -20,7 +20,7 @@ from tests.public_data import DATA, needs_data
 from tests.xmulti.stages import applications
 from xcore.errors import InputError
 from xmulti.stages.application import draw
-from xmulti.stages.stages import makespan
+from xmulti.stages.greedy_stages import makespan
 
 
 def small_case(application, known=False, search=False, parts=()):

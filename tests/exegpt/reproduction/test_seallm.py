@@ -8,7 +8,7 @@ import pytest
 
 from exegpt.cli import main
 from exegpt.reproduction import seallm, seallm_replacement, seallm_systems, seallm_workload
-from exegpt.reproduction.seallm import Measured, Scenario, SeaLLM, sections
+from exegpt.reproduction.seallm import ScenarioResult, SeaLLM, SeaLLMScenario, sections
 from exegpt.reproduction.seallm_replacement import Replacements, matched, popularities
 from exegpt.reproduction.seallm_systems import (
     OURS,
@@ -19,8 +19,8 @@ from exegpt.reproduction.seallm_systems import (
     have_room,
     replay_of,
 )
-from exegpt.reproduction.seallm_workload import SETS, Asked, Traffic, joined, k_means, services, traffic_of
-from xmulti.stages.two_stage import Group, Placed
+from exegpt.reproduction.seallm_workload import SETS, ServiceArrays, Traffic, joined, k_means, services, traffic_of
+from xmulti.stages.two_stage import Placed, ServiceGroup
 
 FIGURES = Figures(100, 2.0, 0.5, 0.3, 0.95, 10.0, 1.0, 0.02, 0.5, 0, 0, (0.2, 0.5, 0.95, 1.0, 1.0), "32 × 1")
 
@@ -83,7 +83,7 @@ def test_requests_are_cut_and_joined_without_loss():
 def test_a_request_that_is_alone_takes_its_time_alone():
     """L̂'s closed form beside the engine of a service that has its devices alone."""
     for service in (service_of("llama-2-7b"), service_of("opt-6.7b")):
-        asked = Asked(service, np.array([1.0]), *(np.array([tokens]) for tokens in (800.0, 60.0, 60.0)))
+        asked = ServiceArrays(service, np.array([1.0]), *(np.array([tokens]) for tokens in (800.0, 60.0, 60.0)))
         (engine,) = [e for e in dedicated_engines(services(), 2 * 4) if e.loads[0].name == service.name]
         on_one = replace(engine, devices=(0,), loads=(seallm_systems._load(service, 1, engine.loads[0].pool),))
         figures = figures_of({service.name: asked}, replay_of({service.name: asked}, [on_one]), [on_one])
@@ -95,11 +95,13 @@ def test_services_alone_meet_nobody():
     """Two services in a group of one device, each as alone there as in a group of its own; together they wait."""
     pair = [service_of("llama-2-7b"), service_of("opt-6.7b")]
     asked = {
-        service.name: Asked(service, np.array([1.0, 1.0]), *(np.array([800.0, 90.0]), *2 * (np.array([60.0, 9.0]),)))
+        service.name: ServiceArrays(
+            service, np.array([1.0, 1.0]), *(np.array([800.0, 90.0]), *2 * (np.array([60.0, 9.0]),))
+        )
         for service in pair
     }
     history = seallm_systems.History(tuple(pair), asked, 1, 1.0)
-    groups = [Group((0,), tuple(sorted(service.name for service in pair)))]
+    groups = [ServiceGroup((0,), tuple(sorted(service.name for service in pair)))]
     rule = seallm_systems.RULES[OURS]
     engines = seallm_systems.merged_engines(groups, history.by_name, rule)
     alone = figures_of(asked, seallm_systems.alone_replay(asked, groups, history, rule), engines)
@@ -138,10 +140,14 @@ def test_popularities_move_and_none_is_lost():
 
 
 def test_groups_that_stay_keep_their_devices():
-    before = [Group((0,), ("a", "b")), Group((1,), ("c", "d")), Group((2, 3), ("e",))]
-    wanted = [Group((0,), ("c", "f")), Group((1,), ("a", "b")), Group((2, 3), ("e", "f"))]
-    assert matched(wanted, before) == (Group((1,), ("c", "f")), Group((0,), ("a", "b")), Group((2, 3), ("e", "f")))
-    other = [Group((0, 1), ("a",)), Group((2, 3), ("b",))]
+    before = [ServiceGroup((0,), ("a", "b")), ServiceGroup((1,), ("c", "d")), ServiceGroup((2, 3), ("e",))]
+    wanted = [ServiceGroup((0,), ("c", "f")), ServiceGroup((1,), ("a", "b")), ServiceGroup((2, 3), ("e", "f"))]
+    assert matched(wanted, before) == (
+        ServiceGroup((1,), ("c", "f")),
+        ServiceGroup((0,), ("a", "b")),
+        ServiceGroup((2, 3), ("e", "f")),
+    )
+    other = [ServiceGroup((0, 1), ("a",)), ServiceGroup((2, 3), ("b",))]
     assert matched(other, before) == tuple(other)
 
 
@@ -156,7 +162,7 @@ def test_replaced_engines_serve_every_request(monkeypatch, restart):
     turns = []
     for shift in (0, 1):
         pairs = [tuple(sorted((large[n], small[(n + shift) % 8]))) for n in range(8)]
-        groups = tuple(Group(tuple(range(4 * n, 4 * n + 4)), pair) for n, pair in enumerate(pairs))
+        groups = tuple(ServiceGroup(tuple(range(4 * n, 4 * n + 4)), pair) for n, pair in enumerate(pairs))
         turns.append(Placed(4, groups, 0.9, 2.0))
     in_turn = iter(4 * turns)
     monkeypatch.setattr(seallm_replacement, "_placed", lambda history: next(in_turn))
@@ -170,7 +176,7 @@ def test_replaced_engines_serve_every_request(monkeypatch, restart):
 def test_a_scenario_is_measured_under_all_systems(monkeypatch):
     for name, value in (("REPLAYED", 200), ("REPLAYED_S", 10.0), ("PAST", 100), ("PAST_S", 5.0)):
         monkeypatch.setattr(seallm, name, value)
-    measured = seallm.measure(Scenario("quick", 4.0, 1.0, ablated=True))
+    measured = seallm.measure(SeaLLMScenario("quick", 4.0, 1.0, ablated=True))
     assert {*measured.systems} == {"vLLM", "AlpaServe", "MuxServe", *seallm_systems.RULES}
     assert len({own.requests for own in measured.systems.values() if own}) == 1
     for own in filter(None, measured.systems.values()):
@@ -184,7 +190,10 @@ def result():
     worse = replace(FIGURES, normalised=4.0, in_time=0.5, tail_s=20.0, ttft_s=5.0, tpot_s=0.03)
     light = dict.fromkeys(("vLLM", "AlpaServe", "MuxServe", *seallm_systems.RULES), worse) | {OURS: FIGURES}
     heavy = light | {OURS: replace(worse, normalised=5.0, tpot_s=0.04), "MuxServe": None}
-    loads = (Measured(Scenario("load", 10.0, 4.0), light), Measured(Scenario("load", 50.0, 4.0), heavy))
+    loads = (
+        ScenarioResult(SeaLLMScenario("load", 10.0, 4.0), light),
+        ScenarioResult(SeaLLMScenario("load", 50.0, 4.0), heavy),
+    )
     kinds = {kind: Replacements(FIGURES, (300.0,), (0.2,), 3) for kind in seallm.KINDS}
     return SeaLLM(loads, kinds | {"fixed": Replacements(worse, (), (), 0)})
 

@@ -7,7 +7,7 @@ import pytest
 
 from exegpt.reproduction import table6
 from tests.exegpt.cli.conftest import run_command
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import task

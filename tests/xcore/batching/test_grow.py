@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.batching import BlockPool, Forecast, Ledger, Sequence, Step
 from xcore.batching.admission import iterations_until_shortage
 from xcore.batching.sequence import DECODE, PREEMPTED, PREFILL, WAITING

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.batching import BlockPool, Ledger, MicroBatching, PrefixPool, Sequence
 from xcore.batching.prefix_pool import extend_keys
 from xcore.batching.sequence import PREEMPTED

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.batching import BlockPool
 from xcore.batching.shared_pool import (
     MergedBlocks,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.batching import BlockPool, Ledger, Sequence
 from xcore.errors import InputError
 from xcore.orders import fcfs

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.batching import BlockPool, Forecast, Ledger, Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.orders import fcfs

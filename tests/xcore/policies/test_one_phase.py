@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.xcore.nouns import changed, schedule
+from tests.xcore.small_specs import changed, schedule
 from xcore.batching import BlockPool, Ledger, Sequence
 from xcore.orders import fcfs
 from xcore.policies.one_phase import OnePhasePolicy

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import changed, schedule
+from tests.xcore.small_specs import changed, schedule
 from xcore.batching import BlockPool, Ledger, Sequence, Step
 from xcore.errors import InputError
 from xcore.orders import fcfs
@@ -22,7 +22,7 @@ from xcore.policies.rra import RRAPolicy
 from xcore.policies.static import StaticPolicy
 from xcore.policies.waa import WAAPolicy
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.engine import ENGINES
+from xcore.specs.engine_spec import ENGINES
 from xcore.specs.workload import MAX_TOKENS
 
 REQUESTS = st.lists(

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xmulti.sharing.test_unit import BLOCK, MODELS, Cost, loads
+from tests.xmulti.sharing.test_simulated_unit import BLOCK, MODELS, Cost, loads
 from xcore.batching import Ledger, Sequence
 from xcore.batching.shared_pool import MergedBlocks, MergedPool, QuotaPool, Store
 from xcore.orders import fcfs
 from xcore.policies.one_phase import OnePhasePolicy as Limits
 from xcore.policies.quota_adaptation import FULL, GROWTH, HEADROOM, WINDOW, QuotaAdaptation
 from xcore.specs.workload import RequestLengths
-from xmulti.sharing.replay import Load, replay_unit
-from xmulti.sharing.tenant import Tenant
+from xmulti.sharing.replay import ModelLoad, replay_unit
+from xmulti.sharing.tenant import SimulatedTenant
 from xsimulator.replay.record import Record
 
 LEAST = 5
@@ -22,7 +22,9 @@ LEAST = 5
 
 def tenant(name, pool, held, waiting):
     """A model that holds some blocks, and has requests that wait."""
-    made = Tenant(name, Ledger(pool, fcfs, admission="grow"), Cost(), Limits(), Record(waiting, lambda _: 0, False))
+    made = SimulatedTenant(
+        name, Ledger(pool, fcfs, admission="grow"), Cost(), Limits(), Record(waiting, lambda _: 0, False)
+    )
     pool.allocate(held)
     made.ledger.submit(Sequence(i, 3, 3, 0.0) for i in range(waiting))
     return made
@@ -131,7 +133,7 @@ def test_a_model_with_more_load_than_was_planned_gets_the_others_memory():
         store = Store(120)
         rows = {"busy": [RequestLengths(10, 40, 0.1 * i) for i in range(1000)], "rare": [RequestLengths(8, 8, 3.0)] * 5}
         both = [
-            Load(name, Cost(), some, QuotaPool(store, 1, BLOCK, 60), Limits(64, 64), least=least)
+            ModelLoad(name, Cost(), some, QuotaPool(store, 1, BLOCK, 60), Limits(64, 64), least=least)
             for name, some in rows.items()
         ]
         return replay_unit(both, "time"), both

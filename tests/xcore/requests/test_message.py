@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
 import xcore.requests.request
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.policies import TRAITS
 from xcore.requests.message import pack, unpack
 from xcore.requests.request import Request, Result
+from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule, Stage
-from xcore.specs.served import Served
 from xcore.specs.timeline import Timeline
 from xrunner.comm.kv_transfer import Arrival
 from xrunner.core.report import RunReport
@@ -80,7 +80,7 @@ def test_dicts_and_the_kinds_of_fields():
     named = {("decode", 3): {"of": (request,), "pairs": None}, "kind": np.arange(2)}
     received = unpack(bytearray(pack(named)), (Request,))
     assert received[("decode", 3)] == named[("decode", 3)] and received["kind"].tolist() == [0, 1]
-    report = RunReport((), (Served(0, 1, 2, 0.0, 0.1, 0.2, 0.3),), Timeline("measured", ()), 0.5)
+    report = RunReport((), (RequestTimes(0, 1, 2, 0.0, 0.1, 0.2, 0.3),), Timeline("measured", ()), 0.5)
     assert unpack(bytearray(pack(report)), (RunReport,)) == report
 
 

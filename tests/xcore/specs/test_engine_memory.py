@@ -8,7 +8,6 @@ from xcore.document import from_dict, to_dict
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import KINDS, device_kind, parse_cluster
-from xcore.specs.engine import ENGINES, engine_of
 from xcore.specs.engine_memory import (
     DATA_SHEET,
     OWN_ON_CPU,
@@ -19,9 +18,10 @@ from xcore.specs.engine_memory import (
     EngineMemory,
     vllm_memory,
 )
+from xcore.specs.engine_spec import ENGINES, engine_of
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 
 GIB = 2**30
 LLAMA = builtin_model("llama-3.1-8b")

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from xcore import document
 from xcore.errors import InputError
 from xcore.specs.profile import Profile, Table
 
-PROFILE = nouns.profile()
+PROFILE = small_specs.profile()
 AXIS = st.lists(st.integers(1, 1000), min_size=2, max_size=6, unique=True).map(sorted)
 
 
@@ -89,11 +89,11 @@ def test_a_broken_table_is_refused(points, values, message):
 )
 def test_a_table_of_another_number_of_axes_is_refused(name, where):
     """As in a profile that was edited by hand, instead of a traceback in the midst of a simulation."""
-    profile = nouns.profile(nouns.schedule("orca").model.spec)
-    noun = {"profile": profile, "degree": profile.degrees[0], "layer": profile.degrees[0].decoder}[where]
+    profile = small_specs.profile(small_specs.schedule("orca").model.spec)
+    spec = {"profile": profile, "degree": profile.degrees[0], "layer": profile.degrees[0].decoder}[where]
     cube = Table(("x", "y", "z"), ((1.0,), (1.0,), (1.0,)), (0.0,))
     with pytest.raises(InputError, match=f"table '{name}' has axes x, y, z: their number must be [12]"):
-        replace(noun, **{name: cube})
+        replace(spec, **{name: cube})
 
 
 def test_a_value_that_completes_the_rectangle_is_not_covered():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.document import from_dict, read, to_dict, write
 from xcore.errors import InputError
 from xcore.files import read_schedule

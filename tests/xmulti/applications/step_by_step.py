@@ -9,7 +9,7 @@ import heapq
 import math
 from dataclasses import dataclass, field, replace
 
-from xmulti.applications.progress import Account, SubmissionProgress
+from xmulti.applications.application_progress import Account, SubmissionProgress
 
 EVERY = 10
 """Iterations after which places are given anew, if nothing else happens: 0.6 s at Hermes' rates."""

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from xmulti.applications.demand import ApplicationDemand, Correlations, Seen, ServiceRates
-from xmulti.files.demand_graph import END, DemandGraph, JointRecords, Unit
+from xmulti.files.demand_graph import END, DemandGraph, DemandStep, JointRecords
 
 RATES = ServiceRates(0.001, 0.1)
-SEARCH = Unit("search", "search", ("answer",), seconds=(2.0, 4.0))
+SEARCH = DemandStep("search", "search", ("answer",), seconds=(2.0, 4.0))
 
 
 def chain(correlated=True, records=400):
@@ -16,8 +16,8 @@ def chain(correlated=True, records=400):
     outputs = drawn.integers(1, 100, records)
     answers = outputs if correlated else drawn.permutation(outputs)
     parallel = np.arange(records) % 3 + 1
-    plan = Unit("plan", "llm", ("search",), (100,) * records, tuple(outputs.tolist()), tuple(parallel.tolist()))
-    answer = Unit("answer", "llm", (END,), (200,) * records, tuple(answers.tolist()), tuple(parallel.tolist()))
+    plan = DemandStep("plan", "llm", ("search",), (100,) * records, tuple(outputs.tolist()), tuple(parallel.tolist()))
+    answer = DemandStep("answer", "llm", (END,), (200,) * records, tuple(answers.tolist()), tuple(parallel.tolist()))
     rows = zip([100] * records, outputs, parallel, [200] * records, answers, parallel, strict=True)
     joint = JointRecords("plan", "answer", tuple(tuple(map(int, row)) for row in rows))
     return DemandGraph(1, "kbqa", ("plan",), (plan, SEARCH, answer), (joint,))
@@ -26,7 +26,7 @@ def chain(correlated=True, records=400):
 def test_walks_reach_the_expected_demand():
     """A loop that goes on with probability 3/4 is called four times on average; parallel requests are summed in one
     measure, counted once in the other."""
-    loop = Unit("think", "llm", ("think", "think", "think", END), (100,), (10,), (3,))
+    loop = DemandStep("think", "llm", ("think", "think", "think", END), (100,), (10,), (3,))
     demand = ApplicationDemand(DemandGraph(1, "react", ("think",), (loop,)), RATES, walks=20_000).prior
     call_s = 100 * 0.001 + 10 * 0.1
     assert demand.total_s.mean() == pytest.approx(4 * 3 * call_s, rel=0.03)
@@ -35,13 +35,16 @@ def test_walks_reach_the_expected_demand():
 
 
 def test_walks_end_after_fifty_calls():
-    nearly_endless = Unit("think", "llm", (*["think"] * 999, END), (0,), (10,), (1,))
+    nearly_endless = DemandStep("think", "llm", (*["think"] * 999, END), (0,), (10,), (1,))
     demand = ApplicationDemand(DemandGraph(1, "react", ("think",), (nearly_endless,)), RATES).prior
     assert demand.total_s.max() == pytest.approx(50.0)
 
 
 def test_names_may_be_longer_than_the_first_ones():
-    units = Unit("a", "llm", ("afterwards",), (0,), (10,), (1,)), Unit("afterwards", "x", (END,), seconds=(2.0,))
+    units = (
+        DemandStep("a", "llm", ("afterwards",), (0,), (10,), (1,)),
+        DemandStep("afterwards", "x", (END,), seconds=(2.0,)),
+    )
     demand = ApplicationDemand(DemandGraph(1, "b", ("a",), units), RATES).prior
     assert set(demand.total_s) == {3.0}
 
@@ -82,7 +85,7 @@ def test_uncorrelated_calls_are_not_narrowed():
 def test_too_few_joint_matches_fall_back_to_one_variable_then_to_all():
     """Inputs follow both upstream variables. (in, out) = (0, 99) never came together, but (0, ·) often did."""
     rows = [(0, 0, 1, 0, 5, 1)] * 50 + [(99, 99, 1, 99, 5, 1)] * 50 + [(99, 0, 1, 60, 5, 1)] * 4
-    unit = Unit("b", "llm", (END,), tuple(row[3] for row in rows), (5,) * len(rows), (1,) * len(rows))
+    unit = DemandStep("b", "llm", (END,), tuple(row[3] for row in rows), (5,) * len(rows), (1,) * len(rows))
     pair = Correlations(JointRecords("a", "b", tuple(rows)))
     assert {("input", "input"), ("input", "output")} <= pair.mask
     draw = lambda *seen: set(pair.draw(Seen("a", *seen), unit, np.random.default_rng(0), 500)[0])  # noqa: E731
@@ -93,7 +96,7 @@ def test_too_few_joint_matches_fall_back_to_one_variable_then_to_all():
 
 
 def test_ten_matching_records_are_enough_and_nine_are_not():
-    unit = Unit("b", "llm", (END,), (0, 99), (5, 5), (1, 1))
+    unit = DemandStep("b", "llm", (END,), (0, 99), (5, 5), (1, 1))
     for matching, inputs in ((10, {0}), (9, {0, 99})):
         rows = [(0, 5, 1, 0, 5, 1)] * matching + [(99, 5, 1, 99, 5, 1)] * 50
         pair = Correlations(JointRecords("a", "b", tuple(rows)))
@@ -102,7 +105,7 @@ def test_ten_matching_records_are_enough_and_nine_are_not():
 
 def test_outputs_follow_their_own_inputs():
     rows = [(5, 5, 1, i, 10 * i, 1) for i in range(100)] * 2
-    unit = Unit("b", "llm", (END,), tuple(r[3] for r in rows), tuple(r[4] for r in rows), (1,) * len(rows))
+    unit = DemandStep("b", "llm", (END,), tuple(r[3] for r in rows), tuple(r[4] for r in rows), (1,) * len(rows))
     pair = Correlations(JointRecords("a", "b", tuple(rows)))
     inputs, outputs, _ = pair.draw(Seen("a", 5, 5, 1), unit, np.random.default_rng(0), 500)
     assert pair.mask == {("output", "own input")}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.xmulti.applications import step_by_step
 from xcore.errors import InputError
+from xmulti.applications.application_progress import DemandEstimates
 from xmulti.applications.demand import ApplicationDemand, ServiceRates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
@@ -24,7 +25,6 @@ from xmulti.applications.orders import (
     VirtualTokens,
     application_gittins,
 )
-from xmulti.applications.progress import DemandEstimates
 from xmulti.applications.simulation import Prewarming, simulate
 from xmulti.applications.submission import Call, Submission
 from xmulti.applications.warm_cache import POLICIES, WarmCache

@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
-from xmulti.applications.progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.submission import Call, Submission
-from xmulti.files.demand_graph import END, DemandGraph, Unit
+from xmulti.files.demand_graph import END, DemandGraph, DemandStep
 
 RATES = ServiceRates(0.001, 0.1)
 CALLS = (Call("a", "llm", 100, 10, 2), Call("b", "search", seconds=3.0), Call("a", "llm", 50, 20))
@@ -49,7 +49,10 @@ def test_other_backends_count_when_they_have_ended():
 
 
 def test_demand_is_estimated_once_or_at_every_call():
-    units = Unit("a", "llm", ("b", END), (100, 50), (10, 20), (2, 1)), Unit("b", "search", ("a",), seconds=(3.0,))
+    units = (
+        DemandStep("a", "llm", ("b", END), (100, 50), (10, 20), (2, 1)),
+        DemandStep("b", "search", ("a",), seconds=(3.0,)),
+    )
     models = {"x": ApplicationDemand(DemandGraph(1, "x", ("a",), units), RATES)}
     for refine in (False, True):
         progress, counter = begun()

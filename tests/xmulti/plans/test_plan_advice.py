@@ -1,4 +1,4 @@
-"""What a plan would gain, held against plans of the changed question from nothing."""
+"""What a plan would gain, held against plans of the changed problem from nothing."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from xcore.specs.cluster import parse_cluster
 from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.model_frontier import Frontiers
-from xmulti.plans.plan_advice import LOOSER, Gain, advice_about, gains, one_more, tightest_of
+from xmulti.plans.plan_advice import LOOSER, PlanGain, advice_about, gains, one_more, tightest_of
 from xmulti.plans.planning import propose
 
 CHAT = {"name": "chat", "model": "opt-1.3b", "workload": "128/64", "rate": "40/s", "latency_bound": "2s"}
@@ -90,7 +90,7 @@ def test_the_tightest_has_the_least_headroom_and_a_bound(tmp_path):
 
 
 def test_sentences_name_what_is_now(tmp_path):
-    gain = Gain("A change", "2xA40", None, None, 2.5, 90.0, "")
+    gain = PlanGain("A change", "2xA40", None, None, 2.5, 90.0, "")
     assert gain.text(None) == "A change: every model could have 2.5 times its rate; all requests are done after 90 s"
 
 

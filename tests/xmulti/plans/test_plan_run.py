@@ -20,10 +20,10 @@ from xcore import document
 from xcore.errors import InputError
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xmulti.applications.planned_application import plan_application
 from xmulti.plans.plan_requests import read_plan_requests
-from xmulti.plans.plan_run import Calls, PlanRunOptions, run_plan
+from xmulti.plans.plan_run import PlannedCalls, PlanRunOptions, run_plan
 from xrunner.core.results import read_results
 from xrunner.models.create import create_model
 
@@ -140,7 +140,7 @@ def test_each_call_reads_what_the_models_before_it_wrote(folder, tmp_path):
     assert "; predicted: " in done.out and done.out.count("predicted") == 4
     results = {result.id: result for result in read_results(tmp_path / "out.jsonl")}
     application = plan_application(folder / "application.yaml", read_plan(folder), 5)
-    assert len(results) == Calls(application, False, read_plan(folder)).total == 7 + 8 + 4
+    assert len(results) == PlannedCalls(application, False, read_plan(folder)).total == 7 + 8 + 4
     calls = application.calls()
     left = calls.begin()
     while left:
@@ -338,7 +338,7 @@ def test_a_prediction_is_made_at_the_speed_that_the_engines_report(folder, monke
         profiles.update(given)
         return {}
 
-    monkeypatch.setattr(Calls, "predict", predict)
+    monkeypatch.setattr(PlannedCalls, "predict", predict)
     files = {"plan": folder / "plan.json", "application": folder / "application.yaml"}
     rest = dict.fromkeys(("requests", "out", "device", "attention"))
     run_plan(PlanRunOptions(**files, **rest, directories={}, resume=False, seed=0, threads=1))

@@ -9,7 +9,7 @@ from tests.xrunner.cells import requests
 from xcore.requests.engine_protocol import BEGIN, DRAIN, FROM_ENGINE, Frames, Stepped, framed
 from xcore.specs.cluster_plan import Share
 from xmulti.rank import serving
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xrunner.core.inbox import Inbox
 
 
@@ -22,7 +22,7 @@ def test_requests_that_come_as_engines_begin_wait_for_nothing(directories, monke
         return select.select(*waiting)
 
     monkeypatch.setattr(serving, "select", SimpleNamespace(select=rest))
-    unit = Unit.load(planned(directories, Share("time"), 30), directories)
+    unit = RankUnit.load(planned(directories, Share("time"), 30), directories)
     unit.open()
     ours, inboxes = {}, {}
     for name in directories:

@@ -19,9 +19,9 @@ from xcore.requests.request import Request, Result
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.model import ModelSpec
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths
-from xmulti.rank.unit import Tenant, Unit
+from xmulti.rank.rank_unit import RankTenant, RankUnit
 from xmulti.sharing.plan_replay import replay_models
 from xprofiler.roofline import roofline_profile
 from xrunner.comm.ranks import Ranks
@@ -103,7 +103,7 @@ def run(unit, todo, every=0, look=alone):
     ],
 )
 def test_tokens_are_transformers_though_caches_are_short(directories, theirs, share, every):
-    unit = Unit.load(planned(directories, share), directories)
+    unit = RankUnit.load(planned(directories, share), directories)
     unit.open()
     results, _ = run(unit, {name: requests() for name in directories}, every)
     if share.by != "priority":  # which lets so few in at a time that their tokens have room
@@ -123,7 +123,7 @@ def test_a_model_takes_the_memory_that_the_other_does_not_need(directories):
     """Under skewed load: one model's requests alone preempt each other over quotas, and have room in merged blocks."""
     counts = {}
     for pool in ("quotas", "merged"):
-        unit = Unit.load(planned(directories, Share("time", pool=pool), 14), directories)
+        unit = RankUnit.load(planned(directories, Share("time", pool=pool), 14), directories)
         unit.open()
         run(unit, {"llama": requests()})
         counts[pool] = unit.tenants[0].ledger.preemptions
@@ -139,7 +139,7 @@ def test_a_quota_grows_where_the_other_model_is_idle(directories, theirs, monkey
     models, preempted, quotas = planned(directories, SHARES[0], 14), {}, {}
     todo = [Request(f"{i}-{r.id}", r.prompt_ids, r.max_tokens) for i in range(4) for r in requests()]
     for adapts in (False, True):
-        unit = Unit.load(models, directories)
+        unit = RankUnit.load(models, directories)
         for tenant in unit.tenants:
             tenant.least = tenant.least if adapts else None
         unit.open()
@@ -159,7 +159,7 @@ def test_a_quota_grows_where_the_other_model_is_idle(directories, theirs, monkey
 def test_jobs_come_in_the_order_of_the_event_simulator(directories, share, profiles):
     """Of requests that are there from the beginning: whose turn it is depends on no time."""
     models = planned(directories, share, 12)
-    unit = Unit.load(models, directories)
+    unit = RankUnit.load(models, directories)
     unit.open()
     todo = {name: requests() for name in directories}
     _, jobs = run(unit, todo)
@@ -182,8 +182,8 @@ def test_models_compute_beside_each_other_on_a_gpu(directories, theirs, every):
     tenants = []
     for model in planned(directories, Share("space", 0.5)):
         engine = Engine(load_model(directories[model.name]), model.schedule, gpu=StandIn())
-        tenants.append(Tenant(model.name, engine, OnePhasePolicy.of(model.schedule, 0.5)))
-    unit = Unit(tenants, SpatialSharing())
+        tenants.append(RankTenant(model.name, engine, OnePhasePolicy.of(model.schedule, 0.5)))
+    unit = RankUnit(tenants, SpatialSharing())
     unit.open()
     at_once = set()
 
@@ -226,7 +226,7 @@ def test_the_service_whose_requests_are_shorter_comes_first_by_priority(director
     told = {name: [] for name in directories}
     hints = {"llama": Hints(service_time_s=1e-6), "gpt2": Hints(service_time_s=1e6)}
     options = {n: Options(order=Watched(told[n]), hints=lambda _, known=hints[n]: known) for n in directories}
-    unit = Unit.load(planned(directories, SHARES[2], 60), directories)
+    unit = RankUnit.load(planned(directories, SHARES[2], 60), directories)
     unit.open(options=options)
     _, jobs = run(unit, {name: requests() for name in ("gpt2", "llama")})
     first = jobs.count("llama")
@@ -287,7 +287,7 @@ def test_models_share_two_devices(job, tmp_path, directories, theirs):
 
 
 def test_a_request_that_the_memory_cannot_hold_is_refused(directories):
-    unit = Unit.load(planned(directories, SHARES[1], 1), directories)
+    unit = RankUnit.load(planned(directories, SHARES[1], 1), directories)
     unit.open()
     with pytest.raises(InputError, match="needs 6 KV blocks"):
         unit.add("llama", Request("a", tuple(range(60)), 30))

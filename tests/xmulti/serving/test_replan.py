@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from xcore.quantity import figure_text
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xmulti.plans import planning
-from xmulti.plans.demands import Demand
+from xmulti.plans.demands import ModelDemand
+from xmulti.plans.mean_batch_one_latency import mean_batch_one_latency
 from xmulti.plans.planning import make_plan
-from xmulti.plans.solo import solo_seconds
 from xmulti.serving import replan as replanning
 from xmulti.serving.replan import (
     ROOM,
@@ -43,7 +43,7 @@ def setting():
 
 
 def demands_at(setting, rates):
-    return tuple(Demand(name, setting, rate, None, BOUND_S) for name, rate in rates.items())
+    return tuple(ModelDemand(name, setting, rate, None, BOUND_S) for name, rate in rates.items())
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def of_devices(places, headrooms=None, method="seallm"):
     for name, devices in places.items():
         alone = sum(set(devices) <= set(others) for others in places.values()) == 1
         times = (headrooms or {}).get(name, 1.0)
-        schedule = nouns.schedule("orca", kv_blocks=100 + len(devices))
+        schedule = small_specs.schedule("orca", kv_blocks=100 + len(devices))
         unknown = PlannedModel(name, devices, schedule, None, 1.0, times, directory=f"/{name}")
         models.append(replace(unknown, share=None if alone else Share("priority")))
     return Plan(Plan.VERSION, method, CLUSTER, tuple(models))
@@ -177,7 +177,7 @@ def test_the_error_of_what_was_promised(plan, setting):
     promised = [replace(model, attainment=1.0, normalised_latency=2.0) for model in plan.models]
     demands = demands_at(setting, RATES)
     drawn = setting.workload.draw(200, 0, setting.model.context)
-    alone_s = solo_seconds(setting, drawn)
+    alone_s = mean_batch_one_latency(setting, drawn)
     bounds = tuple(replace(demand, bound_s=3 * alone_s) for demand in demands)
     seen = asked(plan, setting, RATES, (2 * alone_s, 4 * alone_s)).watched
     error = promise_error(replace(plan, models=tuple(promised)), bounds, seen)

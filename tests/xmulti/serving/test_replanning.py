@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from tests.xserver.conftest import schedule_for, started
 from tests.xserver.http.test_completions import expected
 from tests.xserver.test_plan import ask, tokens
@@ -36,9 +36,9 @@ ESTIMATE = Estimate(1.0, 16.0, *[None] * 7)
 
 def planned(rates, method="seallm"):
     """Models with a device each."""
-    cluster = replace(nouns.schedule("orca").cluster, nodes=1, devices_per_node=len(rates))
+    cluster = replace(small_specs.schedule("orca").cluster, nodes=1, devices_per_node=len(rates))
     models = (
-        PlannedModel(name, (place,), nouns.schedule("orca"), ESTIMATE, rate)
+        PlannedModel(name, (place,), small_specs.schedule("orca"), ESTIMATE, rate)
         for place, (name, rate) in enumerate(rates.items())
     )
     return Plan(Plan.VERSION, method, cluster, tuple(models))
@@ -53,7 +53,7 @@ class Watching:
     """A server's replanning, whose models are asked far too often, and whose searches find these."""
 
     def __init__(self, monkeypatch, *found, plan=PLAN, options=SOON, follow=None, during=None):
-        opened = SimpleNamespace(profile=nouns.profile(), schedule=nouns.schedule("orca"))
+        opened = SimpleNamespace(profile=small_specs.profile(), schedule=small_specs.schedule("orca"))
         observed = SimpleNamespace(latencies_s=lambda since_s: (0.5, 0.25))
         self.frontends = {
             model.name: SimpleNamespace(

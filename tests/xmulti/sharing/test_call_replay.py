@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.xsimulator.replay.test_event_simulator import MODEL, PROFILE, plans, schedule, stages_of
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths
 from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
 from xmulti.files.dependent_calls import DependentCalls

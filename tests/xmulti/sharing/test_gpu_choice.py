@@ -4,8 +4,8 @@ import itertools
 import random
 
 from xmulti.sharing.gpu_choice import choose_gpus
-from xmulti.stages.progress import Parallel
-from xmulti.stages.stages import Host
+from xmulti.stages.greedy_stages import Host
+from xmulti.stages.stage_progress import Parallel
 
 
 def test_what_runs_stays():

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from xmulti.sharing.budgets import place
-from xmulti.sharing.groups import STEP, Cluster, GroupSearch
+from xmulti.sharing.groups import STEP, GroupSearch, IdenticalNodes
 
 
 def partitions(models):
@@ -59,7 +59,7 @@ class Table:
 @pytest.mark.parametrize("seed", range(150))
 def test_they_are_the_best_of_all_partitions(seed):
     drawn = random.Random(seed)
-    models, cluster = drawn.randint(1, 5), Cluster(*drawn.choice([(1, 1), (1, 2), (1, 4), (2, 2)]))
+    models, cluster = drawn.randint(1, 5), IdenticalNodes(*drawn.choice([(1, 1), (1, 2), (1, 4), (2, 2)]))
     table = Table(drawn, models, cluster)
     want, floor = table.best(models), drawn.choice([0.0, 0.0, 0.5, 2.0])
     some = drawn.sample(sorted(table.headrooms), len(table.headrooms) // 4)
@@ -79,7 +79,7 @@ def test_they_are_the_best_of_all_partitions(seed):
 
 def test_few_groups_are_measured():
     drawn = random.Random(3)
-    cluster = Cluster(1, 4)
+    cluster = IdenticalNodes(1, 4)
     table = Table(drawn, 6, cluster)
     table.optimism = dict.fromkeys(table.headrooms, 1.1)
     search = GroupSearch(6, cluster, table)
@@ -87,8 +87,8 @@ def test_few_groups_are_measured():
 
 
 def test_a_search_that_is_cut_short_says_so():
-    table = Table(random.Random(4), 4, Cluster(1, 4))
-    search = GroupSearch(4, Cluster(1, 4), table)
+    table = Table(random.Random(4), 4, IdenticalNodes(1, 4))
+    search = GroupSearch(4, IdenticalNodes(1, 4), table)
     assert search.best(0.0, 0) is None and not search.complete and not table.asked
 
 
@@ -103,5 +103,5 @@ def test_some_share_while_others_have_their_own():
         def reached(self, parts, level):
             return [self.at_most(*part) for part in parts]
 
-    found = GroupSearch(3, Cluster(1, 2), Fixed()).best(0.0, 100)
+    found = GroupSearch(3, IdenticalNodes(1, 2), Fixed()).best(0.0, 100)
     assert dict(found.parts) == {(0,): 1, (1, 2): 1} and found.headroom == 1.0

@@ -7,7 +7,7 @@ from tests.xsimulator.replay.test_event_simulator import PROFILE, schedule
 from xcore.specs.iteration_profile import IterationProfile, IterationTables
 from xcore.specs.profile import Table
 from xmulti.sharing.iteration_cost import ProfileCost, TableCost, sharing_overhead
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 
 
 def tables(share, prefill_s, decode_s):

@@ -12,7 +12,7 @@ from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
 from xmulti.plans.planning import propose
-from xmulti.sharing.mixtures import Mixture
+from xmulti.sharing.mixtures import SharedGroups
 from xmulti.sharing.shared_devices import most_of_unit, share_unit
 
 CLUSTER = parse_cluster("2xA100-80GB")
@@ -97,7 +97,7 @@ def test_what_cant_be_better_is_not_planned(demands_and_plan):
     demands, plan = demands_and_plan
     best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
     frontiers = planning._frontiers(demands, "exegpt")
-    mixture = Mixture(demands, CLUSTER, frontiers, Processes())
+    mixture = SharedGroups(demands, CLUSTER, frontiers, Processes())
     assert mixture.improve([best], lambda done, total: None) is None
     assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
 

@@ -17,7 +17,7 @@ from xcore.specs.cluster_plan import PlannedModel, Share
 from xcore.specs.iteration_profile import IterationProfile
 from xcore.specs.model import BYTES
 from xcore.specs.profile import Table
-from xcore.specs.served import summarise
+from xcore.specs.request_times import summarise
 from xcore.specs.workload import RequestLengths
 from xmulti.sharing.iteration_cost import TableCost
 from xmulti.sharing.plan_replay import _cost, loads_of, overhead_of, replay_alone, replay_models, rule_of

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.xmulti.sharing.test_unit import MODELS, Cost, loads, times
+from tests.xmulti.sharing.test_simulated_unit import MODELS, Cost, loads, times
 from xcore.batching import BlockPool, Hints
 from xcore.orders import fcfs
 from xcore.orders.doubling_budget import DoublingBudget
@@ -18,7 +18,7 @@ from xcore.orders.product import Product
 from xcore.policies.one_phase import OnePhasePolicy as Limits
 from xcore.policies.priority_sharing import PrioritySharing
 from xcore.specs.workload import RequestLengths
-from xmulti.sharing.replay import Load, replay_unit
+from xmulti.sharing.replay import ModelLoad, replay_unit
 
 
 class Shortest:
@@ -34,7 +34,7 @@ ORDER = Shortest()
 
 
 def ordered(models):
-    return [Load(o.name, o.cost, o.requests, o.pool, o.limits, ORDER) for o in loads(models)]
+    return [ModelLoad(o.name, o.cost, o.requests, o.pool, o.limits, ORDER) for o in loads(models)]
 
 
 @settings(deadline=None, max_examples=80)
@@ -92,7 +92,7 @@ def test_prompts_wait_for_residents_of_their_own_service_only_by_the_letter(prom
     requests = [RequestLengths(4, 40), RequestLengths(4, 40, 0.1)]
     order = DoublingBudget(executed=True)
     run = replay_unit(
-        [Load("m", Cost(), requests, BlockPool(40, 4), Limits(), order, hints)], PrioritySharing(prompts_first)
+        [ModelLoad("m", Cost(), requests, BlockPool(40, 4), Limits(), order, hints)], PrioritySharing(prompts_first)
     )
     first, second = sorted(run.served["m"], key=lambda served: served.index)
     assert (second.start_s < first.finish_s) == prompts_first
@@ -104,8 +104,8 @@ def test_whoever_has_starved_comes_first_and_stays_first():
     long = Hints(service_time_s=0.5, service_sd_s=0.0)
     stream = [RequestLengths(4, 3, 0.05 * place) for place in range(100)]
     some = [
-        Load("short", Cost(), stream, BlockPool(90, 4), Limits(1, 25), DoublingBudget(3.0, True), [short] * 100),
-        Load(
+        ModelLoad("short", Cost(), stream, BlockPool(90, 4), Limits(1, 25), DoublingBudget(3.0, True), [short] * 100),
+        ModelLoad(
             "long",
             Cost(),
             [RequestLengths(4, 20)],
@@ -126,15 +126,15 @@ def test_whoever_has_starved_comes_first_and_stays_first():
 @pytest.mark.parametrize("outputs", list(itertools.permutations([3, 6, 9])))
 def test_the_first_by_key_runs_first_whichever_model_it_asks_for(outputs):
     one_at_a_time = Limits(max_num_seqs=1, max_num_batched_tokens=4)
-    some = [Load(f"m{n}", Cost(), [RequestLengths(4, n)], BlockPool(12, 4), one_at_a_time, ORDER) for n in outputs]
+    some = [ModelLoad(f"m{n}", Cost(), [RequestLengths(4, n)], BlockPool(12, 4), one_at_a_time, ORDER) for n in outputs]
     run = replay_unit(some, PrioritySharing(prompts_first=False))
     ends = [run.served[f"m{n}"][0].finish_s for n in sorted(outputs)]
     assert ends == sorted(ends)
 
 
 def test_a_short_request_overtakes_a_long_one_that_runs():
-    long = Load("long", Cost(), [RequestLengths(4, 40)], BlockPool(12, 4), Limits(), ORDER)
-    short = Load("short", Cost(), [RequestLengths(4, 3, 0.3)], BlockPool(12, 4), Limits(), ORDER)
+    long = ModelLoad("long", Cost(), [RequestLengths(4, 40)], BlockPool(12, 4), Limits(), ORDER)
+    short = ModelLoad("short", Cost(), [RequestLengths(4, 3, 0.3)], BlockPool(12, 4), Limits(), ORDER)
     run = replay_unit([long, short], PrioritySharing(prompts_first=False))
     alone = Cost().prefill_seconds([4], 1.0) + Cost().decode_seconds(1, np.array([5.0, 6.0]), 1.0).sum()
     iteration = Cost().decode_seconds(1, np.array([40.0]), 1.0)[0]
@@ -150,7 +150,7 @@ def product_and_all_orders(outputs, counts):
 
     def mean_normalised(order):
         some = [
-            Load(
+            ModelLoad(
                 name,
                 Cost(),
                 [RequestLengths(4, output)] * count,

@@ -19,8 +19,8 @@ from xmulti.plans.planning import METHODS, make_plan, propose
 from xmulti.sharing.plan_replay import replay_models, replay_plan
 from xmulti.sharing.shared_devices import MAX_NUM_SEQS, PREFILL_TOKENS, most_of_unit, share_unit
 from xmulti.sharing.staged_placement import Groups
-from xmulti.stages.two_stage import Group
-from xsimulator.cost.replica import ReplicaCost
+from xmulti.stages.two_stage import ServiceGroup
+from xsimulator.cost.cost_model import ReplicaCost
 
 CLUSTER = parse_cluster("2xA100-80GB")
 BUSY = {"name": "busy", "model": "opt-1.3b", "workload": "128/64", "rate": "60/s", "latency_bound": "6s"}
@@ -247,7 +247,7 @@ def test_groups_are_judged_by_replays_under_their_own_rule(demands):
     by_priority = Groups(loaded, CLUSTER, "priority").planned((0,), names)
     for by in ("priority", "time"):
         groups = Groups(loaded, CLUSTER, by)
-        found[by] = groups.outcomes((Group((0,), names),))
+        found[by] = groups.outcomes((ServiceGroup((0,), names),))
         unit = [replace(model, share=Share(by, 1.0, "merged")) for model in by_priority]
         replayed = Trial(unit, groups.demands, drawn(groups.demands)).replayed(1.0)
         for name, outcome in found[by].items():

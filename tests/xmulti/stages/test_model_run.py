@@ -13,7 +13,7 @@ from tests.xmulti.stages import applications
 from xcore.errors import InputError
 from xmulti.stages.batching_run import batching_run
 from xmulti.stages.line_costs import BLOCK, line_costs
-from xmulti.stages.model_run import Calls, ModelReplica, ModelWork, run_model
+from xmulti.stages.model_run import ModelReplica, ModelWork, RemainingCalls, run_model
 
 WORK = ModelWork(100.0, 0.5)
 
@@ -27,7 +27,7 @@ def engine(kv_tokens=4096, padded=True, most=512, context=512):
 def calls_of(prompts, outputs, following=None):
     count = len(prompts)
     chain = np.full(count, -1) if following is None else np.asarray(following)
-    return Calls(np.asarray(prompts), np.asarray(outputs), np.zeros(count), chain)
+    return RemainingCalls(np.asarray(prompts), np.asarray(outputs), np.zeros(count), chain)
 
 
 def blocks(tokens):
@@ -153,7 +153,7 @@ def test_what_a_run_leaves_is_computed_once(case):
     before = run_model(small, calls, ready, until_s=until)
     left = ~np.isfinite(before.done)
     outputs = np.maximum(1, calls.outputs - before.generated)
-    rest = Calls(calls.prompts + before.generated, outputs, before.computed, np.full(len(left), -1))
+    rest = RemainingCalls(calls.prompts + before.generated, outputs, before.computed, np.full(len(left), -1))
     after = run_model(small, rest, np.where(left, 0.0, np.inf))
     assert np.isfinite(after.done).sum() == left.sum()
     total = WORK.of(calls.prompts + calls.outputs - 1.0)

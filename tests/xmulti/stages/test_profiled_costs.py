@@ -6,13 +6,13 @@ from tests.public_data import needs_data
 from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import find_engine
+from xcore.specs.engine_spec import find_engine
 from xcore.specs.schedule import Stage
 from xmulti.stages.line_costs import line_costs
 from xmulti.stages.profiled_costs import profiled_model
 from xprofiler.roofline import roofline_profile
-from xprofiler.samullm import samullm_costs
-from xsimulator.cost.replica import CostModel
+from xprofiler.samullm_costs import samullm_costs
+from xsimulator.cost.cost_model import CostModel
 
 CLUSTER = parse_cluster("8xA100-80GB", 0.9)
 

@@ -6,10 +6,10 @@ import pytest
 
 from tests.xmulti.stages import applications
 from xmulti.stages.application import draw
-from xmulti.stages.progress import Parallel
+from xmulti.stages.greedy_stages import Host, PlannedStage, greedy_stage, makespan, plan_stages
 from xmulti.stages.running_phase import execute
 from xmulti.stages.stage_heuristics import max_stage, min_stage
-from xmulti.stages.stages import Host, PlannedStage, greedy_stage, makespan, plan_stages
+from xmulti.stages.stage_progress import Parallel
 
 METHODS = [(greedy_stage, True), (greedy_stage, False), (max_stage, True), (min_stage, True), (min_stage, False)]
 MADE = {

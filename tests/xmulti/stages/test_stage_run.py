@@ -18,14 +18,14 @@ from tests.mpi import MPIRUN
 from tests.xserver.http.test_completions import expected
 from xcore import document
 from xcore.requests.request import Result
-from xcore.specs.served import Served
+from xcore.specs.request_times import RequestTimes
 from xmulti.applications.application_calls import ApplicationCalls
 from xmulti.applications.planned_application import application_on
 from xmulti.files.application_file import read_application
 from xmulti.files.stage_plan import ExecutionStage, StagedNode, StagePlan
 from xmulti.files.stage_plan_file import planned_node
-from xmulti.plans.asking import Asking
-from xmulti.plans.plan_run import ModelRun
+from xmulti.plans.engine_client import EngineClient
+from xmulti.plans.plan_run import PlannedModelRun
 from xmulti.stages.stage_planning import propose_stages
 from xmulti.stages.stage_run import Loading, StageRun
 from xrunner.core.results import read_results
@@ -128,7 +128,7 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
     """`chain` isn't asked before `deep` has made some tokens, lost its engine, and made some more: the next stage's
     turn comes, which stops it, in the midst of its calls.
     """
-    ask, lost = Asking.ask, []
+    ask, lost = EngineClient.ask, []
 
     async def gated(self, model, request):
         async def until_made(count):
@@ -144,7 +144,7 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
             await until_made(2 * ENOUGH)
         return await ask(self, model, request)
 
-    monkeypatch.setattr(Asking, "ask", gated)
+    monkeypatch.setattr(EngineClient, "ask", gated)
     options = ("--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
     done = run_command("run", "--plan", folder / "stages.json", *options, "--threads", 1, "--json")
     assert done.code == 0, done.err
@@ -232,9 +232,9 @@ def test_what_is_printed_of_a_resumed_run(folder, capsys):
     """Some nodes had ended before; the others' stages are shown, and nothing is predicted for them alone."""
     plan = document.read(StagePlan, folder / "stages.json")
     stages = written_stages({"deep": (1, (0,))}, {"wide": (2, (0, 1))}, {"deep": (1, (1,))})
-    served = (Served(0, 7, 110, 0.0, 0.5, 1.0, 2.5),)
+    served = (RequestTimes(0, 7, 110, 0.0, 0.5, 1.0, 2.5),)
     loadings = (Loading("deep", 1, 0.0, 0.25), Loading("deep", 1, 2.0, 2.125))
-    result = StageRun(plan, (ModelRun("deep", served, ()),), 7, stages, loadings, None)
+    result = StageRun(plan, (PlannedModelRun("deep", served, ()),), 7, stages, loadings, None)
     assert (result.stops("deep"), result.stops("wide"), result.stops("chain")) == (1, 0, 0)
     run_stages._print(result)
     printed = capsys.readouterr()

@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xmulti.stages.two_stage import MOST, Group, Outcome, Service, _has_room, partition, place_in_stages, summary
+from xmulti.stages.two_stage import (
+    MOST,
+    Service,
+    ServiceGroup,
+    ServiceOutcome,
+    _has_room,
+    partition,
+    place_in_stages,
+    summary,
+)
 
 
 class Queues:
@@ -30,7 +39,7 @@ class Queues:
             for name in group.services:
                 latency[name] += (1.0 if load >= 1 else min(1.0, 0.05 / (1 - load))) * 10 / count[name]
         return {
-            n: Outcome(
+            n: ServiceOutcome(
                 round(self.services[n].requests * min(1.0, latency[n] / 10)), latency[n], self.services[n].requests
             )
             for n in names
@@ -81,7 +90,7 @@ def every(services, tp, fits, replicas):
         if set(where) != set(names) or (not replicas and len(where) > len(names)):
             continue
         if all(not s or fits(len(g.devices), s) for g, s in zip(groups, chosen, strict=True)):
-            yield tuple(Group(g.devices, s) for g, s in zip(groups, chosen, strict=True))
+            yield tuple(ServiceGroup(g.devices, s) for g, s in zip(groups, chosen, strict=True))
 
 
 @settings(deadline=None, max_examples=40)
@@ -107,8 +116,8 @@ def test_no_group_takes_another_at_the_end_unless_replicas_are_out():
 def test_services_without_a_group_go_first_the_one_with_most_requests_before_the_others(monkeypatch):
     services = [Service("busy", 5.0, 90), Service("idle", 0.1, 10), Service("middle", 1.0, 40)]
     score = Queues(services, {"busy": 0.5, "idle": 0.1, "middle": 0.1})
-    order, add = [], Group.with_service
-    monkeypatch.setattr(Group, "with_service", lambda group, name: order.append(name) or add(group, name))
+    order, add = [], ServiceGroup.with_service
+    monkeypatch.setattr(ServiceGroup, "with_service", lambda group, name: order.append(name) or add(group, name))
     place_in_stages(services, 1, 4, lambda devices, inside: devices == 1, score)
     assert order[:3] == ["busy", "middle", "idle"]
     first = score.calls[0]
@@ -119,7 +128,7 @@ def test_then_the_most_unserved_service_goes_to_the_group_with_the_lowest_rate()
     services = [Service("late", 1.0, 50), Service("well", 3.0, 50)]
 
     def score(groups):
-        return {n: Outcome(30 if n == "late" else 0, 1.0, 50) for group in groups for n in group.services}
+        return {n: ServiceOutcome(30 if n == "late" else 0, 1.0, 50) for group in groups for n in group.services}
 
     placed = place_in_stages(services, 1, 2, lambda devices, inside: devices == 1, score)
     assert [group.services for group in placed.groups] == [("late", "well"), ("late", "well")]
@@ -131,7 +140,7 @@ def test_equal_shares_in_time_are_settled_by_latency():
     services = [Service("s", 1.0, 10)]
 
     def score(groups):
-        return {"s": Outcome(0, float(len(groups)), 10)}
+        return {"s": ServiceOutcome(0, float(len(groups)), 10)}
 
     assert place_in_stages(services, 1, 4, lambda devices, inside: True, score).tp == 4
 
@@ -158,6 +167,6 @@ def test_services_that_need_most_find_room_first():
 
 
 def test_a_placement_is_summed_up_over_all_requests():
-    outcomes = {"a": Outcome(10, 2.0, 30), "b": Outcome(0, 5.0, 10)}
+    outcomes = {"a": ServiceOutcome(10, 2.0, 30), "b": ServiceOutcome(0, 5.0, 10)}
     placed = summary(2, (), outcomes)
     assert (placed.in_time, placed.normalised, placed.order) == (0.75, 2.75, (-0.75, 2.75))

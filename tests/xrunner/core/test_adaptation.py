@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from tests.xrunner.at_once import at_once
 from tests.xrunner.cells import disaggregated, requests, schedule
 from xcore import document
@@ -283,7 +283,7 @@ def test_what_takes_over_in_place(directories):
     assert not takes_over_in_place(replace(plan, block_size=2 * plan.block_size), plan)  # as many, twice as large
     assert not takes_over_in_place(replace(plan, kv_dtype="bf16"), plan)
     split = disaggregated(spec, (1,), (1,))
-    assert takes_over_in_place(nouns.changed(split, encode_batch=2, micro_batches=2), split)
-    assert not takes_over_in_place(nouns.changed(split, encode_batch=4), split)  # its encoding ranks hold three
+    assert takes_over_in_place(small_specs.changed(split, encode_batch=2, micro_batches=2), split)
+    assert not takes_over_in_place(small_specs.changed(split, encode_batch=4), split)  # its encoding ranks hold three
     assert same(plan, replace(plan, workload=Workload.fixed(3, 3)))
-    assert not same(plan, nouns.changed(plan, decode_iterations=5))
+    assert not same(plan, small_specs.changed(plan, decode_iterations=5))

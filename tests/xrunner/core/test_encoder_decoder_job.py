@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.xcore.nouns import changed
+from tests.xcore.small_specs import changed
 from tests.xrunner.cells import LAYOUTS, LENGTHS, requests
 from xcore.batching import deal
 

@@ -18,7 +18,7 @@ from tests.xrunner.stand_in import StandIn
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Share
 from xcore.specs.model import ModelSpec
-from xmulti.rank.unit import Unit
+from xmulti.rank.rank_unit import RankUnit
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xrunner.models.create import create_model
@@ -137,7 +137,7 @@ def test_the_kernels_of_a_gpu(monkeypatch, tmp_path, arch, policy):
 
 def test_models_over_one_memory(monkeypatch, directories):
     def run():
-        unit = Unit.load(planned(directories, Share("time", pool="merged")), directories)
+        unit = RankUnit.load(planned(directories, Share("time", pool="merged")), directories)
         unit.open()
         results, _ = run_unit(unit, {name: requests() for name in directories})
         unit.drain()

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from tests.xcore.nouns import changed
+from tests.xcore.small_specs import changed
 from tests.xrunner.cells import LAYOUTS, LENGTHS, POLICIES, SIDES, disaggregated, requests, schedule
 from tests.xrunner.core import test_architectures as architectures
 from xcore.batching import deal

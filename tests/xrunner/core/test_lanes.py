@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.batching import Sequence, Step
 from xrunner.core.lanes import OwnLane
 

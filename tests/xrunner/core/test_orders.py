@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from tests.xrunner.cells import requests, schedule
 from xcore.batching import Hints
 from xcore.orders import ORDERS, StarvationGuard, make_order

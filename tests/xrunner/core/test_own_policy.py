@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.xcore import nouns
-from tests.xcore.nouns import changed, profile
+from tests.xcore import small_specs
+from tests.xcore.small_specs import changed, profile
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, requests, schedule
 from tests.xrunner.core.test_job import check_tokens, run_cells
@@ -27,7 +27,7 @@ from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xscheduler.tune import check_asked, tune
 from xsimulator import estimate
-from xsimulator.replay.compiled import Replicas, Requests
+from xsimulator.replay.compiled import Replicas, RequestArrays
 from xsimulator.replay.event_simulator import replay
 
 
@@ -106,7 +106,7 @@ def test_it_runs_as_it_is_replayed(registered, model):
 
 def test_it_is_simulated_as_it_is_replayed(registered):
     """A long replay of its own, which the estimate's shorter one hasn't seen."""
-    plan = nouns.schedule(OWN.name, kv_blocks=900, encode_batch=2, max_num_seqs=16)
+    plan = small_specs.schedule(OWN.name, kv_blocks=900, encode_batch=2, max_num_seqs=16)
     estimated = estimate(plan, profile())
     done = replay(plan, profile(), plan.workload.draw(4000, seed=9), timeline=False)
     middle = [request.finish_s for request in done.served[800:3200]]
@@ -119,7 +119,7 @@ def test_it_is_simulated_as_it_is_replayed(registered):
 def test_it_is_searched(registered):
     """The best of its grid."""
     options = {"policies": (OWN.name, "orca"), "fixed": {"max_num_seqs": 8}}
-    tuned = tune(nouns.MODEL, parse_cluster("1xA40"), task("S"), profile(), **options)
+    tuned = tune(small_specs.MODEL, parse_cluster("1xA40"), task("S"), profile(), **options)
     ours = next(alternative for alternative in tuned.alternatives if alternative.policy == OWN.name)
     assert ours.schedule.policy == OWN.name and ours.schedule.control.max_num_seqs == 8 and ours.estimate.feasible
     rates = []
@@ -165,7 +165,7 @@ def test_what_it_does_not_have_is_refused(registered, model):
         OWN.record({"max_num_seqs": 5})
     plan = schedule(model.spec, OWN.name, **VARIABLES)
     with pytest.raises(InputError, match="isn't compiled"):
-        Replicas(profile(model.spec)).serve(plan, Requests(*np.ones((4, 1))))
+        Replicas(profile(model.spec)).serve(plan, RequestArrays(*np.ones((4, 1))))
     assert runs("exegpt", OWN.name) and not runs("vllm", OWN.name)
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tests.xcore.nouns import changed
+from tests.xcore.small_specs import changed
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, POLICIES, requests
 from tests.xrunner.core.conftest import tokens_of_transformers

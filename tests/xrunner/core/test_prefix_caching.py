@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from tests.xrunner import cells
 from tests.xrunner.cells import generate, requests
 from tests.xrunner.core.test_job import check_tokens, run_cells

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import split
+from tests.xcore.small_specs import split
 from xcore.policies import TRAITS, control_variables
 from xcore.requests.request import Request, Result
 from xcore.specs.change import OF_ONE_ENGINE, takes_over_in_place

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from tests.xrunner import cells
 from xcore.errors import InputError
 from xcore.requests.engine_protocol import BEGIN, FROM_FRONTEND, LOADS, Changed, Follow, Frames, Opened, framed
 from xcore.requests.request import Request
-from xmulti.plans.asking import Asking
+from xmulti.plans.engine_client import EngineClient
 from xrunner.core import inbox
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
@@ -27,7 +27,7 @@ def test_a_request_of_an_engine_that_has_failed_for_good_fails(before):
 
     async def run():
         link = EngineLink()
-        asking = Asking({"a": link}, {"a": Path()}, None, lambda done: None)
+        asking = EngineClient({"a": link}, {"a": Path()}, None, lambda done: None)
         if not before:
             link.fail()
         asked = asyncio.ensure_future(asking.ask("a", Request("1", (1,), 5)))
@@ -54,7 +54,7 @@ def engine(tmp_path):
 
 def test_an_engine_that_loads_other_layers_is_not_silent(engine, tmp_path):
     """A large model takes longer than an engine may be silent: it would be killed while it loads."""
-    opened = Opened(engine.schedule, nouns.profile(), None, (), 0.0)
+    opened = Opened(engine.schedule, small_specs.profile(), None, (), 0.0)
 
     def serve():
         connection = socket.socket(socket.AF_UNIX)
@@ -86,7 +86,7 @@ def test_an_engine_that_loads_other_layers_is_not_silent(engine, tmp_path):
 
 def test_the_next_engine_has_room_for_what_was_accepted(engine, tmp_path):
     """Its schedule may be for shorter requests: this one was refused by it in the midst of its answer."""
-    opened = Opened(engine.schedule, nouns.profile(), None, (), 0.0)
+    opened = Opened(engine.schedule, small_specs.profile(), None, (), 0.0)
     shorter = cells.schedule(engine.schedule.model.spec, "chunked", kv_blocks=1)
 
     def serve():
@@ -114,7 +114,7 @@ def test_the_next_engine_has_room_for_what_was_accepted(engine, tmp_path):
 
 def test_what_the_engine_refuses_says_whether_it_is_too_long(engine, tmp_path):
     """For its cache or its context; a token that the model doesn't have is another fault."""
-    opened = Opened(engine.schedule, nouns.profile(), None, (), 0.0)
+    opened = Opened(engine.schedule, small_specs.profile(), None, (), 0.0)
 
     def serve():
         connection = socket.socket(socket.AF_UNIX)
@@ -142,7 +142,7 @@ class AskedEngine:
     """An engine's end of a link's socket: `asked` are the schedules that it was to follow since it opened last."""
 
     def __init__(self, schedule):
-        self.opened, self.asked = Opened(schedule, nouns.profile(), None, (), 0.0), []
+        self.opened, self.asked = Opened(schedule, small_specs.profile(), None, (), 0.0), []
 
     async def connect(self, path):
         self._reader, self._writer = await asyncio.open_unix_connection(path)
@@ -170,8 +170,8 @@ def test_an_engine_is_asked_no_more_for_what_it_cannot_follow(tmp_path, in_place
     """Else it would load for ever. What was asked for behind it, which the engine hasn't seen, comes again; else the
     schedule that had taken over in place, where there was one.
     """
-    held = nouns.schedule("orca")
-    changed, impossible, later = (nouns.changed(held, max_num_seqs=n, kv_blocks=n) for n in (7, 6, 5))
+    held = small_specs.schedule("orca")
+    changed, impossible, later = (small_specs.changed(held, max_num_seqs=n, kv_blocks=n) for n in (7, 6, 5))
 
     async def run():
         link, engine = EngineLink(), AskedEngine(held)
@@ -198,8 +198,8 @@ def test_an_engine_is_asked_no_more_for_what_it_cannot_follow(tmp_path, in_place
 
 def test_a_schedule_that_came_as_the_engine_loaded_another_by_itself_comes_again(tmp_path):
     """Though that one can't be had, and the engine is as it was."""
-    held = nouns.schedule("orca")
-    found, asked = nouns.changed(held, max_num_seqs=7, kv_blocks=10**9), nouns.changed(held, max_num_seqs=5)
+    held = small_specs.schedule("orca")
+    found, asked = small_specs.changed(held, max_num_seqs=7, kv_blocks=10**9), small_specs.changed(held, max_num_seqs=5)
 
     async def run():
         link, engine = EngineLink(), AskedEngine(held)

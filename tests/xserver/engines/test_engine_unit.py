@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from tests.xmulti.serving.test_replanning import planned
 from xcore import document
 from xcore.batching.shared_pool import merged_pools
@@ -37,14 +37,14 @@ class Engine:
         pass
 
 
-def read_by_the_engine(kind, noun, names, requests, tmp_path):
+def read_by_the_engine(kind, spec, names, requests, tmp_path):
     """The document that an engine is started with, whose models have these requests."""
     links, documents = {name: EngineLink() for name in names}, []
     for name, request in requests:
         links[name].add(request)
     models = tuple(UnitModel(tmp_path, name, place=place) for place, name in enumerate(names))
     option = f"--{kind.__name__.lower()}"
-    options = UnitOptions(models, ("--model", "a"), {option: noun})
+    options = UnitOptions(models, ("--model", "a"), {option: spec})
 
     async def run():
         unit = EngineUnit(options, links, tmp_path, asyncio.Semaphore(1))
@@ -64,7 +64,7 @@ def request(tokens):
 
 def test_an_engine_has_room_for_the_requests_that_it_goes_on_with(tmp_path):
     """They were accepted under another schedule, with a larger cache."""
-    schedule = replace(nouns.schedule("orca"), kv_blocks=3, block_size=16)
+    schedule = replace(small_specs.schedule("orca"), kv_blocks=3, block_size=16)
     asked = [("a", request(16)), ("a", request(16 * 7 + 1)), ("a", request(5))]
     assert read_by_the_engine(Schedule, schedule, ["a"], asked, tmp_path) == replace(schedule, kv_blocks=8)
     assert read_by_the_engine(Schedule, schedule, ["a"], asked[:1], tmp_path) == schedule
@@ -74,7 +74,7 @@ def test_an_engine_has_room_for_the_requests_that_it_goes_on_with(tmp_path):
 def test_models_that_share_have_room_too(tmp_path, pool):
     """Where they take blocks of one memory, one may have all of them; models of other engines stay as they are."""
     plan = planned({"a": 1.0, "b": 1.0, "c": 1.0})
-    schedule = replace(nouns.schedule("orca"), kv_blocks=4, block_size=16)
+    schedule = replace(small_specs.schedule("orca"), kv_blocks=4, block_size=16)
     models = [replace(model, schedule=schedule) for model in plan.models]
     together = [replace(model, devices=(0,), share=Share("time", pool=pool)) for model in models[:2]]
     plan = replace(plan, models=(*together, models[2]))

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.xcore import nouns
+from tests.xcore import small_specs
 from tests.xserver.conftest import schedule_for
 from xcore.requests.engine_protocol import Opened
 from xcore.requests.request import Request
@@ -180,7 +180,7 @@ def test_what_concerns_no_model_alone_is_counted_on_the_page_of_all(model):
 
 
 def test_models_that_share_leave_the_bound_out_and_say_so_once(model):
-    opened = Opened(replace(schedule_for(model), latency_bound_s=5.0), nouns.profile(), 2.0, ("measured",), 0.0)
+    opened = Opened(replace(schedule_for(model), latency_bound_s=5.0), small_specs.profile(), 2.0, ("measured",), 0.0)
     once = without_bound(opened, ("b", "c"))
     assert once == without_bound(once, ("b", "c"))
     assert once.schedule == schedule_for(model) and once.goodput_seq_s is None

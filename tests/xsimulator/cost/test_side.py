@@ -11,7 +11,7 @@ from xcore.specs.profile import DegreeTables, LayerTables, Profile, Table
 from xcore.specs.workload import task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import Layout, both_stages, layer_speeds
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 
 A40 = parse_cluster("4xA40")
 LAYOUTS = [Layout(4), Layout(4, 4, 4), Layout(4, 2, 2), Layout(1)]

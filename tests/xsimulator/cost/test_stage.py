@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import profile
+from tests.xcore.small_specs import profile
 from xsimulator.cost.group import Group
 from xsimulator.cost.stage import Chunks, StageCost
 
@@ -19,7 +19,7 @@ def chunks(tokens, past, completed):
     return Chunks(list(tokens), list(past), completed)
 
 
-# The straight lines of tests/xcore/nouns.py, in seconds.
+# The straight lines of tests/xcore/small_specs.py, in seconds.
 def rest(tokens):
     return 1e-4 + 1e-5 * tokens
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import MODEL, changed, schedule
+from tests.xcore.small_specs import MODEL, changed, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, REQUESTS, plans, stages_of
 from xcore.batching import deal
 from xcore.errors import InputError
@@ -17,7 +17,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xcore.traces.prompt_identity import PromptIdentity
 from xsimulator.replay import event_loop
-from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, Requests, Watch
+from xsimulator.replay.compiled import COUNTS, COUNTS_FOR_LATENCY, Replicas, RequestArrays, Watch
 from xsimulator.replay.event_simulator import replay
 
 
@@ -46,7 +46,7 @@ FRONT_END = replace(PROFILE, front_end_s=13e-3)
 
 def arrays(requests, flags=COUNTS + COUNTS_FOR_LATENCY):
     columns = np.array([(r.arrival_s, r.input, r.output, flags) for r in requests], dtype=np.float64)
-    return Requests(*np.ascontiguousarray(columns.T))
+    return RequestArrays(*np.ascontiguousarray(columns.T))
 
 
 @settings(max_examples=300)

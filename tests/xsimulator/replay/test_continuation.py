@@ -12,7 +12,7 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import RequestLengths, task
 from xprofiler.roofline import roofline_profile
-from xsimulator.cost.replica import ReplicaCost
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.event_simulator import replay

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import MODEL, profile, schedule
+from tests.xcore.small_specs import MODEL, profile, schedule
 from xcore.batching import MicroBatch, Sequence, deal
 from xcore.errors import InputError
 from xcore.policies.from_schedule import make_ledger
@@ -18,8 +18,8 @@ from xcore.specs.profile import Table
 from xcore.specs.schedule import Stage
 from xcore.specs.workload import RequestLengths, Workload
 from xprofiler.roofline import roofline_profile
+from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.decode_cache import DecodeStepCache
-from xsimulator.cost.replica import ReplicaCost
 from xsimulator.cost.stage import Chunks
 from xsimulator.replay.cells import _shape
 from xsimulator.replay.event_simulator import replay

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.xcore.nouns import MODEL, schedule
+from tests.xcore.small_specs import MODEL, schedule
 from tests.xsimulator.replay.test_event_simulator import PROFILE, disaggregated
 from xcore.batching import BlockPool, Ledger, Sequence
 from xcore.batching.sequence import PREEMPTED

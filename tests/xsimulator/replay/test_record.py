@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.specs.workload import RequestLengths
 from xsimulator.replay.event_simulator import replay
 

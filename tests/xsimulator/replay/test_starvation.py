@@ -5,7 +5,7 @@ from itertools import accumulate
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import profile, schedule
+from tests.xcore.small_specs import profile, schedule
 from xcore.batching import Hints
 from xcore.orders import StarvationGuard, make_order
 from xcore.specs.workload import RequestLengths

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import ENGINES
-from xcore.specs.served import ServedColumns
+from xcore.specs.engine_spec import ENGINES
+from xcore.specs.request_times import RequestTimesColumns
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
 from xsimulator import estimate
-from xsimulator.replay.compiled import Replicas, Requests
+from xsimulator.replay.compiled import Replicas, RequestArrays
 
 H100 = parse_cluster("1xH100-SXM")
 LLAMA = builtin_model("llama-3.1-8b")
@@ -44,9 +44,11 @@ def replayed(plan, profile, requests):
     """Times of the requests between a fifth and four fifths, all there from the start; throughput; residents."""
     nothing = np.zeros(len(requests))
     inputs, outputs = (np.array([getattr(r, side) for r in requests], dtype=np.float64) for side in ("input", "output"))
-    times = Replicas(profile).serve(plan, Requests(nothing, inputs, outputs, nothing))
+    times = Replicas(profile).serve(plan, RequestArrays(nothing, inputs, outputs, nothing))
     kept = slice(len(requests) // 5, -(len(requests) // 5))
-    columns = ServedColumns(outputs[kept], nothing[kept], times.started[kept], times.first[kept], times.finished[kept])
+    columns = RequestTimesColumns(
+        outputs[kept], nothing[kept], times.started[kept], times.first[kept], times.finished[kept]
+    )
     ends = np.sort(times.finished)[kept]
     overlap = np.minimum(times.finished, ends[-1]) - np.maximum(times.started, ends[0])
     residents = float(np.maximum(overlap, 0.0).sum() / (ends[-1] - ends[0]))

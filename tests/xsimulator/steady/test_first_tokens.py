@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from tests.xsimulator.steady.test_few_residents import replayed
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster

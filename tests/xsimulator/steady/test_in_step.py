@@ -7,7 +7,7 @@ import pytest
 
 from tests.xsimulator.steady.test_few_residents import LLAMA, plan_of, replayed
 from xcore.specs.cluster import parse_cluster
-from xcore.specs.engine import ENGINES
+from xcore.specs.engine_spec import ENGINES
 from xcore.specs.workload import LengthDistribution, Workload
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate

@@ -8,7 +8,7 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
-from xsimulator.cost.replica import CostModel
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady import chunked, lockstep, orca
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import ttft

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.engine_memory import DATA_SHEET, VLLM
@@ -15,8 +15,8 @@ from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import tp_degrees, uniform_stages
 from xsimulator import estimate
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.cost.memory import StageMemory, device_memory
-from xsimulator.cost.replica import CostModel
 from xsimulator.steady import chunked, orca, static
 from xsimulator.steady.blocks import BlockDistribution
 from xsimulator.steady.load import Load

@@ -10,8 +10,8 @@ from xcore.specs.cluster import parse_cluster
 from xcore.specs.workload import LengthDistribution, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
+from xsimulator.cost.cost_model import CostModel
 from xsimulator.cost.group import Group
-from xsimulator.cost.replica import CostModel
 from xsimulator.cost.stage import Chunks, StageCost
 from xsimulator.steady.prompts import Prompts, thinned
 

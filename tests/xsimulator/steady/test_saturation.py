@@ -4,11 +4,11 @@ import functools
 
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
+from xcore.specs.request_times import steady_tokens_s
 from xcore.specs.schedule import Stage
-from xcore.specs.served import steady_tokens_s
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate

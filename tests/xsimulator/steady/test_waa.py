@@ -6,12 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.xcore.nouns import schedule
+from tests.xcore.small_specs import schedule
 from tests.xsimulator.steady.test_saturation import side
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
+from xcore.specs.request_times import steady_tokens_s
 from xcore.specs.schedule import BLOCK_SIZE
-from xcore.specs.served import steady_tokens_s
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xsimulator import estimate
@@ -150,10 +150,10 @@ def test_no_smaller_batch_is_above_the_crest_and_no_larger_one_better_where_thro
     scenario = scenario_of(waa_schedule(model, task(name), 1, 1, split))
     flows = [WAA(scenario, 1).flow(batch) for batch in batches]
     for place, flow in enumerate(flows):
-        assert max(f.throughput for f in flows[: place + 1]) <= max(flow.throughput, flow.crest) * (1 + 1e-6)
-        if flow.falls:
+        assert max(f.throughput for f in flows[: place + 1]) <= max(flow.throughput, flow.best_below) * (1 + 1e-6)
+        if flow.no_better_above:
             assert max(f.throughput for f in flows[place:]) <= flow.throughput * (1 + 1e-6)
-    assert any(flow.falls for flow in flows) == any(flow.waits for flow in flows)
+    assert any(flow.no_better_above for flow in flows) == any(flow.waits for flow in flows)
 
 
 @functools.cache

@@ -1,0 +1,84 @@
+"""Why no plan is possible, with the nearest possible one: the tightest bound, the fewest devices, the highest rates."""
+
+from xcore.duration import duration_text
+from xcore.quantity import counted, figure_text
+from xcore.specs.cluster import ClusterSpec
+from xcore.specs.cluster_plan import Plan, PlannedModel
+from xmulti.plans.demands import ModelDemand
+from xmulti.plans.model_frontier import lowest_latency_s, served_on
+from xmulti.sharing.shared_devices import can_share
+
+LOOSER, TRIES = 1.1, 20
+"""The factor by which a bound is loosened, and the most tries.
+
+A bound that the steady state meets is loosened until requests that arrive at random meet it too.
+"""
+
+
+def nothing_fits(demand: ModelDemand, cluster: ClusterSpec, policies: tuple[str, ...]) -> str:
+    """Return the sentence for a model that runs on no number of devices within its bound."""
+    near = nearest_bound(demand, cluster, policies)
+    if near is None or demand.bound_s is None:
+        return f"Model '{demand.name}' fits no part of {cluster.name}: name more devices, or larger ones."
+    bound_s, devices = near
+    return (
+        f"Model '{demand.name}' meets its bound of {duration_text(demand.bound_s)} on no part of {cluster.name}: the "
+        f"tightest that was found to be met is {duration_text(bound_s)}, on {counted(devices, 'device')}; ask for "
+        "that, or name faster devices."
+    )
+
+
+def nearest_bound(demand: ModelDemand, cluster: ClusterSpec, policies: tuple[str, ...]) -> tuple[float, int] | None:
+    """Return the tightest bound in seconds that a model meets at any rate, and the devices; None if it fits nowhere."""
+    from xmulti.sharing.budgets import counts
+
+    sizes = counts(cluster.nodes, cluster.devices_per_node)
+    lowest = [(s, size) for size in sizes if (s := lowest_latency_s(demand, size, policies)) is not None]
+    if not lowest:
+        return None
+    bound_s, size = min(lowest)
+    for _ in range(TRIES):
+        if served_on(demand.within(bound_s), size, policies):
+            return bound_s, size
+        bound_s *= LOOSER
+    return None
+
+
+def no_room(demands: tuple[ModelDemand, ...], least: list[int], cluster: ClusterSpec, shared: bool) -> str:
+    """Return the sentence for models that each run on some devices, but not all at once.
+
+    `shared`: whether shared devices were tried too.
+    """
+    each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
+    more = "name more"
+    if cluster.is_cpu:
+        more = "make more of this machine (devices_per_node in `exegpt show local --yaml`)"
+    never = [demand.name for demand in demands if not can_share(demand)]
+    sharing = "" if shared else ", let models share devices (--method exegpt, for models with rates)"
+    tried = f"; {', '.join(never)} can't share devices, having no rate or an encoder" if shared and never else ""
+    return (
+        f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}, {sum(least)} in all, "
+        f"each in one node or in whole nodes, and there are {cluster.devices}{tried}; {more}{sharing}, or plan fewer."
+    )
+
+
+def rates_missed(plan: Plan) -> str:
+    """Return the sentence for a plan that doesn't sustain all rates; empty if it does."""
+    with_rates = [model for model in plan.models if model.headroom is not None]
+    short = min(with_rates, key=lambda model: model.headroom or 0.0, default=None)
+    if short is None or (short.headroom or 0.0) >= 1:
+        return ""
+    reached, rate = (f"{figure_text(value or 0.0)}/s" for value in (short.goodput_seq_s, short.rate_seq_s))
+    near = (
+        f"all rates times {figure_text(short.headroom)} are sustained" if short.headroom else "no rates are sustained"
+    )
+    return (
+        f"These budgets don't sustain all rates: model '{short.name}', which is furthest from its own, reaches "
+        f"{reached} of {rate} on {counted(len(short.devices), 'device')}{_shared_with(short, plan)}; {near}."
+    )
+
+
+def _shared_with(model: PlannedModel, plan: Plan) -> str:
+    """Return the names of the models on the same devices, whose rates count as much as the model's own."""
+    others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
+    return f", shared with {', '.join(map(repr, others))}" if others else ""
