@@ -11,8 +11,8 @@ from xcore.specs.cluster_plan import Plan
 from xmulti.files.stage_plan import StagePlan
 from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
+from xmulti.plans.plan_answer import beside_stages, loading_of
 from xmulti.plans.planning import Proposal, propose
-from xmulti.stages.beside_stages import beside_stages, loading_of
 
 CLUSTER = "2xA100-80GB"
 LONG = {"name": "long", "model": "llama-2-7b", "workload": "512/300", "requests": 400}
