@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.compare import compare_policies
+from exegpt.options.bench import BenchOptions
 from xcore.choices import check_choice, check_columns
 from xcore.columns import parse_columns
 from xcore.console import output
@@ -35,31 +36,6 @@ if TYPE_CHECKING:
 
 DRAWN = 64
 """Default number of drawn requests."""
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of `exegpt bench`."""
-
-    schedule: Path
-    model: str
-    requests: str | None
-    """A file of requests; None: `num` requests drawn from `workload`, or from the schedule's if that is None."""
-    workload: str | None
-    num: int | None
-    profile: str | None
-    policy: str | None
-    """`all`, or names separated by commas: their best schedules are run too."""
-    peers: str | None
-    repeats: int
-    columns: str | None
-    scale_to_context: bool
-    rate: str | None
-    seed: int
-    device: str | None
-    attention: str | None
-    threads: int | None
-    report: Path | None
 
 
 @dataclass(frozen=True)
@@ -152,7 +128,9 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
     for option in ("workload", "num", "rate"):
         value = getattr(options, option)
         if source and value:
-            raise InputError(f"The requests are those of '{source}': leave --{option} {value} or --requests out.")
+            raise InputError(
+                f"--requests '{source}' already gives the requests: leave --{option} {value} or --requests out."
+            )
     notes: list[str] = []
     if source:
         scale = options.scale_to_context

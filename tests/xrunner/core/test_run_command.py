@@ -92,7 +92,7 @@ def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(j
     assert none.returncode == 3 and json.loads(none.stdout)["schedule"] is None and "Traceback" not in none.stderr
     assert "lowest reachable latency" in none.stderr
     refused = job(2, *run, "--no-profile", **cache)
-    assert refused.returncode == 2 and "measure themselves: leave --no-profile out" in sentence(refused.stderr)
+    assert refused.returncode == 2 and "measure their own profile: leave --no-profile out" in sentence(refused.stderr)
 
 
 def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(arguments_of, capsys, tmp_path):
