@@ -19,7 +19,7 @@ from xcore.specs.engine_memory import vllm_memory
 from xcore.specs.schedule import BLOCK_SIZE
 from xprofiler.roofline import roofline_profile
 from xscheduler.allocation import uniform_stages
-from xscheduler.engine_defaults import engine_defaults
+from xscheduler.engine_settings import engine_defaults
 from xsimulator.cost.cost_model import CostModel
 
 FILE = DATA.parent / "cases" / "kv_capacity.csv"

@@ -129,7 +129,7 @@ def rising(low: int, high: int, ratio: float, every: int) -> list[int]:
 class Scan:
     """The best of one policy; grids of two steps: `coarse` for all spaces, then `fine` for the best cells of them."""
 
-    question: "SearchProblem"
+    problem: "SearchProblem"
     policy: str
     throughput: float = 0.0
     best: dict[str, Any] = field(default_factory=dict)
@@ -187,7 +187,7 @@ def coarse(values: Sequence[int]) -> list[int]:
     return places
 
 
-def spaces(policy: str, question: "SearchProblem") -> Iterator["Candidates"]:
+def spaces(policy: str, problem: "SearchProblem") -> Iterator["Candidates"]:
     """Every space of a policy."""
     from xscheduler.candidates import candidates
     from xscheduler.ceilings import SpaceLimits
@@ -195,16 +195,16 @@ def spaces(policy: str, question: "SearchProblem") -> Iterator["Candidates"]:
 
     def space(where: Any, *variables: Variable, **constants: Any) -> "Candidates":
         anything = SpaceLimits(math.inf, 0.0)
-        return candidates(policy, question, functools.partial(where), variables, anything, **constants)
+        return candidates(policy, problem, functools.partial(where), variables, anything, **constants)
 
     if policy.startswith("waa"):
         batches = Variable("encode_batch", range(1, MOST_BATCH + 1))
-        for encode, decode in pairs(question):
+        for encode, decode in pairs(problem):
             for count in range(1, len(decode.degrees) + 1):
-                yield space(functools.partial(question.split, encode, decode), batches, micro_batches=count)
+                yield space(functools.partial(problem.split, encode, decode), batches, micro_batches=count)
         return
-    for layout in layouts(question, uniform=policy != "rra"):
-        where, stages = functools.partial(question.both, layout), len(layout.degrees)
+    for layout in layouts(problem, uniform=policy != "rra"):
+        where, stages = functools.partial(problem.both, layout), len(layout.degrees)
         counts = [stages * times for times in ENCODE_MICRO_BATCHES] if stages > 1 else [1]
         name = "max_num_seqs" if policy in ("orca", "chunked") else "encode_batch"
         batches = Variable(name, range(1, MOST_BATCH + 1))
@@ -221,28 +221,28 @@ def spaces(policy: str, question: "SearchProblem") -> Iterator["Candidates"]:
             budgets = Variable("max_num_batched_tokens", rising(*BUDGETS, STEP, BUDGETS[0]))
             yield space(where, fewer, budgets, admission="reserve")
         else:
-            output = question.load.workload.output.max
+            output = problem.load.workload.output.max
             iterations = Variable("decode_iterations", rising(1, output, STEP, EVERY))
             for encode_count in counts:
                 yield space(where, fewer, iterations, encode_micro_batches=encode_count)
 
 
-def layouts(question: "SearchProblem", uniform: bool) -> Iterator["Layout"]:
+def layouts(problem: "SearchProblem", uniform: bool) -> Iterator["Layout"]:
     """Yield all layouts of all numbers of devices on which the weights fit."""
-    for devices in range(1, question.cost_model.cluster.devices + 1):
-        for layout in question.layouts(devices, uniform):
-            if question.both(layout).replica.room((1.0, 1.0)) > 0:
+    for devices in range(1, problem.cost_model.cluster.devices + 1):
+        for layout in problem.layouts(devices, uniform):
+            if problem.both(layout).replica.room((1.0, 1.0)) > 0:
                 yield layout
 
 
-def pairs(question: "SearchProblem") -> Iterator[tuple["Layout", "Layout"]]:
+def pairs(problem: "SearchProblem") -> Iterator[tuple["Layout", "Layout"]]:
     """Yield all pairs of layouts of WAA's sides on which the weights fit."""
-    devices = question.cost_model.cluster.devices
+    devices = problem.cost_model.cluster.devices
     for encoding in range(1, devices):
         for decoding in range(1, devices - encoding + 1):
-            sides = question.layouts(encoding, False, "encode"), question.layouts(decoding, False)
+            sides = problem.layouts(encoding, False, "encode"), problem.layouts(decoding, False)
             for encode, decode in itertools.product(*sides):
-                replica = question.split(encode, decode).replica
+                replica = problem.split(encode, decode).replica
                 if min(replica.room((1.0, 1.0), side) for side in ("encode", "decode")) > 0:
                     yield encode, decode
 

@@ -1,4 +1,7 @@
-"""Convert a running engine's settings to the schedule that the engine follows."""
+"""Convert a running engine's settings to the schedule that the engine follows.
+
+`engine_defaults` gives the settings that a command line leaves out.
+"""
 
 import bisect
 from dataclasses import dataclass, field, replace
@@ -12,9 +15,9 @@ from xcore.policies import TRAITS, control_variables
 from xcore.policies.control import Control, kinds
 from xcore.policies.from_schedule import checked
 from xcore.quantity import counted, figure_text
+from xcore.specs.cluster import ClusterSpec
 from xcore.specs.engine_spec import engine_of
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
-from xscheduler.engine_defaults import EngineDefaults, engine_defaults
 from xscheduler.settings import Setting
 
 if TYPE_CHECKING:
@@ -24,6 +27,43 @@ if TYPE_CHECKING:
     from xcore.specs.profile import Profile
     from xcore.specs.workload import Workload
     from xsimulator.cost.cost_model import Step
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class EngineDefaults:
+    """The default settings of an engine on a device."""
+
+    engine: str
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    admission: Admission = "reserve"
+    prefix_caching: bool = False
+
+
+def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
+    """Return the defaults of an engine by the name of its preset.
+
+    A preset that is no server has vLLM's sizes, but reserves blocks and caches no prefixes.
+    """
+    device = cluster.device
+    if engine == "tensorrt-llm":  # trtllm-serve 1.2: max_num_tokens, max_batch_size, GUARANTEED_NO_EVICT, block reuse
+        return EngineDefaults(engine, 8192, 2048, "reserve", prefix_caching=True)
+    # vLLM 0.32, vllm/engine/arg_utils.py, server defaults: depend on the memory that CUDA reports and the device's name
+    memory = device.shown_bytes
+    if memory >= 160 * _GIB:
+        sizes = 16_384, 1024
+    elif memory >= 70 * _GIB and "A100" not in device.kind and not cluster.is_cpu:
+        sizes = 8192, 1024
+    else:
+        sizes = 2048, 256
+    if engine == "sglang":  # sglang/srt/server_args.py of 0.5: chunk size by memory; at least 2,048 requests
+        chunk = next((size for gib, size in ((160, 16_384), (60, 8192), (35, 4096)) if memory >= gib * _GIB), 2048)
+        return EngineDefaults(engine, chunk, 2048, "grow", prefix_caching=True)
+    if engine.startswith("vllm"):
+        return EngineDefaults(engine, *sizes, "grow", prefix_caching=True)
+    return EngineDefaults("vllm", *sizes)
 
 
 @dataclass(frozen=True)

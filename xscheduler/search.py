@@ -1,6 +1,10 @@
-"""Run any search method on spaces: return the best feasible point and the cost of the search."""
+"""Run any search method on spaces: return the best feasible point and the cost of the search.
+
+Optuna is the black-box alternative that the paper names: it makes no use of monotonicity.
+"""
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -53,8 +57,6 @@ def search(
 
         exhaustive(all_spaces(spaces), incumbent)
     elif method == "optuna":
-        from xscheduler.black_box import black_box
-
         black_box(all_spaces(spaces), incumbent)
     else:
         raise InputError(f"There is no search method '{method}': use bnb, exhaustive or optuna.")
@@ -69,3 +71,32 @@ def search(
             time.perf_counter() - started,
         ),
     )
+
+
+TRIALS = 200
+
+
+def black_box(spaces: list[Space], incumbent: Incumbent) -> None:
+    """Search all spaces together with a limited number of trials and leave the best feasible point in `incumbent`."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def objective(trial: "optuna.Trial") -> float:
+        space = spaces[trial.suggest_int("space", 0, len(spaces) - 1)]
+        point = tuple(
+            trial.suggest_int(f"{space.name}.{v.name}", 0, len(v.values) - 1) if len(v.values) > 1 else 0
+            for v in space.variables
+        )
+        incumbent.offer(space, point)
+        evaluated = space.at(point)
+        excess = [f - c.limit for f, c in zip(evaluated.figures, space.constraints, strict=True)]
+        trial.set_user_attr("excess", [max(min(e, 1e30), -1e30) for e in excess] + [0.0] * (most - len(excess)))
+        return evaluated.throughput
+
+    most = max(len(space.constraints) for space in spaces)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # Optuna 5 recommends another API, which Optuna 4 lacks
+        sampler = optuna.samplers.TPESampler(seed=0, constraints_func=lambda trial: trial.user_attrs["excess"])
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    study.optimize(objective, n_trials=min(TRIALS, sum(space.size for space in spaces)))

@@ -3,8 +3,7 @@
 import pytest
 
 from xcore.specs.cluster import parse_cluster
-from xscheduler.engine_defaults import engine_defaults
-from xscheduler.engine_settings import EngineSettings, follow
+from xscheduler.engine_settings import EngineSettings, engine_defaults, follow
 from xscheduler.settings import find_setting
 
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from benchmarks.monotonicity import violations
 from benchmarks.spaces import LARGE, SMALL, random_space
 from xcore.errors import InputError
-from xscheduler.black_box import black_box
 from xscheduler.bnb import _split
-from xscheduler.search import search
+from xscheduler.search import black_box, search
 from xscheduler.space import Constraint, Evaluation, Incumbent, Space, Variable
 
 
@@ -189,7 +188,7 @@ def test_the_first_of_equally_good_points_stays():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_optuna_returns_feasible_points_no_better_than_the_optimum(seed, monkeypatch):
-    monkeypatch.setattr("xscheduler.black_box.TRIALS", 40)
+    monkeypatch.setattr("xscheduler.search.TRIALS", 40)
     spaces = [random_space(seed, SMALL), random_space(seed + 100, SMALL, opposed=True)]
     incumbent = Incumbent()
     black_box(spaces, incumbent)

@@ -3,9 +3,10 @@
 Rank 0 of the job connects to the frontend for each model.
 """
 
+import select
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,10 +15,10 @@ from xcore.console import output
 from xcore.errors import InputError
 from xcore.files import model_directory
 from xcore.requests.engine_protocol import Opened
+from xcore.requests.request import Request
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
-from xmulti.rank import serving
 from xmulti.rank.multiprocessors import Unavailable, streams_on_shares
 from xmulti.rank.rank_unit import RankUnit
 from xmulti.sharing.plan_replay import order_of
@@ -27,7 +28,9 @@ from xrunner.comm.ranks import Ranks
 from xrunner.comm.relay import way_to_frontend
 from xrunner.core import inbox
 from xrunner.core.driver import Options
-from xrunner.models import planning
+from xrunner.core.engine import Engine
+from xrunner.core.inbox import Inbox, Session
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.threads import set_threads
 
@@ -65,7 +68,7 @@ def serve(options: UnitProcessOptions, ranks: Ranks) -> None:
         inboxes = _connect(options.socket, plan, unit, stack) if engines.leads else {}
         try:
             if engines.leads:
-                serving.serve(engines, inboxes, _opened(engines, profiles))
+                serve_unit(engines, inboxes, _opened(engines, profiles))
             else:
                 engines.serve()
             if options.report_speed:
@@ -106,7 +109,8 @@ def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "to
     It is the one that is chosen for every model; if the choices differ, it is Triton.
     """
     chosen = {
-        planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0] for model in unit
+        attention_planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0]
+        for model in unit
     }
     return chosen.pop() if len(chosen) == 1 else "triton"
 
@@ -175,3 +179,41 @@ def _report_speed(
         if speed and engines.leads:
             inboxes[tenant.name].send(speed)
             inboxes[tenant.name].finish()
+
+
+class _Session(Session):
+    """One model's requests. Each gets the current time as its arrival: turns go by arrival over all models."""
+
+    def _add(self, request: Request) -> None:
+        super()._add(replace(request, arrival_s=self.engine.worker.now()))
+
+
+def serve_unit(unit: RankUnit, inboxes: Mapping[str, Inbox], opened: Mapping[str, Opened]) -> None:
+    """Run the frontend's requests on an open unit until it has drained every model; arguments are by the models' names.
+
+    Raises Gone if the frontend closes a connection early.
+    """
+    engines: dict[str, Engine] = {tenant.name: tenant.engine for tenant in unit.tenants}
+    sessions = [_Session(engine, inboxes[name], opened[name]) for name, engine in engines.items()]
+    ran = True  # orders that came with BEGIN are processed at once
+    while not all(session.over for session in sessions):
+        if not ran:
+            _rest(unit, sessions)
+        for session in sessions:
+            session.take()
+        ran = unit.step()
+        for session in sessions:
+            session.send(session.engine.take())
+    for session in sessions:
+        session.inbox.finish()
+    unit.drain()
+
+
+def _rest(unit: RankUnit, sessions: list[_Session]) -> None:
+    """Wait for orders while nothing can run; only briefly if there are requests."""
+    patience_s = min(session.patience_s for session in sessions if not session.over) if unit.idle else 0.0
+    if patience_s:
+        inboxes = [session.inbox for session in sessions]
+        select.select(inboxes, [inbox for inbox in inboxes if inbox.unsent], [], patience_s)
+    elif not unit.idle:
+        unit.wait()

@@ -125,11 +125,11 @@ class SimulatedTenant:
         step = self.limits.next_step(self.ledger, now, "decode")
         if step is None:
             return None
-        decode = step.decode
-        most = 1 if self.ledger.preempted else most  # the freed blocks may let another sequence in
+        decode, preempted = step.decode, self.ledger.take_preempted()
+        most = 1 if preempted else most  # the freed blocks may let another sequence in
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)
-        row = self.ledger.repeats(step)
+        row = self.ledger.repeats(step, preempted)
         # Rounded as in single iterations, so that equal end times are equal in a row too.
         contexts = (sum([s.cached + 1 for s in decode]) + len(decode) * _COUNT[:row]) / len(decode)
         seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)

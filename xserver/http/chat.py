@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xserver.http.answering import Answer
-from xserver.http.errors import invalid
+from xserver.http.answering import ApiAnswer
+from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
 from xserver.http.schemas import ChatRequest
 from xserver.text.conversation import prompt_of
-from xserver.text.log_probs import TextLogProb, chat_logprobs
+from xserver.text.text_log_probs import TextLogProb, chat_logprobs
 
 
-class Chat(Answer):
+class ChatAnswer(ApiAnswer):
     """One request for an assistant's message."""
 
     prefix, kind = "chatcmpl-", "chat.completion"

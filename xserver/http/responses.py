@@ -36,7 +36,7 @@ class ModelCard(Returned):
     created: int
     owned_by: str
     max_model_len: int | None = Field(
-        description="Most tokens of prompt and output together; null: as many as the engine's cache holds."
+        description="Maximum tokens of prompt and output together; null: limited by the engine's cache only."
     )
 
 
@@ -47,7 +47,7 @@ class ModelList(Returned):
     data: list[ModelCard]
 
 
-class Usage(Returned):
+class TokenUsage(Returned):
     """Numbers of tokens."""
 
     prompt_tokens: int
@@ -145,7 +145,7 @@ class TextCompletion(Made):
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
 class ChatCompletion(Made):
@@ -153,7 +153,7 @@ class ChatCompletion(Made):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
     prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`.")
 
 
@@ -162,8 +162,8 @@ class ChatChunk(Made):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatDelta]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`, in the first.")
+    usage: TokenUsage | None = None
+    prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`; first event only.")
 
 
 class Tokens(Returned):

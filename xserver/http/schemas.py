@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, V
 
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 
 UNSUPPORTED = (
     "tools tool_choice functions function_call audio modalities prediction suffix best_of use_beam_search"

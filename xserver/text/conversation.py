@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.http.schemas import Conversation, Message
 from xserver.http.served_model import ServedModel
 
@@ -19,11 +19,11 @@ def prompt_of(body: Conversation, model: ServedModel) -> str:
     begins = not goes_on if body.add_generation_prompt is None else body.add_generation_prompt
     if goes_on and begins:
         raise invalid(
-            "'continue_final_message' goes on with a message, 'add_generation_prompt' begins one: set one of them.",
+            "'continue_final_message' and 'add_generation_prompt' exclude each other: set only one of them.",
             "continue_final_message",
         )
     if goes_on and body.messages[-1].role != "assistant":
-        raise invalid("'continue_final_message' needs a last message of the assistant.", "continue_final_message")
+        raise invalid("'continue_final_message' needs a final assistant message.", "continue_final_message")
     messages = [_rendered(message) for message in body.messages]
     return model.chat_template.render(messages, begins, goes_on, body.chat_template_kwargs or {}, model.longest_text)
 

@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass, fields
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +12,6 @@ from xcore.policies.waa import most_underway
 from xcore.specs.workload import LengthDistribution
 from xsimulator.cost.group import Group, PartSeconds
 from xsimulator.cost.memo import memoized
-from xsimulator.cost.normal import even_normal
 from xsimulator.cost.side import Side
 from xsimulator.steady.pipeline import tandem_times
 
@@ -190,3 +190,10 @@ def _scaled(part: ArrayLike, mean: float, count: int) -> Array:
     values = np.broadcast_to(np.asarray(part, dtype=np.float64), (count,))
     mean_of_parts = float(values.mean())
     return values * (mean / mean_of_parts) if mean_of_parts else np.full(count, mean)
+
+
+@functools.cache
+def even_normal(count: int) -> NDArray[np.float64]:
+    """Return `count` equally likely values of a standard normal: the middle quantiles of equal shares."""
+    normal = NormalDist()
+    return np.array([normal.inv_cdf((i + 0.5) / count) for i in range(count)])

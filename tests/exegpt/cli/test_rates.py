@@ -157,7 +157,7 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
         (f"-l 5s --price {prices}", "add --rate"),
         ("-l 1s,5s --rate 5/s", "a single latency bound"),
         ("-l 5s --rate 0/s", "'0/s'"),
-        ("-l 5s --rate 5/s --tolerance 0.1", "leave it out"),
+        ("-l 5s --rate 5/s --tolerance 0.1", "leave --tolerance 0.1 out"),
         ("-l 5s --arrivals bursts", "'bursts'"),
         ("-l 5s --arrivals trace", "has no arrivals"),
         (f"-l 5s --arrivals trace --rate 5/s -w {tmp_path}/at_once.csv", "has no arrivals"),

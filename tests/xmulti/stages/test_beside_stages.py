@@ -11,8 +11,8 @@ from xcore.specs.cluster_plan import Plan
 from xmulti.files.stage_plan import StagePlan
 from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
+from xmulti.plans.plan_answer import beside_stages, loading_of
 from xmulti.plans.planning import Proposal, propose
-from xmulti.stages.beside_stages import beside_stages, loading_of
 
 CLUSTER = "2xA100-80GB"
 LONG = {"name": "long", "model": "llama-2-7b", "workload": "512/300", "requests": 400}
@@ -127,4 +127,4 @@ def test_an_application_can_only_be_planned_in_stages(tmp_path):
     assert done.code == 0, done.err
     assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
     refused = plan(file, "--advice")
-    assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice is for budgets" in refused.err
+    assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice applies to plans of budgets" in refused.err

@@ -9,7 +9,7 @@ from tests.xmulti.stages import applications
 from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
 from xmulti.files.dependent_calls import DependentCalls
 from xmulti.stages.application import draw
-from xmulti.stages.known_calls import of_known_calls
+from xmulti.stages.stage_prediction import of_known_calls
 
 SEPARATE = CallGraph(
     (

@@ -148,7 +148,7 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
     options = ("--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
     done = run_command("run", "--plan", folder / "stages.json", *options, "--threads", 1, "--json")
     assert done.code == 0, done.err
-    assert done.err.count("is started again") == 1
+    assert done.err.count("is restarted") == 1
     found = read_results(tmp_path / "out.jsonl")
     results = {result.id: result for result in found}
     assert len(found) == len(results) == 7 + 6 + 8

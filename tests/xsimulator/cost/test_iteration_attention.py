@@ -7,7 +7,7 @@ from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import LayerTables, Table
 from xprofiler.roofline import roofline_profile
-from xsimulator.cost.iteration_attention import iteration_attention
+from xsimulator.cost.stage import iteration_attention
 
 
 @pytest.fixture(scope="module")
