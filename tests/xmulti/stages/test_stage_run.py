@@ -239,7 +239,7 @@ def test_what_is_printed_of_a_resumed_run(folder, capsys):
     run_stages._print(result)
     printed = capsys.readouterr()
     assert "1 call in 2.5 s; planned: 3 s." in printed.out and "250 ms + 125 ms" in printed.out
-    assert "7 calls done before" in printed.err
+    assert "7 calls finished before this run" in printed.err
     run_stages._print(replace(result, models=(), stages=()))
     assert "0 calls in 0 ms" in capsys.readouterr().out
 
