@@ -15,7 +15,7 @@ from xcore.console import output
 from xcore.requests.request import Request
 from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.rank.assembly import Assembler
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_state import SamplingState
 
 WAYS = {
@@ -27,7 +27,7 @@ _STEPS = 200
 _VOCAB = 128_256
 
 
-def decoding(batch: int, context: int, **options: float) -> dict[int, Running]:
+def decoding(batch: int, context: int, **options: float) -> dict[int, RunningRequest]:
     """Sequences in the midst of their outputs, with `context` tokens each, of which half are their prompts'."""
     rng, blocks = np.random.default_rng(0), -(-(context + _STEPS) // BLOCK_SIZE)
     running = {}
@@ -38,7 +38,7 @@ def decoding(batch: int, context: int, **options: float) -> dict[int, Running]:
         sequence.blocks = list(range(index * blocks, (index + 1) * blocks))
         sequence.cached, sequence.generated = context - 1, len(produced)
         table = np.array(sequence.blocks, dtype=np.int32)
-        running[index] = Running(request, sequence, prompt, produced.tolist(), table)
+        running[index] = RunningRequest(request, sequence, prompt, produced.tolist(), table)
         if request.repetition_penalty != 1:
             running[index].slot = index
     return running

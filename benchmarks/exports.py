@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.api.simulate import SimulateOptions, simulate
-from exegpt.api.tuning import BoundedAnswer, TuneOptions, tune_bounds
+from exegpt.api.simulate import simulate
+from exegpt.api.tuning import BoundedAnswer, TuneProblem, tune_bounds
+from exegpt.options.simulate import SimulateOptions
+from exegpt.options.tune import TuneOptions
 from xcore.specs.bound import ALL_REQUESTS
 from xcore.specs.estimate import Estimate
-from xscheduler.engine_settings import EngineSettings
 from xscheduler.export import Export, Target, replicas_together
 from xscheduler.launch_command import read_launch
-from xscheduler.ordering import OrderChoice
 from xscheduler.setting_search import SearchOptions
 from xscheduler.settings import find_setting
 from xscheduler.spaces import POLICIES
@@ -54,7 +54,7 @@ class Question:
         """The best schedules, and the export."""
         search = SearchOptions(ALL_REQUESTS, self.ttft_s, self.tpot_s, policies, "bnb", 0.0, fixed=fixed or {})
         setting = find_setting(self.model, self.cluster, self.workload, "roofline", dtype=self.dtype)
-        options = TuneOptions((setting,), (self.latency_s,), search, advice=False, target=TARGET)
+        options = TuneProblem((setting,), (self.latency_s,), search, TuneOptions(advice=False), target=TARGET)
         return tune_bounds(options)[0]
 
 
@@ -100,14 +100,16 @@ def read_back(question: Question, export: Export) -> Estimate:
     said: dict[str, Any] = dict(launches[0].settings)
     assert said["replicas"] == replicas_together(export.schedule)
     said["replicas"] = export.schedule.replicas  # those of all nodes
-    settings = EngineSettings.of(said)
-    rest = {name: value for name, value in said.items() if name not in settings.given}
-    options = dict.fromkeys(SimulateOptions.__dataclass_fields__) | rest
-    options |= {"model": launches[0].model, "cluster": question.cluster, "workload": question.workload}
-    options |= {"profile": "roofline", "engine": launches[0].engine, "longest": launches[0].longest}
-    options |= {"scale_to_context": False, "engine_settings": settings}
-    options |= {"order": OrderChoice.of(None, False)}
-    facts = simulate(SimulateOptions(**options)).facts
+    names = said.keys() & SimulateOptions.__dataclass_fields__.keys()
+    options = SimulateOptions(
+        model=launches[0].model,
+        cluster=question.cluster,
+        workload=question.workload,
+        profile=["roofline"],
+        engine=launches[0].engine,
+        **{name: said.pop(name) for name in names},
+    )
+    facts = simulate(options, said, launches[0].longest).facts
     return Estimate(**facts)
 
 

@@ -13,12 +13,12 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import BLOCK_SIZE
 from xrunner.core import engine
-from xrunner.models import Dealing, load, random_model
+from xrunner.models import Dealing, model_loading, random_model
 from xrunner.rank.warm_up import alike
 
 META = torch.device("meta")
@@ -62,9 +62,9 @@ def on_no_device() -> Iterator[list[str]]:
     names: list[str] = []
     launch = lambda kernel, grid: lambda *args, **options: names.append(kernel.fn.__name__)  # noqa: E731
     with (
-        mock.patch.object(device, "on_gpu", lambda x: x.device == META),
+        mock.patch.object(gpu_device, "on_gpu", lambda x: x.device == META),
         mock.patch.object(KernelInterface, "__getitem__", launch),
-        mock.patch.object(load, "RandomWeights", Weightless),
+        mock.patch.object(model_loading, "RandomWeights", Weightless),
         mock.patch.object(engine, "check_logits", lambda *arguments: {}),  # there are none
     ):
         yield names

@@ -29,7 +29,7 @@ class GatheringPolicy(ChunkedPolicy):
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration, or None while nothing can run."""
         if not ledger.encoding and len(ledger.waiting.first(self.gathered, now)) < self.gathered:
-            decode = ledger.grow_decoding(now, self.max_num_batched_tokens)
+            decode, _ = ledger.grow_decoding(now, self.max_num_batched_tokens)
             if decode:  # the next arrival may complete the batch
                 return Step(decode=decode, repeats=ENDLESS, arrivals=True)
         return super().next_step(ledger, now, phase)

@@ -5,9 +5,9 @@ import math
 import torch
 from numba import prange
 
-from exegpt.kernels.compiled import njit
 from exegpt.kernels.greatest import greatest
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.numba_threads import compiled
 
 NO_TOKEN = -1
 """The token of a row from which none can be chosen: a logit is NaN or has overflowed, or all are ruled out."""

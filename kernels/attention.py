@@ -5,10 +5,10 @@ import math
 import numpy as np
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.attention_flashinfer import FlashInfer
 from exegpt.kernels.kv_layout import keys_like_values
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_threads import compiled
 from exegpt.kernels.work_list import WorkList, deal
 
 _UNBOUNDED = 2**31 - 1
@@ -55,13 +55,13 @@ def attention(
         if not causal or starts is not None or bias is not None or scale != work.scale:
             raise ValueError("FlashInfer's plan is for causal attention of whole sequences at its scale, without bias.")
         return work.run(q, keys, values, out, window)
-    options = {"scale": scale, "window": window, "causal": causal, "starts": starts, "bias": bias}
-    if device.on_gpu(q):
+    inputs = q, keys, values, tables, offsets, contexts, out
+    if gpu_device.on_gpu(q):
         from exegpt.kernels.attention_gpu import attention_gpu
 
-        return attention_gpu(q, keys, values, tables, offsets, contexts, out, work=work, **options)
+        return attention_gpu(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias, work=work)
     if not compiled(q):
-        return attention_reference(q, keys, values, tables, offsets, contexts, out, **options)
+        return attention_reference(*inputs, scale=scale, window=window, causal=causal, starts=starts, bias=bias)
     from exegpt.kernels.attention_cpu import kernel
 
     decode = q.shape[0] == contexts.shape[0]
@@ -78,7 +78,7 @@ def programs_of_decoding(heads: int, values: torch.Tensor) -> int | None:
 
     There are `heads` query heads over a cache with these `values`. The CPU takes no work list.
     """
-    if not device.on_gpu(values):
+    if not gpu_device.on_gpu(values):
         return None
     from exegpt.kernels import attention_gpu
 

@@ -17,9 +17,9 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.numba_jit import njit
 
 _FLOAT = ir.FloatType()
 _REGISTERS = 256
@@ -271,4 +271,5 @@ def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callabl
                 for d in range(head_size):
                     out[first + r // group, head * group + r % group, d] = x[r, d]
 
-    return attend
+    compiled: Callable[..., None] = attend
+    return compiled

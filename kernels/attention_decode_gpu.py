@@ -34,7 +34,7 @@ def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | N
     do_not_specialize=["window", "splits", "table_stride", "reach"],
     do_not_specialize_on_alignment=["block_table"],
 )
-def _attend_decode(  # type: ignore[no-untyped-def]
+def _attend_decode(
     q,  # [sequences, heads, HEAD_SIZE]
     k_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]
     v_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]

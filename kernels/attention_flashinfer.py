@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from exegpt.kernels.device import architecture
+from exegpt.kernels.gpu_device import architecture
 
 HEAD_SIZES = frozenset((64, 128, 256))
 """Head sizes for which both wrappers have kernels."""
@@ -34,11 +34,11 @@ def flashinfer() -> ModuleType:
 def why_not(device: torch.device, dtype: torch.dtype, head_size: int) -> str | None:
     """Return why FlashInfer can't compute attention of such heads on a device; None if it can."""
     if device.type != "cuda":
-        return "FlashInfer runs on GPUs alone"
+        return "FlashInfer runs only on GPUs"
     if dtype not in _DTYPES:
         return f"FlashInfer computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
     if head_size not in HEAD_SIZES:
-        return f"FlashInfer has heads of {', '.join(map(str, sorted(HEAD_SIZES)))}, not of {head_size}"
+        return f"FlashInfer supports the head sizes {', '.join(map(str, sorted(HEAD_SIZES)))}, not {head_size}"
     if (capability := architecture(device).capability) < _LEAST_CAPABILITY:
         return f"FlashInfer needs compute capability 8.0, and this GPU has {capability / 10}"
     try:
@@ -133,7 +133,8 @@ class FlashInfer:
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         """Compute one layer's causal attention for the planned batch: [tokens, heads, head_size]."""
-        return self._planned[window].run(q, (keys, values), out=out)
+        attended: torch.Tensor = self._planned[window].run(q, (keys, values), out=out)
+        return attended
 
     def _prefill(self) -> Any:
         assert self._graph is None, "graphs are decoding's"

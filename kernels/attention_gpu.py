@@ -8,12 +8,14 @@ import math
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
 
 from exegpt.kernels.attention_decode_gpu import attend_decode
 from exegpt.kernels.attention_prefill_gpu import attend_prefill
 from exegpt.kernels.attention_tiles import Tile, choose_tile, head_dim, num_splits
-from exegpt.kernels.device import architecture
-from exegpt.kernels.gpu import operand
+from exegpt.kernels.gpu_device import architecture
 from exegpt.kernels.work_list import TILE, WorkList
 
 
@@ -106,3 +108,22 @@ def _sizes(
         "num_warps": tile.num_warps,
         "num_stages": tile.num_stages,
     }
+
+
+@triton.jit
+def _probe():  # type: ignore[no-untyped-def]
+    pass
+
+
+INTERPRETED = isinstance(_probe, InterpretedFunction)
+"""Whether kernels run in Triton's interpreter, on the CPU: TRITON_INTERPRET was 1 when Triton was imported."""
+
+_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def operand(dtype: torch.dtype) -> Any:
+    """Return the Triton dtype in which tiles of `dtype` are multiplied.
+
+    It is `dtype` itself, but float32 in the interpreter, which stores bfloat16 as integers.
+    """
+    return tl.float32 if INTERPRETED else _DTYPES[dtype]

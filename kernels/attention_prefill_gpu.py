@@ -36,7 +36,7 @@ def attend_prefill(
     do_not_specialize=["window", "tokens", "sequences", "table_stride", "reach"],
     do_not_specialize_on_alignment=["block_table"],
 )
-def _attend_prefill(  # type: ignore[no-untyped-def]
+def _attend_prefill(
     q,  # [tokens, heads, HEAD_SIZE]
     k_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]
     v_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]
@@ -158,7 +158,7 @@ def _attend_prefill(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _find_tile(  # type: ignore[no-untyped-def]
+def _find_tile(
     cu_seqlens_q,  # int32 [sequences + 1]
     sequences,
     tile,

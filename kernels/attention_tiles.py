@@ -4,7 +4,7 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
-from exegpt.kernels.device import Architecture
+from exegpt.kernels.gpu_device import Architecture
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 
 
 def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: torch.Tensor) -> None:
     """Copy blocks to a buffer: buffer[t, i] ← block blocks[i] of the cache's tensor t."""
-    if device.on_gpu(buffer):
+    if gpu_device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
         copy_blocks_gpu(cache, blocks, buffer, gather=True)
@@ -26,7 +26,7 @@ def gather_blocks(cache: Sequence[torch.Tensor], blocks: torch.Tensor, buffer: t
 
 def scatter_blocks(buffer: torch.Tensor, cache: Sequence[torch.Tensor], blocks: torch.Tensor) -> None:
     """Copy a buffer to blocks: block blocks[i] of the cache's tensor t ← buffer[t, i]; no block occurs twice."""
-    if device.on_gpu(buffer):
+    if gpu_device.on_gpu(buffer):
         from exegpt.kernels.kv_blocks_gpu import copy_blocks_gpu
 
         copy_blocks_gpu(cache, blocks, buffer, gather=False)

@@ -42,7 +42,7 @@ def _on_device(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor
 
 
 @triton.jit
-def _copy(  # type: ignore[no-untyped-def]
+def _copy(
     addresses_ptr,  # int64 [tensors]: of the cache's
     blocks_ptr,  # int64 [n]
     buffer_ptr,  # [tensors, n, part_words] words

@@ -7,14 +7,14 @@ keys as a matrix, and takes [blocks, kv_heads, head_size, block_size]; see `atte
 
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 
 
 def key_shape(values: torch.Tensor) -> torch.Size:
     """Return the shape of a cache's keys on the device of its values [blocks, kv_heads, block_size, head_size]."""
-    return values.shape if device.on_gpu(values) else values.mT.shape
+    return values.shape if gpu_device.on_gpu(values) else values.mT.shape
 
 
 def keys_like_values(keys: torch.Tensor) -> torch.Tensor:
     """Return a view of a cache's keys as [blocks, kv_heads, block_size, head_size], on any device."""
-    return keys if device.on_gpu(keys) else keys.mT
+    return keys if gpu_device.on_gpu(keys) else keys.mT

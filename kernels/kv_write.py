@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from numba import prange
 
-from exegpt.kernels import device
-from exegpt.kernels.compiled import njit
+from exegpt.kernels import gpu_device
 from exegpt.kernels.kv_layout import keys_like_values
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.numba_threads import compiled
 
 
 def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
@@ -19,7 +19,7 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     A value that is not finite is stored as zeros with a key of NaN. A query that sees it gets NaN. A query of the same
     tile that doesn't see it gets no difference; zero times an infinity would be NaN.
     """
-    if device.on_gpu(k):
+    if gpu_device.on_gpu(k):
         from exegpt.kernels.kv_write_gpu import kv_write_gpu
 
         kv_write_gpu(k, v, keys, values, slots)

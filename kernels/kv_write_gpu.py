@@ -32,7 +32,7 @@ def kv_write_gpu(
 
 # A slice of a batch begins anywhere in its slots.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["slots"])
-def _write(  # type: ignore[no-untyped-def]
+def _write(
     k,  # [tokens, kv_heads, HEAD_SIZE]
     v,  # [tokens, kv_heads, HEAD_SIZE]
     k_cache,  # [blocks, kv_heads, BLOCK_SIZE, HEAD_SIZE]
@@ -63,7 +63,7 @@ def _write(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def cache_rows(  # type: ignore[no-untyped-def]
+def cache_rows(
     slots,  # int64 [tokens]
     token,  # [BLOCK_M]
     real,  # bool [BLOCK_M]: tokens that there are
@@ -78,7 +78,7 @@ def cache_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_values(source, target, offs_d, mask):  # type: ignore[no-untyped-def]
+def store_values(source, target, offs_d, mask):
     """Copy values from the pointers `source` [BLOCK_M] to `target` [BLOCK_M], columns `offs_d` [HEAD_SIZE].
 
     Values that are not finite are stored as zeros. Returns which values are finite: bool [BLOCK_M].

@@ -58,9 +58,11 @@ class PackedLinear:
         if self.packed:
             ops = torch.ops.mkldnn
             if residual is not None:
-                return ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+                added: torch.Tensor = ops._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
+                return added
             name, algorithm = _FUSED[self.activation]
-            return ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+            product: torch.Tensor = ops._linear_pointwise(x, self.weight, self.bias, name, [], algorithm)
+            return product
         if residual is not None and self.bias is None:
             return residual.addmm_(
                 x, self.weight.t()

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.log_probs_cpu import log_probs_rows
-from exegpt.kernels.threads import follow_torch
+from exegpt.kernels.numba_threads import follow_torch
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def log_probs(logits: torch.Tensor, tokens: torch.Tensor, asked: LogProbs) -> to
         and their tokens; of equals the lower token comes first. A row without a token has no meaningful values.
     """
     tokens = tokens.clamp(min=0)
-    if device.on_gpu(logits):  # no kernel of its own: requests are rare, and each row is read only a few times
+    if gpu_device.on_gpu(logits):  # no kernel of its own: requests are rare, and each row is read only a few times
         return log_probs_reference(logits, tokens, asked)
     out = torch.empty(len(asked.rows), 1 + 2 * asked.most, dtype=torch.float64)
     follow_torch()

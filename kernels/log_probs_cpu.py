@@ -3,9 +3,9 @@
 import numpy as np
 from numba import prange
 
-from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import mass_of
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.numba_jit import njit
 
 _CHUNK = 64
 """Logits that are skipped together if none of them is among the likeliest."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.logit_edits_cpu import edit_rows
-from exegpt.kernels.threads import follow_torch
+from exegpt.kernels.numba_threads import follow_torch
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LogitEdits:
 def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
     """Return the edited logits as a new tensor: [rows, vocab] → float32 [rows, vocab]."""
     x = _biased(logits, edits)
-    if device.on_gpu(x):
+    if gpu_device.on_gpu(x):
         from exegpt.kernels.logit_edits_gpu import edit_rows_gpu
 
         edit_rows_gpu(x, edits)

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import prange
 
-from exegpt.kernels.compiled import njit
+from exegpt.kernels.numba_jit import njit
 
 _MINUS_INFINITY = np.float32(-np.inf)
 

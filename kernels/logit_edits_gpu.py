@@ -32,7 +32,7 @@ def edit_rows_gpu(x: torch.Tensor, edits: LogitEdits, block_size: int = _BLOCK_S
 
 
 @triton.jit
-def _edit(  # type: ignore[no-untyped-def]
+def _edit(
     x_ptr,  # float32 [n_rows, n_cols]
     rows_ptr,  # int64 [edited]
     penalty_ptr,  # float32 [edited]

@@ -5,14 +5,14 @@ import torch
 import torch.nn.functional as F
 from numba import prange
 
-from exegpt.kernels import device
-from exegpt.kernels.compiled import njit
-from exegpt.kernels.threads import compiled
+from exegpt.kernels import gpu_device
+from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.numba_threads import compiled
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
     """Normalise rows of x [tokens, hidden] by their root mean square, times weight [hidden]."""
-    if device.on_gpu(x):
+    if gpu_device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
 
         return norm_gpu(x, weight, None, epsilon, None)
@@ -36,7 +36,7 @@ def layer_norm(
 
     With `residual` [tokens, hidden], x is first added to it in place, and its rows are normalised.
     """
-    if device.on_gpu(x):
+    if gpu_device.on_gpu(x):
         from exegpt.kernels.norm_gpu import norm_gpu
 
         return norm_gpu(x, weight, bias, epsilon, residual)

@@ -29,7 +29,7 @@ def norm_gpu(
 
 
 @triton.jit
-def _norm(  # type: ignore[no-untyped-def]
+def _norm(
     x_ptr,  # [n_rows, n_cols]
     residual_ptr,  # [n_rows, n_cols], or None; x is added to it in place
     weight_ptr,  # [n_cols]

@@ -18,15 +18,14 @@ def partial_results(slots: int, q: torch.Tensor) -> dict[str, Any]:
     """
     if not slots:
         return {"partial_out": None, "partial_lse": None}
-    there = {"dtype": torch.float32, "device": q.device}
     return {
-        "partial_out": torch.empty(slots, *q.shape[1:], **there),
-        "partial_lse": torch.empty(slots, q.shape[1], **there),
+        "partial_out": torch.empty(slots, *q.shape[1:], dtype=torch.float32, device=q.device),
+        "partial_lse": torch.empty(slots, q.shape[1], dtype=torch.float32, device=q.device),
     }
 
 
 @triton.jit
-def load_q(  # type: ignore[no-untyped-def]
+def load_q(
     q,  # [tokens, heads, HEAD_SIZE]
     token,  # [BLOCK_M], or one for all rows
     head,  # [BLOCK_M]
@@ -45,7 +44,7 @@ def load_q(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def attend_tiles(  # type: ignore[no-untyped-def]
+def attend_tiles(
     acc,  # float32 [BLOCK_M, HEAD_DIM]: weighted values so far
     l_i,  # float32 [BLOCK_M]: sum of exponentials so far
     m_i,  # float32 [BLOCK_M]: greatest score so far
@@ -120,7 +119,7 @@ def attend_tiles(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def store_result(  # type: ignore[no-untyped-def]
+def store_result(
     acc,  # float32 [BLOCK_M, HEAD_DIM]
     l_i,  # float32 [BLOCK_M]
     m_i,  # float32 [BLOCK_M]
@@ -161,7 +160,7 @@ def store_result(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _merged(  # type: ignore[no-untyped-def]
+def _merged(
     partial_out,  # float32 [.., HEAD_SIZE]
     partial_lse,  # float32 [..]
     partial_row,  # int64 [BLOCK_M]: each row of the first part

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 from numba import prange
 
-from exegpt.kernels import device
-from exegpt.kernels.compiled import njit
+from exegpt.kernels import gpu_device
 from exegpt.kernels.kv_write import kv_write_reference, store_value
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.numba_threads import compiled
 
 
 def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> None:
@@ -15,7 +15,7 @@ def rotate(x: torch.Tensor, positions: torch.Tensor, cosines: torch.Tensor, sine
 
     `cosines` and `sines` are float32 [context, head_size / 2].
     """
-    if device.on_gpu(x):
+    if gpu_device.on_gpu(x):
         from exegpt.kernels.rotary_gpu import rotate_gpu
 
         rotate_gpu(x, positions, cosines, sines)
@@ -49,7 +49,7 @@ def rotate_and_write(
     It is `rotate` of q and k, then `kv_write`, with their arguments, in one kernel. Afterwards the content of k is
     undefined: rotated or not.
     """
-    if device.on_gpu(q):
+    if gpu_device.on_gpu(q):
         from exegpt.kernels.rotary_gpu import rotate_and_write_gpu
 
         rotate_and_write_gpu(q, k, v, positions, cosines, sines, keys, values, slots)

@@ -70,7 +70,7 @@ def _launch(
 
 # A slice of a batch begins anywhere in its positions and slots.
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions", "slots"])
-def _rotate(  # type: ignore[no-untyped-def]
+def _rotate(
     q,  # [tokens, HEADS, HEAD_SIZE]
     k,  # [tokens, KV_HEADS, HEAD_SIZE], or None
     v,  # [tokens, KV_HEADS, HEAD_SIZE], or None
@@ -123,7 +123,7 @@ def _rotate(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def rotate_rows(  # type: ignore[no-untyped-def]
+def rotate_rows(
     source,  # pointers [BLOCK_M] to rows of HEAD_SIZE
     target,  # pointers [BLOCK_M]
     cos,  # float32 [BLOCK_M, HEAD_DIM / 2]

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.argmax import NO_TOKEN
 from exegpt.kernels.logit_edits import LogitEdits, edit_logits, edit_logits_reference
+from exegpt.kernels.numba_threads import follow_torch
 from exegpt.kernels.philox import arrival_times
 from exegpt.kernels.sampling_cpu import sample_rows
-from exegpt.kernels.threads import follow_torch
 
 _NONE = torch.empty(0)
 
@@ -57,7 +57,7 @@ def sample(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Return every row's next token, or `NO_TOKEN`: logits [rows, vocab] → int64 [rows]."""
     if sampling.edits is not None:
         logits = edit_logits(logits, sampling.edits)
-    if device.on_gpu(logits):
+    if gpu_device.on_gpu(logits):
         from exegpt.kernels.sampling_gpu import sample_gpu
 
         return sample_gpu(logits, sampling)

@@ -8,9 +8,9 @@ import numpy as np
 from numba import prange
 
 from exegpt.kernels.argmax import NO_TOKEN, place_of_greatest
-from exegpt.kernels.compiled import njit
 from exegpt.kernels.exponential import exp, mass_of
 from exegpt.kernels.greatest import greatest
+from exegpt.kernels.numba_jit import njit
 from exegpt.kernels.philox import MOST, MULTIPLIERS, ROUNDS, SERIES_BELOW, WEYL
 
 _M0, _M1 = (np.uint64(m) for m in MULTIPLIERS)

@@ -74,7 +74,7 @@ def sample_gpu(
 
 
 @triton.jit
-def _sample(  # type: ignore[no-untyped-def]
+def _sample(
     logits_ptr,  # [n_rows, n_cols]
     seen_ptr,  # uint8 [slots, n_cols]
     temperature_ptr,  # float32 [n_rows]
@@ -142,7 +142,7 @@ def _sample(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scaled(  # type: ignore[no-untyped-def]
+def _scaled(
     logits_ptr,  # [n_cols], one row
     seen_ptr,  # uint8 [n_cols], the row's slot
     cols,  # int32 [BLOCK_SIZE]
@@ -165,7 +165,7 @@ def _scaled(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):
     """Survey a row's scaled logits in one pass.
 
     Returns:
@@ -188,7 +188,7 @@ def _survey(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.c
 
 
 @triton.jit
-def _list_kept(  # type: ignore[no-untyped-def]
+def _list_kept(
     logits_ptr,  # [n_cols], one row
     seen_ptr,  # uint8 [n_cols], the row's slot
     list_ptr,  # int32 [LISTED], written
@@ -217,7 +217,7 @@ def _list_kept(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _list(  # type: ignore[no-untyped-def]
+def _list(
     logits_ptr,  # [n_cols], one row
     seen_ptr,  # uint8 [n_cols], the row's slot
     list_ptr,  # int32 [LISTED], written
@@ -248,7 +248,7 @@ def _list(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, penalty, LISTED: tl.constexpr):
     """Return the scaled logits, float32 [LISTED], and the columns, int32 [LISTED], of the listed tokens.
 
     Beyond the listed tokens they are -inf and `n_cols`.
@@ -259,7 +259,7 @@ def _load_list(logits_ptr, seen_ptr, list_ptr, listed, n_cols, temperature, pena
 
 
 @triton.jit
-def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr):
     """Return the greatest of a row's scaled logits."""
     best = tl.full([BLOCK_SIZE], float("-inf"), tl.float32)
     for start in tl.range(0, n_cols, BLOCK_SIZE, num_stages=STAGES):
@@ -271,7 +271,7 @@ def _greatest(logits_ptr, seen_ptr, n_cols, temperature, penalty, BLOCK_SIZE: tl
 @triton.jit
 def _kth_greatest(
     logits_ptr, seen_ptr, n_cols, temperature, penalty, k, BLOCK_SIZE: tl.constexpr, STAGES: tl.constexpr
-):  # type: ignore[no-untyped-def]
+):
     """Return the k-th greatest of a row's scaled logits, 0 < k <= n_cols, by radix selection.
 
     Keys are 32 bits wide and in the order of the logits. Of the keys that begin with the prefix found so far, the next
@@ -289,7 +289,7 @@ def _kth_greatest(
 
 
 @triton.jit
-def _kth_of_block(x, real, k):  # type: ignore[no-untyped-def]
+def _kth_of_block(x, real, k):
     """Return `_kth_greatest` of the elements of one block that are `real`, of which there are at least k."""
     prefix = tl.zeros([], tl.uint32)
     for i in range(4):
@@ -298,14 +298,14 @@ def _kth_of_block(x, real, k):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _count_digits(x, real, prefix, shift):  # type: ignore[no-untyped-def]
+def _count_digits(x, real, prefix, shift):
     """Count for each digit the keys that begin with a prefix and go on with the digit: int32 [256]."""
     key = _key(x) >> shift
     return tl.histogram((key & 255).to(tl.int32), 256, mask=real & (key >> 8 == prefix))
 
 
 @triton.jit
-def _next_digit(counts, prefix, k):  # type: ignore[no-untyped-def]
+def _next_digit(counts, prefix, k):
     """Return the prefix of the k-th greatest key with its next digit, and its rank among the keys with that prefix."""
     reached = tl.cumsum(counts, 0, reverse=True) >= k
     digit = tl.sum(reached.to(tl.int32), 0) - 1
@@ -314,21 +314,21 @@ def _next_digit(counts, prefix, k):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _key(x):  # type: ignore[no-untyped-def]
+def _key(x):
     """Convert floats to unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
 
 @triton.jit
-def _logit(key):  # type: ignore[no-untyped-def]
+def _logit(key):
     """Convert a key to its float."""
     bits = tl.where(key >= 0x80000000, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _race(  # type: ignore[no-untyped-def]
+def _race(
     logits_ptr,  # [n_cols], one row
     seen_ptr,  # uint8 [n_cols], the row's slot
     n_cols,
@@ -379,7 +379,7 @@ def _race(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS: tl.constexpr):
     """Run `_race` of the listed tokens `cols`, int32 [LISTED], whose logits are x, -inf beyond the list."""
     counts = (x >= least) & (cols < n_cols)
     races = counts & (x > above)
@@ -394,7 +394,7 @@ def _race_listed(x, cols, n_cols, seed, position, least, above, ROUNDS: tl.const
 
 
 @triton.jit
-def _arrival_times(seed, position, start, BLOCK_SIZE: tl.constexpr, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _arrival_times(seed, position, start, BLOCK_SIZE: tl.constexpr, ROUNDS: tl.constexpr):
     """Return `philox.arrival_times` of BLOCK_SIZE tokens from `start` on: float32 [BLOCK_SIZE]."""
     group = (start // 4 + tl.arange(0, BLOCK_SIZE // 4)).to(tl.uint32)
     a, b, c, d = _words(seed, position, group, ROUNDS)
@@ -402,7 +402,7 @@ def _arrival_times(seed, position, start, BLOCK_SIZE: tl.constexpr, ROUNDS: tl.c
 
 
 @triton.jit
-def _words(seed, position, group, ROUNDS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _words(seed, position, group, ROUNDS: tl.constexpr):
     """Return Philox's four words for groups of four tokens."""
     zero = tl.zeros_like(group)
     place = (position & 0xFFFFFFFF).to(tl.uint32) + zero
@@ -410,7 +410,7 @@ def _words(seed, position, group, ROUNDS: tl.constexpr):  # type: ignore[no-unty
 
 
 @triton.jit
-def _times(word):  # type: ignore[no-untyped-def]
+def _times(word):
     """Convert uniform words to exponential times."""
     v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994039535522)
     series = v * (1 + v * (0.5 + v * (0.3333333333333333 + v * 0.25)))

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from numba import prange
 
-from exegpt.kernels import device
-from exegpt.kernels.compiled import njit
+from exegpt.kernels import gpu_device
 from exegpt.kernels.exponential import exp
-from exegpt.kernels.threads import compiled
+from exegpt.kernels.numba_jit import njit
+from exegpt.kernels.numba_threads import compiled
 
 SLOPE, BEND = 2 * math.sqrt(2 / math.pi), 0.044715
 """GELU's tanh form is x · sigmoid(SLOPE · (x + BEND · x³)), SiLU is x · sigmoid(x)."""
@@ -39,11 +39,11 @@ def geglu_reference(x: torch.Tensor) -> torch.Tensor:
 
 
 def _fast(x: torch.Tensor) -> bool:
-    return device.on_gpu(x) or compiled(x)
+    return gpu_device.on_gpu(x) or compiled(x)
 
 
 def _gated(x: torch.Tensor, slope: float = 1.0, bend: float = 0.0) -> torch.Tensor:
-    if device.on_gpu(x):
+    if gpu_device.on_gpu(x):
         from exegpt.kernels.swiglu_gpu import gated_gpu
 
         return gated_gpu(x, slope, bend)

@@ -27,7 +27,7 @@ def gated_gpu(x: torch.Tensor, slope: float, bend: float) -> torch.Tensor:
 
 
 @triton.jit
-def _gate(  # type: ignore[no-untyped-def]
+def _gate(
     x_ptr,  # [n_rows, 2 * n_cols], the gates first
     out_ptr,  # [n_rows, n_cols], contiguous
     slope,

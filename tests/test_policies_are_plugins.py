@@ -13,10 +13,8 @@ OWN = ("xcore/policies", "xsimulator/steady", "xscheduler/spaces", "exegpt/repro
 """Folders of the policies, their steady states and their spaces, and of the papers' evaluations."""
 POLICIES = set(TRAITS)
 VARIABLES = {name for traits in TRAITS.values() for name in kinds(traits.control)}
-FIXED = {"encode_batch", "decode_iterations", "micro_batches", "encode_micro_batches"}
 BY_ENGINE = {"max_num_seqs", "max_num_batched_tokens"}
 EXEMPT = {
-    "exegpt/cli/options.py": (FIXED | BY_ENGINE | {"prefills_per_step"}, "texts of the options that fix a variable"),
     "xcore/specs/schedule_versions.py": (VARIABLES, "the variables that files of version 1 have"),
     "xscheduler/engine_settings.py": ({"chunked"} | BY_ENGINE, "an engine's default policy, and its default limits"),
     "xscheduler/launch_command.py": ({"chunked"} | BY_ENGINE, "the flags of other engines, and what these run"),

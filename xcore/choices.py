@@ -1,5 +1,7 @@
 """Checks of options that name one of several things: an unknown name is refused with the list of known ones."""
 
+from typing import TypeVar
+
 from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
@@ -7,11 +9,15 @@ from xcore.specs.bound import PERCENTILES, BoundMeaning
 from xcore.specs.model import ModelSpec
 from xcore.traces.trace import form_of
 
+Choice = TypeVar("Choice", bound=str)
 
-def check_choice(value: str, allowed: tuple[str, ...], option: str) -> None:
-    """Raise InputError unless `value` is one of `allowed`."""
-    if value not in allowed:
-        raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
+
+def check_choice(value: str, allowed: tuple[Choice, ...], option: str) -> Choice:
+    """Return the one of `allowed` that `value` names; InputError if it is none of them."""
+    for choice in allowed:
+        if choice == value:
+            return choice
+    raise InputError(f"{option} '{value}' is not known: use one of {', '.join(allowed)}.")
 
 
 def bound_meaning(name: str, percentile: float) -> BoundMeaning:

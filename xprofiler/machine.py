@@ -100,7 +100,7 @@ def provenance(device: "torch.device | None" = None, attention: str = "triton") 
     from xcore import __version__
 
     if device and device.type == "cuda":
-        from xrunner.models.planning import described
+        from xrunner.models.attention_planning import described
 
         gpu = {"device": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
         return provenance() | gpu | {"attention": str(described(attention, device))}

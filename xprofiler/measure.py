@@ -33,8 +33,8 @@ from xprofiler.reuse import Reuse
 from xprofiler.timing import Timing, timed
 from xrunner.comm.ranks import Ranks
 from xrunner.models import EncoderDecoder, KVCache, Model, Shard, computed_rows, load_model, random_model
+from xrunner.models.attention_planning import check_attention
 from xrunner.models.device import CPU, made_current
-from xrunner.models.planning import check_attention
 from xrunner.models.weights import torch_dtype
 
 _ATTENTION = ("encode_attention", "chunk_attention", "decode_attention")

@@ -120,30 +120,34 @@ def use_of(answer: Answer) -> str:
 
 
 Retune = Callable[[float | None, ClusterSpec, float], Tuned]
-"""Repeats the search with another bound in seconds or on another cluster, for more than this many tokens/s."""
+"""Searches with another bound in seconds or on another cluster, for more than this many tokens/s.
+
+The result is a lower bound.
+"""
 
 
 def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
-    """Return what a looser bound would give; None if there is no bound."""
+    """Return what a looser bound would give at least; None if there is no bound."""
     if bound_s is None:
         return None
     reached = answer.estimate.throughput_tok_s if answer.estimate else 0.0
     loose = again(LOOSER * bound_s, cluster, reached)
     asked = f"a bound of {format_duration(LOOSER * bound_s)} instead of {format_duration(bound_s)}"
+    no_better = f"no better schedule was found for {asked}"
     if loose.estimate is None or loose.schedule is None:
-        return f"{asked} would {'give no more' if reached else 'not be enough'}"
+        return no_better if reached else f"{asked} would not be enough"
     if answer.estimate is None:
         return (
             f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with {loose.schedule.policy}"
         )
     gain = loose.estimate.throughput_tok_s / answer.estimate.throughput_tok_s - 1
     if gain < 0.005:  # less is printed as 0%
-        return f"{asked} would give no more"
-    return f"{asked} would give {more_text(gain + 1)} throughput, with {loose.schedule.policy}"
+        return no_better
+    return f"{asked} would give at least {more_text(gain + 1)} throughput, with {loose.schedule.policy}"
 
 
 def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
-    """Return what another cluster would give; `what` says why this cluster is considered.
+    """Return what another cluster would give at least; `what` says why this cluster is considered.
 
     A whole multiple of the same devices gives at least that multiple of the throughput, with as many times the
     replicas.
@@ -164,7 +168,8 @@ def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: 
         return f"{would} not be enough"
     times = least / reached
     per_device = "" if more == 1 else f", {times / more:,.2f} times per device"
-    return f"{would} give {times:,.2f} times the throughput{per_device}: {figure_text(least)} tokens/s with {policy}"
+    tokens = f"{figure_text(least)} tokens/s with {policy}"
+    return f"{would} give at least {times:,.2f} times the throughput{per_device}: {tokens}"
 
 
 def twice(cluster: ClusterSpec) -> ClusterSpec:

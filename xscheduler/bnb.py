@@ -3,6 +3,7 @@
 import heapq
 import itertools
 from collections.abc import Sequence
+from math import inf
 
 from xscheduler.space import Constraint, Family, Incumbent, Point, Space
 
@@ -15,8 +16,10 @@ def whole(space: Space) -> Box:
     return space.lowest, space.highest
 
 
-def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumbent: Incumbent) -> None:
-    """Search all spaces and leave the best feasible point in `incumbent`.
+def branch_and_bound(
+    members: Sequence[Space | Family], tolerance: float, incumbent: Incumbent, most: float = inf
+) -> None:
+    """Search all spaces and leave the best feasible point in `incumbent`; stop after about `most` evaluations.
 
     `tolerance` is the share by which neighbours may break monotonicity: a box is kept while its bounds are within it.
     If throughput isn't trusted to rise along a variable, boxes are first cut to single values of it. Until then only
@@ -46,8 +49,10 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
             heapq.heappush(queue, (-member.ceiling, next(order), member, None))
 
     put(members)
-    while queue:
+    evaluations = 0
+    while queue and evaluations < most:
         bound, _, space, box = heapq.heappop(queue)
+        known = 0 if isinstance(space, Family) else len(space.known)
         if -bound * (1 + tolerance) <= incumbent.throughput:
             return  # best bound first: no remaining box can be better
         if isinstance(space, Family):
@@ -57,6 +62,7 @@ def branch_and_bound(members: Sequence[Space | Family], tolerance: float, incumb
         else:
             for half in _split(space, box, incumbent):
                 add(space, half)
+        evaluations += 0 if isinstance(space, Family) else len(space.known) - known
 
 
 def _ends_alone(box: Box) -> bool:

@@ -24,6 +24,19 @@ _NEAR = 0.002
 """Precision of the search for a pool size: its largest latency is within this share of the bound."""
 
 
+@dataclass(frozen=True)
+class Size:
+    """The throughput of a point and what it needs besides time; a search at a rate asks for nothing else."""
+
+    throughput: float
+    """Output tokens/s, or a bound on that of all smaller batches if it is higher."""
+    shares: tuple[float, float]
+    """Shares of the memory, and of the most sequences decoded at a time."""
+    blocks: int
+    """KV blocks."""
+    decode_batch: int
+
+
 @dataclass(eq=False)
 class Candidates(Space):
     """One policy's space on one allocation."""
@@ -39,6 +52,9 @@ class Candidates(Space):
 
     Such a pool limits residents so that the bounds hold.
     """
+    measure: Callable[[Values], Size] | None = None
+    """Returns the size of a point, which is kept in `sizes`."""
+    sizes: dict[Values, Size] = field(default_factory=dict)
 
     @functools.cached_property
     def where(self) -> Scenario:
@@ -91,6 +107,13 @@ class Candidates(Space):
         self.pools[values] = low
         return self.outcome(values)
 
+    def size_of(self, values: Values) -> Size:
+        """Return the size of a point; it is measured once."""
+        if values not in self.sizes:
+            assert self.measure is not None
+            self.sizes[values] = self.measure(values)
+        return self.sizes[values]
+
     def outcome(self, values: Values) -> Outcome:
         """Evaluate a point."""
         return self.steady(self.controls(values))
@@ -128,17 +151,30 @@ def candidates(
     """
     limits, (why, widest), disaggregated = problem.limits, problem.widest, TRAITS[policy].disaggregated
 
-    def simulate(values: Values) -> Evaluation:
+    def evaluate(values: Values) -> tuple[Outcome, float]:
+        """Return a point's outcome, with a smaller pool if bounds ask for it, and its best_below in tokens/s."""
         where, result = space.where, space.outcome(values)
         best_below, waits = result.best_below, disaggregated and (result.best_below or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:
             result = space.shrink(values, limits, result)
+        return result, max(best_below, result.best_below) * tokens()
+
+    def tokens() -> float:
+        return space.where.replicas * space.where.load.workload.output.mean
+
+    def shares(result: Outcome) -> tuple[float, float]:
         beyond = result.decode_batch / widest if widest else 2.0 * (result.decode_batch > MAX_TOKENS)
-        figures = (limits.memory(where, result), beyond, *limits.figures(where, result))
-        tokens = where.replicas * where.load.workload.output.mean
-        return Evaluation(
-            result.throughput * tokens, figures, max(best_below, result.best_below) * tokens, result.no_better_above
-        )
+        return limits.memory(space.where, result), beyond
+
+    def simulate(values: Values) -> Evaluation:
+        result, best_below = evaluate(values)
+        figures = (*shares(result), *limits.figures(space.where, result))
+        return Evaluation(result.throughput * tokens(), figures, best_below, result.no_better_above)
+
+    def measure(values: Values) -> Size:
+        result, best_below = evaluate(values)
+        throughput = max(result.throughput * tokens(), best_below)
+        return Size(throughput, shares(result), result.demand.blocks, result.decode_batch)
 
     space = Candidates(
         policy,
@@ -150,6 +186,7 @@ def candidates(
         scenario=scenario,
         constants=constants,
         quickest_s=bounds.quickest_s,
+        measure=measure,
     )
     return space
 
@@ -172,20 +209,20 @@ def allocation(space: Candidates) -> dict[str, int]:
 def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
     """Return the Schedule of a point."""
     where, controls = space.where, space.controls(values)
-    replica, cost_model, outcome = where.replica, where.replica.cost_model, space.outcome(values)
+    replica, cost_model, size = where.replica, where.replica.cost_model, space.size_of(values)
     controls.pop("kv_blocks", None)
     admission = controls.pop("admission", "reserve")
     made = Schedule(
         version=Schedule.VERSION,
         policy=space.policy,
-        control=TRAITS[space.policy].record(controls, outcome.decode_batch),
+        control=TRAITS[space.policy].record(controls, size.decode_batch),
         admission=admission,
         model=ModelReference(cost_model.model, cost_model.model.fingerprint),
         cluster=cost_model.cluster,
         workload=where.load.workload.without_requests,
         profile=ProfileReference(cost_model.profile.source, cost_model.profile.fingerprint),
         stages=replica.stages,
-        kv_blocks=outcome.demand.blocks,
+        kv_blocks=size.blocks,
         dtype=cost_model.profile.dtype,
         kv_dtype=cost_model.kv_dtype,
         latency_bound_s=limits.latency_s,

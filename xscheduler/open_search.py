@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
-from xscheduler.advice import TIMES
 from xscheduler.candidates import CandidateFamily, Candidates
 from xscheduler.candidates import schedule as schedule_of
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, Meter
@@ -90,7 +89,7 @@ class OpenSearch:
     @property
     def points(self) -> int:
         """Number of points of the opened spaces whose steady state was computed."""
-        return sum(len(space.known) for space in self.opened)
+        return sum(len(space.sizes) for space in self.opened)
 
     @property
     def size(self) -> int:
@@ -209,8 +208,7 @@ class OpenSearch:
 
     def _fullness(self, space: Candidates, point: Point) -> float:
         """Return the largest share of a limit that a point uses, over the constraints that are not times."""
-        limits = zip(space.at(point).figures, space.constraints, strict=True)
-        return max((figure / c.limit for figure, c in limits if c.name not in TIMES), default=0.0)
+        return max(space.size_of(space.values(point)).shares)
 
     # ---- step 2: around the best points ----
 
@@ -346,8 +344,7 @@ class OpenSearch:
 
     def _steady(self, space: Candidates, point: Point) -> float:
         """Return the steady throughput in sequences/s, or a bound on that of all smaller batches if it is higher."""
-        evaluated = space.at(point)
-        return self._rate(max(evaluated.throughput, evaluated.best_below))
+        return self._rate(space.size_of(space.values(point)).throughput)
 
     def _rate(self, tokens_s: float) -> float:
         return tokens_s / self.problem.load.workload.output.mean
@@ -360,8 +357,7 @@ class OpenSearch:
             return False  # vLLM refuses a token budget below the number of sequences
         if self.caching and self._room(space, point) < self.meter.arrivals.most_blocks:
             return False
-        figures = space.at(point).figures
-        return all(f <= c.limit for f, c in zip(figures, space.constraints, strict=True) if c.name not in TIMES)
+        return max(space.size_of(values).shares) <= 1.0
 
     def _by_ceiling(self) -> Iterator[Candidates]:
         """Yield the spaces by falling ceilings.

@@ -24,7 +24,7 @@ from xscheduler.open_search import COUNTS, Lead, OpenSearch
 from xscheduler.rate_sample import REQUESTS, WARM_UP, Arrivals
 from xscheduler.search import Method, Search
 from xscheduler.search_problem import Limits, SearchProblem
-from xscheduler.spaces import POLICIES, spaces
+from xscheduler.spaces import POLICIES, spaces, twin
 from xscheduler.ties import preferred
 from xscheduler.tune import by_policy, check_asked, lowest_latency_of, uncollected, why_infeasible
 from xscheduler.tuned import Alternative, Tuned
@@ -127,10 +127,13 @@ def tune_at(
             )
             for policy, asked in on_engines.items()
         }
+        twins = _twins(on_engines)
+        searched = {policy: search for policy, search in searches.items() if policy not in twins}
         if method == "bnb":
-            sustained = _raced(searches, progress, profile=profile)
+            sustained = _raced(searched, progress, profile=profile)
         else:
-            sustained = {policy: best for policy, search in searches.items() if (best := _exhausted(search))}
+            sustained = {policy: best for policy, search in searched.items() if (best := _exhausted(search))}
+        sustained = _with_twins(sustained, twins, searches)
         lowest = lowest_latency_of([space for members in spaces_of.values() for space in members], problem.limits)
     goodputs = {policy: best.goodput_seq_s for policy, best in sustained.items()}
     at_rate = USUAL_LOAD * max(goodputs.values(), default=0.0) if rate is None else rate
@@ -184,7 +187,27 @@ def sustained_by(
             policy: OpenSearch(problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=_threads())
             for policy in policies
         }
-        return _raced(searches, lambda done, total: None, floor)
+        twins = _twins(dict.fromkeys(policies, problem))
+        searched = {policy: search for policy, search in searches.items() if policy not in twins}
+        return _with_twins(_raced(searched, lambda done, total: None, floor), twins, policies)
+
+
+def _twins(problems: dict[str, SearchProblem]) -> dict[str, str]:
+    """Return the policies that need no search of their own, each with the policy that stands for it."""
+    twins = {policy: twin(policy, problem) for policy, problem in problems.items()}
+    return {policy: other for policy, other in twins.items() if other and problems.get(other) is problems[policy]}
+
+
+def _with_twins(
+    sustained: dict[str, Sustained], twins: dict[str, str], policies: Iterable[str]
+) -> dict[str, Sustained]:
+    """Add the twins of policies that were searched; the order is that of `policies`."""
+
+    def of(policy: str) -> Sustained | None:
+        found = sustained.get(twins.get(policy, policy))
+        return found and replace(found, schedule=replace(found.schedule, policy=policy))
+
+    return {policy: found for policy in policies if (found := of(policy))}
 
 
 def _question(
@@ -397,7 +420,7 @@ def _assumptions(
     bounds: RateBounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
-    few = "; so few say little about percentiles: pass a longer trace" if arrivals.count < FEW else ""
+    few = "; percentiles of so few requests are unreliable: pass a longer trace" if arrivals.count < FEW else ""
     assumptions = []
     if bounds.latency_s is not None:
         assumptions.append(f"bound: kept by {_who(bound)}, counted from arrival")
@@ -411,7 +434,7 @@ def _assumptions(
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
-            f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
+            f"the answer uses times beyond the profile's grid in {asked}: extrapolated linearly, so less certain"
         )
     return tuple(assumptions)
 
@@ -420,9 +443,11 @@ def _cache_assumptions(problem: SearchProblem, caching: Workload | None, arrival
     """Return sentences on the effects of admission and prefix caching on the answer."""
     texts = []
     if "grow" in problem.admission:
-        texts.append("admission grow: requests are preempted in the replays as in an engine that admits so")
+        texts.append("admission grow: the replays preempt requests as an engine with this admission rule does")
     if caching and arrivals.prefixes is None:
-        texts.append(f"prefix caching: workload {caching.name} doesn't say which prompts begin alike, so none do")
+        texts.append(
+            f"prefix caching: workload {caching.name} doesn't say which prompts share a prefix, so none is assumed to"
+        )
     elif caching and arrivals.prefixes:
         found = arrivals.prefixes.found(arrivals.inputs, BLOCK_SIZE).sum() / arrivals.inputs.sum()
         texts.append(

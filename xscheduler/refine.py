@@ -69,7 +69,7 @@ def refined(
         if not isinstance(found.space, Candidates):
             continue
         local = Incumbent(found.throughput, found.space, found.point)
-        added += _around(local, [space.constants[name] for space in group], name, at_value, steps)
+        added += around(local, [space.constants[name] for space in group], name, at_value, steps)
         if local.throughput > best.throughput:
             best = local
     if method == "exhaustive":
@@ -93,7 +93,7 @@ def _groups(members: Sequence[Candidates], name: str) -> list[list[Candidates]]:
     return list(groups.values())
 
 
-def _around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float]) -> list[Candidates]:
+def around(best: Incumbent, grid: list[int], name: str, at_value: AtValue, steps: Sequence[float]) -> list[Candidates]:
     """Try values around the best one, then closer values, and finally every batch near the best batch.
 
     The lowest value tried is the second grid value below the best: peaks are narrow and close if prompts have many

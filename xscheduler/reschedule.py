@@ -140,7 +140,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
         if need != have or rates[0] >= (1 - WORTH) * rates[1]:
             return NewSchedule(stays.schedule)
     if need != have:
-        return NewSchedule(None, f"what is best for them is for {need} devices, and this job has {have}")
+        return NewSchedule(None, f"the best schedule for them needs {need} devices, and this job has {have}")
     return NewSchedule(free.schedule)
 
 
@@ -162,7 +162,7 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
     schedule = replace(_with_cache_of(held, found.schedule), latency_bound_s=held.latency_bound_s)
     if ranks_needed(schedule) != ranks_needed(held):
         need, have = ranks_needed(schedule), ranks_needed(held)
-        return NewSchedule(None, f"what is best for them is for {need} devices, and this job has {have}")
+        return NewSchedule(None, f"the best schedule for them needs {need} devices, and this job has {have}")
     return NewSchedule(schedule)
 
 

@@ -35,8 +35,11 @@ class SearchOptions:
     """Control variables that the user fixed."""
 
 
-CLOSE = 0.95
-"""Policies that reach this share of the answer's throughput may be better under other conditions."""
+SHORT = 15
+"""The answer's evaluations over those of a short search for advice.
+
+Advice has three of them, and should take at most a third of the answer's time.
+"""
 
 
 def search_schedule(setting: Setting, latency_bound_s: float | None, **options: Any) -> "Tuned":
@@ -53,20 +56,24 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
     """Return how full and busy the answer's devices are, and what other conditions would give.
 
-    These are a looser bound, twice the devices and the next device kind. Each needs a new search, for the engine of the
-    answer and the policies that come close to it, the best first.
+    These are a looser bound, twice the devices and the next device kind. From an answer, each takes a short search of
+    its policy. Without one, or where that finds nothing, each takes a search of all policies on the engine.
     """
     from xscheduler import advice
+    from xscheduler.nearby import Nearby
 
     engine = answer.estimate.engine if answer.estimate else None
     alike = tuple(p for p in options.policies if engine in (None, engine_of(setting.on(p).profile).name))
-    if answer.estimate:
-        close = CLOSE * answer.estimate.throughput_tok_s
-        alike = tuple(a.policy for a in ranked(answer) if a.policy in alike and throughput(a) >= close)
 
     def again(bound_s: float | None, cluster: ClusterSpec, floor: float) -> "Tuned":
-        asked = vars(options) | {"policies": alike, "floor": floor}
-        return search_schedule(on_cluster(setting, cluster), bound_s, **asked)
+        there = on_cluster(setting, cluster)
+        if answer.schedule and options.method == "bnb":
+            near = Nearby(answer.schedule, answer.search.evaluations // SHORT)
+            asked = vars(options) | {"policies": (answer.schedule.policy,), "floor": floor, "near": near}
+            found = search_schedule(there, bound_s, **asked)
+            if found.schedule or floor:
+                return found
+        return search_schedule(there, bound_s, **vars(options) | {"policies": alike, "floor": floor})
 
     texts = []
     if answer.schedule and answer.estimate:

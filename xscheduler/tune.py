@@ -22,6 +22,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.workload import Workload
 from xscheduler.advice import TIMES, WIDTHS, busy_text, too_wide, why_behind
 from xscheduler.candidates import CandidateFamily, Candidates, schedule
+from xscheduler.nearby import Nearby, search_near
 from xscheduler.refine import refined
 from xscheduler.relaxation import Gain, largest_gain
 from xscheduler.search import Method, Search, SearchResult, search
@@ -75,6 +76,7 @@ def tune(
     lowest_latency: bool = False,
     own: Deployment | None = None,
     floor: float | None = None,
+    near: Nearby | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
@@ -89,7 +91,8 @@ def tune(
     admission rules, for policies and models that support them and whose steady state is known. `steady_state` and
     `variation` have the same meaning as in `xsimulator.estimate`. `lowest_latency` requests the lowest latency even if
     a schedule is found. `own` is this project's engine, for the policies that the profile's engine doesn't run (None:
-    one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons.
+    one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons,
+    and with `near` the best one that a short search finds.
     `progress` is called with the numbers of searched policies and of all policies.
 
     Raises InputError for an unknown policy, or for a profile without any degree that fits the cluster.
@@ -104,6 +107,8 @@ def tune(
         return SearchProblem(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
 
     problems = by_policy(policies, Deployment(cluster, profile), own, problem)
+    if floor is not None and near is not None:
+        return _nearby(problems[near.schedule.policy], tolerance, floor, near)
     if floor is not None:
         return _above(problems, method, tolerance, floor)
     return _answer(problems, method, tolerance, lowest_latency, progress)
@@ -121,6 +126,16 @@ def _above(problems: dict[str, SearchProblem], method: Method, tolerance: float,
                 best, floor = (policy, result), result.throughput
         won = _found(*best, problems[best[0]]) if best else Alternative("", None, None, "")
     return Tuned(won.schedule, won.estimate, (won,) if best else (), _together(method, searches), None, ())
+
+
+def _nearby(problem: SearchProblem, tolerance: float, floor: float, near: Nearby) -> Tuned:
+    """Return the best schedule of a short search, if its throughput exceeds the floor."""
+    with uncollected():
+        result = search_near(problem, tolerance, floor, near)
+        best = _found(near.schedule.policy, result, problem) if result.space else None
+    if best is None:
+        return Tuned(None, None, (), result.search, None, ())
+    return Tuned(best.schedule, best.estimate, (best,), result.search, None, ())
 
 
 def _found(policy: str, result: SearchResult, problem: SearchProblem) -> Alternative:
@@ -442,7 +457,7 @@ def _assumptions(problem: SearchProblem, policies: tuple[str, ...], winner: Alte
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
-            f"the answer stands on times beyond the profile's grid in {asked}: continued linearly, less certain"
+            f"the answer uses times beyond the profile's grid in {asked}: extrapolated linearly, so less certain"
         )
     if winner and winner.estimate and winner.schedule and winner.schedule.admission == "grow":
         often = figure_text(winner.estimate.preemptions_per_request)

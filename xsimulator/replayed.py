@@ -46,7 +46,7 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
         return Outcome(
             0.0,
             lambda n: Lifetime(*np.zeros((3, len(n)))),
-            Times.normal(0.0),
+            lambda: Times.normal(0.0),
             demand,
             0,
             lambda: 0.0,
@@ -63,8 +63,11 @@ def _outcome(policy: str, scenario: Scenario, controls: dict[str, Any]) -> Outco
     steps, lifetime = _first_tokens(run.served), _lifetime(run.served)
     residents = rate * float(lifetime(workload.output.s).seconds @ workload.output.p)
     busy = np.array([run.estimate.utilisation[stage.devices[0]] for stage in scenario.replica.stages])
-    first_token = Times.normal(float(steps.mean()), float(steps.std()))
     batch, preemptions = max(1, round(residents)), run.preemptions / count
+
+    def first_token() -> Times:
+        return Times.normal(float(steps.mean()), float(steps.std()))
+
     return Outcome(
         rate, lifetime, first_token, demand, batch, lambda: residents, busy, "decoding", preemptions=preemptions
     )

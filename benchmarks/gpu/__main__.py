@@ -260,9 +260,9 @@ def _interpreted_engine() -> list[dict[str, Any]]:
 
 def _as_on_a_gpu() -> Any:
     """Within it the kernels for GPUs take the CPU's tensors: they are interpreted, or compiled and not run."""
-    from exegpt.kernels import device
+    from exegpt.kernels import gpu_device
 
-    return mock.patch.object(device, "on_gpu", lambda x: True)
+    return mock.patch.object(gpu_device, "on_gpu", lambda x: True)
 
 
 def _roofline(device: Any) -> Any:

@@ -20,7 +20,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from exegpt.kernels import attention_gpu
-from exegpt.kernels.device import Architecture
+from exegpt.kernels.gpu_device import Architecture
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.compare import compare_policies
+from exegpt.options.bench import BenchOptions
 from xcore.choices import check_choice, check_columns
 from xcore.columns import parse_columns
 from xcore.console import output
@@ -23,7 +24,7 @@ from xcore.traces.fit_context import fit_context
 from xcore.traces.trace import parse_rate, parse_workload, with_poisson_arrivals
 from xprofiler.profiles import find_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.threads import set_threads
 from xscheduler.policy_names import policy_names
@@ -35,31 +36,6 @@ if TYPE_CHECKING:
 
 DRAWN = 64
 """Default number of drawn requests."""
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """The options of `exegpt bench`."""
-
-    schedule: Path
-    model: str
-    requests: str | None
-    """A file of requests; None: `num` requests drawn from `workload`, or from the schedule's if that is None."""
-    workload: str | None
-    num: int | None
-    profile: str | None
-    policy: str | None
-    """`all`, or names separated by commas: their best schedules are run too."""
-    peers: str | None
-    repeats: int
-    columns: str | None
-    scale_to_context: bool
-    rate: str | None
-    seed: int
-    device: str | None
-    attention: str | None
-    threads: int | None
-    report: Path | None
 
 
 @dataclass(frozen=True)
@@ -108,7 +84,7 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
     check_output(options.report)
     check_distinct((options.report,), (options.requests, options.schedule, options.profile, options.workload))
     requests, notes = _requests(options, given, directory)
-    attention, why = planning.choose_attention(options.attention, given.model.spec, given.dtype, device)
+    attention, why = attention_planning.choose_attention(options.attention, given.model.spec, given.dtype, device)
     setting = _setting(options, given, ranks, device.type, attention)
     others, missing = other_schedules(setting, given, options.policy)
     schedules = (given, *others)
@@ -119,7 +95,7 @@ def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPla
         (*notes, *why, *missing),
         peers,
         attention,
-        planning.described(attention, device),
+        attention_planning.described(attention, device),
     )
 
 
@@ -152,7 +128,9 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
     for option in ("workload", "num", "rate"):
         value = getattr(options, option)
         if source and value:
-            raise InputError(f"The requests are those of '{source}': leave --{option} {value} or --requests out.")
+            raise InputError(
+                f"--requests '{source}' already gives the requests: leave --{option} {value} or --requests out."
+            )
     notes: list[str] = []
     if source:
         scale = options.scale_to_context

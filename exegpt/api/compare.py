@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xprofiler.rates import Slowdown
     from xrunner.comm.ranks import Ranks
-    from xrunner.core.report import RunReport
+    from xrunner.core.run_report import RunReport
 
 
 def execute(
@@ -129,7 +129,7 @@ def compare_policies(
     The schedules take turns, so that a slow moment doesn't affect only one of them.
     """
     from xrunner.core.engine import Engine
-    from xrunner.core.report import RunReport
+    from xrunner.core.run_report import RunReport
 
     runs: list[list[Comparison]] = [[] for _ in schedules]
     total = len(schedules) * repeats * len(requests)

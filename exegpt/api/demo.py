@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.api.compare import compare_policies
 from exegpt.api.reports import write_run_report
+from exegpt.options.demo import DemoOptions
 from xcore import document
 from xcore.choices import check_columns
 from xcore.columns import parse_columns
@@ -24,7 +25,7 @@ from xcore.traces.trace import parse_workload
 from xprofiler import store
 from xprofiler.measure import measure_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.create import create_model
 from xrunner.models.device import find_device
 from xscheduler.setting_search import frontier_bounds, ranked, search_schedule
@@ -45,24 +46,6 @@ PLACES = (1 / 3, 1 / 2, 2 / 3, 1 / 5, 4 / 5)
 """Positions of the bounds to try: shares, by factors, of the way from the lowest latency to the unbounded one."""
 ROOM = 0.06
 """Share of the bound that the demo's plan keeps as a margin, because the speed of a shared machine varies."""
-
-
-@dataclass(frozen=True)
-class DemoOptions:
-    """The options of `exegpt demo`."""
-
-    trace: str | None
-    workload: str | None
-    bounds_s: tuple[float | None, ...]
-    """Bounds in seconds; empty: a point on the frontier is chosen. None in it: unbounded."""
-    num: int | None
-    """Number of requests; None: as many as fit in a minute."""
-    directory: Path
-    columns: str | None
-    seed: int
-    device: str | None
-    attention: str | None
-    dtype: str | None
 
 
 @dataclass(frozen=True)
@@ -104,14 +87,15 @@ def prepare(options: DemoOptions) -> Demo:
     device, workload = find_device(options.device), options.trace or options.workload or "T"
     if options.trace and options.workload:
         raise InputError(
-            f"Lengths are those of '{options.trace}' or of '{options.workload}': leave --trace or --workload out."
+            f"--trace '{options.trace}' and --workload '{options.workload}' both give lengths: leave one of them out."
         )
     check_columns(options.columns, options.trace, options.workload)
     parse_workload(workload, parse_columns(options.columns) if options.columns else None)  # before minutes of work
     options.directory.mkdir(parents=True, exist_ok=True)
     model = create_demo_model(options.directory, options.seed)
     dtype = options.dtype or ("fp32" if device.type == "cpu" else "bf16")
-    attention, why = planning.choose_attention(options.attention, ModelSpec.from_directory(model), dtype, device)
+    spec = ModelSpec.from_directory(model)
+    attention, why = attention_planning.choose_attention(options.attention, spec, dtype, device)
     output.notes(why)
     setting = _setting(model, workload, options.columns, device, dtype, attention)
     output.notes(setting.assumptions)
@@ -138,7 +122,7 @@ def create_demo_model(directory: Path, seed: int) -> Path:
     """Return the demo's model, which is created unless an earlier demo has created it."""
     path = directory / f"model-{seed}"
     if not path.is_dir():
-        output.note("1. Making a model: Llama, 8 layers, 56 million random weights …")
+        output.note("1. Creating a model: Llama with 8 layers and 56 million random weights …")
         create_model(
             path,
             arch="llama",

@@ -5,32 +5,28 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from exegpt.api.simulate import SimulateOptions
 from exegpt.api.simulate import simulate as predict
-from exegpt.api.tuning import PATTERNS, TuneOptions, tune_bounds, tune_rate
-from xcore.choices import bound_meaning, check_choice
+from exegpt.api.tuning import read_problem, tune_bounds, tune_rate
+from exegpt.options.groups import PredictionOptions
+from exegpt.options.simulate import SimulateOptions
+from exegpt.options.tune import TuneOptions
+from xcore.choices import check_choice
 from xcore.document import from_dict, to_dict
-from xcore.duration import parse_duration
 from xcore.errors import InputError
 from xcore.policies import control_variables
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.estimate import Estimate
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
-from xcore.traces.trace import parse_rate
 from xmulti.files.stage_plan import StagePlan
 from xmulti.plans.plan_answer import answer as plan_answer
 from xmulti.plans.planning import METHODS
 from xscheduler.engine_settings import EngineSettings
-from xscheduler.ordering import OrderChoice
-from xscheduler.policy_names import policy_names
-from xscheduler.setting_search import SearchOptions
-from xscheduler.settings import find_setting
 from xscheduler.tuned import Tuned
 
 Duration = float | str | None
 """Seconds, or a text like 250ms; None: no bound."""
-_PLANNING = ("dtype", "kv_dtype", "memory_fraction", "scale_to_context", "engine", "front_end")
+_PLANNING = (*PredictionOptions.__dataclass_fields__, "scale_to_context")
 _SETTING = (*_PLANNING, "columns", "device")
 
 
@@ -97,31 +93,34 @@ def tune(
     Raises InputError for input that the command refuses.
     """
     _check_names(setting, _SETTING, "tune")
-    check_choice(search, ("bnb", "exhaustive", "optuna"), "search")
-    check_choice(admission, ("reserve", "grow", "auto"), "admission")
-    check_choice(arrivals, PATTERNS, "arrivals")
-    per_second = _rate(rate)
-    arriving = None if per_second is None else f"{per_second}/s"
-    where = find_setting(model, cluster, workload, profile, rate=arriving, **setting)
-    rules = ("reserve", "grow") if admission == "auto" else (admission,)
-    asked = SearchOptions(
-        bound_meaning(bound, percentile),
-        _seconds(ttft),
-        _seconds(tpot),
-        policy_names(policy),
-        search,  # type: ignore[arg-type]
-        tolerance,
-        rules,  # type: ignore[arg-type]
-        fixed=dict(fixed or {}),
+    options = TuneOptions(
+        model=model,
+        cluster=cluster,
+        workload=workload if isinstance(workload, str) else None,
+        latency_bound="inf" if latency_bound is None else _text(latency_bound, "s"),
+        ttft=_text(ttft, "s"),
+        tpot=_text(tpot, "s"),
+        rate=_text(rate, "/s"),
+        arrivals=arrivals,
+        bound=bound,
+        percentile=percentile,
+        policy=policy,
+        search=search,
+        tolerance=tolerance,
+        admission=admission,
+        profile=[profile] if profile else None,
+        seed=seed,
+        advice=False,
+        **setting,
     )
-    options = TuneOptions((where,), (_seconds(latency_bound),), asked, per_second, arrivals, seed, advice=False)
-    if options.open_system:
-        rated = tune_rate(options)[0].rated
+    problem = read_problem(options, workload if isinstance(workload, Workload) else None, fixed)
+    if problem.open_system:
+        rated = tune_rate(problem)[0].rated
         best = rated.sustained[rated.tuned.schedule.policy].goodput.low if rated.tuned.schedule else None
         tuned = replace(rated.tuned, rate_seq_s=rated.rate_seq_s, goodput_seq_s=best)
     else:
-        tuned = tune_bounds(options)[0].tuned
-    return replace(tuned, assumptions=(*where.assumptions, *tuned.assumptions))
+        tuned = tune_bounds(problem)[0].tuned
+    return replace(tuned, assumptions=(*problem.settings[0].assumptions, *tuned.assumptions))
 
 
 def simulate(
@@ -144,14 +143,20 @@ def simulate(
     Raises InputError for input that the command refuses.
     """
     names = (*EngineSettings.__dataclass_fields__, *control_variables())
-    engine = {name: settings.pop(name) for name in names if name in settings}
-    known = dict.fromkeys(SimulateOptions.__dataclass_fields__)
+    known = SimulateOptions.__dataclass_fields__.keys() - {"plan", "plugin", "json", "threads"}
     _check_names(settings, (*known, *names), "simulate")
-    files = {"schedule": schedule and Path(schedule), "timeline": timeline and Path(timeline), "replay": replay}
-    typed = {"model": model, "cluster": cluster, "workload": workload, "profile": profile, "scale_to_context": False}
-    order = OrderChoice.of(None, False)
-    own = {"engine_settings": EngineSettings.of(engine), "order": order}
-    prediction = predict(SimulateOptions(**(known | typed | files | own | settings)))  # type: ignore[arg-type]
+    more = {name: settings.pop(name) for name in names if name in settings and name not in known}
+    options = SimulateOptions(
+        model=model,
+        cluster=cluster,
+        workload=workload if isinstance(workload, str) else None,
+        profile=[profile] if profile else None,
+        schedule=Path(schedule) if schedule else None,
+        timeline=Path(timeline) if timeline else None,
+        replay=replay,
+        **settings,
+    )
+    prediction = predict(options, more, workload=workload if isinstance(workload, Workload) else None)
     one_by_one = "requests" in prediction.facts
     estimate = None if one_by_one else from_dict(Estimate, prediction.facts, "the estimate")
     return Simulated(prediction.schedule, estimate, prediction.facts, tuple(prediction.assumptions))
@@ -188,13 +193,6 @@ def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -
             raise InputError(f"exegpt.{function} has no argument '{name}': it takes {', '.join(known)}.")
 
 
-def _seconds(duration: Duration) -> float | None:
-    """Return a bound in seconds; InputError for one that isn't above 0."""
-    if duration is None:
-        return None
-    return parse_duration(duration if isinstance(duration, str) else f"{duration}s")
-
-
-def _rate(rate: float | str | None) -> float | None:
-    """Return a rate in requests/s."""
-    return None if rate is None else parse_rate(rate if isinstance(rate, str) else f"{rate}/s")
+def _text(value: float | str | None, unit: str) -> str | None:
+    """Return a number with its unit; a text as it stands."""
+    return f"{value}{unit}" if isinstance(value, float | int) else value

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import xsimulator
 from exegpt.api.compare import compare, least
+from exegpt.options.run import RunOptions
 from xcore.batching import UNKNOWN, Hints
 from xcore.choices import admission_rule, check_columns, check_prefix_caching
 from xcore.console import output
@@ -30,10 +31,10 @@ from xrunner.comm.ranks import Agreed, Ranks
 from xrunner.core.changes import run_adapting
 from xrunner.core.engine import Engine
 from xrunner.core.results import ResultFile, check_left
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.threads import set_threads
-from xscheduler.ordering import OrderChoice, check_known, request_hints
+from xscheduler.ordering import check_known, request_hints
 from xscheduler.policy_names import policy_names
 from xscheduler.reschedule import rescheduler
 from xscheduler.search_problem import with_variables
@@ -46,47 +47,6 @@ if TYPE_CHECKING:
     import torch
 
     from xprofiler.job import ProfilingJob
-
-
-@dataclass(frozen=True)
-class RunOptions:
-    """The options of `exegpt run`."""
-
-    model: str
-    requests: str
-    schedule: Path | None
-    """The schedule file; None: the schedule is searched."""
-    out: Path | None
-    resume: bool
-    skip_invalid: bool
-    latency_bound_s: float | None
-    profile: str | None
-    no_profile: bool
-    policies: tuple[str, ...] | None
-    """The policies to search; None: all that can be searched."""
-    fixed: dict[str, int]
-    """Control variables that the user fixed."""
-    admission: str | None
-    prefix_caching: bool
-    kv_blocks: int | None
-    adjust: float | None
-    adapt: bool
-    order: OrderChoice
-    """The order of waiting requests."""
-    columns: str | None
-    scale_to_context: bool
-    seed: int
-    device: str | None
-    attention: str | None
-    dtype: str | None
-    threads: int | None
-    report: Path | None
-
-    def alike(self) -> dict[str, str]:
-        """Return the options that must be the same on all ranks."""
-        files = ("model", "schedule", "requests", "out", "profile", "no_profile")
-        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "order")
-        return {name: str(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True)
@@ -136,7 +96,7 @@ def run(options: RunOptions, ranks: Ranks) -> OfflineRun:
     if ranks.size > 1 and options.schedule is None and (options.profile is not None or options.no_profile):
         option = "--no-profile" if options.no_profile else f"--profile {options.profile}"
         raise Agreed(
-            f"{ranks.size} ranks without a schedule measure themselves: leave {option} out, or pass --schedule."
+            f"{ranks.size} ranks without a schedule measure their own profile: leave {option} out, or pass --schedule."
         )
     ranks.agree(options.alike)
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
@@ -157,20 +117,23 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
     if options.out and ranks.size == 1:  # with several ranks, another one may write it
         check_output(options.out)
         check_left(options.out, options.resume)
-    directory, schedule = model_directory(options.model), _given_schedule(options)
+    directory, schedule = model_directory(options.directory), _given_schedule(options)
     spec = ModelSpec.from_directory(directory)
     if schedule:
         schedule.check_model(spec)
     check_columns(None, options.requests, scale=options.scale_to_context)
     how = (options.columns, options.seed, output.note, options.skip_invalid, options.scale_to_context)
-    requests, rejected = read_for_model(options.requests, directory, spec, *how)
-    check_known(options.order, requests)
+    requests, rejected = read_for_model(options.source, directory, spec, *how)
+    check_known(options.order_choice, requests)
     for rejection in rejected:
         output.note(f"skipped: {rejection.reason}")
     dtype = run_dtype(options.dtype, schedule, device.type)
-    attention, notes = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+    attention, notes = attention_planning.choose_attention(
+        options.attention, find_model(options.directory), dtype, device
+    )
     results = tuple(rejection.result for rejection in rejected)
-    return RunInputs(schedule, tuple(requests), results, attention, planning.described(attention, device), tuple(notes))
+    kernels = attention_planning.described(attention, device)
+    return RunInputs(schedule, tuple(requests), results, attention, kernels, tuple(notes))
 
 
 def _given_schedule(options: RunOptions) -> Schedule | None:
@@ -201,7 +164,7 @@ def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "tor
     if options.profile is not None or options.no_profile or (given and ranks_needed(given) != ranks.size):
         return None
     dtype = run_dtype(options.dtype, given, device.type)
-    return measured_profile(Path(options.model), dtype, ranks, device, inputs.attention)
+    return measured_profile(Path(options.directory), dtype, ranks, device, inputs.attention)
 
 
 def _plan(options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None", device: str, ranks: int) -> RunPlan:
@@ -213,7 +176,7 @@ def _plan(options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None
     except Infeasible as error:  # an answer that all ranks get, not an error
         return RunPlan(None, setting, str(error), error.lowest_latency_s)
     if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
-        output.note(f"--adjust {options.adjust:g} changes nothing under {schedule.policy}, the best policy here")
+        output.note(f"--adjust {options.adjust:g} has no effect under {schedule.policy}, the best policy here")
     return RunPlan(schedule, setting, None, None)
 
 
@@ -226,7 +189,7 @@ def _setting(
     `measured` is the measured profile of the ranks, if the user chose no other profile.
     """
     if not inputs.requests:
-        raise InputError("None of the requests can be run.")
+        raise InputError("None of the requests can be run: correct those that were skipped.")
     workload = Workload.from_requests("requests", [request.lengths for request in inputs.requests])
     if shared is not None:
         spec, cluster = shared.model.spec, shared.cluster
@@ -240,7 +203,7 @@ def _setting(
     if measured is None or measured.cluster.devices == 1:
         dtype = inputs.schedule.dtype if inputs.schedule else options.dtype
         return find_setting(
-            options.model,
+            options.directory,
             "local",
             workload,
             options.profile,
@@ -250,7 +213,7 @@ def _setting(
         )
     profile = measured.profile
     return Setting(
-        find_model(options.model), measured.cluster, workload, profile, profile.dtype, (profile_text(profile),)
+        find_model(options.directory), measured.cluster, workload, profile, profile.dtype, (profile_text(profile),)
     )
 
 
@@ -300,7 +263,7 @@ def _run(
 
     One rank gets the results, writes them as they come, and returns the comparison.
     """
-    directory, schedule, profile = Path(options.model), plan.schedule, plan.setting.profile
+    directory, schedule, profile = Path(options.directory), plan.schedule, plan.setting.profile
     assert schedule
     hints = ranks.attempt(lambda: _hints(options, inputs, schedule, profile))
     engine = Engine.load(directory, schedule, ranks, device=device, attention=inputs.attention)
@@ -318,7 +281,7 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append, options.adjust)
         else:
-            order, of = options.order.make(), hints.__getitem__
+            order, of = options.order_choice.make(), hints.__getitem__
             report = engine.run(
                 left, results.append, adjustment=options.adjust, order=order, hints=lambda request: of(request.id)
             )
@@ -328,15 +291,15 @@ def _run(
     engine.close()
     if not engine.leads:
         return None
-    return compare(schedule, profile, report, options.adjust, slowdown, left, options.order.make(), hints)
+    return compare(schedule, profile, report, options.adjust, slowdown, left, options.order_choice.make(), hints)
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:
     """Return the order's hints for each request, by id."""
-    if options.order.plain:
+    if options.order_choice.plain:
         return dict.fromkeys((request.id for request in inputs.requests), UNKNOWN)
-    tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
-    return request_hints(options.order, inputs.requests, schedule, profile, tokenizer)
+    tokenizer = load_tokenizer(Path(options.directory)) if options.order_choice.name == "learned" else None
+    return request_hints(options.order_choice, inputs.requests, schedule, profile, tokenizer)
 
 
 class _Results:
@@ -346,7 +309,7 @@ class _Results:
         self.file: ResultFile | None = None
         self._stack, self._fingerprint = stack, fingerprint
         self._out, self._resume = options.out, options.resume
-        self._tokenizer = load_tokenizer(Path(options.model)) if options.out else None
+        self._tokenizer = load_tokenizer(Path(options.directory)) if options.out else None
         self._progress: Callable[[int, int], None] = lambda finished, total: None
         self._finished, self._total = 0, 0
 

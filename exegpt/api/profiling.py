@@ -1,10 +1,10 @@
 """`profile`: measure a model's layers on this machine, or on a job's ranks with the links between them."""
 
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exegpt.options.profile import ProfileOptions
 from xcore import document
 from xcore.console import output
 from xcore.files import check_output
@@ -14,19 +14,6 @@ from xscheduler.settings import find_model
 
 if TYPE_CHECKING:
     from xrunner.comm.ranks import Ranks
-
-
-@dataclass(frozen=True)
-class ProfileOptions:
-    """The options of `exegpt profile`."""
-
-    model: str
-    out: Path | None
-    cluster_out: Path | None
-    device: str | None
-    attention: str | None
-    dtype: str | None
-    threads: int | None
 
 
 def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
@@ -44,7 +31,7 @@ def measure(options: ProfileOptions, ranks: "Ranks") -> Profile | None:
 
     set_threads(ranks.threads(options.threads))
     kind = ranks.agree(lambda: {"device": find_device(options.device, ranks.local).type})["device"]
-    device, model, several = find_device(kind, ranks.local), options.model, ranks.size > 1
+    device, model, several = find_device(kind, ranks.local), options.measured_model, ranks.size > 1
     dtype = options.dtype or ("fp32" if kind == "cpu" else "bf16")
     attention = _attention(options, dtype, ranks, kind)
     with output.progress("measuring layers") if first else nullcontext(lambda done, total: None) as progress:
@@ -70,7 +57,7 @@ def _facts(options: ProfileOptions, first: bool, threads: int | None) -> dict[st
 
     Raises InputError for a missing model or a file that can't be written.
     """
-    spec = find_model(options.model)
+    spec = find_model(options.measured_model)
     for out in (options.out, options.cluster_out) if first else ():
         check_output(out)
     return {"model": f"{spec.name} ({spec.fingerprint})", "threads": str(threads)}
@@ -78,12 +65,12 @@ def _facts(options: ProfileOptions, first: bool, threads: int | None) -> dict[st
 
 def _attention(options: ProfileOptions, dtype: str, ranks: "Ranks", kind: str) -> str:
     """Return the attention kernels that all ranks measure; rank 0 prints why they were chosen."""
+    from xrunner.models.attention_planning import choose_attention
     from xrunner.models.device import find_device
-    from xrunner.models.planning import choose_attention
 
     def choose() -> dict[str, str]:
         device = find_device(kind, ranks.local)
-        attention, notes = choose_attention(options.attention, find_model(options.model), dtype, device)
+        attention, notes = choose_attention(options.attention, find_model(options.measured_model), dtype, device)
         return {"attention": attention, "why": " ".join(notes)}
 
     attention, why = ranks.agree(choose).values()

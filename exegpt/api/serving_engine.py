@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exegpt.options.served import ServedOptions
 from xcore.batching import Hints
 from xcore.choices import admission_rule
 from xcore.columns import parse_columns
@@ -30,13 +31,12 @@ from xrunner.comm.relay import Connect, way_to_frontend
 from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.rank.warm_up import Extent
 from xrunner.threads import set_threads
 from xscheduler.highest_goodput import highest_goodput, nearest_goodput
-from xscheduler.ordering import OrderChoice, served_hints
-from xscheduler.policy_names import policy_names
+from xscheduler.ordering import served_hints
 from xscheduler.reschedule import rescheduler
 from xscheduler.setting_search import infeasible_text, search_schedule
 from xscheduler.settings import Setting, find_model, run_dtype
@@ -49,31 +49,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The options of a server's engine."""
+    """A server's engine: its model, and its connection to the frontend."""
 
+    asked: ServedOptions
     model: str
-    socket: Path | None
+    socket: Path | None = None
     """The frontend's socket, which only rank 0 needs to know."""
-    schedule: Path | None
-    """The schedule file; None: the schedule is searched."""
-    workload: str | None
-    latency_bound_s: float | None
-    policies: tuple[str, ...] | None
-    admission: str
-    device: str | None
-    attention: str | None
-    dtype: str | None
-    threads: int | None
-    order: OrderChoice
-    """The order of admission."""
-    pinned: bool
-    """Whether the schedule stays the same for any lengths."""
-    best_effort: bool
-    """Whether to serve even if no schedule keeps the bound for 99 of 100 requests."""
-    columns: str | None = None
-    """The columns of the workload's trace."""
-    scale_to_context: bool = False
-    """Whether the lengths of this trace are scaled to the model's context."""
     report_speed: bool = False
     """Whether the engine sends the machine's `Speed` to the frontend at its end."""
 
@@ -91,14 +72,15 @@ class EnginePlan:
 def serve(options: EngineOptions, ranks: Ranks) -> None:
     """Plan, load and serve until the frontend drains or disconnects; all ranks call it."""
     path = ranks.share(lambda: str(options.socket))
-    ranks.agree(lambda: {"model": options.model, "schedule": str(options.schedule), "admission": options.admission})
-    set_threads(ranks.threads(options.threads))
-    device = find_device(options.device, ranks.local)
+    asked = options.asked
+    ranks.agree(lambda: {"model": options.model, "schedule": str(asked.schedule), "admission": asked.rule})
+    set_threads(ranks.threads(asked.threads))
+    device = find_device(asked.device, ranks.local)
     plan = _plan(options, ranks, device)
     if plan.opened is None:
         raise Infeasible(plan.reason, plan.lowest_latency_s)
     engine = Engine.load(options.model, plan.opened.schedule, ranks, device=device, attention=plan.attention)
-    again = None if options.pinned else rescheduler(_setting_of(plan.opened), arrivals=True)
+    again = None if asked.pinned else rescheduler(_setting_of(plan.opened), arrivals=True)
     with way_to_frontend(ranks, path) as connect:
         link = Link(connect)
         moved: Schedule | None = plan.opened.schedule
@@ -106,7 +88,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         while moved:
             link.leave_unless(engine.leads)
             how = Options(
-                spans=True, promises=True, order=options.order.make(), hints=_hints(options, engine, plan.opened)
+                spans=True, promises=True, order=asked.order_choice.make(), hints=_hints(options, engine, plan.opened)
             )
             engine.open(Extent.unlimited(engine.schedule), how, again)
             engine.prepare_grammars()
@@ -122,10 +104,11 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
 
 def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[Request], Hints] | None:
     """Return the function that gives each request the order's hints; None if the order needs none."""
-    if options.order.plain:
+    choice = options.asked.order_choice
+    if choice.plain:
         return None
-    tokenizer = load_tokenizer(Path(options.model)) if options.order.name == "learned" else None
-    return served_hints(options.order, engine.schedule, opened.profile, tokenizer)
+    tokenizer = load_tokenizer(Path(options.model)) if choice.name == "learned" else None
+    return served_hints(choice, engine.schedule, opened.profile, tokenizer)
 
 
 class Link:
@@ -172,7 +155,7 @@ def _frontend_there() -> Iterator[None]:
     try:
         yield
     except inbox.Gone:
-        raise InputError("The server's frontend has gone: its engine ends.") from None
+        raise InputError("The server's frontend has closed the connection: the engine stops.") from None
 
 
 def _zero_s(engine: Engine) -> float:
@@ -194,18 +177,19 @@ def _onward(engine: Engine, model: str, schedule: Schedule) -> tuple[Engine, Sch
 
 def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> EnginePlan:
     """Return the schedule to follow, with its profile: all ranks measure, the first one searches."""
+    asked = options.asked
 
     def first() -> tuple[Schedule | None, str]:
         directory = model_directory(options.model)
-        given = read_schedule(options.schedule) if options.schedule else None
+        given = read_schedule(asked.schedule) if asked.schedule else None
         if given:
             given.check_model(ModelSpec.from_directory(directory))
-        dtype = run_dtype(options.dtype, given, device.type)
-        attention, _ = planning.choose_attention(options.attention, find_model(options.model), dtype, device)
+        dtype = run_dtype(asked.dtype, given, device.type)
+        attention, _ = attention_planning.choose_attention(asked.attention, find_model(options.model), dtype, device)
         return given, attention
 
     given, attention = ranks.share(first, Schedule)
-    dtype = run_dtype(options.dtype, given, device.type)
+    dtype = run_dtype(asked.dtype, given, device.type)
     measured = measured_profile(Path(options.model), dtype, ranks, device, attention)
     return ranks.share(lambda: _found(options, given, measured, attention), EnginePlan)
 
@@ -215,10 +199,10 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "ProfilingJ
     if given:
         return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
     try:
-        schedule, goodput = _searched(setting, options)
+        schedule, goodput = _searched(setting, options.asked)
     except Infeasible as error:
         return EnginePlan(None, attention, str(error), error.lowest_latency_s)
-    schedule = replace(schedule, admission=admission_rule(options.admission, schedule.policy))
+    schedule = replace(schedule, admission=admission_rule(options.asked.rule, schedule.policy))
     output.note(f"schedule: {schedule_text(schedule)}")
     return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
 
@@ -227,15 +211,15 @@ def engine_setting(options: EngineOptions, measured: "ProfilingJob", given: Sche
     """Return the engine's setting, for the lengths of --workload, of its `given` schedule, or of task S."""
     assumptions: list[str] = []
     scaling: list[str] = []
-    spec = find_model(options.model)
-    if given and options.workload is None:
+    spec, asked = find_model(options.model), options.asked
+    if given and asked.workload is None:
         workload = given.workload
     else:
-        if options.workload is None:
+        if asked.workload is None:
             assumptions.append("workload: task S (summarization), the default")
-        named = parse_columns(options.columns) if options.columns else None
-        workload = parse_workload(options.workload or "S", named, None, assumptions.append)
-        workload, scaling = fit_context(workload, spec, options.scale_to_context)
+        named = parse_columns(asked.columns) if asked.columns else None
+        workload = parse_workload(asked.workload or "S", named, None, assumptions.append)
+        workload, scaling = fit_context(workload, spec, asked.scale_to_context)
     profile = measured.profile
     assumptions += [*scaling, profile_text(profile)]
     for assumption in assumptions:
@@ -251,13 +235,13 @@ def _setting_of(opened: Opened) -> Setting:
     )
 
 
-def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float | None]:
+def _searched(setting: Setting, asked: ServedOptions) -> tuple[Schedule, float | None]:
     """Return the schedule with the highest goodput within the bound less a margin, and that goodput in requests/s.
 
     Without a bound, return the schedule with the highest throughput, and None. Raises Infeasible if there is none.
     """
-    policies, bound_s = options.policies or policy_names(None), options.latency_bound_s
-    grows = options.admission == "grow"
+    policies, bound_s = asked.policies, asked.latency_bound_s
+    grows = asked.rule == "grow"
     if bound_s is None or bound_s == float("inf"):
         answer = search_schedule(setting, None, policies=policies)
         if answer.schedule is None:
@@ -266,10 +250,10 @@ def _searched(setting: Setting, options: EngineOptions) -> tuple[Schedule, float
     try:
         best = highest_goodput(setting, bound_s, policies, grows=grows)
     except Infeasible as error:
-        if not options.best_effort:
+        if not asked.best_effort:
             raise
         best, kept_s = nearest_goodput(setting, bound_s, policies, grows)
-        output.note(f"{error} Those that can be in time are served, by a schedule for {duration_text(kept_s)}")
+        output.note(f"{error} Requests that can meet it are served, by a schedule for {duration_text(kept_s)}")
         return replace(best.schedule, latency_bound_s=bound_s), None
-    output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound, as predicted")
+    output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound (predicted)")
     return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

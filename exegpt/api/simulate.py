@@ -1,12 +1,15 @@
 """`simulate`: predict the performance of a schedule, or of a running engine's settings."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xsimulator
+from exegpt.options.record import option_name, option_words, typed_options
+from exegpt.options.simulate import SimulateOptions
+from exegpt.options.values import only_profile
 from exegpt.report.figures import (
     ESTIMATE_COLUMNS,
     PERCENTILES,
@@ -33,48 +36,12 @@ from xprofiler import rooflines
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import as_found, find_profile
 from xscheduler.engine_settings import EngineSettings, follow, resident
-from xscheduler.ordering import USUAL_TAU, OrderChoice, trace_hints
+from xscheduler.launch_command import POLICY, Launch, read_launch
+from xscheduler.ordering import USUAL_TAU, trace_hints
 from xscheduler.settings import find_setting
 
 if TYPE_CHECKING:
     from xsimulator.replay.event_simulator import Replay
-
-
-@dataclass(frozen=True)
-class SimulateOptions:
-    """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""
-
-    schedule: Path | None
-    timeline: Path | None
-    replay: str | None
-    """A trace whose requests are simulated one by one; None: the steady state."""
-    profile: str | None
-    model: str | None
-    cluster: str | None
-    workload: str | None
-    dtype: str | None
-    kv_dtype: str | None
-    memory_fraction: float | None
-    engine: str | None
-    front_end: str | None
-    columns: str | None
-    scale_to_context: bool
-    engine_settings: EngineSettings
-    order: OrderChoice
-    """The order of waiting requests in a replay."""
-    out: Path | None = None
-    """The file for each request's times in a replay."""
-    rate: str | None = None
-    """The rate of Poisson arrivals; None: the trace's own arrivals, or only waiting requests."""
-    seed: int = 0
-    """The seed of everything drawn."""
-    longest: int | None = None
-    """Tokens of the longest request that the server accepts, if the user named it."""
-
-    @property
-    def one_by_one(self) -> bool:
-        """Whether requests are simulated one by one instead of a steady state."""
-        return self.replay is not None or self.rate is not None
 
 
 @dataclass(frozen=True)
@@ -96,25 +63,44 @@ class Prediction:
     """The kernel import that could replace the data sheet."""
 
 
-def simulate(options: SimulateOptions) -> Prediction:
-    """Return the requested prediction, and write its timeline."""
+def simulate(
+    options: SimulateOptions,
+    settings: Mapping[str, Any] | None = None,
+    longest: int | None = None,
+    workload: Workload | None = None,
+) -> Prediction:
+    """Return the requested prediction, and write its timeline.
+
+    Args:
+        options: The command's options.
+        settings: An engine's settings by name, in addition to the options.
+        longest: Tokens of the longest request that the server accepts.
+        workload: The workload, instead of the options'.
+    """
+    notes: tuple[str, ...] = ()
+    if options.command:
+        launch = read_launch(options.command)
+        options, settings = _launched(options, launch)
+        longest, notes = launch.longest, launch.notes
     if options.rate and not options.replay and form_of(options.workload or ""):
         options = replace(options, replay=options.workload)
-    if not options.order.plain and not options.one_by_one:
-        raise InputError("--order and --starvation-guard are for --replay: a steady state is the same in any order.")
+    if not options.order_choice.plain and not options.one_by_one:
+        raise InputError("--order and --starvation-guard need --replay or --rate: a steady state has no order.")
     if options.out and not options.one_by_one:
-        raise InputError(f"--out '{options.out}' is for the requests of a --replay: name a trace, or leave it out.")
+        raise InputError(f"--out '{options.out}' needs --replay or --rate, which simulate requests: leave it out.")
+    engine_settings = EngineSettings.of(vars(options) | dict(settings or {}))
     if options.schedule:
-        schedule, profile, assumptions = _of_file(options, options.schedule)
+        schedule, profile, assumptions = _of_file(options, options.schedule, engine_settings)
     elif options.model:
-        schedule, profile, assumptions = _of_engine(options)
+        schedule, profile, assumptions = _of_engine(options, engine_settings, workload)
     else:
         raise InputError(
-            "Name a schedule file with --schedule, or an engine's settings with --model, --cluster and --max-num-seqs."
+            "There is nothing to simulate: pass --schedule FILE, or an engine's settings, like --model, --cluster and "
+            "--max-num-seqs."
         )
-    _check_longest(schedule, options.longest)
+    _check_longest(schedule, longest)
     kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
-    assumptions = (*assumptions, kernels.text) if kernels else assumptions
+    assumptions = (*notes, *assumptions, *([kernels.text] if kernels else []))
     if options.one_by_one:
         prediction = _replay(schedule, profile, assumptions, options)
     else:
@@ -122,16 +108,34 @@ def simulate(options: SimulateOptions) -> Prediction:
     if options.timeline:
         trace = chrome_trace([prediction.timeline()])
         document.write_text(options.timeline, document.dumps(trace, indent=None))
-    return replace(prediction, kernels=kernels)
+    return replace(prediction, assumptions=tuple(dict.fromkeys(prediction.assumptions)), kernels=kernels)
 
 
-def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, ...]]:
+def _launched(options: SimulateOptions, launch: Launch) -> tuple[SimulateOptions, dict[str, Any]]:
+    """Return the options with those of a launch command, and its other settings.
+
+    Raises InputError for an option that the command contains too.
+    """
+    if options.schedule:
+        raise InputError("--command and --schedule both set what is simulated: leave one of them out.")
+    said = {"model": launch.model, "policy": POLICY, **launch.settings}
+    for name, value in typed_options(options, SimulateOptions).items():
+        if name in said:
+            typed = " ".join(option_words(name, value))
+            raise InputError(f"--command contains the setting of {option_name(name)} too: leave {typed} out.")
+    known = {name: said.pop(name) for name in list(said) if name in SimulateOptions.__dataclass_fields__}
+    return replace(options, engine=options.engine or launch.engine, **known), said
+
+
+def _of_engine(
+    options: SimulateOptions, settings: EngineSettings, workload: Workload | None
+) -> tuple[Schedule, Profile, tuple[str, ...]]:
     """Return the schedule that an engine follows, its profile, and the assumptions made."""
     setting = find_setting(
         options.model,
         options.cluster,
-        options.workload or options.replay,
-        options.profile,
+        workload or options.workload or options.replay,
+        only_profile(options.profile),
         dtype=options.dtype,
         kv_dtype=options.kv_dtype,
         memory_fraction=options.memory_fraction,
@@ -141,35 +145,35 @@ def _of_engine(options: SimulateOptions) -> tuple[Schedule, Profile, tuple[str, 
         front_end=options.front_end,
         one_by_one=options.one_by_one,
     )
-    schedule, assumed = follow(setting, options.engine_settings, options.engine)
+    schedule, assumed = follow(setting, settings, options.engine)
     import_text = setting.kernels.text if setting.kernels else None  # the policy may have another engine
     said = [text for text in setting.assumptions if text != import_text]
     return schedule, setting.on(schedule.policy).profile, (*said, *assumed)
 
 
-def _of_file(options: SimulateOptions, path: Path) -> tuple[Schedule, Profile, tuple[str, ...]]:
+def _of_file(
+    options: SimulateOptions, path: Path, settings: EngineSettings
+) -> tuple[Schedule, Profile, tuple[str, ...]]:
     """Return a file's schedule, the profile for it, and the assumptions made.
 
     Raises InputError for options whose values are already in the file.
     """
     names = ("model", "cluster", "workload", "dtype", "kv_dtype", "memory_fraction")
     others = {name: getattr(options, name) for name in names}
-    for name, value in (options.engine_settings.given | others).items():
-        option = f"--{'gpu-' if name == 'memory_fraction' else ''}{name.replace('_', '-')}"
-        if value not in (None, False):
-            typed = option if value is True else f"{option} {value}"
-            raise InputError(f"A schedule file says all that {option} does: leave {typed} or --schedule out.")
+    for name, value in (settings.given | others).items():
+        if value is not None:
+            typed = " ".join(option_words(name, value))
+            raise InputError(f"The schedule file determines {option_name(name)}: leave {typed} or --schedule out.")
     schedule = read_schedule(path)
-    stock = options.profile in (None, "roofline") and options.engine is None and options.front_end is None
+    named = only_profile(options.profile)
+    stock = named in (None, "roofline") and options.engine is None and options.front_end is None
     roofline = rooflines.found_on(schedule) if stock else None
     if roofline:
-        which = f"profile: the roofline that it was found on, {rooflines.engine_text(roofline)}"
+        which = f"profile: the roofline that the schedule is based on, {rooflines.engine_text(roofline)}"
         return schedule, roofline, (which, *rooflines.accuracy(roofline, schedule.cluster))
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
     engine, front_end = options.engine, options.front_end
-    profile, which = find_profile(
-        options.profile, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end
-    )
+    profile, which = find_profile(named, *where, kv_dtype=schedule.kv_dtype, engine=engine, front_end=front_end)
     profile, other = as_found(profile, schedule, engine)
     said = (which, *([other] if other else []), *rooflines.accuracy(profile, schedule.cluster))
     return schedule, profile, said
@@ -180,7 +184,7 @@ def _steady(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...]) 
     running, notes = resident(schedule, profile)
     notes = (*notes, *steady_notes(schedule))
     if schedule.prefix_caching:
-        notes = (*notes, "the steady state reckons without prefix caching: --replay follows it")
+        notes = (*notes, "the steady state ignores prefix caching; --replay simulates it")
     estimate = xsimulator.estimate(running, profile)
     return Prediction(
         schedule,
@@ -198,8 +202,8 @@ def _check_longest(schedule: Schedule, longest: int | None) -> None:
     lengths = schedule.workload
     if longest is not None and lengths.input.max + lengths.output.max > longest:
         raise InputError(
-            f"Workload {lengths.name} has requests of up to {lengths.input.max + lengths.output.max:,} tokens, and the "
-            f"server accepts {longest:,}: raise its longest request, or take a shorter workload."
+            f"Workload {lengths.name} has requests of up to {lengths.input.max + lengths.output.max:,} tokens, but the "
+            f"server accepts at most {longest:,}: raise its limit, or use a shorter workload."
         )
 
 
@@ -217,7 +221,7 @@ def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str]
     if options.rate:
         rate = parse_rate(options.rate)
         rows = with_poisson_arrivals(rows, rate, options.seed)
-        note(f"arrivals: {figure_text(rate, 6)}/s at random, {len(rows):,} requests")
+        note(f"arrivals: Poisson at {figure_text(rate, 6)}/s, {len(rows):,} requests")
     return Workload.from_requests(name, rows)
 
 
@@ -229,17 +233,17 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     source, named = options.replay, parse_columns(options.columns) if options.columns else None
     trace = _requests(schedule, options, notes.append)
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
-    requests, choice, hints = workload.requests or (), options.order, None
+    requests, choice, hints = workload.requests or (), options.order_choice, None
     if not choice.plain:
         longest = schedule.model.spec.longest_request
         labels = read_labels(source, named) if source else ()
         held = labels_of(labels, trace.requests or (), requests, longest)
         hints = trace_hints(choice, held, requests, schedule, profile)
         if choice.name == "learned":
-            notes.append(f"order: learned, by a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
+            notes.append(f"order: learned, with a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
-        notes.append(f"prompts: {trace.name} says which begin alike, which --prefix-caching uses")
+        notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
     start = time.perf_counter()
     run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
     wall = time.perf_counter() - start
@@ -248,7 +252,7 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     rates = {key: getattr(run.estimate, key) for key in ("throughput_seq_s", "throughput_tok_s")}
     count = len(run.served)
     if count > 1 and not any(request.arrival_s for request in workload.requests or ()):
-        notes.append(f"arrivals: all requests of {trace.name} are there at the start, and their times count from then")
+        notes.append(f"arrivals: all requests of {trace.name} arrive at the start")
     if schedule.prefix_caching:
         notes.append(_caching_text(run, alike, trace.name))
     if options.out:
@@ -277,7 +281,7 @@ def _caching_text(run: "Replay", alike: bool, name: str) -> str:
     """Return a sentence on how many tokens were found in the cache."""
     if not alike:
         return (
-            f"prefix caching: {name} doesn't say which prompts begin alike, so none do; preempted requests found "
+            f"prefix caching: {name} doesn't say which prompts begin with the same tokens; preempted requests found "
             f"{run.reused:,} of their own tokens in the cache"
         )
     found, prompts = (sum(getattr(s, key) for s in run.served) for key in ("cached_tokens", "input_tokens"))

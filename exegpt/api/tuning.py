@@ -1,68 +1,68 @@
 """`tune`: search under each latency bound, or at an arrival rate on each cluster, and write the output files."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from exegpt.api.reports import write_search_report
+from exegpt.options.tune import TuneOptions
+from exegpt.options.values import only_profile, profile_files
 from xcore import document
-from xcore.choices import check_prefix_caching
+from xcore.choices import bound_meaning, check_choice, check_columns, check_prefix_caching, with_prefixes
 from xcore.console import output
+from xcore.duration import parse_duration
 from xcore.errors import InputError
+from xcore.files import check_distinct, check_output
+from xcore.policies import TRAITS
 from xcore.processes import WORTH, Processes
 from xcore.quantity import figure_text
 from xcore.specs.engine_spec import engine_of
-from xcore.specs.price import Prices, price_per_hour
+from xcore.specs.price import Prices, price_per_hour, read_prices
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload
+from xcore.traces.trace import parse_rate
 from xscheduler.engine_settings import resident
-from xscheduler.export import Export, Target
+from xscheduler.export import ENGINES, Export, Target
+from xscheduler.policy_names import policy_names
 from xscheduler.rate_sample import arrivals_of
 from xscheduler.setting_search import SearchOptions, advise, best_on, search_schedule
-from xscheduler.settings import Setting
+from xscheduler.settings import Setting, find_setting
 
 if TYPE_CHECKING:
+    from xcore.batching.admission import Admission
     from xscheduler.open_tune import Rated
     from xscheduler.rate_sample import Arrivals
+    from xscheduler.search import Method
     from xscheduler.tuned import Alternative, Tuned
 
+SEARCH_METHODS: "tuple[Method, ...]" = ("bnb", "exhaustive", "optuna")
+"""The methods of a search."""
+RULES: "dict[str, tuple[Admission, ...]]" = {"reserve": ("reserve",), "grow": ("grow",), "auto": ("reserve", "grow")}
+"""The rules of admission that a search tries, by the value of --admission."""
 PATTERNS = ("poisson", "trace")
 """The patterns in which requests arrive."""
 
 
 @dataclass(frozen=True)
-class TuneOptions:
-    """The options of a search, and its output files."""
+class TuneProblem:
+    """A search problem of `exegpt tune`, and its output files."""
 
     settings: tuple[Setting, ...]
     """One setting per cluster."""
     bounds_s: tuple[float | None, ...]
     search: SearchOptions
+    options: TuneOptions = field(default_factory=TuneOptions)
     rate_seq_s: float | None = None
     """The arrival rate; None with pattern `trace`: the trace's own."""
-    arrivals: str = "poisson"
-    """One of PATTERNS."""
-    seed: int = 0
-    prefix_caching: bool = False
-    """Whether prompts with a common prefix share its KV blocks, at a rate."""
     prices: Prices | None = None
-    advice: bool | None = None
-    """Whether to give advice; None: for a single bound on at most eight devices."""
-    explain: bool = False
-    """Whether to give all reasons for each policy's place instead of the first one only."""
     target: Target | None = None
     """The engine whose launch command is also printed."""
-    engine: str | None = None
-    """The preset that the user chose: the schedule's file is then its best schedule."""
-    out: Path | None = None
-    """The file for the schedule."""
-    report: Path | None = None
 
     @property
     def open_system(self) -> bool:
         """Whether requests arrive over time."""
-        return self.rate_seq_s is not None or self.arrivals == "trace"
+        return self.rate_seq_s is not None or self.options.arrivals == "trace"
 
 
 @dataclass(frozen=True)
@@ -104,73 +104,169 @@ class ClusterOffer:
         return (not self.feasible, devices if self.price_hour is None else self.price_hour, devices)
 
 
-def tune_bounds(options: TuneOptions) -> tuple[BoundedAnswer, ...]:
+def read_problem(
+    options: TuneOptions, workload: Workload | None = None, fixed: Mapping[str, int] | None = None
+) -> TuneProblem:
+    """Return the search problem that the options describe; InputError for options that contradict each other.
+
+    Args:
+        options: The command's options.
+        workload: The workload, instead of the options'.
+        fixed: Control variables with fixed values, in addition to the options'.
+    """
+    check_output(options.out)
+    check_output(options.report)
+    clusters = [part.strip() for part in options.cluster.split(",")] if options.cluster else [None]
+    inputs = (options.workload, *profile_files(options.profile), options.price, *clusters)
+    check_distinct((options.out, options.report), inputs)
+    if options.latency_bound is None and options.ttft is None and options.tpot is None:
+        raise InputError("No bound is given: pass --latency-bound 5s (inf: none), --ttft 200ms or --tpot 20ms.")
+    bounds_s = tuple(parse_duration(part) for part in (options.latency_bound or "inf").split(","))
+    search = _search_options(options, options.fixed | dict(fixed or {}))
+    check_choice(options.arrivals, PATTERNS, "--arrivals")
+    if workload is None:
+        check_columns(options.columns, options.workload, scale=options.scale_to_context)
+    prices = read_prices(options.price) if options.price else None
+    _check_combination(len(bounds_s), len(clusters), options.open_system, prices is not None)
+    settings = tuple(_setting(options, cluster, workload) for cluster in clusters)
+    target = _target(options, settings[0], search.policies)
+    rate_seq_s = parse_rate(options.rate) if options.rate else None
+    return TuneProblem(settings, bounds_s, search, options, rate_seq_s, prices, target)
+
+
+def _setting(options: TuneOptions, cluster: str | None, workload: Workload | None) -> Setting:
+    """Return the setting on one of the clusters."""
+    return find_setting(
+        options.model,
+        cluster,
+        workload or options.workload,
+        only_profile(options.profile),
+        dtype=options.dtype,
+        kv_dtype=options.kv_dtype,
+        memory_fraction=options.memory_fraction,
+        columns=options.columns,
+        scale_to_context=options.scale_to_context,
+        rate=options.rate,
+        device=options.device,
+        engine=options.engine,
+        front_end=options.front_end,
+    )
+
+
+def _search_options(options: TuneOptions, fixed: dict[str, int]) -> SearchOptions:
+    """Return the search's options; InputError for an unknown choice."""
+    method = check_choice(options.search, SEARCH_METHODS, "--search")
+    rules = RULES[check_choice(options.admission, tuple(RULES), "--admission")]
+    ttft_s, tpot_s = (parse_duration(text) if text else None for text in (options.ttft, options.tpot))
+    policies = policy_names(options.policy)
+    uncompiled = [name for name in policies if TRAITS[name].compiled is None]
+    if options.open_system and uncompiled:
+        raise InputError(
+            f"A rate needs policies with a compiled replay, and '{uncompiled[0]}' has none: leave it out of --policy, "
+            "or replay its schedule with `exegpt simulate --rate`."
+        )
+    if options.prefix_caching:
+        if not options.open_system:
+            raise InputError("--prefix-caching is for requests that arrive over time: add --rate, like --rate 5/s.")
+        policies = with_prefixes(policies, options.policy)
+    meaning = bound_meaning(options.bound, options.percentile)
+    return SearchOptions(meaning, ttft_s, tpot_s, policies, method, options.tolerance, rules, fixed)
+
+
+def _target(options: TuneOptions, setting: Setting, policies: tuple[str, ...]) -> Target | None:
+    """Return the engine whose flags the user wants; InputError if it is unknown or can't run the model."""
+    if options.export is None:
+        return None
+    engine = options.export.lower()
+    check_choice(engine, ENGINES, "--export")
+    target = Target(engine, options.model if options.model and Path(options.model).is_dir() else None)
+    target.check(setting, policies)
+    return target
+
+
+def _check_combination(bounds: int, clusters: int, open_system: bool, priced: bool) -> None:
+    """Raise InputError for options that can't be combined."""
+    if clusters > 1 and not open_system:
+        raise InputError("Several clusters are compared at an arrival rate: add --rate, like --rate 5/s.")
+    if priced and not open_system:
+        raise InputError("Prices are compared at an arrival rate: add --rate, like --rate 5/s.")
+    if open_system and bounds > 1:
+        raise InputError("An arrival rate needs a single latency bound: pass one, or leave --rate out.")
+
+
+def tune_bounds(problem: TuneProblem) -> tuple[BoundedAnswer, ...]:
     """Return the answer under each bound if requests always wait; write the last schedule found, and the report."""
-    setting, bounds_s, search = options.settings[0], options.bounds_s, options.search
+    setting, bounds_s, search = problem.settings[0], problem.bounds_s, problem.search
     with output.progress("searching policies") as progress:
         tuned = [search_schedule(setting, bound_s, progress=progress, **vars(search)) for bound_s in bounds_s]
-    advice = options.advice if options.advice is not None else len(bounds_s) == 1 and setting.cluster.devices <= 8
-    answers = tuple(_bounded(options, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
-    schedules = [schedule for answer in reversed(answers) if (schedule := written(options, answer.tuned))]
-    _write(options, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
+    advice = (
+        problem.options.advice
+        if problem.options.advice is not None
+        else len(bounds_s) == 1 and setting.cluster.devices <= 8
+    )
+    answers = tuple(_bounded(problem, answer, bound_s, advice) for answer, bound_s in zip(tuned, bounds_s, strict=True))
+    schedules = [schedule for answer in reversed(answers) if (schedule := written(problem, answer.tuned))]
+    _write(problem, setting, schedules[0] if schedules else None, tuned, answers[-1].advice)
     return answers
 
 
-def _bounded(options: TuneOptions, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
+def _bounded(problem: TuneProblem, tuned: "Tuned", bound_s: float | None, advice: bool) -> BoundedAnswer:
     """Return the answer under one bound, with the export to the target engine."""
     import xsimulator
 
-    setting, search = options.settings[0], options.search
+    setting, search = problem.settings[0], problem.search
     on_engine, export = best_on(tuned, engine_of(setting.profile).name), None
     tuned = replace(tuned, best_on_engine=on_engine)
-    best = on_engine if options.engine and on_engine else None
+    best = on_engine if problem.options.engine and on_engine else None
     advised = replace(tuned, schedule=best.schedule, estimate=best.estimate) if best else tuned
-    if options.target and on_engine and on_engine.schedule:
-        followed = options.target.follows(on_engine.schedule, setting.profile)
+    if problem.target and on_engine and on_engine.schedule:
+        followed = problem.target.follows(on_engine.schedule, setting.profile)
         running, _ = resident(followed, setting.profile)
-        export = options.target.export(followed, xsimulator.estimate(running, setting.profile))
+        export = problem.target.export(followed, xsimulator.estimate(running, setting.profile))
     texts = tuple(advise(setting, advised, bound_s, search)) if advice else ()
     return BoundedAnswer(bound_s, tuned, texts, export)
 
 
-def written(options: TuneOptions, tuned: "Tuned") -> Schedule | None:
+def written(problem: TuneProblem, tuned: "Tuned") -> Schedule | None:
     """Return the schedule for the file: the best of all, or the best on the engine that the user chose."""
-    return tuned.best_on_engine.schedule if options.engine and tuned.best_on_engine else tuned.schedule
+    return tuned.best_on_engine.schedule if problem.options.engine and tuned.best_on_engine else tuned.schedule
 
 
-def tune_rate(options: TuneOptions) -> list[ClusterOffer]:
+def tune_rate(problem: TuneProblem) -> list[ClusterOffer]:
     """Return each cluster's best answer at the rate within the bound, the best offer first.
 
     Writes the best offer's schedule and the report.
     """
     from xscheduler.goodput import RateBounds
 
-    search, prices = options.search, options.prices
+    search, prices = problem.search, problem.prices
     if search.tolerance:
-        raise InputError(f"--tolerance {search.tolerance} is of searches without a rate: leave it out with --rate.")
-    for setting in options.settings:
-        if options.prefix_caching:
+        raise InputError(f"--tolerance cannot be combined with --rate: leave --tolerance {search.tolerance} out.")
+    for setting in problem.settings:
+        if problem.options.prefix_caching:
             check_prefix_caching(None, setting.model)
         if prices is not None:
             price_per_hour(prices, setting.cluster)  # report a missing price before the work
-    rate_seq_s = options.rate_seq_s or _trace_rate(options.settings[0].workload)
-    bounds = RateBounds(options.bounds_s[0], search.ttft_s, search.tpot_s)
-    asked = [(setting, arrivals_of(setting, options.arrivals, options.seed)) for setting in options.settings]
+    rate_seq_s = problem.rate_seq_s or _trace_rate(problem.settings[0].workload)
+    bounds = RateBounds(problem.bounds_s[0], search.ttft_s, search.tpot_s)
+    asked = [
+        (setting, arrivals_of(setting, problem.options.arrivals, problem.options.seed)) for setting in problem.settings
+    ]
     offers = []
-    for (setting, arrivals), rated in zip(asked, _rated(asked, bounds, rate_seq_s, options), strict=True):
+    for (setting, arrivals), rated in zip(asked, _rated(asked, bounds, rate_seq_s, problem), strict=True):
         price = None if prices is None else price_per_hour(prices, setting.cluster)
         on_engine = best_on(rated.tuned, engine_of(setting.profile).name, rated.goodput)
         rated = replace(rated, tuned=replace(rated.tuned, best_on_engine=on_engine))
-        export = _exported_at(options, setting, on_engine, arrivals, bounds, rate_seq_s)
+        export = _exported_at(problem, setting, on_engine, arrivals, bounds, rate_seq_s)
         offers.append(ClusterOffer(setting, rated, price, export))
     offers.sort(key=lambda offer: offer.order)
     best = offers[0].rated.tuned
-    _write(options, offers[0].setting, written(options, best), [best])
+    _write(problem, offers[0].setting, written(problem, best), [best])
     return offers
 
 
 def _exported_at(
-    options: TuneOptions,
+    problem: TuneProblem,
     setting: Setting,
     on_engine: "Alternative | None",
     arrivals: "Arrivals",
@@ -180,10 +276,10 @@ def _exported_at(
     """Return the target's launch command, with a replay at the rate of the schedule that the target follows."""
     from xscheduler.goodput import Meter
 
-    if options.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
+    if problem.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
         return None
-    followed = options.target.follows(on_engine.schedule, setting.profile)
-    replayed = replace(followed, prefix_caching=options.prefix_caching)  # without it, no prompts share prefixes
+    followed = problem.target.follows(on_engine.schedule, setting.profile)
+    replayed = replace(followed, prefix_caching=problem.options.prefix_caching)  # without it, no prompts share prefixes
     served = Meter(setting.profile, arrivals, bounds).served_at(replayed, rate_seq_s)
     estimate = replace(
         on_engine.estimate,
@@ -191,40 +287,39 @@ def _exported_at(
         kv_blocks=followed.kv_blocks,
         kv_tokens=followed.kv_blocks * followed.block_size,
     )
-    return options.target.export(followed, estimate, alike=options.prefix_caching and bool(arrivals.prefixes))
+    return problem.target.export(followed, estimate, alike=problem.options.prefix_caching and bool(arrivals.prefixes))
 
 
 def _write(
-    options: TuneOptions,
+    problem: TuneProblem,
     setting: Setting,
     schedule: Schedule | None,
     answers: "list[Tuned]",
     advice: tuple[str, ...] = (),
 ) -> None:
-    if options.out and schedule:
-        document.write(options.out, schedule)
-    if options.report:
-        write_search_report(options.report, setting, answers, options.bounds_s, options.search, advice)
+    if problem.options.out and schedule:
+        document.write(problem.options.out, schedule)
+    if problem.options.report:
+        write_search_report(problem.options.report, setting, answers, problem.bounds_s, problem.search, advice)
 
 
 def _trace_rate(workload: Workload) -> float:
     """Return the requests per second in the trace."""
     if workload.arrival_rate is None:
         raise InputError(
-            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or Poisson arrivals "
-            "with --rate."
+            f"Workload {workload.name} has no arrivals: pass a trace with an arrival column, or a rate with --rate."
         )
     return workload.arrival_rate
 
 
 def _rated(
-    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, options: TuneOptions
+    asked: "list[tuple[Setting, Arrivals]]", bounds: Any, rate_seq_s: float, problem: TuneProblem
 ) -> "list[Rated]":
     """Return the best answer on each cluster.
 
     Many clusters are searched in several processes, those with the most devices first.
     """
-    how = bounds, rate_seq_s, options.search, options.prefix_caching
+    how = bounds, rate_seq_s, problem.search, problem.options.prefix_caching
     at = f"at {figure_text(rate_seq_s, 6)}/s"
     if len(asked) < WORTH:
         rated = []
@@ -279,9 +374,9 @@ def headroom(rated: "Rated") -> list[str]:
     if schedule is None or estimate is None:
         return []
     goodput = rated.sustained[schedule.policy].goodput
-    sure = f", and no more than {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
+    sure = f" to {figure_text(goodput.high)}/s" if goodput.high > goodput.low else ""
     times = figure_text(goodput.low / rated.rate_seq_s)
     return [
-        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure and f'{sure},'} is {times} times the rate",
+        f"headroom: the goodput of {figure_text(goodput.low)}/s{sure} is at least {times} times the rate",
         use_of((schedule, estimate)),
     ]

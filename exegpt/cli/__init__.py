@@ -135,10 +135,10 @@ def _refuse(sentence: str) -> NoReturn:
 def _os_text(error: OSError) -> str:
     """Return the system's error in one sentence."""
     if error.errno == errno.ENOSPC:
-        return f"The disk is full ({error.strerror}): free some space, or write to another one."
+        return f"The disk is full ({error.strerror}): free some space, or write to another disk."
     if error.filename is None:
         return f"A file or a device can't be used ({error.strerror or error})."
-    return f"'{error.filename}' can't be used ({error.strerror}): change its permissions or name another one."
+    return f"'{error.filename}' can't be used ({error.strerror}): change its permissions, or name another file."
 
 
 def _refuse_usage(error: Any) -> int:

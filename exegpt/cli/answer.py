@@ -6,7 +6,7 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from exegpt.api.tuning import TuneOptions
+from exegpt.api.tuning import TuneProblem
 from exegpt.report.terminal import plot
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text, variables_text
@@ -81,7 +81,7 @@ def print_export(target: Target, export: Export | None, times: Times) -> None:
         return output.note(f"No schedule that {target.engine} runs meets the bounds: there is nothing to export.")
     columns = policy_columns(times)[1:-1]
     figures = ", ".join(f"{name} {text}" for name, text in zip(columns, _figures(export.estimate, times), strict=True))
-    print(f"Launch command for {target.engine}, with which it is predicted to reach {figures}:")
+    print(f"Launch command for {target.engine}; its predicted performance is {figures}:")
     for line in export.commands:
         print(f"  {line}")
     for note in export.notes:
@@ -95,22 +95,22 @@ def print_best(answer: Tuned, setting: Setting) -> None:
         return
     print(f"Best of all: {_rates(answer.estimate)} with {schedule_text(answer.schedule)}, {_runs_on(answer.estimate)}.")
     if on_engine is None or on_engine.schedule is None or on_engine.estimate is None:
-        return print(f"Best on {engine}: none of the schedules that it runs meets the bounds.")
+        return print(f"Best on {engine}: no schedule that {engine} runs meets the bounds.")
     same = on_engine.schedule == answer.schedule
     print(
         f"Best on {engine}: "
-        + ("the same." if same else f"{_rates(on_engine.estimate)} with {schedule_text(on_engine.schedule)}.")
+        + ("the same schedule." if same else f"{_rates(on_engine.estimate)} with {schedule_text(on_engine.schedule)}.")
     )
 
 
-def whose(options: TuneOptions, answer: Tuned) -> str:
+def whose(problem: TuneProblem, answer: Tuned) -> str:
     """Return which engine a written schedule is for; empty if the user chose no engine or none are compared."""
-    if options.settings[0].own is None or options.engine is None:
+    if problem.settings[0].own is None or problem.options.engine is None:
         return ""
     return (
-        f", the best on {options.engine}"
+        f", the best on {problem.options.engine}"
         if answer.best_on_engine
-        else f": {options.engine} runs none that meets the bounds"
+        else f"; no schedule that {problem.options.engine} runs meets the bounds"
     )
 
 

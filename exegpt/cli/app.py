@@ -22,7 +22,7 @@ from exegpt.cli import (
 )
 
 app = typer.Typer(
-    help="Finds and runs the LLM-serving schedule with the highest throughput under a latency bound.",
+    help="Find and run the LLM-serving schedule with the highest throughput under a latency bound.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Sequence
 
-from exegpt.api.tuning import BoundedAnswer, TuneOptions, tune_bounds
+from exegpt.api.tuning import BoundedAnswer, TuneProblem, tune_bounds
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import (
     answer_document,
@@ -23,21 +23,21 @@ from xcore.duration import format_duration
 from xscheduler.setting_search import infeasible_text, ranked, reasons
 
 
-def answer(options: TuneOptions, json: bool) -> int:
+def answer(problem: TuneProblem) -> int:
     """Search under every bound, and print; return the exit code."""
     gc.disable()  # searches make many small objects without cycles, and the command ends soon
-    answers = tune_bounds(options)
-    if json:
-        _emit(options, answers)
+    answers = tune_bounds(problem)
+    if problem.options.json:
+        _emit(problem, answers)
     else:
-        _print(options, answers)
+        _print(problem, answers)
     return 0 if any(answer.tuned.schedule for answer in answers) else INFEASIBLE
 
 
-def _emit(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
-    setting = options.settings[0]
+def _emit(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
+    setting = problem.settings[0]
     documents = [
-        answer_document(answer.tuned, setting, options.target, answer.export) | {"advice": answer.advice}
+        answer_document(answer.tuned, setting, problem.target, answer.export) | {"advice": answer.advice}
         for answer in answers
     ]
     if len(documents) == 1:
@@ -45,15 +45,15 @@ def _emit(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
     output.emit({"frontier": documents, "provenance": output.provenance(setting.profile)})
 
 
-def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
+def _print(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     tuned = [answer.tuned for answer in answers]
-    output.notes((*options.settings[0].assumptions, *(text for answer in tuned for text in answer.assumptions)))
+    output.notes((*problem.settings[0].assumptions, *(text for answer in tuned for text in answer.assumptions)))
     if len(answers) == 1:
-        _print_one(options, answers[0])
+        _print_one(problem, answers[0])
     else:
-        _print_frontier(options, answers)
-    if len(answers) == 1 and not answers[0].advice and options.advice is None:
-        print("The effect of another bound, twice the devices or other devices: --advice.")
+        _print_frontier(problem, answers)
+    if len(answers) == 1 and not answers[0].advice and problem.options.advice is None:
+        print("--advice predicts the effect of another bound, of twice the devices and of other devices.")
     for answer in answers:
         if answer.advice:
             under = f" under {format_duration(answer.bound_s)}" if len(answers) > 1 else ""
@@ -63,46 +63,46 @@ def _print(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
         print()
         print_plot(tuned, None)
     met = [answer for answer in answers if answer.tuned.schedule]
-    if options.out and met:
+    if problem.options.out and met:
         under = f" under {format_duration(met[-1].bound_s)}" if len(answers) > 1 else ""
-        print(f"Schedule{under} written to {options.out}{whose(options, met[-1].tuned)}.")
+        print(f"Schedule{under} written to {problem.options.out}{whose(problem, met[-1].tuned)}.")
     for answer in answers:
-        if len(answers) > 1 and answer.tuned.schedule and options.settings[0].own:
+        if len(answers) > 1 and answer.tuned.schedule and problem.settings[0].own:
             print(f"Under {format_duration(answer.bound_s)}:")
-        print_best(answer.tuned, options.settings[0])
+        print_best(answer.tuned, problem.settings[0])
 
 
-def _print_one(options: TuneOptions, answer: BoundedAnswer) -> None:
+def _print_one(problem: TuneProblem, answer: BoundedAnswer) -> None:
     """Print every policy's best schedule, and the reasons for its rank."""
-    times, tuned = bounded_times(options.search), answer.tuned
+    times, tuned = bounded_times(problem.search), answer.tuned
     output.table(
         policy_columns(times),
-        policy_rows(tuned, options.settings[0], times),
-        _title(options, format_duration(answer.bound_s)),
+        policy_rows(tuned, problem.settings[0], times),
+        _title(problem, format_duration(answer.bound_s)),
     )
     if tuned.schedule is None:
         return output.note(infeasible_text(tuned, answer.bound_s))
     feasible = [alternative for alternative in ranked(tuned) if alternative.schedule]
-    output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible, options.explain))
-    if len(feasible) > 1 and not options.explain:
-        print("All reasons for each policy's rank: --explain.")
-    if options.target:
-        print_export(options.target, answer.export, times)
+    output.listed(f"Best: {schedule_text(tuned.schedule)}", reasons(feasible, problem.options.explain))
+    if len(feasible) > 1 and not problem.options.explain:
+        print("--explain prints all reasons for each policy's rank.")
+    if problem.target:
+        print_export(problem.target, answer.export, times)
 
 
-def _print_frontier(options: TuneOptions, answers: Sequence[BoundedAnswer]) -> None:
+def _print_frontier(problem: TuneProblem, answers: Sequence[BoundedAnswer]) -> None:
     """Print the best schedule under each bound, without the reasons for other policies' ranks."""
-    times = bounded_times(options.search)
-    rows = [[format_duration(a.bound_s), *best_row(a.tuned, options.settings[0], a.bound_s, times)] for a in answers]
-    output.table(("bound", *policy_columns(times)[1:]), rows, _title(options, "the best schedule under each bound"))
+    times = bounded_times(problem.search)
+    rows = [[format_duration(a.bound_s), *best_row(a.tuned, problem.settings[0], a.bound_s, times)] for a in answers]
+    output.table(("bound", *policy_columns(times)[1:]), rows, _title(problem, "the best schedule under each bound"))
     for answer in answers:
-        if answer.tuned.schedule and options.target:
+        if answer.tuned.schedule and problem.target:
             print(f"Under {format_duration(answer.bound_s)}:")
-            print_export(options.target, answer.export, times)
+            print_export(problem.target, answer.export, times)
 
 
-def _title(options: TuneOptions, what: str) -> str:
+def _title(problem: TuneProblem, what: str) -> str:
     """Return the problem that was searched: model, cluster, lengths and bounds."""
-    setting, names = options.settings[0], {"TTFT": options.search.ttft_s, "TPOT": options.search.tpot_s}
+    setting, names = problem.settings[0], {"TTFT": problem.search.ttft_s, "TPOT": problem.search.tpot_s}
     times = "".join(f", {name} {format_duration(bound_s)}" for name, bound_s in names.items() if bound_s is not None)
     return f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {what}{times}"

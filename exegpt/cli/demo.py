@@ -1,41 +1,19 @@
 """`exegpt demo`: profile, tune, run and compare once, on this machine, without other files."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from exegpt.cli import INFEASIBLE, options
+from exegpt.cli import INFEASIBLE
+from exegpt.options.demo import DemoOptions
+from exegpt.options.record import command
 
 if TYPE_CHECKING:
     from exegpt.api.demo import Demo
     from xcore.console.comparison import Comparison
 
 
-def demo(
-    trace: Annotated[str | None, typer.Option("--trace", help="Use the lengths of this trace.")] = None,
-    workload: options.WORKLOAD = None,
-    latency_bound: Annotated[
-        str | None,
-        typer.Option(
-            "--latency-bound",
-            "-l",
-            help=options.LATENCY_BOUND_HELP + " Default: a point of the frontier whose best schedule is also the best"
-            " for these few requests.",
-        ),
-    ] = None,
-    num: Annotated[
-        int | None, typer.Option("--num", "-n", min=1, help="Number of requests. Default: as many as fit in a minute.")
-    ] = None,
-    directory: Annotated[Path, typer.Option("--dir", help="The folder for all results.")] = Path("exegpt-demo"),
-    columns: options.COLUMNS = None,
-    seed: options.SEED = 0,
-    device: options.DEVICE = None,
-    attention: options.ATTENTION = None,
-    dtype: options.RUN_DTYPE = None,
-    threads: options.THREADS = None,
-    json: options.JSON = False,
-) -> int:
+@command
+def demo(options: DemoOptions) -> int:
     """Create a small model, profile it, tune under a bound, run requests, and compare predicted with measured results.
 
     Example: exegpt demo
@@ -43,29 +21,27 @@ def demo(
     from exegpt.api import demo as app
     from exegpt.cli.answer import answer_document
     from xcore.console import output
-    from xcore.duration import parse_duration
     from xrunner.threads import set_threads
     from xscheduler.setting_search import infeasible_text
 
-    set_threads(threads)
-    bounds_s = (parse_duration(latency_bound),) if latency_bound else ()
-    prepared = app.prepare(options.build(app.DemoOptions, locals()))
+    set_threads(options.threads)
+    prepared = app.prepare(options)
     plan, setting = prepared.plan, prepared.setting
     document = answer_document(plan.answer, setting, None, None)
     if plan.answer.schedule is None:
-        if json:
+        if options.json:
             output.emit(document)
         output.note(infeasible_text(plan.answer, plan.bound_s))
         return INFEASIBLE
-    if not json:
+    if not options.json:
         _print_search(prepared)
     output.note(f"3. Running {len(plan.requests)} requests under each of {len(plan.schedules)} schedules …")
     comparisons = app.run(prepared)
-    if json:
+    if options.json:
         policies = [{"policy": c.schedule.policy, **c.document()} for c in comparisons]
-        output.emit(document | {"policies": policies, "directory": str(directory)})
+        output.emit(document | {"policies": policies, "directory": str(options.directory)})
     else:
-        _print_runs(comparisons, directory)
+        _print_runs(comparisons, options.directory)
     return 0
 
 
@@ -81,8 +57,8 @@ def _print_search(prepared: "Demo") -> None:
     print_search(plan.answer)
     if (first := plan.best_steady) and first != plan.answer.schedule:
         output.note(
-            f"· {first.policy} has the best steady state, but these {len(plan.requests)} requests begin all at once: "
-            f"in their replay {plan.schedules[0].policy} finishes first within the bound"
+            f"· {first.policy} has the best steady state; but these {len(plan.requests)} requests all arrive at the "
+            f"start, and in their replay {plan.schedules[0].policy} finishes first within the bound"
         )
 
 

@@ -1,31 +1,33 @@
 """`exegpt list`: the built-in models, devices, tasks, policies and orders."""
 
-from typing import Annotated
+from dataclasses import dataclass
 
-import typer
-
-from exegpt.cli import options
-from xcore.errors import InputError
+from exegpt.options.groups import PluginOptions
+from exegpt.options.record import argument, command
 from xcore.quantity import figure_text
 
 
-def list_(
-    what: Annotated[str, typer.Argument(metavar="models|devices|tasks|policies|orders", help="Which list.")],
-    plugin: options.PLUGIN = None,
-    json: options.JSON = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(PluginOptions):
+    """Which list is printed."""
+
+    what: str = argument("The list to print.", metavar="models|devices|tasks|policies|orders")
+
+
+@command
+def list_(options: ListOptions) -> None:
     """List the built-in models, devices, tasks, policies or orders.
 
     Example: exegpt list models
     """
+    from xcore.choices import check_choice
     from xcore.console import output
 
     listings = {"models": _models, "devices": _devices, "tasks": _tasks, "policies": _policies, "orders": _orders}
-    if what not in listings:
-        raise InputError(f"There is no list of '{what}': there are {', '.join(listings)}.")
-    rows = listings[what]()
-    if json:
-        return output.emit({what: rows, "provenance": output.provenance()})
+    check_choice(options.what, tuple(listings), "List")
+    rows = listings[options.what]()
+    if options.json:
+        return output.emit({options.what: rows, "provenance": output.provenance()})
     columns = list(rows[0])
     output.table(columns, [[_cell(row[column]) for column in columns] for row in rows])
 

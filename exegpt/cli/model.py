@@ -1,33 +1,35 @@
 """`exegpt model create`: a model directory with random weights."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from exegpt.cli import options
+from exegpt.options.groups import SEED, JsonOption
+from exegpt.options.record import argument, command, option
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """From transformers' names to exegpt's."""
 
 
-def create(
-    directory: Annotated[Path, typer.Argument(help="The new model directory; it must not exist yet.")],
-    arch: Annotated[str, typer.Option(help="llama, mistral, qwen2, qwen3, gpt2, opt or t5")] = "llama",
-    layers: Annotated[int, typer.Option(min=1)] = 8,
-    hidden: Annotated[int, typer.Option(min=1)] = 512,
-    heads: Annotated[int, typer.Option(min=1)] = 8,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Fewer than heads: grouped queries.")] = None,
-    ffn: Annotated[
-        int | None, typer.Option(min=1, help="Width of the feed-forward layers. Default: 4 × hidden.")
-    ] = None,
-    vocab: Annotated[int, typer.Option(min=1)] = 32000,
-    context: Annotated[int, typer.Option(min=1, help="Maximum tokens of prompt and output together.")] = 1024,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16")] = "float32",
-    seed: options.SEED = 0,
-    shards: Annotated[int, typer.Option(min=1, help="Number of weight files.")] = 1,
-    json: options.JSON = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class CreateOptions(JsonOption):
+    """The sizes of the new model, and where it is written."""
+
+    directory: Path = argument("The new model directory; it must not exist yet.")
+    arch: str = option("llama", "The architecture: llama, mistral, qwen2, qwen3, gpt2, opt or t5.")
+    layers: int = option(8, "Number of layers.", min=1)
+    hidden: int = option(512, "Width of the hidden states.", min=1)
+    heads: int = option(8, "Number of attention heads.", min=1)
+    kv_heads: int | None = option(None, "Number of heads of keys and values. Default: that of --heads.", min=1)
+    ffn: int | None = option(None, "Width of the feed-forward layers. Default: 4 × --hidden.", min=1)
+    vocab: int = option(32000, "Size of the vocabulary.", min=1)
+    context: int = option(1024, "Maximum number of tokens of prompt and output together.", min=1)
+    dtype: str = option("float32", "The weights' dtype: float32, bfloat16 or float16.")
+    seed: int = SEED
+    shards: int = option(1, "Number of weight files.", min=1)
+
+
+@command
+def create(options: CreateOptions) -> None:
     """Create a model directory with random weights and a byte-level tokenizer, readable by transformers.
 
     Example: exegpt model create tiny --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 128
@@ -38,15 +40,15 @@ def create(
     from xrunner.models.create import create_model
     from xrunner.models.families import FAMILIES
 
-    check_choice(dtype, tuple(DTYPES), "--dtype")
-    check_choice(arch, tuple(FAMILIES), "--arch")
+    check_choice(options.dtype, tuple(DTYPES), "--dtype")
     spec = create_model(
-        directory,
-        arch,  # type: ignore[arg-type]  # one of FAMILIES, checked above
-        *(layers, hidden, heads, kv_heads, ffn, vocab, context, DTYPES[dtype], seed, shards),
+        options.directory,
+        check_choice(options.arch, tuple(FAMILIES), "--arch"),
+        *(options.layers, options.hidden, options.heads, options.kv_heads, options.ffn, options.vocab),
+        *(options.context, DTYPES[options.dtype], options.seed, options.shards),
     )
-    if json:
-        return output.emit(
-            {"directory": str(directory), "model": to_dict(spec), "provenance": output.provenance(seed=seed)}
-        )
-    print(f"{directory}: {arch}, {layers} layers, {spec.parameters:,} parameters, {dtype}")
+    if options.json:
+        provenance = output.provenance(seed=options.seed)
+        return output.emit({"directory": str(options.directory), "model": to_dict(spec), "provenance": provenance})
+    sizes = f"{options.layers} layers, {spec.parameters:,} parameters, {options.dtype}"
+    print(f"{options.directory}: {options.arch}, {sizes}")

@@ -1,11 +1,11 @@
 """`exegpt plan`: several models on one cluster."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from exegpt.cli import INFEASIBLE, options
+from exegpt.cli import INFEASIBLE
+from exegpt.options.plan import PlanOptions
+from exegpt.options.record import command
+from exegpt.options.values import profile_files
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
@@ -14,38 +14,8 @@ if TYPE_CHECKING:
     from xmulti.plans.planning import Proposal
 
 
-def plan(
-    file: Annotated[Path, typer.Argument(help="YAML file of models, each with workload, rate and latency bound.")],
-    cluster: Annotated[str, typer.Option("--cluster", "-c", help="local, 4xA40, 2x8xA100-80GB, or a YAML file.")],
-    method: Annotated[
-        str,
-        typer.Option(
-            help="exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
-            "(stages, for numbers of requests), or best: the best of these."
-        ),
-    ] = "exegpt",
-    profile: options.PROFILES = None,
-    dtype: options.DTYPE = None,
-    kv_dtype: options.KV_DTYPE = None,
-    memory_fraction: options.MEMORY_FRACTION = None,
-    engine: options.ENGINE = None,
-    front_end: options.FRONT_END = None,
-    scale_to_context: options.SCALE_TO_CONTEXT = False,
-    threads: options.THREADS = None,
-    price: Annotated[
-        Path | None, typer.Option(help="YAML: device kind → price per device-hour. Adds a price to every method.")
-    ] = None,
-    advice: Annotated[
-        bool,
-        typer.Option(
-            "--advice/--no-advice",
-            help="Also plan with one more device (or node), and with a looser bound of the tightest model.",
-        ),
-    ] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write the plan to this file.")] = None,
-    report: options.REPORT = None,
-    json: options.JSON = False,
-) -> int:
+@command
+def plan(options: PlanOptions) -> int:
     """Divide a cluster's devices among several models, so that each meets its latency bound at its request rate.
 
     Example: exegpt plan models.yaml --cluster 4xA100-80GB --method best
@@ -66,32 +36,31 @@ def plan(
     from xrunner.threads import set_threads
     from xscheduler.settings import threads_of_device
 
-    check_output(out)
-    check_output(report)
-    check_distinct((out, report), (file, cluster, price, *options.profile_files(profile)))
-    prices = read_prices(price) if price else None
+    check_output(options.out)
+    check_output(options.report)
+    file, cluster, method = options.file, options.cluster, options.method
+    check_distinct((options.out, options.report), (file, cluster, options.price, *profile_files(options.profile)))
+    prices = read_prices(options.price) if options.price else None
     check_choice(method, (*METHODS, "samullm", "best"), "--method")
-    set_threads(threads or threads_of_device(cluster))
-    how: dict[str, Any] = {"dtype": dtype, "kv_dtype": kv_dtype, "memory_fraction": memory_fraction, "engine": engine}
-    how |= {"front_end": front_end, "scale_to_context": scale_to_context, "profile": profile or ()}
+    set_threads(options.threads or threads_of_device(cluster))
     if method == "samullm" or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
-        if advice or prices:
-            option = "--advice" if advice else "--price"
-            raise InputError(f"{option} is for budgets, but only stages are planned here: omit it.")
-        return plan_stages(file, cluster, how, out, report, json)
-    answered = answer(file, cluster, method, advice, prices, **how)
-    if answered.best and out:
-        document.write(out, answered.best)
-    if report:
-        write_plan_report(report, answered.proposals, answered.advice, prices, answered.assumptions)
-    if json:
+        if options.advice or prices:
+            option = "--advice" if options.advice else "--price"
+            raise InputError(f"{option} applies to plans of budgets, and this is a plan of stages: leave it out.")
+        return plan_stages(options)
+    answered = answer(file, cluster, method, options.advice, prices, **options.setting)
+    if answered.best and options.out:
+        document.write(options.out, answered.best)
+    if options.report:
+        write_plan_report(options.report, answered.proposals, answered.advice, prices, answered.assumptions)
+    if options.json:
         output.emit(_document(answered, prices))
     else:
-        _print(answered, prices, advice)
-        if answered.best and out:
-            print(f"Plan written to {out}.")
+        _print(answered, prices, options.advice)
+        if answered.best and options.out:
+            print(f"Plan written to {options.out}.")
     return 0 if answered.best else INFEASIBLE
 
 
@@ -140,14 +109,14 @@ def _print(answered: "PlanAnswer", prices: "Prices | None", advice: bool) -> Non
     output.notes(answered.assumptions)
     _print_methods(answered.proposals, prices)
     if calls := answered.calls:
-        done = f"done in {duration_text(calls.seconds)}, each begun after those that it reads"
-        print(f"{counted(len(calls.finish_s), 'call')} of the application: {done}; the table has all there at once.")
+        done = f"finish in {duration_text(calls.seconds)}, each after the calls whose outputs it reads"
+        print(f"{counted(len(calls.finish_s), 'call')} of the application {done}; in the table, all start at once.")
     if answered.gains:
         output.listed("Advice about budgets:" if answered.proposals[0].stages else "Advice:", answered.advice)
     elif advice:
-        output.note("· advice: none, since a machine can't get more devices, and no model has a bound to loosen")
+        output.note("· advice: none, because this machine has no other devices and no model has a bound to loosen")
     elif answered.advice_about and (answered.best or answered.now):
-        print(f"The effect of {answered.advice_about}: --advice.")
+        print(f"--advice predicts the effect of {answered.advice_about}.")
 
 
 def _print_methods(proposals: "list[Proposal]", prices: "Prices | None") -> None:

@@ -1,16 +1,10 @@
 """`exegpt plan --method samullm`: an application's models in stages."""
 
-from pathlib import Path
-from typing import Any
+from exegpt.options.plan import PlanOptions
 
 
-def plan_stages(
-    file: Path, cluster: str, how: dict[str, Any], out: Path | None, report: Path | None, json: bool
-) -> int:
-    """Plan an application file, print its stages and the heuristics' times, and write plan and report; exit code 0.
-
-    `how`: keyword arguments of `read_application`.
-    """
+def plan_stages(options: PlanOptions) -> int:
+    """Plan an application file, print its stages and the heuristics' times, and write plan and report; exit code 0."""
     from exegpt.cli.plan_report import write_stages_report
     from exegpt.cli.plan_tables import others_text, print_plan
     from xcore import document
@@ -18,14 +12,14 @@ def plan_stages(
     from xmulti.files.application_file import read_application
     from xmulti.stages.stage_planning import propose_stages
 
-    asked = read_application(file, cluster, **how)
+    asked = read_application(options.file, options.cluster, **options.setting)
     proposals = propose_stages(asked)
     best = proposals[0]
-    if out:
-        document.write(out, best.plan)
-    if report:
-        write_stages_report(report, proposals, asked.assumptions)
-    if json:
+    if options.out:
+        document.write(options.out, best.plan)
+    if options.report:
+        write_stages_report(options.report, proposals, asked.assumptions)
+    if options.json:
         methods = [{"method": p.method, "seconds": p.plan.seconds, "search_s": p.plan.search_s} for p in proposals]
         facts = {"plan": document.to_dict(best.plan), "methods": methods, "assumptions": list(asked.assumptions)}
         imports = {name: s.kernels.to_dict() for name, s in asked.settings.items() if s.kernels}
@@ -35,6 +29,6 @@ def plan_stages(
     print_plan(best.plan)
     for text in others_text(proposals):
         output.note(text)
-    if out:
-        print(f"Plan written to {out}.")
+    if options.out:
+        print(f"Plan written to {options.out}.")
     return 0

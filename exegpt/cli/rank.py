@@ -1,28 +1,52 @@
 """`exegpt rank`: train and evaluate the learned order's ranker."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from exegpt.cli import options
+from exegpt.options.groups import SEED, THREADS, JsonOption
+from exegpt.options.record import argument, command, option, required
 
 if TYPE_CHECKING:
     from exegpt.api.ranking.evaluation import RankingEvaluation
 
-_DATA = Annotated[
-    Path, typer.Argument(help="A JSONL file with prompt, output_tokens and optionally kind on each line.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions(JsonOption):
+    """The prompts with their output lengths."""
+
+    data: Path = argument("A JSONL file with prompt, output_tokens and optionally kind on each line.")
+    seed: int = SEED
+    threads: int | None = THREADS
 
 
-def train(
-    data: _DATA,
-    out: Annotated[Path, typer.Option("--out", "-o", help="Write the ranker to this file (NumPy's format).")],
-    epochs: Annotated[int | None, typer.Option(min=1, max=1000, help="Passes over the prompts. Default: 16.")] = None,
-    seed: options.SEED = 0,
-    threads: options.THREADS = None,
-    json: options.JSON = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(RankOptions):
+    """How a ranker is trained, and where it is written."""
+
+    out: Path = required("Write the ranker to this file (NumPy's format).", "-o")
+    epochs: int | None = option(None, "Number of passes over the prompts. Default: 16.", min=1, max=1000)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateOptions(RankOptions):
+    """The ranker, and what it is compared with."""
+
+    ranker: Path = required("A ranker file, written by `exegpt rank train`.", "-r")
+    part: str = option(
+        "test",
+        "The part of the prompts: test (15%, never used in training), validation, or all (for prompts that "
+        "the ranker was not trained on).",
+    )
+    classifier: bool = option(
+        True,
+        "For comparison, train a classifier of ten length buckets on the same features.",
+        "--classifier/--no-classifier",
+    )
+
+
+@command
+def train(options: TrainOptions) -> None:
     """Train a ranker by ListMLE on 70 % of the prompts, and evaluate it on the validation part of 15 %.
 
     Example: exegpt rank train prompts.jsonl --out ranker.npz
@@ -38,40 +62,31 @@ def train(
     from xcore.files import check_distinct, check_output
     from xrunner.threads import set_threads
 
-    check_output(out)
-    check_distinct((out,), (data,))
-    set_threads(threads)
-    examples, recipe = read_examples(data), Recipe(seed=seed % 2**63)
-    recipe = replace(recipe, epochs=epochs) if epochs else recipe
+    check_output(options.out)
+    check_distinct((options.out,), (options.data,))
+    set_threads(options.threads)
+    examples, recipe = read_examples(options.data), Recipe(seed=options.seed % 2**63)
+    recipe = replace(recipe, epochs=options.epochs) if options.epochs else recipe
     train_part, validation = of_part(examples, "train"), of_part(examples, "validation")
     start = time.perf_counter()
     ranker = train_ranker(*arrays(train_part), recipe)
     seconds = time.perf_counter() - start
-    ranker.save(out)
+    ranker.save(options.out)
     evaluation = evaluate({"ranker": ranker}, train_part, validation)
-    if json:
+    if options.json:
         facts = {"seconds": seconds, "trained_on": len(train_part), "recipe": asdict(recipe)}
-        return output.emit({**facts, "validation": asdict(evaluation), "provenance": output.provenance(seed=seed)})
+        return output.emit(
+            {**facts, "validation": asdict(evaluation), "provenance": output.provenance(seed=options.seed)}
+        )
     _print(evaluation, "validation part")
-    print(f"Trained on {len(train_part):,} prompts in {duration_text(seconds)}; written to {out}.")
+    print(f"Trained on {len(train_part):,} prompts in {duration_text(seconds)}; written to {options.out}.")
 
 
-def evaluate(
-    data: _DATA,
-    ranker: Annotated[Path, typer.Option("--ranker", "-r", help="A ranker file, written by `exegpt rank train`.")],
-    part: Annotated[
-        str, typer.Option(help="test: the 15 % that training never uses; validation; or all, for prompts never used.")
-    ] = "test",
-    classifier: Annotated[
-        bool, typer.Option(help="For comparison, train a classifier of ten length buckets on the same features.")
-    ] = True,
-    seed: options.SEED = 0,
-    threads: options.THREADS = None,
-    json: options.JSON = False,
-) -> None:
-    """Print Kendall's tau between scores and output lengths.
+@command
+def evaluate(options: EvaluateOptions) -> None:
+    """Print Kendall's tau between a ranker's scores and the output lengths.
 
-    For comparison, it also prints that of a classifier, of the prompt's length and kind, and of the true length.
+    For comparison, also print that of a classifier, of the prompt's length and kind, and of the true length.
 
     Example: exegpt rank evaluate prompts.jsonl --ranker ranker.npz
     """
@@ -85,16 +100,17 @@ def evaluate(
     from xcore.orders.ranker import Ranker
     from xrunner.threads import set_threads
 
+    part = options.part
     check_choice(part, ("test", "validation", "all"), "--part")
-    set_threads(threads)
-    rankers, examples = {"ranker": Ranker.load(ranker)}, read_examples(data)
+    set_threads(options.threads)
+    rankers, examples = {"ranker": Ranker.load(options.ranker)}, read_examples(options.data)
     train_part = of_part(examples, "train")
-    if classifier:
-        rankers["classifier"] = train_classifier(*arrays(train_part), Recipe(seed=seed))
+    if options.classifier:
+        rankers["classifier"] = train_classifier(*arrays(train_part), Recipe(seed=options.seed))
     chosen = examples if part == "all" else [example for example in examples if example.part == part]
     evaluation = evaluated(rankers, train_part, chosen)
-    if json:
-        return output.emit({"part": part, **asdict(evaluation), "provenance": output.provenance(seed=seed)})
+    if options.json:
+        return output.emit({"part": part, **asdict(evaluation), "provenance": output.provenance(seed=options.seed)})
     _print(evaluation, f"{part} part" if part != "all" else "all prompts")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from exegpt.api.tuning import ClusterOffer, TuneOptions, headroom, tune_rate
+from exegpt.api.tuning import ClusterOffer, TuneProblem, headroom, tune_rate
 from exegpt.cli import INFEASIBLE
 from exegpt.cli.answer import answer_document, bounded_times, policy_name, print_best, print_export, print_search, whose
 from xcore.console import output
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from xscheduler.tuned import Alternative
 
 
-def answer(options: TuneOptions, json: bool) -> int:
+def answer(problem: TuneProblem) -> int:
     """Search each cluster for schedules that sustain the rate within the bound, and print; return the exit code."""
-    offers = tune_rate(options)
-    if json:
-        output.emit(offers_document(offers, options.target, options.seed))
+    offers = tune_rate(problem)
+    if problem.options.json:
+        output.emit(offers_document(offers, problem.target, problem.options.seed))
     else:
-        print_offers(offers, options)
+        print_offers(offers, problem)
     return 0 if offers[0].feasible else INFEASIBLE
 
 
@@ -62,15 +62,15 @@ def offers_document(offers: list[ClusterOffer], target: Target | None, seed: int
     return documents[0] | {"clusters": documents, "cheapest": offers[0].setting.cluster.name if priced else None}
 
 
-def print_offers(offers: list[ClusterOffer], options: TuneOptions) -> None:
+def print_offers(offers: list[ClusterOffer], problem: TuneProblem) -> None:
     """Print a table of the clusters if there are several, then every policy on the best of them."""
-    best, bound_s = offers[0], options.bounds_s[0]
+    best, bound_s = offers[0], problem.bounds_s[0]
     output.notes(a for offer in offers for a in (*offer.setting.assumptions, *offer.rated.tuned.assumptions))
     if len(offers) > 1:
         _print_clusters(offers)
     setting, rated = best.setting, best.rated
     title = f"{setting.model.name} on {setting.cluster.name}, {setting.workload.name}, {format_duration(bound_s)}, "
-    per_token, which = options.search.tpot_s is not None, f"p{options.search.bound.percentile:g}"
+    per_token, which = problem.search.tpot_s is not None, f"p{problem.search.bound.percentile:g}"
     columns = [
         "policy",
         "goodput/s",
@@ -95,11 +95,11 @@ def print_offers(offers: list[ClusterOffer], options: TuneOptions) -> None:
         )
         output.listed(f"Best{at}: {schedule_text(schedule)}", reasons(sustained))
         output.listed("Advice:", headroom(rated))
-        if options.target:
-            print_export(options.target, best.export, bounded_times(options.search))
+        if problem.target:
+            print_export(problem.target, best.export, bounded_times(problem.search))
     print_search(rated.tuned)
-    if options.out and schedule:
-        print(f"Schedule written to {options.out}{whose(options, rated.tuned)}.")
+    if problem.options.out and schedule:
+        print(f"Schedule written to {problem.options.out}{whose(problem, rated.tuned)}.")
     print_best(rated.tuned, setting)
 
 

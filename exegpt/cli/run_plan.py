@@ -1,22 +1,18 @@
 """`exegpt run --plan`: run several models at once, and applications whose calls read each other's outputs."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt.cli import options
+from exegpt.options.record import option_name, typed_options
+from exegpt.options.run import RunOfPlanOptions, RunOptions
+from exegpt.options.values import directories
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
     from xmulti.plans.plan_run import PlannedModelRun, PlanRun
 
-_OWN = (
-    "plan model requests application in_turn out resume seed device attention threads json columns scale_to_context "
-    "plugin"
-).split()
-"""Options that a run of a plan takes."""
-_UNSET = (None, False, "inf")
 
-
-def run_plan(typed: dict[str, Any]) -> None:
+def run_plan(options: RunOptions, plan: Path) -> None:
     """Run and print; InputError for options that the plan determines."""
     from xcore.choices import check_columns
     from xcore.console import output
@@ -25,24 +21,36 @@ def run_plan(typed: dict[str, Any]) -> None:
     from xmulti.serving.planned_units import has_stages
     from xrunner.comm.ranks import ranks_started
 
-    others = [name for name, value in typed.items() if name not in _OWN and value not in _UNSET]
-    if others:
-        raise InputError(f"--{others[0].replace('_', '-')} is for runs without --plan: leave one of the two out.")
-    if typed["resume"] and typed["out"] is None:
+    for name in typed_options(options, RunOptions):
+        if name not in RunOfPlanOptions.__dataclass_fields__:
+            raise InputError(f"{option_name(name)} cannot be combined with --plan: leave one of the two out.")
+    if options.resume and options.out is None:
         raise InputError("--resume needs --out: it continues that file.")
-    check_columns(typed["columns"], typed["requests"], scale=typed["scale_to_context"])
+    check_columns(options.columns, options.requests, scale=options.scale_to_context)
     if ranks_started() > 1:
         raise InputError("A run of a plan starts its ranks itself: start it without mpirun.")
-    typed = typed | {"directories": options.directories(typed["model"])}
-    asked = options.build(PlanRunOptions, typed)
-    if has_stages(asked.plan):
+    asked = PlanRunOptions(
+        plan,
+        directories(options.model),
+        options.requests,
+        options.application,
+        out=options.out,
+        resume=options.resume,
+        seed=options.seed,
+        device=options.device,
+        attention=options.attention,
+        threads=options.threads,
+        in_turn=options.in_turn,
+        columns=options.columns,
+        scale_to_context=options.scale_to_context,
+    )
+    if has_stages(plan):
         from exegpt.cli.run_stages import run_stages
 
-        return run_stages(asked, typed["json"])
+        return run_stages(asked, options.json)
     result = run(asked)
-    if typed["json"]:
-        output.emit({**_document(result), "provenance": output.provenance(seed=typed["seed"])})
-        return
+    if options.json:
+        return output.emit({**_document(result), "provenance": output.provenance(seed=options.seed)})
     _print(result)
 
 
@@ -76,7 +84,7 @@ def _print(result: "PlanRun") -> None:
     beside = "" if predicted is None else f"; predicted: {duration_text(predicted)}"
     print(f"{counted(count, 'request')} in {duration_text(result.seconds)}{beside}.")
     if result.resumed:
-        output.note(f"· no prediction: {counted(result.resumed, 'request')} done before this run")
+        output.note(f"· no prediction: {counted(result.resumed, 'request')} finished before this run")
 
 
 def _rows(model: "PlannedModelRun") -> list[list[str]]:

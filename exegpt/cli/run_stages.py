@@ -66,7 +66,7 @@ def _print(result: "StageRun") -> None:
     planned = f"planned: {duration_text(plan.seconds)}"
     print(f"{counted(count, 'call')} in {duration_text(result.seconds)}{beside}; {planned}.")
     if result.resumed:
-        output.note(f"· no prediction: {counted(result.resumed, 'call')} done before this run")
+        output.note(f"· no prediction: {counted(result.resumed, 'call')} finished before this run")
 
 
 def _row(result: "StageRun", model: "PlannedModelRun") -> list[str]:

@@ -1,12 +1,12 @@
 """`exegpt show`: print a schedule, plan, profile, result or cluster file, or a cluster given by name."""
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from exegpt.cli import options
+from exegpt.options.groups import PluginOptions
+from exegpt.options.record import argument, command, option
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.quantity import figure_text, percent_text
@@ -21,17 +21,16 @@ if TYPE_CHECKING:
     Shown = tuple[dict[str, Any], Callable[[], None]]  # facts for --json, and a function that prints tables
 
 
-def show(
-    file: Annotated[
-        Path,
-        typer.Argument(help="A schedule, plan, profile or result file (.jsonl), or a cluster's file or name."),
-    ],
-    yaml: Annotated[
-        bool, typer.Option("--yaml", help="Print a cluster as the YAML file that --cluster takes.")
-    ] = False,
-    plugin: options.PLUGIN = None,
-    json: options.JSON = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class ShowOptions(PluginOptions):
+    """What is printed, and how."""
+
+    file: Path = argument("A schedule, plan, profile or result file (.jsonl), or a cluster's file or name.")
+    yaml: bool = option(False, "Print a cluster as the YAML file that --cluster takes.")
+
+
+@command
+def show(options: ShowOptions) -> None:
     """Print a schedule, plan, profile or result file, or the properties of a cluster.
 
     Example: exegpt show schedule.json
@@ -40,15 +39,15 @@ def show(
     """
     from xcore.console import output
 
-    kind = _kind(file)
-    if yaml:
+    file, kind = options.file, _kind(options.file)
+    if options.yaml:
         if kind != "cluster":
             raise InputError(f"'{file}' is a {kind}, not a cluster: leave --yaml out.")
         return print(_cluster_yaml(file), end="")
     shown = {"results": _results, "schedule": _schedule, "plan": _plan, "stages": _stages, "profile": _profile}
     shown |= {"cluster": _cluster}
     facts, print_them = shown[kind](file)
-    if json:
+    if options.json:
         return output.emit({"kind": kind, kind: facts, "provenance": output.provenance()})
     print_them()
 
@@ -71,7 +70,7 @@ def _kind(file: Path) -> str:
         return "plan"
     if "degrees" in keys:
         return "profile"
-    raise InputError(f"'{file}' is neither a schedule nor a plan nor a profile nor a result file.")
+    raise InputError(f"'{file}' is not a schedule, plan, profile or result file: name one of these.")
 
 
 def _cluster_yaml(file: Path) -> str:
@@ -83,7 +82,7 @@ def _cluster_yaml(file: Path) -> str:
 
     facts = to_dict(parse_cluster(str(file)))
     del facts["name"]  # the file's name is the cluster's
-    head = "# A cluster for --cluster FILE. Bytes, seconds and FLOP/s; docs/devices.md says what each field means.\n"
+    head = "# A cluster for --cluster FILE. Bytes, seconds and FLOP/s; docs/devices.md describes each field.\n"
     text: str = yaml.safe_dump(facts, sort_keys=False)
     return head + text
 
@@ -100,7 +99,7 @@ def _cluster(file: Path) -> "Shown":
     share = percent_text(cluster.memory_fraction)
     rows = {
         "nodes": f"{cluster.nodes:,} of {cluster.devices_per_node:,} {device.kind}",
-        "memory": f"{memory} GiB per device, of which software finds {shown}; usable: {share}, or the engine's share",
+        "memory": f"{memory} GiB per device, of which software sees {shown}; usable: {share}, or the engine's share",
         "memory bandwidth": f"{figure_text(device.bandwidth_bytes_s / 1e9)} GB/s",
         **{f"dense {dtype}": text for dtype, text in rates.items()},
         **{
@@ -235,15 +234,15 @@ def _tables(profile: "Profile") -> "dict[str, Table | None]":
 
 
 def _grid(table: "Table") -> str:
-    """Return the table's axes with their ranges, and the number of points filled in instead of measured."""
+    """Return the table's axes with their ranges, and the number of points that were not measured."""
     text = " × ".join(
         f"{axis} {figure_text(p[0])}–{figure_text(p[-1])}" for axis, p in zip(table.axes, table.points, strict=True)
     )
-    return text + (f"; {len(table.filled)} of {len(table.values)} points filled in" if table.filled else "")
+    return text + (f"; {len(table.filled)} of {len(table.values)} points not measured" if table.filled else "")
 
 
 _WITHOUT = {
-    "mixed_attention": "prompts' attention and decoding's add up",
+    "mixed_attention": "the attention times of prefill and of decoding are added",
     "host_copy": "a copy to the host takes as long as a send",
     "switch": "a switch of model on a shared device takes no time",
 }

@@ -116,7 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         self._began = False
         limit = None
         if timeout_s is not None:
-            why = f"no whole answer within {timeout_s:g} s"
+            why = f"no complete answer within {timeout_s:g} s"
             limit = loop.call_later(timeout_s, self._fail, ExchangeError("timeout", why))
         self._transport.write(request)
         try:

@@ -70,6 +70,6 @@ def http_request(address: Address, path: str, document: dict[str, Any] | None) -
         head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     if key := os.environ.get("OPENAI_API_KEY"):
         if not (key.isascii() and key.isprintable()):
-            raise InputError("The API key in OPENAI_API_KEY has characters that no header can hold: set it again.")
+            raise InputError("OPENAI_API_KEY has characters that an HTTP header cannot contain: correct the key.")
         head.append(f"Authorization: Bearer {key}")
     return "\r\n".join([*head, "", ""]).encode() + body

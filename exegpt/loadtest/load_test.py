@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from exegpt.loadtest.endpoint import PATHS, Endpoint, find_endpoint, http_request
-from exegpt.loadtest.load_options import LoadOptions
 from exegpt.loadtest.measurements import RequestBounds, RunMeasurements, measure
 from exegpt.loadtest.open_loop import LoadRequest, SendLimits, Sent, send_all
 from exegpt.loadtest.request_outcome import REJECTED
 from exegpt.loadtest.request_prompts import VOCAB, Prompt, id_prompts, text_prompts, tokenizer_of
+from exegpt.options.bench_serve import LoadOptions
 from xcore import document
 from xcore.choices import check_choice, check_columns
 from xcore.columns import parse_columns
@@ -76,7 +76,7 @@ def plan(options: LoadOptions) -> RequestLoad:
     if ids and not options.vocab and not tokenizer:
         notes.append(f"prompts: random token ids below {VOCAB} (--vocab, --tokenizer)")
     elif not ids and not tokenizer:
-        notes.append("prompts: random words, of which each is taken for a token (--tokenizer counts them)")
+        notes.append("prompts: random words, each counted as one token (--tokenizer counts exactly)")
     return RequestLoad(
         options,
         endpoint,
@@ -142,11 +142,11 @@ def _check(options: LoadOptions) -> None:
     check_choice(options.arrivals, KINDS, "--arrivals")
     check_choice(options.prompts or "ids", ("ids", "text"), "--prompts")
     if options.api == "chat" and options.prompts == "ids":
-        raise InputError("--prompts ids is for --api completions: chat takes texts.")
+        raise InputError("--prompts ids cannot be combined with --api chat, which takes texts: leave one of them out.")
     if options.num and options.duration:
-        raise InputError("--num and --duration both say how many requests there are: leave one out.")
+        raise InputError("--num and --duration both determine the number of requests: leave one of them out.")
     if options.burstiness is not None and options.arrivals != "burst":
-        raise InputError(f"--burstiness {options.burstiness:g} is for --arrivals burst: leave one out.")
+        raise InputError(f"--burstiness {options.burstiness:g} needs --arrivals burst: pass it, or leave both out.")
     if not options.max_tokens_factor >= 1 or math.isinf(options.max_tokens_factor):
         raise InputError(f"--max-tokens-factor {options.max_tokens_factor:g} must be a number of at least 1.")
     if options.duration and parse_duration(options.duration) is None:
@@ -169,12 +169,12 @@ def _rates(options: LoadOptions, workload: Workload) -> tuple[float | None, ...]
         if workload.requests is None:
             raise InputError(f"--arrivals trace needs a trace: '{options.workload or LENGTHS}' has no arrivals.")
         if math.inf in rates:
-            raise InputError("--arrivals trace has no rate inf: leave one of them out.")
+            raise InputError("--arrivals trace cannot be combined with --rate inf: leave one of them out.")
         return rates or (None,)
     if not rates:
-        raise InputError("--rate says how many requests arrive: write one like 5/s, several like 1/s,2/s,4/s, or inf.")
+        raise InputError("No rate is given: pass --rate 5/s, several rates like --rate 1/s,2/s,4/s, or --rate inf.")
     if math.inf in rates and options.duration:
-        raise InputError(f"--rate inf sends all at once, so --duration {options.duration} says nothing: write --num.")
+        raise InputError(f"--rate inf sends all at once, so --duration {options.duration} has no effect: pass --num.")
     return rates
 
 
@@ -248,5 +248,7 @@ def _warm_up(load: RequestLoad) -> Sent:
     for outcome in sent.outcomes:
         if outcome.error not in (None, REJECTED):
             why = f"{outcome.error}: {outcome.message or 'no message'}"
-            raise InputError(f"The endpoint fails to answer a warm-up request ({why}): nothing was measured.")
+            raise InputError(
+                f"The endpoint failed to answer a warm-up request ({why}), so nothing was measured: correct its cause."
+            )
     return sent

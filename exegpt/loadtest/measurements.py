@@ -178,12 +178,12 @@ def _warnings(client: Client, at_once: bool) -> tuple[str, ...]:
     lag, texts = client.send_lag["p99"], []
     if lag is not None and lag > MOST_LAG_S and not at_once:
         texts.append(
-            f"1% of the requests were sent {duration_text(lag)} late or more (at most {duration_text(MOST_LAG_S)}): "
-            "the client was too slow or had no CPU"
+            f"1% of the requests were sent at least {duration_text(lag)} late (allowed: {duration_text(MOST_LAG_S)}): "
+            "the client was too slow or had no CPU time"
         )
     if client.cpu_share > MOST_CPU_SHARE:
         texts.append(
-            f"the client took {percent_text(client.cpu_share)} of {client.cores} cores' CPU time (at most "
+            f"the client used {percent_text(client.cpu_share)} of the CPU time of {client.cores} cores (allowed: "
             f"{percent_text(MOST_CPU_SHARE)}): it slows down a server on the same machine"
         )
     return tuple(texts)

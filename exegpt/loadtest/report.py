@@ -65,11 +65,11 @@ def sentences(load: RequestLoad, runs: Sequence[RunMeasurements]) -> list[str]:
         for kind, count in {**run.errors, **({"rejected": run.rejected} if run.rejected else {})}.items():
             texts.append(f"{at}{count:,} × {kind}: {run.messages.get(kind, 'no message')}")
         if run.other_lengths:
-            texts.append(f"{at}{run.other_lengths:,} outputs are not of the length that was asked for")
+            texts.append(f"{at}{run.other_lengths:,} outputs don't have the requested length")
         if run.retries:
-            texts.append(f"{at}{run.retries:,} times an overloaded server's Retry-After was waited for")
+            texts.append(f"{at}{run.retries:,} times, the client waited for an overloaded server's Retry-After")
         share = percent_text(run.client.cpu_share)
-        texts.append(f"{at}the client took {share} of {run.client.cores} cores, {run.client.connections:,} connections")
+        texts.append(f"{at}the client used {share} of {run.client.cores} cores, {run.client.connections:,} connections")
     return texts + warnings(load, runs)
 
 
@@ -90,7 +90,7 @@ def without_done(runs: Sequence[RunMeasurements]) -> list[str]:
     """Return the sentence about streams that end without [DONE], if such answers count."""
     if not any(run.without_done for run in runs):
         return []
-    return ["no stream of this endpoint ends with [DONE]: answers count by their finish reasons alone"]
+    return ["no stream of this endpoint ends with [DONE]: an answer with a finish reason counts as complete"]
 
 
 def series(load: RequestLoad, runs: Sequence[RunMeasurements]) -> list[Series]:
@@ -109,7 +109,7 @@ def write_report(path: Path, load: RequestLoad, runs: Sequence[RunMeasurements])
     """Write the HTML page."""
     drawn = [Series(point.name, (), point.mark, point.colour, point.measured) for point in series(load, runs)]
     drawing = svg.frontier(drawn, load.bounds.latency_s) if drawn else ""
-    notes = (*sentences(load, runs), "Drawn: output tokens per second over the 99th percentile of the latency.")
+    notes = (*sentences(load, runs), "The plot shows output tokens per second over the 99th percentile of the latency.")
     parts = [Section("Runs", RUN_COLUMNS, tuple(run_rows(load, runs)), notes, drawing)]
     for rate, run in zip(load.rates, runs, strict=True):
         parts.append(Section(rate_text(rate), TIME_COLUMNS, tuple(map(tuple, time_rows(run)))))

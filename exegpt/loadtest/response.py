@@ -183,7 +183,7 @@ class Stream(Response):
         if not isinstance(document, dict):
             self.error = self.error or (
                 "broken_json",
-                f"an event is no JSON object: {data[:80].decode(errors='replace')}",
+                f"an event is not a JSON object: {data[:80].decode(errors='replace')}",
             )
             return
         if document.get("error") or document.get("object") == "error" or self._event_type == b"error":

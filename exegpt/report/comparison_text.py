@@ -24,8 +24,8 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
         if c.steady and c.steady.feasible and not c.schedule.prefix_caching:  # the steady state ignores prefix caching
             steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
-            figures = (output.number(steady), output.number(window), output.share(relative(window, steady)))
-            rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *figures])
+            texts = (output.number(steady), output.number(window), output.share(relative(window, steady)))
+            rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *texts])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):
             figures = (output.seconds(predicted[phase]), output.seconds(measured[phase]))
@@ -47,11 +47,11 @@ def bound_text(run: Comparison, checked: str) -> str:
     policy, off = run.schedule.policy, measured / bound_s - 1
     text = f"The bound of {format_duration(bound_s)} was checked against the {checked} ({figures}). "
     if off <= 0:
-        return f"{text}{policy} holds it: measured {output.seconds(measured)}, {-off:.1%} below."
+        return f"{text}{policy} meets it: measured {output.seconds(measured)}, {-off:.1%} below."
     slower = relative(measured, run.predicted.latency_s) or 0.0
     why = f"the run took {slower:.1%} longer than the replay predicted"
     if run.predicted.latency_s and run.predicted.latency_s > bound_s:
-        why = "its replay misses it too: requests that begin all at once differ from the steady state that was searched"
+        why = "its replay misses it too, because all requests arrive at the start, unlike in the steady state"
     return f"{text}{policy} misses it by {off:.1%}: measured {output.seconds(measured)}; {why}."
 
 

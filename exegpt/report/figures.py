@@ -42,7 +42,7 @@ def steady_notes(schedule: Schedule) -> tuple[str, ...]:
         return ()
     rate = figure_text(schedule.workload.arrival_rate, 4)
     return (
-        f"the steady state ignores the arrivals ({rate}/s): in it requests are always waiting; --replay simulates them",
+        f"the steady state ignores the arrivals ({rate}/s): requests are always waiting; --replay simulates arrivals",
     )
 
 

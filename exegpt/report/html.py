@@ -76,9 +76,9 @@ def page(report: Report) -> str:
     """Return the complete HTML document."""
     measured = {c.schedule.policy: c for c in report.comparisons}
     series = [replace(policy, measured=_point(measured.get(policy.name))) for policy in report.frontier]
-    caption = "Dots: the predicted steady state of each policy's best schedule under several bounds."
+    caption = "Dots show the predicted steady state of each policy's best schedule under several bounds."
     if measured:
-        caption += " Rings: measured, ramp-up and drain included."
+        caption += " Rings show measured runs, including ramp-up and drain."
     parts = [
         f"<h1>{escape(report.title)}</h1>",
         "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in report.facts) + "</dl>",

@@ -137,7 +137,8 @@ def lanes(rows: Sequence[tuple[str, Sequence[Block]]], last_s: float | None, key
     floor = _TOP + (tall + 4) * len(rows)
     axes, height = _Axes(last_s or 1.0, 1.0), floor + _BOTTOM + 18 * -(-len(key) // columns)
     shapes = [_text(axes.x(t), floor + 14, figure_text(t), "middle") for t in ticks(0, last_s, 10)] if last_s else []
-    shapes.append(_text((WIDTH + _LEFT) / 2, floor + 32, "seconds" if last_s else "as long as requests come", "middle"))
+    unit = "seconds" if last_s else "as long as requests arrive"
+    shapes.append(_text((WIDTH + _LEFT) / 2, floor + 32, unit, "middle"))
     for number, (name, blocks) in enumerate(rows):
         y = _TOP + (tall + 4) * number
         shapes.append(_text(_LEFT - 6, y + 15, name, "end"))

@@ -22,8 +22,8 @@ def plot(frontier: Sequence[Series], bound_s: float | None, width: int = 64, hei
         for row in grid:
             row[round(bound_s / right * (width - 1))] = "┊"
     for y, x, _, mark in points:
-        row = height - 1 - round(y / top * (height - 1)) if top else height - 1
-        grid[row][round(x / right * (width - 1)) if right else 0] = mark
+        up = round(y / top * (height - 1)) if top else 0
+        grid[height - 1 - up][round(x / right * (width - 1)) if right else 0] = mark
     lines = []
     for number, row in enumerate(grid):
         up = height - 1 - number

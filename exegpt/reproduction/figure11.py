@@ -170,8 +170,8 @@ def _drift_section(drift: PolicyDrift) -> Section:
         tuple(rows),
         (
             f"Unchanged: {drift.schedule}. The paper's bound is the 30th percentile.",
-            "of all, of the length: latency of 99 % of all queries, and of the old 99th-percentile length, over those "
-            "under the old distribution.",
+            "Latencies are relative to the old distribution: 'of all' is the latency of 99 % of all queries, 'of the "
+            "length' that of the old 99th-percentile length.",
         ),
         svg.panels(panels, SERIES, "sequences/s", "latency of 99 %, normalised"),
     )
@@ -195,4 +195,4 @@ def _words(figure: Figure11) -> Section:
         for what, share, paper_share in zip(("throughput", "latency"), largest, shares, strict=True):
             name = f"RRA: largest difference in {what}, changed {' or '.join(changes)}"
             rows.append((name, f"{share:.1%}", f"under {paper_share:.1%}"))
-    return Section("figure11: what the paper says in words", ("", "here", "paper"), tuple(rows))
+    return Section("figure11: the paper's statements", ("", "here", "paper"), tuple(rows))

@@ -228,11 +228,11 @@ def _scenario_section(name: str, rows: list[GainsRow]) -> Section:
             )
         )
     return Section(
-        f"{name}: throughput under the bounds that FasterTransformer's latencies give, sequences/s",
-        ("scenario", "bound", "FT", "RRA", "WAA", "gain", "today", "the winner of RRA and WAA"),
+        f"{name}: throughput with FasterTransformer's latencies as bounds, sequences/s",
+        ("scenario", "bound", "FT", "RRA", "WAA", "gain", "today", "the better of RRA and WAA"),
         tuple(cells),
         (
-            "–: no schedule meets the bound. *: the paper left WAA out here, and the gain does so too.",
+            "–: no schedule meets the bound. *: the paper leaves WAA out here, and so does the gain.",
             "today: the best of all policies and replicas, under the same bound.",
         ),
         svg.panels(_panels(rows), SERIES, "sequences/s"),

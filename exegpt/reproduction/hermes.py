@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 from types import SimpleNamespace
+from typing import TypeVar
 
 import numpy as np
 
@@ -71,6 +72,8 @@ KNOBS = tuple(k / 10 for k in range(1, 10))
 CONTAINERS = {"code_feedback": ("code_generation", "docker", 2.2), "hugginggpt": ("task_planning", "dnn", 7.0)}
 """An application's unit whose successor uses the backend, and that backend's start-up time in seconds."""
 SEEDS = tuple(range(5))
+
+Part = TypeVar("Part")
 
 
 @dataclass(frozen=True)
@@ -202,21 +205,23 @@ def reproduce(
     """Run all experiments, over the first `seeds` of SEEDS; demand samples are those that `find_graphs` finds."""
     source, samples = find_graphs(graphs)
     models = {name: ApplicationDemand(graph, RATES) for name, graph in learn_graphs(samples, 1_000_000).items()}
-    steps = (
-        lambda: completions(samples, models, SEEDS[:seeds]),
-        lambda: in_time(samples, models, SEEDS[:seeds]),
-        lambda: ablations(samples, models, SEEDS[:seeds]),
-        lambda: kinds(samples, models, SEEDS[:seeds]),
-        lambda: caches(samples, models, SEEDS[: min(2, seeds)]),
-        lambda: knobs(models),
-        lambda: knowledge(samples, models, SEEDS[0]),
-        lambda: decision_ms(models),
+    counts = itertools.count(1)
+
+    def done(result: Part) -> Part:
+        progress(next(counts), 8)
+        return result
+
+    return Hermes(
+        source,
+        done(completions(samples, models, SEEDS[:seeds])),
+        done(in_time(samples, models, SEEDS[:seeds])),
+        done(ablations(samples, models, SEEDS[:seeds])),
+        done(kinds(samples, models, SEEDS[:seeds])),
+        done(caches(samples, models, SEEDS[: min(2, seeds)])),
+        done(knobs(models)),
+        done(knowledge(samples, models, SEEDS[0])),
+        done(decision_ms(models)),
     )
-    results = []
-    for done, step in enumerate(steps, 1):
-        results.append(step())
-        progress(done, len(steps))
-    return Hermes(source, *results)  # type: ignore[arg-type]
 
 
 def _seconds(

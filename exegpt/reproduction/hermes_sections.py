@@ -26,9 +26,9 @@ def sections(result: Hermes) -> list[Section]:
             (
                 f"Ordering 300 waiting applications takes {result.decision_ms:.2f} ms (paper: < 3 ms).",
                 f"Of two applications of different kinds, the one with the lower mean demand has the lower demand in "
-                f"{_share(result.knowledge.ordered_pairs)} of all cases; what remains at a later call is expected "
-                f"{result.knowledge.error_s:.1f} s off by the position alone, {result.knowledge.refined_error_s:.1f} s "
-                f"by what was seen.",
+                f"{_share(result.knowledge.ordered_pairs)} of all cases.",
+                f"Error of the expected remaining demand at a later call: {result.knowledge.error_s:.1f} s from the "
+                f"position alone, {result.knowledge.refined_error_s:.1f} s from the observed calls.",
             ),
         ),
         _kinds_section(result),
@@ -41,12 +41,13 @@ def sections(result: Hermes) -> list[Section]:
             (
                 "Paper: hits up to +111 % over LRU and +33 % over EPWQ, completion -18 and -6 %; LoRA (20 slots) +21 % "
                 "over EPWQ.",
-                f"LoRA: calls that run have {ACTIVE_ADAPTERS} adapters at most.",
-                f"{_share(result.knowledge.announceable)} of LLM calls follow another backend's: these are announced.",
+                f"LoRA: running calls use at most {ACTIVE_ADAPTERS} adapters.",
+                f"{_share(result.knowledge.announceable)} of the LLM calls follow a call of another backend: they are "
+                "announced.",
             ),
         ),
         Section(
-            "Warming up a container while the unit before runs, by the knob K",
+            "Warming up a container while the previous unit runs, by the knob K",
             ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
             tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
             ("Paper, docker: saved 2.14 s at K = 0.1 to 0.47 s at 0.9, wasted 3.76 to 0.27 s: both fall.",),
@@ -65,13 +66,13 @@ def _kinds_section(result: Hermes) -> Section:
     orders = tuple(result.kinds[0].mean_s) if result.kinds else ()
     most = sorted(gaps, key=lambda name: -gaps[name])[:2]
     note = " and ".join(f"{name} {gaps[name] / sum(gaps.values()):.0%}" for name in most)
-    columns = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
-    columns += tuple(f"{order}, s" for order in orders)
+    facts = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
+    columns = (*facts, *(f"{order}, s" for order in orders))
     return Section(
         "Mean completion time by application, 3x, 8 at once",
         columns,
         tuple(rows),
-        (f"Of what the oracle saves: {note}.",) if most else (),
+        (f"The oracle's savings come from {note}.",) if most else (),
     )
 
 
@@ -83,13 +84,13 @@ def _completion_section(result: Hermes) -> Section:
             [signed_percent(r.mean_reduction), signed_percent(r.p95_reduction)] if r.order != "Hermes" else ["", ""]
         )
         published = [signed_percent(figure) for figure in paper] if paper else ["", ""]
-        times = (figure_text(r.mean_s), figure_text(r.p95_s), f"{r.over_alone:.2f}")
-        rows.append((r.engine, r.load, r.order, *times, changes[0], published[0], changes[1], published[1]))
-    columns = ("engine", "load", "order", "mean, s", "P95, s", "mean over alone")
-    columns += ("Hermes' mean", "paper", "Hermes' P95", "paper")
+        texts = (figure_text(r.mean_s), figure_text(r.p95_s), f"{r.over_alone:.2f}")
+        rows.append((r.engine, r.load, r.order, *texts, changes[0], published[0], changes[1], published[1]))
+    times = ("engine", "load", "order", "mean, s", "P95, s", "mean over alone")
+    columns = (*times, "Hermes' mean", "paper", "Hermes' P95", "paper")
     notes = (
         f"Demands: {result.source}, correlated within a run; {APPLICATIONS} applications in 30, 15 and 10 minutes.",
-        "VTC's clients are the kinds of applications, or each application its own: the paper doesn't say.",
+        "VTC's clients are the kinds of applications, or the applications themselves: the paper doesn't say which.",
     )
     return Section("Completion times of applications", columns, tuple(rows), notes)
 

@@ -137,7 +137,7 @@ def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, .
 
     The run's common level contributes CORRELATION to the quantile, and chance contributes the rest.
     """
-    level, calls = float(random.standard_normal()), []
+    level, calls = float(random.standard_normal()), list[Call]()
     units = {unit.name: unit for unit in graph.units}
     name = graph.start[random.integers(len(graph.start))]
     while name != END and len(calls) < MOST_HOPS:
@@ -170,9 +170,11 @@ def _logged(graph: DemandGraph, random: np.random.Generator) -> Iterator[LoggedC
     for run in range(PROFILED_RUNS):
         calls = draw_calls(graph, random)
         for call, following in zip(calls, [*(later.unit for later in calls[1:]), END], strict=True):
-            demand = (call.input_tokens, call.output_tokens, call.parallel) if call.on_llm else (None, None, 1)
-            seconds = None if call.on_llm else call.seconds
-            yield LoggedCall(graph.application, run, call.unit, following, *demand, seconds, call.backend)
+            where = graph.application, run, call.unit, following
+            if call.on_llm:
+                yield LoggedCall(*where, call.input_tokens, call.output_tokens, call.parallel, backend=call.backend)
+            else:
+                yield LoggedCall(*where, seconds=call.seconds, backend=call.backend)
 
 
 def draw_submissions(

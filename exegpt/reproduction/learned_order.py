@@ -138,7 +138,7 @@ def reproduce(
 
 
 def _between(rate: Rate, way: str, metric: str) -> bool:
-    best, learned, worst = (getattr(rate.latencies[name], metric) for name in ("SJF oracle", way, "FCFS"))
+    best, learned, worst = (float(getattr(rate.latencies[name], metric)) for name in ("SJF oracle", way, "FCFS"))
     return best * (1 - SLACK) <= learned <= worst * (1 + SLACK)
 
 
@@ -146,7 +146,7 @@ def sections(result: LearnedOrder) -> list[Section]:
     """Return mean latencies, latencies per token, and the targets."""
     heads = ("requests/s", "requests", *WAYS)
     inside = "everywhere" if result.between else "not everywhere"
-    notes = (f"The learned order lies between FCFS and the SJF oracle {inside}, in both means (to {SLACK:.0%}).",)
+    notes = (f"The learned order lies between FCFS and the SJF oracle {inside} in both means (within {SLACK:.0%}).",)
     return [
         _section(
             "learned order: mean latency per output token, ms",
@@ -166,7 +166,7 @@ def _gains(result: LearnedOrder, metric: str) -> str:
     met = "met" if all(gains[way] >= TARGET for way in LEARNED) else "missed"
     texts = ", ".join(f"{way} {gain:.2f} times" for way, gain in gains.items())
     rate = result.rates[-1].rate_s
-    return f"FCFS's {METRICS[metric]} at {rate:g} requests/s over others': {texts} (target {TARGET:g}: {met})."
+    return f"{METRICS[metric]} at {rate:g} requests/s, FCFS over others: {texts} (target {TARGET:g}: {met})."
 
 
 def _section(

@@ -267,7 +267,7 @@ def _ratios(result: CasesResult) -> Section:
     notes = (
         f"MuxServe is first by both sums in {first} of {len(result.cases)} cases (measured: in all).",
         *(f"MuxServe over {name}: within 20 % in {n} of {count}." for name, (n, count) in near.items()),
-        f"Whether time sharing beats dedicated devices: right in {signs[0]} of {signs[1]}.",
+        f"Whether time sharing beats dedicated devices is predicted correctly in {signs[0]} of {signs[1]} cases.",
         f"Contention {result.contention:g}, fitted on α = {FITTED_ON} alone.",
     )
     columns = ("α × scale", "over spatial", "here", "off", "over temporal", "here", "off", "first")

@@ -12,6 +12,6 @@ def public_data(whose: str, folder: str) -> Path:
     if not path.is_dir():
         raise InputError(
             f"This needs {whose} published measurements, and there is no folder '{path}': set EXEGPT_DATA to the "
-            f"folder that has {folder}/."
+            f"folder that contains {folder}/."
         )
     return path

@@ -214,9 +214,7 @@ def sections(result: Samullm) -> list[Section]:
     notes = {
         "ensembling": ("Eight of the paper's nine models: stablelm-tuned-alpha-7b has no published timings.",),
         "routing": tuple(f"{name}: {what}." for name, what in result.stand_ins.items()),
-        "chain summary": (
-            "Chunks per document: log-normal quantiles with median 3, of which the largest of 100 is 60.",
-        ),
+        "chain summary": ("Chunks per document: log-normal quantiles with median 3; the largest of 100 is 60.",),
     }
     gains = [_gains(result, application, notes.get(application, ())) for application in PAPER]
     return [*gains, _idle(result), _preemption(result), _joint(result), _searches(result), _errors(result)]
@@ -307,9 +305,9 @@ def _searches(result: Samullm) -> Section:
     heads = [head for search in SEARCHES for head in (f"{search}, s", "planned gain", "run gain")]
     columns = ("case", "search, s", "share of all", "planned, s", *heads)
     notes = (
-        f"The paper's greedy takes up to {percent_text(PAPER_SEARCH)} of the time from its beginning.",
-        f"Gains are over the greedy. Both searches try the {SEARCHED} best stages of a state, branch and bound in "
-        f"{PLANS} complete plans.",
+        f"The paper's greedy search takes up to {percent_text(PAPER_SEARCH)} of the time from its beginning.",
+        f"Gains are relative to the greedy search. Both searches try the {SEARCHED} best stages of a state; branch and "
+        f"bound completes up to {PLANS} plans.",
     )
     return Section("Searches", columns, tuple(rows), notes)
 
@@ -320,16 +318,16 @@ def _errors(result: Samullm) -> Section:
     known = [abs(ran.error) for case in result.cases if case.known for ran in case.methods.values()]
     rows = [
         (f"{points.prefill_points:,} timed prefills, lines through the extremes", *_shares(points.prefill)),
-        (f"{points.decode_points:,} timed decode iterations, the same", *_shares(points.decode)),
-        ("of them those between the extremes, which no line goes through", *_shares(points.between)),
+        (f"{points.decode_points:,} timed decode iterations, lines through the extremes", *_shares(points.decode)),
+        ("decode iterations between the extremes, which no line goes through", *_shares(points.between)),
         ("batches left out and interpolated from their neighbours", *_shares(points.left_out)),
         (f"{len(unknown)} plans on other outputs than planned for", *_shares((mean(unknown), max(unknown)))),
         (f"{len(known)} plans on the outputs planned for", *_shares((mean(known), max(known)))),
     ]
     low, high = (signed_percent(share) for share in PAPER_ERROR)
     note = (
-        f"The paper, of real runs: {low} to {high}, mean 25.6%; outputs known, mean 17.0%. Nothing published times "
-        "whole runs beside their requests, so that error can't be reproduced."
+        f"The paper, of real runs: {low} to {high}, mean 25.6%; outputs known, mean 17.0%. No published data "
+        "times whole runs together with their requests, so this error can't be reproduced."
     )
     return Section("Errors", ("of", "mean", "greatest"), tuple(rows), (note,))
 

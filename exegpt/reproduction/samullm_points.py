@@ -44,11 +44,12 @@ def point_errors(folder: Path) -> PointErrors:
                     between.append(decode[-1])
                 if point.batch in skipped:
                     left_out.append(_error(sparse, point, "decode"))
-    counts = (
-        sum(len(phases[phase]) for of_model in points.values() for phases in of_model.values())
-        for phase in ("prefill", "decode")
+    phases_of_all = [phases for of_model in points.values() for phases in of_model.values()]
+    counts = [sum(len(phases[phase]) for phases in phases_of_all) for phase in ("prefill", "decode")]
+    return PointErrors(
+        *(counts[0], counts[1]),
+        *(_summary(prefill), _summary(decode), _summary(between), _summary(left_out)),
     )
-    return PointErrors(*counts, *(_summary(errors) for errors in (prefill, decode, between, left_out)))
 
 
 def _fastest(points: Iterable[TimedIteration]) -> list[TimedIteration]:

@@ -159,8 +159,8 @@ def work(what: SeaLLMScenario | str) -> ScenarioResult | Replacements:
 def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, sweeps: bool = False) -> SeaLLM:
     """Run all loads, the ablations, and replacement; or, with `sweeps`, densities, runs and noise."""
     scenarios = sweep_scenarios() if sweeps else load_scenarios()
-    tasks: list[SeaLLMScenario | str] = [] if sweeps else [*KINDS]  # the longest first
-    tasks += sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
+    falling = sorted(scenarios, key=lambda scenario: -scenario.rate_seq_s)
+    tasks: list[SeaLLMScenario | str] = [*([] if sweeps else KINDS), *falling]  # the longest first
     found: dict[SeaLLMScenario | str, ScenarioResult | Replacements] = {}
     with Processes() as processes:
         for first in range(0, len(tasks), AT_ONCE):
@@ -168,7 +168,7 @@ def reproduce(progress: Callable[[int, int], None] = lambda done, total: None, s
             some = tasks[first : first + AT_ONCE]
             found |= zip(some, processes.each(work, [(task,) for task in some]), strict=True)
     measured = tuple(entry for each in scenarios if isinstance(entry := found[each], ScenarioResult))
-    replacements = {kind: entry for kind in KINDS if isinstance(entry := found.get(kind), Replacements)}
+    replacements = {kind: changes for kind in KINDS if isinstance(changes := found.get(kind), Replacements)}
     return SeaLLM(sweeps=measured) if sweeps else SeaLLM(measured, replacements)
 
 
@@ -176,8 +176,8 @@ def sections(result: SeaLLM) -> list[Section]:
     """Return services, loads, SLO scales, replacement and blocks; or sweeps."""
     if result.sweeps:
         rows = tuple(row for each in result.sweeps for row in _sweep_rows(each))
-        columns = ("sweep", "system", "L_N", "in time", "TPOT, ms")
-        return [Section("sweeps", columns, rows, tuple(_firsts(result.sweeps)))]
+        heads = ("sweep", "system", "L_N", "in time", "TPOT, ms")
+        return [Section("sweeps", heads, rows, tuple(_firsts(result.sweeps)))]
     usual = [each for each in result.loads if each.scenario.variation == USUAL]
     columns = ("requests/s", "CV", "system", "L_N", "waiting", "to the first token", "decoding", "in time", "99 %, s")
     more = ("TTFT, s", "TPOT, ms", "busy", "preempted", "late", "devices")
@@ -188,8 +188,8 @@ def sections(result: SeaLLM) -> list[Section]:
             (*columns, *more),
             tuple(row for each in result.loads for row in _rows(each)),
             (
-                "L_N is the sum of the three columns behind it; busy: share of the engines' time; late: services of "
-                "which fewer than 90 % are in time.",
+                "L_N is the sum of the next three columns. busy: share of the engines' time. late: services with fewer "
+                "than 90 % of their requests in time.",
                 *_targets(result.loads),
                 *_gains(result.loads),
             ),
@@ -240,7 +240,7 @@ def _rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
 
 
 def _sweep_rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for system in (*BASELINES, OURS):
         own = measured.systems[system]
         cells = (figure_text(own.normalised), percent_text(own.in_time), figure_text(1e3 * own.tpot_s)) if own else None
@@ -274,7 +274,7 @@ def _bursts(loads: tuple[ScenarioResult, ...], missed: list[SeaLLMScenario]) -> 
     if not alone:
         return []
     late = sum(own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1] for own in alone)
-    return [f"In {late} of these {len(alone)} it is missed even where nobody asks the services beside one."]
+    return [f"In {late} of these {len(alone)}, it is missed even if a service shares its GPUs with idle services only."]
 
 
 def _in_order(measured: ScenarioResult) -> bool:
@@ -290,7 +290,7 @@ def _firsts(measured: tuple[ScenarioResult, ...]) -> list[str]:
         "share in time": lambda own: -own.in_time,
     }
     return [
-        f"SeaLLM is before all baselines by {what} in {_count(measured, BASELINES, of)}." for what, of in by.items()
+        f"SeaLLM is ahead of all baselines by {what} in {_count(measured, BASELINES, of)}." for what, of in by.items()
     ]
 
 
@@ -343,8 +343,8 @@ def _replacement(kinds: dict[str, Replacements]) -> Section:
     notes = (
         f"SeaLLM-A, the fixed placement, has {figure_text(ratio)} times the L_N (paper: up to 2.44).",
         f"{replacement.PHASES} phases of {replacement.PHASE_S:g} s at {replacement.RATE_SEQ_S:g} requests/s, CV "
-        f"{replacement.VARIATION:g}; popularities move to other services after each. While it restarts, an engine that "
-        "changes stands still until it has its weights.",
+        f"{replacement.VARIATION:g}; popularities move to other services after each. A changed engine restarts, "
+        "and serves nothing until its weights are loaded.",
     )
     columns = ("placement", "L_N", "in time", "TTFT, s", "intervals, s", "error", "engines changed")
     return Section("replacement while popularities change", columns, rows, notes)
@@ -365,5 +365,5 @@ def _blocks() -> Section:
         "KV blocks of two LLMs over one memory",
         ("LLM", "slots", "wasted", "iterations longer", "table entries, merged", "split"),
         tuple(rows),
-        ("Merged: the block's number, and the slot; split: one for every head of every layer.",),
+        ("Merged: the block's number and the slot. Split: one number for every head of every layer.",),
     )

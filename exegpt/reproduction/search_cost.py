@@ -131,5 +131,5 @@ def sections(cost: SearchCost) -> list[Section]:
         for row in cost.rows
     )
     heads = "scenario bound space method points simulated share seconds seq/s reached paper".split()
-    note = "Seconds are of this machine, now. –: no schedule meets the bound."
+    note = "Seconds were measured on this machine. –: no schedule meets the bound."
     return [Section("search-cost: searches under FasterTransformer's 30th percentile", tuple(heads), rows, (note,))]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xcore.console.schedule_text import schedule_text
-from xcore.specs.bound import PAPER_BOUND
+from xcore.specs.bound import PAPER_BOUND, BoundMeaning
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import ClusterSpec, parse_cluster
 from xcore.specs.engine_spec import find_engine
@@ -77,17 +77,21 @@ class Reached:
     schedule: str
 
 
-def paper_mode(setup: Setup, bound_s: float | None, **asked: Any) -> Tuned:
+def paper_mode(
+    setup: Setup,
+    bound_s: float | None,
+    policies: tuple[str, ...] = PAPER_POLICIES,
+    bound: BoundMeaning = PAPER_BOUND,
+    fixed: dict[str, int] | None = None,
+    **asked: Any,
+) -> Tuned:
     """Search as the paper did: RRA and WAA, one replica, partial tensor parallelism, a bound on the p99 length only.
 
     The steady state is counted exactly. The paper's own B_D = B_E / E[1/c] omits many residents at small N_D, so a
     search would find throughputs that no run could reach.
     """
-    return tune(
-        *setup.specs,
-        latency_bound_s=bound_s,
-        **{"policies": PAPER_POLICIES, "fixed": {"replicas": 1}, "bound": PAPER_BOUND} | asked,
-    )
+    how = {"replicas": 1} if fixed is None else fixed
+    return tune(*setup.specs, latency_bound_s=bound_s, policies=policies, bound=bound, fixed=how, **asked)
 
 
 def today(setup: Setup, bound_s: float | None) -> Tuned:

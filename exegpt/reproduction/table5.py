@@ -174,7 +174,7 @@ def sections(table: Table5) -> list[Section]:
             ("task", "tolerance", "", *heads),
             tuple(rows),
             (
-                "A point counts that lies below any earlier one of its sweep by more than the tolerance.",
+                "A point counts if it is lower than any earlier point of its sweep by more than the tolerance.",
                 f"At 5 % tolerance {throughput:.1%} of the points in the paper's columns are monotone in throughput, "
                 f"{latency:.1%} in latency; the paper says 97 % and 96 %.",
                 "Points simulated: " + ", ".join(f"{name} {count}" for name, count in points.items()) + ".",

@@ -22,7 +22,7 @@ from benchmarks.kernels import timing
 from benchmarks.kernels.case import REAL, TINY, Case, fitting
 from benchmarks.kernels.cases import all_cases, row_cases, seen_pairs
 from benchmarks.kernels.check import check
-from exegpt.kernels.gpu import INTERPRETED
+from exegpt.kernels.attention_gpu import INTERPRETED
 from xcore import document
 from xcore.requests.requests import random_requests
 from xcore.specs.model import ModelSpec
@@ -275,7 +275,7 @@ def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
     """The engine's tokens and a decoding iteration, by the stand-in for FlashInfer."""
     monkeypatch.setattr(model, "_STEPS", 1)
     monkeypatch.setattr(tokens, "POLICIES", {"orca": {"max_num_seqs": 12, "prefills_per_step": 2}})
-    assert gpu._ways(CPU) == ["triton"] and "GPUs alone" in gpu._flashinfer_engine(CPU)[0]["left_out"]
+    assert gpu._ways(CPU) == ["triton"] and "only on GPUs" in gpu._flashinfer_engine(CPU)[0]["left_out"]
     with in_its_place() as calls:
         assert gpu._ways(CPU) == ["triton", "flashinfer"]
         step = model.time_step(SMALL_MODEL, "bf16", 3, 40, StandIn(), ROOFLINE, print, "flashinfer")

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from exegpt.kernels import attention_flashinfer, device
+from exegpt.kernels import attention_flashinfer, gpu_device
 from exegpt.kernels.attention import attention_reference
 
 __version__ = "0.7.2.stand-in"
@@ -25,7 +25,7 @@ def in_its_place():
     """Within it FlashInfer is installed, and takes the CPU's tensors, like Triton's kernels, for any head and dtype."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "flashinfer", sys.modules[__name__])
-        patch.setattr(device, "on_gpu", lambda x: True)
+        patch.setattr(gpu_device, "on_gpu", lambda x: True)
         patch.setattr(attention_flashinfer, "why_not", lambda *arguments: None)
         patch.setattr(attention_flashinfer, "_WORKSPACE_BYTES", 128 * 2**20)
         CALLS.clear()

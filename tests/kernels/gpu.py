@@ -6,7 +6,7 @@ import torch
 from exegpt.kernels.kv_layout import keys_like_values
 
 try:
-    from exegpt.kernels.gpu import INTERPRETED
+    from exegpt.kernels.attention_gpu import INTERPRETED
 except ModuleNotFoundError:
     INTERPRETED = False
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.kernels.check import compare
-from exegpt.kernels import attention_flashinfer, device
+from exegpt.kernels import attention_flashinfer, gpu_device
 from exegpt.kernels.attention import attention, attention_reference
 from exegpt.kernels.attention_flashinfer import FlashInfer, pages, why_not
-from exegpt.kernels.device import Architecture
+from exegpt.kernels.gpu_device import Architecture
 from exegpt.kernels.kv_layout import keys_like_values
 
 from . import flashinfer_stand_in
@@ -32,7 +32,7 @@ def batch(sizes, heads, kv_heads, head_size, block_size, dtype=torch.float32, to
     """`attention`'s arguments for sequences of (new tokens, context); queries lie beside keys and values."""
     news, contexts = zip(*sizes, strict=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "on_gpu", lambda x: False)  # the cache is filled by the CPU's kernel
+        patch.setattr(gpu_device, "on_gpu", lambda x: False)  # the cache is filled by the CPU's kernel
         q, _, (keys, *others) = paged(news, contexts, heads, kv_heads, head_size, block_size, dtype=dtype)
         keys = keys_like_values(keys).contiguous()
     qkv = torch.randn(len(q), heads + 2 * kv_heads, head_size, dtype=dtype)
@@ -50,7 +50,7 @@ def both(sizes, heads, *shape, dtype=torch.float32, to="cpu", graph=False, **opt
     got = [attention(q, keys, values, *others, work=plan, **options) for _ in range(2)]
     assert torch.equal(*got)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(device, "on_gpu", lambda x: True)
+        patch.setattr(gpu_device, "on_gpu", lambda x: True)
         return got[0], attention_reference(q.float(), keys, values, *others, **options)
 
 
@@ -150,9 +150,9 @@ def test_why_it_can_not_be_had(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer_stand_in)
     half, bf16 = torch.float16, torch.bfloat16
     assert [why_not(GPU, dtype, size) for dtype in (half, bf16) for size in (64, 128, 256)] == [None] * 6
-    assert "GPUs alone" in why_not(torch.device("cpu"), half, 64)
+    assert "only on GPUs" in why_not(torch.device("cpu"), half, 64)
     assert "not in float32" in why_not(GPU, torch.float32, 64)
-    assert "heads of 64, 128, 256, not of 80" in why_not(GPU, half, 80)
+    assert "head sizes 64, 128, 256, not 80" in why_not(GPU, half, 80)
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     assert "not installed (pip install 'exegpt[gpu-fast]')" in why_not(GPU, half, 64)
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exegpt.kernels.attention_tiles import TILES, choose_tile, family, num_splits, shared_bytes
-from exegpt.kernels.device import Architecture
+from exegpt.kernels.gpu_device import Architecture
 from exegpt.kernels.work_list import TILE
 
 SMALL_GPU = Architecture(86, 84, 99 * 1024)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.argmax import argmax
 from exegpt.kernels.attention import attention, attention_reference
 from exegpt.kernels.kv_blocks import gather_blocks, scatter_blocks
@@ -27,7 +27,7 @@ pytestmark = needs_triton
 def on_gpu(monkeypatch):
     """Where there is no GPU, the CPU's tensors count as a GPU's, and the kernels are interpreted."""
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+        monkeypatch.setattr(gpu_device, "on_gpu", lambda x: True)
 
 
 def assert_close(got, expected):

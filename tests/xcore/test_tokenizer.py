@@ -15,7 +15,7 @@ from xcore.errors import InputError
 from xcore.requests.request_lists import read_for_model
 from xcore.specs.model import ModelSpec
 from xcore.tokenizer import encode, load_tokenizer
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.http.served_model import ServedModel
 
 PROMPT = "x" * 60

@@ -129,7 +129,11 @@ def test_ranks_with_different_models_end_alike_before_any_work(job, models, tmp_
     done = job(whole_profile(models / "tiny"), whole_profile(models / "other"))
     assert done.returncode == 2, done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("exegpt: ")]
-    assert "has model 'other (" in sentence and "and rank 0 'tiny (" in sentence and "start all ranks alike" in sentence
+    assert (
+        "has model 'other (" in sentence
+        and "and rank 0 has 'tiny (" in sentence
+        and "start all ranks with the same" in sentence
+    )
     assert "Traceback" not in done.stderr and not (tmp_path / "cache").exists()
 
 
@@ -155,7 +159,7 @@ except InputError as error:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("version", "has exegpt '0.1' and rank 0 '0.0': start all ranks alike."),
+        ("version", "has exegpt '0.1' and rank 0 has '0.0': start all ranks with the same arguments."),
         ("trouble", "There is no model directory 'tiny'."),
     ],
 )
@@ -194,7 +198,7 @@ def test_shards_on_two_ranks_give_the_whole_models_logits_and_ranks_wait_asleep(
 def test_more_threads_than_a_rank_is_bound_to_are_refused(job, models):
     done = job(whole_profile(models / "tiny"), OMP_NUM_THREADS="4096")
     assert done.returncode == 2, done.stderr
-    assert "On rank 0 (" in done.stderr and "is to have 4096 threads" in done.stderr
+    assert "On rank 0 (" in done.stderr and "A rank needs 4096 CPUs for its threads" in done.stderr
 
 
 def test_a_launcher_of_another_mpi_is_refused():

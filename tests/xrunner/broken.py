@@ -5,7 +5,7 @@ import os
 import sys
 
 from exegpt.cli import main
-from xrunner.core import capacity, joining
+from xrunner.core import capacity, job_setup
 from xrunner.rank import worker
 
 
@@ -26,7 +26,7 @@ def _no_memory_left_for_buffers() -> None:
 
 
 def _another_version() -> None:
-    joining.__version__ = "0.0.1"  # type: ignore[attr-defined]
+    job_setup.__version__ = "0.0.1"  # type: ignore[attr-defined]
 
 
 FAULTS = {"midst": _raise_in_the_midst, "memory": _no_memory_left_for_buffers, "version": _another_version}

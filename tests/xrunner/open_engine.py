@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 
 from xcore import document
+from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.schedule import Schedule
 from xrunner.comm.ranks import Ranks, job
 from xrunner.core.engine import Engine
-from xrunner.core.events import Token
 from xrunner.rank.warm_up import Extent
 
 
@@ -29,7 +29,7 @@ def feed(engine, todo, every=2, aborted=()):
 
 def take(events, tokens, results, on_first=lambda request_id: None):
     for event in events:
-        if isinstance(event, Token):
+        if isinstance(event, TokenEvent):
             output = tokens.setdefault(event.request_id, [])
             assert event.index == len(output) and event.request_id not in results
             output.append(event.token)

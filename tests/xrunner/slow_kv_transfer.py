@@ -15,7 +15,7 @@ LATE = 40
 """Looks before what has come is seen."""
 
 if __name__ == "__main__":
-    arrived, run, looks, waited = kv_transfer.Receiving.arrived, EncodingLane.run, itertools.count(), [0]
+    arrived, run, looks, waited = kv_transfer.KVReceiving.arrived, EncodingLane.run, itertools.count(), [0]
 
     def late(self):
         return arrived(self) if next(looks) % LATE == 0 else []
@@ -24,7 +24,7 @@ if __name__ == "__main__":
         run(self, step, now)
         waited.append(len(self._batches))
 
-    kv_transfer.Receiving.arrived, EncodingLane.run = late, counted
+    kv_transfer.KVReceiving.arrived, EncodingLane.run = late, counted
     run_cells(Path(sys.argv[1]))
     if len(waited) > 1:
         (Path(sys.argv[1]) / "waited.txt").write_text(str(max(waited)))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from xrunner.comm.direct import DirectTransport
 from xrunner.comm.staged import StagedTransport
-from xrunner.core import engine, joining
+from xrunner.core import engine, job_setup
 
 from .cells import run_cells
 from .stand_in import StandIn
@@ -47,12 +47,12 @@ class Waited(dist.Work):
 
 
 def staged(ranks, place, gpu):
-    return StagedTransport(ranks, place.group, joining.KINDS, gpu)
+    return StagedTransport(ranks, place.group, job_setup.KINDS, gpu)
 
 
 def direct(ranks, place, gpu):
     before = len(log)
-    transport = DirectTransport(ranks, place.schedule, place.schedule.model.spec, joining.KINDS, gpu, "gloo")
+    transport = DirectTransport(ranks, place.schedule, place.schedule.model.spec, job_setup.KINDS, gpu, "gloo")
     del log[before:]
     return transport
 

@@ -50,6 +50,19 @@ def test_a_batch_is_as_wide_as_its_share_of_what_was_asked(resident):
         assert space.simulate((batch,)).figures[1] == (batch / resident if resident else 0.0)
 
 
+@pytest.mark.parametrize("policy", ["rra", "waa-c", "waa-m", "orca", "chunked", "static", "hybrid"])
+@pytest.mark.parametrize("bound_s", [None, 3.0])
+def test_a_points_size_is_that_of_its_evaluation_and_of_its_schedule(policy, bound_s):
+    limits = Limits(bound_s)
+    for space in some_spaces(policy, limits):
+        for point in {space.lowest, space.highest}:
+            values = space.values(point)
+            size, evaluated, outcome = space.measure(values), space.simulate(values), space.outcome(values)
+            assert size.throughput == max(evaluated.throughput, evaluated.best_below)
+            assert size.shares == evaluated.figures[:2]
+            assert (size.blocks, size.decode_batch) == (outcome.demand.blocks, outcome.decode_batch)
+
+
 def test_throughput_counts_the_clusters_tokens():
     for space in all_spaces(some_spaces("static", Limits())):
         values = space.values(space.lowest)

@@ -266,6 +266,19 @@ def test_the_search_finds_what_every_schedule_asked_in_turn_finds(name):
     assert every.goodput_seq_s > 0
 
 
+def test_a_policy_with_the_same_spaces_as_another_one_is_not_searched_again():
+    """On few devices both variants of WAA try every split; the result is that of a search of its own."""
+    cluster = parse_cluster("2xH100-SXM")
+    arrivals = Arrivals.poisson(task("S"), OPT.context, 0, count=4000)
+    where = OPT, cluster, task("S"), roofline_profile(OPT, cluster), arrivals, RateBounds(6.0)
+    both, alone = (tune_at(*where, 1.0, policies=names) for names in (("waa-m", "waa-c"), ("waa-m",)))
+    assert list(both.sustained) == ["waa-m", "waa-c"]
+    assert both.sustained["waa-m"] == alone.sustained["waa-m"]
+    assert both.tuned.alternatives[0] == alone.tuned.alternatives[0]
+    assert both.tuned.search.replays < 1.5 * alone.tuned.search.replays
+    assert sustained_by(*where, policies=("waa-c", "waa-m")) == both.sustained
+
+
 @pytest.mark.slow
 def test_a_floor_leaves_out_what_is_far_behind_and_changes_no_leader():
     """Of all policies, as `tune_at` finds them without one."""

@@ -8,10 +8,10 @@ import pytest
 from tests.xcore.small_specs import profile
 from tests.xscheduler.test_rates import Tabled, Told, asked, space_of
 from xcore.specs.workload import Workload
-from xscheduler.candidates import Candidates
+from xscheduler.candidates import Candidates, Size
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, RateBounds
 from xscheduler.open_search import GLANCE, Lead, OpenSearch, _coarse, _neighbours
-from xscheduler.space import Constraint, Evaluation, Variable
+from xscheduler.space import Variable
 from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS
 
 
@@ -161,23 +161,21 @@ def test_at_last_batches_up_to_a_fifth_larger_and_smaller_are_tried():
     assert {space.values(point)[0] for point in _neighbours(space, (99,), 1.25)} == {80, 125}
 
 
-def test_the_steady_throughput_counts_requests_and_not_less_than_the_crest():
-    search = OpenSearch(asked(), [], None)
+def test_the_steady_throughput_counts_requests():
     variables = (Variable("x", (1,)),)
-    for tokens_s, best_below, rate in ((30.0, 0.0, 3.0), (30.0, 45.0, 4.5), (30.0, 20.0, 3.0)):
-        evaluation = Evaluation(tokens_s, (), best_below)
-        space = Candidates("", variables, (), lambda at, evaluation=evaluation: evaluation, policy="chunked")
-        assert search._steady(space, (0,)) == rate
+    size = Size(30.0, (0.0, 0.0), 1, 1)
+    space = Candidates("", variables, (), None, policy="chunked", measure=lambda values: size)
+    assert OpenSearch(asked(), [], None)._steady(space, (0,)) == 3.0
 
 
 @pytest.mark.parametrize(
-    ("batch", "memory", "latency", "fits"),
-    [(8, 1.0, 9.0, True), (8, 1.01, 1.0, False), (16, 0.5, 1.0, True), (17, 0.5, 1.0, False)],
+    ("batch", "memory", "share", "fits"),
+    [(8, 1.0, 0.9, True), (8, 1.01, 0.1, False), (8, 0.5, 1.1, False), (16, 0.5, 1.0, True), (17, 0.5, 1.0, False)],
 )
-def test_a_point_fits_whatever_its_times_if_no_batch_exceeds_its_token_budget(batch, memory, latency, fits):
+def test_a_point_fits_whatever_its_times_if_no_batch_exceeds_its_token_budget(batch, memory, share, fits):
     variables = Variable("max_num_seqs", (batch,)), Variable("max_num_batched_tokens", (16,))
-    limits = Constraint("memory", 1.0, (True, True)), Constraint("latency", 2.0, (True, True))
-    space = Candidates("", variables, limits, lambda at: Evaluation(1.0, (memory, latency)), policy="chunked")
+    size = Size(1.0, (memory, share), 1, batch)
+    space = Candidates("", variables, (), None, policy="chunked", measure=lambda values: size)
     assert OpenSearch(asked(), [], None)._fits(space, (0, 0)) == fits
 
 
@@ -186,7 +184,7 @@ def test_points_are_counted_in_the_spaces_that_were_opened():
     search = OpenSearch(asked(), [one, other], None)
     assert next(search._by_ceiling()) is one
     for space, point in ((one, (0, 0)), (one, (1, 1)), (other, (0,))):
-        space.at(point)
+        space.size_of(space.values(point))
     assert (search.points, search.size) == (2, 14)
 
 

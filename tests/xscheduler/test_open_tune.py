@@ -185,7 +185,8 @@ def test_what_was_assumed_is_said():
     assert few == (
         "bound: kept by 95% of the requests whose outputs are the longest 2%, counted from arrival",
         "arrivals: 1,234.56/s, an open system: latency counts from arrival, and figures are measured by the event "
-        "simulator over 499 requests, the first 10% left out; so few say little about percentiles: pass a longer trace",
+        "simulator over 499 requests, the first 10% left out; percentiles of so few requests are unreliable: pass a "
+        "longer trace",
         "goodput: the highest rate within all bounds, to 0.25%, with 1.5 standard errors to spare",
     )
     winner = Alternative("orca", replace(MADE, replicas=2), replace(ESTIMATE, extrapolated=("head", "rest")), "")
@@ -194,7 +195,7 @@ def test_what_was_assumed_is_said():
     assert trace[1:] == (
         "goodput: the highest rate within all bounds, to 0.25%; as no bound ends a growing queue, never above the "
         "steady throughput",
-        "the answer stands on times beyond the profile's grid in head, rest: continued linearly, less certain",
+        "the answer uses times beyond the profile's grid in head, rest: extrapolated linearly, so less certain",
     )
 
 

@@ -20,7 +20,7 @@ from xprofiler.roofline import roofline_profile
 from xscheduler import ceilings
 from xscheduler.search import search
 from xscheduler.search_problem import Limits, SearchProblem
-from xscheduler.spaces import at_value, spaces
+from xscheduler.spaces import at_value, spaces, twin
 from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS, TOKEN_BUDGETS
 from xscheduler.spaces.orca import FINE_PREFILLS, PREFILLS
 from xscheduler.spaces.rra import iteration_counts
@@ -163,6 +163,17 @@ def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, clu
 @pytest.mark.parametrize("devices", [2, 5, 8])
 def test_waa_splits_few_devices_in_every_way(devices, by_memory):
     assert list(gpu_splits(by_memory, problem("8xA40"), devices)) == list(range(1, devices))
+
+
+@pytest.mark.parametrize(("cluster", "same"), [("8xA40", True), ("2x8xA40", False)])
+def test_both_variants_of_waa_are_the_same_where_they_split_the_devices_alike(cluster, same):
+    asked = problem(cluster)
+    of_both = [
+        [(f.ceiling, f.size, f.quickest_s, len(f.spaces)) for f in spaces(name, asked)] for name in ("waa-c", "waa-m")
+    ]
+    assert (of_both[0] == of_both[1]) == same
+    assert twin("waa-m", asked) == ("waa-c" if same else None)
+    assert twin("waa-c", asked) is None and twin("orca", asked) is None
 
 
 @pytest.mark.parametrize("share", ["time", "memory"])

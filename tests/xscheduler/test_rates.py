@@ -15,7 +15,7 @@ from tests.xcore.small_specs import changed, profile, schedule
 from tests.xsimulator.replay.test_event_simulator import disaggregated
 from xcore.specs.estimate import Estimate
 from xcore.specs.workload import RequestLengths, Workload
-from xscheduler.candidates import CandidateFamily, Candidates
+from xscheduler.candidates import CandidateFamily, Candidates, Size
 from xscheduler.goodput import (
     BEYOND,
     FINE,
@@ -38,6 +38,7 @@ from xsimulator.replay.event_simulator import replay
 
 MADE = schedule("orca")
 FIXED = Workload.fixed(20, 10)
+NOTHING = Size(0.0, (0.0, 0.0), 0, 0)
 
 
 class Known(Meter):
@@ -433,7 +434,8 @@ class Counting(Told):
 
 def space_of(name, ceiling=math.inf, quickest_s=0.0, sizes=(1,)):
     made = grid(*sizes)
-    return Candidates(name, made.variables, (), made.simulate, ceiling, policy="chunked", quickest_s=quickest_s)
+    asked = {"policy": "chunked", "quickest_s": quickest_s, "measure": lambda values: NOTHING}
+    return Candidates(name, made.variables, (), made.simulate, ceiling, **asked)
 
 
 def asked(latency_s=None):

@@ -85,7 +85,7 @@ def test_a_job_of_other_devices(setting, pipeline):
     """A schedule by hand: on fewer devices than the cluster has."""
     half = replace(pipeline, stages=pipeline.stages[:2], kv_blocks=10)
     schedule, why_not = best(replace(setting, workload=task("C1")), half)
-    assert schedule is None and "is for 4 devices, and this job has 2" in why_not
+    assert schedule is None and "needs 4 devices, and this job has 2" in why_not
 
 
 @pytest.mark.slow

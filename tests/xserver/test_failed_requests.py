@@ -89,4 +89,4 @@ def test_a_model_of_nan_logits_is_refused_in_one_sentence(model, tmp_path, capfd
     printed = capfd.readouterr().err + done.err  # of the server's engine, which is another process, and of this one
     last = printed.strip().splitlines()[-1]
     assert done.code == 2 and "Traceback" not in printed
-    assert last.startswith("exegpt: Model 'spoilt' has NaN logits") and printed.count("NaN logits") == 1
+    assert last.startswith("exegpt: Model 'spoilt' has NaN or infinite logits") and printed.count("NaN or") == 1

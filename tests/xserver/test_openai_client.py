@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from xcore.requests.engine_protocol import Ended
-from xserver.admission.admission import _rejected
+from xserver.admission.admission_control import _rejected
 from xserver.admission.gate import Gate
-from xserver.admission.measured import Measured
+from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import Output
 from xserver.http.api import KINDS, make_api
 from xserver.http.frontend import Frontend
@@ -107,7 +107,7 @@ class Answering:
         self.opened, self.outputs = None, {}
 
     def add(self, request, due_s):
-        return Output(request, tokens=[40, 41], made_s=[0.0, 0.0], ended=Ended(request.id, "length"))
+        return Output(request, tokens=[40, 41], ended=Ended(request.id, "length"))
 
     def abort(self, outputs):
         pass
@@ -140,7 +140,9 @@ def asked_in_process(model, monkeypatch, admission, keys=(), key="none"):
 
     async def ask():
         frontend = Frontend(ServedModel.read(model, None), Answering(), "fp", None, 1.0, 8, admission)
-        transport = httpx2.ASGITransport(Gate(Measured(make_api(Frontends([frontend])), frontend.monitor, KINDS), keys))
+        transport = httpx2.ASGITransport(
+            Gate(RequestTiming(make_api(Frontends([frontend])), frontend.monitor, KINDS), keys)
+        )
         own = httpx2.AsyncClient(transport=transport)
         async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key=key, http_client=own) as client:
             monkeypatch.setattr(anyio, "sleep", sleep)

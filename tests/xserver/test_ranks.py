@@ -48,7 +48,7 @@ def test_a_killed_rank_loses_no_request(model, two_stages, tmp_path, want):
             os.kill(max(map(int, ranks.stdout.split())), signal.SIGKILL)
 
         check_all(under_load(server, kill), want)
-        assert "started again" in server.log.read_text()
+        assert "is restarted" in server.log.read_text()
 
 
 @contextmanager

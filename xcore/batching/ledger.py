@@ -62,8 +62,8 @@ class Ledger:
         """Sequences that finished in the latest step and still hold their blocks."""
         self.iterations = 0
         """Decode iterations booked so far."""
-        self.preempted: list[Sequence] = []
-        """Sequences that the latest decision to decode preempted, in order."""
+        self._preempted: list[Sequence] = []
+        """Sequences that were preempted since the latest `take_preempted`, in order."""
         self.preemptions = 0
         """Number of preemptions so far."""
         self._arriving: list[Sequence] = []
@@ -150,51 +150,73 @@ class Ledger:
         self.waiting.remove(admitted)
         return admitted
 
-    def grow_decoding(self, now: float, most: int = ENDLESS) -> tuple[Sequence, ...]:
-        """Return up to `most` decodable sequences, each with a block for its next token.
+    def grow_decoding(self, now: float, most: int = ENDLESS) -> tuple[tuple[Sequence, ...], list[Sequence]]:
+        """Allocate a block for the next token of up to `most` decodable sequences. A step begins with this call.
 
-        A sequence is decodable once its keys and values have arrived. A step begins with this call. See `grow`.
+        A sequence is decodable once its keys and values have arrived. See `grow`.
+
+        Returns:
+            The sequences to decode, and the preempted ones.
         """
-        self.preempted.clear()
         decode = self.decoding if most >= len(self.decoding) else self.decoding[:most]
         if self.disaggregated:
-            decode = [sequence for sequence in decode if sequence.ready_s <= now]
+            decode = [sequence for sequence in decode if sequence.kv_arrived_s <= now]
         if not self.admission.grows:
-            return tuple(decode)
-        return tuple([s for s, _ in self.grow([(s, 1 + s.behind) for s in decode], now)])
+            return tuple(decode), []
+        steps, preempted = self.grow([(s, 1 + s.behind) for s in decode], now)
+        return tuple([s for s, _ in steps]), preempted
 
-    def grow(self, steps: list[tuple[Sequence, int]], now: float) -> list[tuple[Sequence, int]]:
-        """Allocate the blocks for the tokens that each resident computes next, in this order; return those that run.
+    def grow(self, steps: list[tuple[Sequence, int]], now: float) -> tuple[list[tuple[Sequence, int]], list[Sequence]]:
+        """Allocate the blocks for the tokens that each resident computes next, in this order.
 
         Preempts the newest sequence until the blocks suffice; if that is this one, stops here.
+
+        Returns:
+            The residents that run with their tokens, and the preempted sequences.
         """
+        preempted: list[Sequence] = []
         if not self.admission.grows:
-            return steps
+            return steps, preempted
         for place, (sequence, tokens) in enumerate(steps):
+            if self._has_room(sequence, tokens):
+                continue
             while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
-                self._preempt(self._last(now), now)
+                preempted.append(self._last(now))
+                self._preempt(preempted[-1], now)
             if sequence.status is PREEMPTED:
-                return steps[:place]
-        return steps
+                return steps[:place], preempted
+        return steps, preempted
+
+    def take_preempted(self) -> list[Sequence]:
+        """Return the sequences that were preempted since the last call; called after each decision of the policy."""
+        preempted, self._preempted = self._preempted, []
+        return preempted
 
     def extend(self, step: Step, iterations: int) -> None:
         """Allocate the blocks of a step's decoding sequences for `iterations` in a row, which `repeats` allowed."""
         if self.admission.grows:
             for sequence in step.decode:
-                if not self._extend(sequence, iterations):
+                if not self._has_room(sequence, iterations) and not self._extend(sequence, iterations):
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
-    def repeats(self, step: Step) -> int:
-        """Return how many times in a row a step may run: as its policy says, and as blocks suffice."""
+    def repeats(self, step: Step, preempted: list[Sequence]) -> int:
+        """Return how many times in a row a step may run: as its policy says, and as blocks suffice.
+
+        Its decision has `preempted` these sequences.
+        """
         if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
             return 1
         if not self.admission.grows:
             return step.repeats
-        if self.preempted and self._prefixes:  # a sequence whose blocks are still cached may return at once
+        if preempted and self._prefixes:  # a sequence whose blocks are still cached may return at once
             return 1
         if any(sequence.behind for sequence in step.decode):
             return 1
         return iterations_until_shortage(self.pool, step.decode, step.repeats)
+
+    def _has_room(self, sequence: Sequence, tokens: int) -> bool:
+        """Return whether a sequence needs no block for `tokens` more tokens; False if prefixes are cached."""
+        return self._prefixes is None and sequence.cached + tokens <= len(sequence.blocks) * self.pool.block_size
 
     def _extend(self, sequence: Sequence, tokens: int) -> bool:
         """Allocate a sequence's blocks for `tokens` more cached tokens if they are free; a finished row needs none."""
@@ -216,7 +238,7 @@ class Ledger:
         they are ordered, so `encoding` is empty.
         """
         residents = self.encoding or self.decoding
-        return next(s for s in reversed(residents) if s.status is not FINISHED and s.ready_s <= now)
+        return next(s for s in reversed(residents) if s.status is not FINISHED and s.kv_arrived_s <= now)
 
     def _preempt(self, sequence: Sequence, now: float) -> None:
         """Free a resident's blocks: it waits again, and its prompt and output are prefilled later.
@@ -229,12 +251,12 @@ class Ledger:
         if self._following:
             self._following.stop(sequence, now)
         self.waiting.push(sequence, now)
-        self.preempted.append(sequence)
+        self._preempted.append(sequence)
         self.preemptions += 1
 
     def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
         """Make a sequence resident if its blocks are free and nothing else prevents it."""
-        if sequence.ready_s > now or (fits is not None and not fits(sequence)):
+        if sequence.last_token_s > now or (fits is not None and not fits(sequence)):
             return False
         missing = self.admission.blocks(sequence)
         reused: list[int] = []
@@ -387,7 +409,7 @@ class Ledger:
         The blocks of those that have ended meanwhile are freed.
         """
         for sequence in sequences:
-            sequence.ready_s = now
+            sequence.kv_arrived_s = now
             if sequence in self._arriving:
                 self._arriving.remove(sequence)
                 self._free(sequence)
@@ -407,7 +429,7 @@ class Ledger:
         self.encoding = [s for s in self.encoding if s not in gone]
         self.decoding = [s for s in self.decoding if s not in gone]
         for sequence in sequences:
-            if sequence.ready_s == inf:  # later writes to its blocks must not reach the next holder
+            if sequence.kv_arrived_s == inf:  # later writes to its blocks must not reach the next holder
                 self._arriving.append(sequence)
             else:
                 self._free(sequence)

@@ -75,11 +75,10 @@ class Sequence:
     """Tokens of its prompt that were in the cache at its first admission."""
     preemptions: int = 0
     """Number of its preemptions."""
-    ready_s: float = 0.0
-    """When the decoding side has its keys and values, if disaggregated; if preempted, when its last token is out.
-
-    Infinite while that isn't known.
-    """
+    kv_arrived_s: float = 0.0
+    """When the decoding side has its keys and values, if disaggregated; infinite while their transfer runs."""
+    last_token_s: float = 0.0
+    """When the last token before its latest preemption is out; infinite while that isn't known."""
 
     def __post_init__(self) -> None:
         self.ends = self.ends or self.max_output

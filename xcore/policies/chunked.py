@@ -20,15 +20,15 @@ class ChunkedPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration; None while nothing can run."""
-        decode = ledger.grow_decoding(now, self.max_num_batched_tokens)
+        decode, preempted = ledger.grow_decoding(now, self.max_num_batched_tokens)
         budget, chunks = self.max_num_batched_tokens - len(decode), []
         for sequence in ledger.encoding:
             if budget <= 0:
                 break
             chunks.append((sequence, min(budget, sequence.to_prefill)))
             budget -= chunks[-1][1]
-        encode = ledger.grow(chunks, now)
-        while budget > 0 and ledger.residents < self.max_num_seqs and not ledger.preempted:
+        encode, more = ledger.grow(chunks, now)
+        while budget > 0 and ledger.residents < self.max_num_seqs and not preempted + more:
             admitted = ledger.admit(1, now, budget)
             if not admitted:
                 break

@@ -42,7 +42,7 @@ class OnePhasePolicy:
         if ledger.residents >= self.max_num_seqs:
             return None
         first = ledger.waiting.peek(now)
-        return None if first is None or first.ready_s > now else first
+        return None if first is None or first.last_token_s > now else first
 
     def can_prefill(self, ledger: Ledger, now: float, taken: Callable[[], int] = lambda: 0) -> bool:
         """Return whether that prompt's blocks are free if `taken()` further blocks are in use."""
@@ -53,7 +53,7 @@ class OnePhasePolicy:
         """Return the next step of a phase; of both, prompts first. None if there is nothing to do."""
         if phase == "encode" or (phase == "both" and self.can_prefill(ledger, now)):
             return self._prefill(ledger, now)
-        decode = ledger.grow_decoding(now)
+        decode, _ = ledger.grow_decoding(now)
         return Step(decode=decode, repeats=ENDLESS) if decode else None
 
     def _prefill(self, ledger: Ledger, now: float) -> Step | None:

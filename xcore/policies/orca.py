@@ -20,9 +20,9 @@ class OrcaPolicy:
 
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration; None while nothing can run."""
-        decode = ledger.grow_decoding(now)
+        decode, preempted = ledger.grow_decoding(now)
         room = min(self.prefills_per_step, self.max_num_seqs - len(decode) - len(ledger.leaving))
-        admitted = ledger.admit(room, now) if room > 0 and not ledger.preempted else []
+        admitted = ledger.admit(room, now) if room > 0 and not preempted else []
         if admitted:
             return Step(tuple((s, s.to_prefill) for s in admitted), decode)
         return Step(decode=decode, repeats=ENDLESS, arrivals=room > 0) if decode else None

@@ -29,7 +29,7 @@ class RRAPolicy:
             admitted = self._admit(ledger, now)
             if admitted:
                 return Step(encode=tuple((s, s.to_prefill) for s in admitted))
-        decode = ledger.grow_decoding(now)
+        decode, _ = ledger.grow_decoding(now)
         return Step(decode=decode, repeats=self._phase_ends - ledger.iterations) if decode else None
 
     def _admit(self, ledger: Ledger, now: float) -> list[Sequence]:

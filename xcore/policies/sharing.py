@@ -190,7 +190,7 @@ class FirstComeSharing(TimeSharing):
         arrivals = [
             (first.arrival_s, place)
             for place, tenant in enumerate(unit.tenants)
-            if (first := tenant.ledger.waiting.peek(now)) and first.ready_s <= now
+            if (first := tenant.ledger.waiting.peek(now)) and first.last_token_s <= now
         ]
         return _if_it_can_prefill(unit, arrivals, now)
 

@@ -31,7 +31,7 @@ class WAAPolicy:
 
     The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; they hold
     the blocks from then on. The decoding side gives a token to every sequence whose keys and values have arrived
-    (`ready_s`), so encoded sequences join at the end of an iteration.
+    (`kv_arrived_s`), so encoded sequences join at the end of an iteration.
     """
 
     def __init__(self, encode_batch: int, joining: Joining | None = None):
@@ -49,7 +49,7 @@ class WAAPolicy:
 
     def next_decode(self, ledger: Ledger, now: float) -> Step | None:
         """Return the next decode iteration; None while no sequence can decode."""
-        decode = ledger.grow_decoding(now)
+        decode, _ = ledger.grow_decoding(now)
         return Step(decode=decode, repeats=ENDLESS, arrivals=True) if decode else None
 
 

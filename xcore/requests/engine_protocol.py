@@ -3,16 +3,17 @@
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
     frontend ◄──Opened, Changed, Stepped, Speed, LOADS, MOVES── engine
 
-A message is its length (8 bytes, little-endian) and its bytes (`xcore.requests.message`).
+A message is its length (8 bytes, little-endian) and its bytes (`xcore.requests.message`). A generated token is a
+`TokenEvent` from the rank that decides to the frontend; on the wire, the events of a step are `TokenColumns`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from xcore.requests.message import pack, unpack
-from xcore.requests.request import FinishReason, Request
+from xcore.requests.request import FinishReason, Request, Result
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span
@@ -116,7 +117,7 @@ TokenLogProb = tuple[float | None, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True)
-class LogProbs:
+class LogProbColumns:
     """Log-probabilities of tokens and of the likeliest tokens in their places."""
 
     own: Array
@@ -129,11 +130,11 @@ class LogProbs:
     """float64 [sum of counts]."""
 
     @staticmethod
-    def of(tokens: Iterable[TokenLogProb]) -> "LogProbs":
+    def of(tokens: Iterable[TokenLogProb]) -> "LogProbColumns":
         """Pack the log-probabilities of each token."""
         rows = list(tokens)
         pairs = [pair for _, likeliest in rows for pair in likeliest]
-        return LogProbs(
+        return LogProbColumns(
             np.array([np.nan if own is None else own for own, _ in rows], dtype=np.float64),
             np.array([len(likeliest) for _, likeliest in rows], dtype=np.int64),
             np.array([token for token, _ in pairs], dtype=np.int64),
@@ -150,12 +151,77 @@ class LogProbs:
         ]
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """The requested log-probabilities of a request's prompt; they come with its first token."""
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One generated token of a request. Times are in seconds since the run began."""
 
-    id: str
-    logprobs: LogProbs
+    request_id: str
+    index: int
+    """Its index in the output, from 0."""
+    token: int
+    made_s: float
+    """When it was made."""
+    logprob: TokenLogProb | None = None
+    """Its log-probability and the likeliest tokens, as many as the request asks for; None if it asks for none.
+
+    -9999.0 stands for minus infinity.
+    """
+    start_s: float | None = None
+    """When its request's prefill began; only with its first token."""
+    prompt: tuple[TokenLogProb, ...] = ()
+    """As `logprob`, for each token of the prompt; only with its request's first token."""
+
+
+Event = TokenEvent | Result
+"""A token, or the end of a request: the output of an engine's step."""
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """The `TokenEvent`s of an engine's steps, in order, as arrays [tokens]."""
+
+    ids: Array
+    """int64; the engine's request ids are whole numbers."""
+    indices: Array
+    """int64."""
+    tokens: Array
+    """int64."""
+    made_s: Array
+    """float64."""
+    starts_s: Array
+    """float64; NaN for tokens after the first."""
+    logprobs: LogProbColumns | None
+    """None if no request asked for any."""
+    prompts: dict[int, LogProbColumns]
+    """The log-probabilities of prompts, by the place of the first token here."""
+
+    @staticmethod
+    def of(events: Sequence[TokenEvent]) -> "TokenColumns":
+        """Pack events."""
+        asked = any(event.logprob for event in events)
+        return TokenColumns(
+            np.array([int(event.request_id) for event in events], dtype=np.int64),
+            np.array([event.index for event in events], dtype=np.int64),
+            np.array([event.token for event in events], dtype=np.int64),
+            np.array([event.made_s for event in events], dtype=np.float64),
+            np.array([np.nan if event.start_s is None else event.start_s for event in events], dtype=np.float64),
+            LogProbColumns.of(event.logprob or (None, ()) for event in events) if asked else None,
+            {place: LogProbColumns.of(event.prompt) for place, event in enumerate(events) if event.prompt},
+        )
+
+    def events(self) -> Iterator[TokenEvent]:
+        """Unpack the events."""
+        columns = (self.ids, self.indices, self.tokens, self.made_s, self.starts_s)
+        logprobs = self.logprobs.rows() if self.logprobs else [(None, ())] * len(self)
+        rows = zip(*(column.tolist() for column in columns), logprobs, strict=True)
+        for place, (number, index, token, made_s, start_s, logprob) in enumerate(rows):
+            prompt = tuple(self.prompts[place].rows()) if place in self.prompts else ()
+            begun_s = start_s if start_s == start_s else None
+            asked = logprob if logprob[0] is not None else None
+            yield TokenEvent(str(number), index, token, made_s, asked, begun_s, prompt)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
 
 
 @dataclass(frozen=True)
@@ -163,21 +229,11 @@ class Stepped:
     """The results of the engine's steps: tokens in order, then ends. Times are seconds of its clock."""
 
     now_s: float
-    ids: Array
-    """int64 [tokens]: the request of each token; the engine's ids are whole numbers."""
-    tokens: Array
-    """int64 [tokens]."""
-    made_s: Array
-    """float64 [tokens]."""
-    starts_s: Array
-    """float64 [tokens]: for a request's first token, the request's start; NaN for later tokens."""
+    tokens: TokenColumns
     ended: tuple[Ended, ...]
     occupancy: EngineLoad
     spans: tuple[Span, ...] = ()
     """Spans of the leader's device."""
-    logprobs: LogProbs | None = None
-    """Log-probabilities of the tokens; None if no request asked for any."""
-    prompts: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from xcore.console import output
 from xcore.errors import Infeasible, InputError
@@ -16,6 +17,9 @@ from xmulti.plans.infeasible import no_room, nothing_fits, rates_missed
 from xmulti.plans.model_frontier import Frontiers, ModelFrontier
 from xmulti.plans.plan_evaluation import Drawn
 from xscheduler.spaces import POLICIES
+
+if TYPE_CHECKING:
+    from xmulti.sharing.mixtures import SharedGroups
 
 METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
 """Methods to divide devices.
@@ -178,15 +182,19 @@ def _joint(
     processes: Processes,
 ) -> Plan:
     """Return the best of three kinds of plans: separate devices, the other methods' plans, and mixtures of both."""
+    from xmulti.sharing.mixtures import SharedGroups
+
     try:
         alone = Proposal("exegpt", _plan_of(demands, cluster, "exegpt", frontiers, processes))
     except Infeasible as error:
         alone = _no_plan("exegpt", error)
     proposals = [alone, *known.values()]
+    level = _highest(proposals)
     if _may_share(demands, cluster):
         others = [method for method in _SHARING if method not in known]
-        proposals += _shared_above(demands, cluster, others, _highest(proposals), processes)
-    proposals += _mixed(demands, cluster, frontiers, [p.plan or p.near for p in proposals], processes)
+        proposals += _shared_above(demands, cluster, others, level, processes)
+    mixture = SharedGroups(demands, cluster, frontiers, processes, level)
+    proposals += _mixed(mixture, demands, [p.plan or p.near for p in proposals])
     best = min(proposals, key=lambda proposal: proposal.order)
     if best.plan is None:
         if near := [proposal.near for proposal in proposals if proposal.near and proposal.near.headroom]:
@@ -220,20 +228,13 @@ def _highest(proposals: list[Proposal]) -> float:
     return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
 
-def _mixed(
-    demands: tuple[ModelDemand, ...],
-    cluster: ClusterSpec,
-    frontiers: list[ModelFrontier],
-    plans: list[Plan | None],
-    processes: Processes,
-) -> list[Proposal]:
+def _mixed(mixture: "SharedGroups", demands: tuple[ModelDemand, ...], plans: list[Plan | None]) -> list[Proposal]:
     """Return the best mixture of models that share devices and models alone, if it is better than these plans."""
-    from xmulti.sharing.mixtures import MOST_MODELS, SharedGroups
+    from xmulti.sharing.mixtures import MOST_MODELS
     from xmulti.sharing.shared_devices import can_share
 
     if len(demands) > MOST_MODELS or sum(map(can_share, demands)) < 2:
         return []
-    mixture = SharedGroups(demands, cluster, frontiers, processes)
     with output.progress("groups that share devices") as progress:
         plan = mixture.improve([plan for plan in plans if plan], progress)
     if plan is None:
@@ -306,17 +307,34 @@ def _placed(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: str,
 def _measured(
     placed: Sequence[Plan], demands: tuple[ModelDemand, ...], level: float, processes: Processes
 ) -> list[Plan]:
-    """Replay the units of all plans. A unit below `level` gets goodput 0."""
-    from xmulti.plans.plan_evaluation import evaluated
+    """Replay the units of all plans. A unit below `level` gets goodput 0.
 
+    Where a model alone is below it, its plan is too: that plan's models that share devices stay unmeasured.
+    """
     by_name = {demand.name: demand for demand in demands}
-    asked = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
-    units = processes.each(evaluated, [(unit, by_name, None, level) for _, unit in asked])
-    models = {(number, model.name): model for (number, _), unit in zip(asked, units, strict=True) for model in unit}
+    units = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
+    alone = _replayed([each for each in units if each[1][0].share is None], by_name, level, processes)
+    below = {number for (number, _), model in alone.items() if not model.goodput_seq_s}
+    sharing = [each for each in units if each[1][0].share is not None and each[0] not in below]
+    unmeasured = {(number, model.name): model for number, unit in units for model in unit}
+    models = unmeasured | alone | _replayed(sharing, by_name, level, processes)
     return [
         replace(plan, models=tuple(models[number, demand.name] for demand in demands))
         for number, plan in enumerate(placed)
     ]
+
+
+def _replayed(
+    units: list[tuple[int, tuple[PlannedModel, ...]]],
+    demands: dict[str, ModelDemand],
+    level: float,
+    processes: Processes,
+) -> dict[tuple[int, str], PlannedModel]:
+    """Return the models of units with their performance, by the number of their plan and their name."""
+    from xmulti.plans.plan_evaluation import evaluated
+
+    replayed = processes.each(evaluated, [(unit, demands, None, level) for _, unit in units])
+    return {(number, model.name): model for (number, _), unit in zip(units, replayed, strict=True) for model in unit}
 
 
 def _dedicated(

@@ -21,13 +21,13 @@ from xcore.policies.one_phase import OnePhasePolicy
 from xcore.policies.priority_sharing import PrioritySharing
 from xcore.policies.quota_adaptation import QuotaAdaptation
 from xcore.policies.sharing import Sharing, SpatialSharing, TimeSharing
+from xcore.requests.engine_protocol import Event
 from xcore.requests.request import Request
 from xcore.specs.cluster_plan import PlannedModel, Share
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.transport import wait
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
-from xrunner.core.events import Event
 from xrunner.core.shared_cache import shared_caches
 from xrunner.models.device import CPU
 from xrunner.rank.warm_up import Extent

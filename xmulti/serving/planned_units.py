@@ -15,7 +15,7 @@ from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.model import ModelSpec
 from xcore.usable_cpus import usable_cpus
-from xserver.engines.unit_options import UnitModel, UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions, UnitModel
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -128,7 +128,7 @@ def check_schedule(model: PlannedModel) -> None:
         )
 
 
-def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[UnitOptions, ...]:
+def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tuple[EngineUnitOptions, ...]:
     """Return the engines of a plan that `read_plan` has read, with further `flags` of `exegpt engine`.
 
     `threads` are those of a CPU device; None: an equal share of the cores.
@@ -147,16 +147,16 @@ def planned_units(plan: Plan, flags: Sequence[str], threads: int | None) -> tupl
         documents: dict[str, Spec] = {"--plan": plan}
         models = tuple(UnitModel(Path(str(m.directory)), m.name, place=places[m.name]) for m in unit)
         environment, follows = _environment(unit, plan.cluster), tuple(map(_follows, unit))
-        units.append(UnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
+        units.append(EngineUnitOptions(models, tuple(arguments), documents, len(first.devices), environment, follows))
     return tuple(units)
 
 
-def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: ClusterSpec) -> UnitOptions:
+def unit_alone(model: PlannedModel, place: int, flags: Sequence[str], cluster: ClusterSpec) -> EngineUnitOptions:
     """Return the engine of a model with separate devices; `place` is its place among all models."""
     arguments, documents = ("--model", str(model.directory), *flags), {"--schedule": model.schedule}
     models = (UnitModel(Path(str(model.directory)), model.name, place=place),)
     environment, follows = _environment([model], cluster), (_follows(model),)
-    return UnitOptions(models, arguments, documents, len(model.devices), environment, follows)
+    return EngineUnitOptions(models, arguments, documents, len(model.devices), environment, follows)
 
 
 def _follows(model: PlannedModel) -> tuple[object, ...]:

@@ -30,7 +30,7 @@ from xrunner.core import inbox
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.core.inbox import Inbox, Session
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xrunner.models.device import find_device
 from xrunner.threads import set_threads
 
@@ -109,7 +109,8 @@ def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "to
     It is the one that is chosen for every model; if the choices differ, it is Triton.
     """
     chosen = {
-        planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0] for model in unit
+        attention_planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0]
+        for model in unit
     }
     return chosen.pop() if len(chosen) == 1 else "triton"
 

@@ -9,7 +9,7 @@ from xcore.errors import InputError
 from xcore.requests.engine_protocol import Opened
 from xmulti.serving.started import StartedUnit
 from xserver.engines.engine_link import EngineLink
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions
 
 
 class StageEngines:
@@ -47,7 +47,7 @@ class StageEngines:
             if task.done():
                 raise InputError(f"The engine of {name} can't be started (exit code {task.result()}): see above.")
 
-    def start(self, name: str, options: UnitOptions) -> None:
+    def start(self, name: str, options: EngineUnitOptions) -> None:
         """Start the engine of a node that has none."""
         unit = StartedUnit(options, self.links, self._directory, self._turns)
         self._units[name] = unit, asyncio.ensure_future(unit.run())

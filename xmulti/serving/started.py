@@ -11,7 +11,7 @@ from xcore.errors import InputError
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.engine_process import DRAIN_LIMIT_S
 from xserver.engines.engine_unit import EngineUnit
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions
 
 _LOOK_S = 0.02
 _SPEED_LIMIT_S = 60.0
@@ -22,7 +22,7 @@ class StartedUnit(EngineUnit):
     """An engine of a run; its requests fail if it can't be replaced. `links` are those of all models."""
 
     def __init__(
-        self, options: UnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
+        self, options: EngineUnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
     ):
         super().__init__(options, {str(m.name): links[str(m.name)] for m in options.models}, directory, turns)
 
@@ -46,7 +46,7 @@ class StartedUnit(EngineUnit):
 
 @contextlib.asynccontextmanager
 async def started(
-    units: Sequence[UnitOptions], starts: int, end_in_turn: bool = False
+    units: Sequence[EngineUnitOptions], starts: int, end_in_turn: bool = False
 ) -> AsyncIterator[dict[str, EngineLink]]:
     """Yield links to the engines by model, once all have opened; `starts` engines may start at once.
 

@@ -11,7 +11,7 @@ known grouping is optimal within a step.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,10 +68,21 @@ class IdenticalNodes:
 class GroupSearch:
     """Finds the best partition into groups; remembers measurements."""
 
-    def __init__(self, models: int, cluster: IdenticalNodes, measure: Measure, known: dict[Part, float] | None = None):
-        """Set up the search; `known` are headrooms of other methods' plans, and a measurement may find more."""
+    def __init__(
+        self,
+        models: int,
+        cluster: IdenticalNodes,
+        measure: Measure,
+        known: Mapping[Part, float] | None = None,
+        later: Mapping[Part, Callable[[], float]] | None = None,
+    ):
+        """Set up the search; `known` are headrooms of other methods' plans, and a measurement may find more.
+
+        Those in `later` are called once they matter; they count as known, not as measured.
+        """
         self._models, self._cluster, self._measure = models, cluster, measure
         self._reached = dict(known or {})
+        self._later = dict(later or {})
         self._limits: dict[Part, float] = {}
         """Measured headrooms; for a group that missed a level, a value just below it."""
         self.measured = 0
@@ -91,7 +102,7 @@ class GroupSearch:
         while parts := self._likeliest(level):
             unknown = [part for part in parts if not self._reaches(part, level)]
             if not unknown:
-                headroom = min(self._reached[part] for part in parts)
+                headroom = min(map(self._known, parts))
                 best = Grouping(parts, self._placed(parts), headroom)
                 if headroom == math.inf:
                     break
@@ -115,8 +126,17 @@ class GroupSearch:
         )
         return max(min([limit, *parts_of]), self._reached.get(part, 0.0))
 
+    def _known(self, part: Part) -> float:
+        """Return the headroom that a group is known to reach."""
+        if part in self._later:
+            self._reached[part] = max(self._later.pop(part)(), self._reached.get(part, 0.0))
+        return self._reached.get(part, 0.0)
+
     def _reaches(self, part: Part, level: float) -> bool:
-        return self._reached.get(part, 0.0) >= level
+        return self._reached.get(part, 0.0) >= level or self._known(part) >= level
+
+    def _may_reach(self, part: Part, level: float) -> bool:
+        return self.at_most(*part) >= level or self._reaches(part, level)
 
     def _ask(self, unknown: list[Part], level: float) -> None:
         self.measured += len(unknown)
@@ -136,7 +156,7 @@ class GroupSearch:
         def least_of(group: Group) -> int | None:
             if group not in least:
                 sizes = self._cluster.sizes(group)
-                least[group] = next((k for k in sizes if self.at_most(group, k) >= level), None)
+                least[group] = next((k for k in sizes if self._may_reach((group, k), level)), None)
             return least[group]
 
         def order(parts: tuple[Part, ...]) -> tuple[int, float]:

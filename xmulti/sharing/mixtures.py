@@ -7,7 +7,7 @@ measure as all methods: groups that share by space and by time, and models alone
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 from xcore.processes import Processes
@@ -15,7 +15,7 @@ from xcore.specs.cluster import ClusterSpec
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xmulti.plans.demands import ModelDemand
 from xmulti.plans.model_frontier import ModelFrontier
-from xmulti.plans.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn
+from xmulti.plans.plan_evaluation import KEEPS_UP, PRECISION, Drawn, Trial, at_rates, drawn, evaluated
 from xmulti.sharing.shared_devices import can_share, most_of_unit, share_unit
 
 if TYPE_CHECKING:
@@ -44,9 +44,13 @@ class SharedGroups:
         cluster: ClusterSpec,
         frontiers: Sequence[ModelFrontier],
         processes: Processes,
+        level: float,
     ):
-        """Set up the mixture with the models' frontiers, some of which may be known."""
-        self._demands, self._cluster, self._frontiers = demands, cluster, frontiers
+        """Set up the mixture with the models' frontiers, some of which may be known.
+
+        `level`: the headroom below which other methods' units needn't be measured.
+        """
+        self._demands, self._cluster, self._frontiers, self._level = demands, cluster, frontiers, level
         self._planned: dict[Part, tuple[PlannedModel, ...]] = {}
         self._most: dict[Part, float] = {}
         """Upper bounds of groups of several models."""
@@ -62,25 +66,37 @@ class SharedGroups:
         """Return the best mixture, if it is better than all these plans; else None."""
         from xmulti.sharing.groups import GroupSearch, IdenticalNodes
 
-        known = self._seeds(plans)
+        units = self._seeds(plans)
+        known = {part: self._best(part, of_part) for part, of_part in units.items() if all(map(_measured, of_part))}
+        later = {part: partial(self._best, part, units[part]) for part in units.keys() - known.keys()}
         floor = max((_headroom(plan.models) for plan in plans), default=0.0)
         where = IdenticalNodes(self._cluster.nodes, self._cluster.devices_per_node)
-        search = GroupSearch(len(self._demands), where, self, known)
+        search = GroupSearch(len(self._demands), where, self, known, later)
         grouping = search.best(floor, MOST, progress)
         return self._plan(grouping) if grouping else None
 
-    def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, float]":
-        """Return the headrooms that the units of other plans reach."""
+    def _seeds(self, plans: Sequence[Plan]) -> "dict[Part, list[tuple[PlannedModel, ...]]]":
+        """Return the units of other plans, by their group and number of devices."""
         places = {demand.name: place for place, demand in enumerate(self._demands)}
-        known: dict[Part, float] = {}
+        seeds: dict[Part, list[tuple[PlannedModel, ...]]] = {}
         for plan in plans:
             self.seconds = min(self.seconds, max((model.seconds or 0.0 for model in plan.models), default=0.0))
         for unit in (unit for plan in plans for unit in plan.units):
             part = tuple(sorted(places[model.name] for model in unit)), len(unit[0].devices)
-            headroom = self._of(unit)
-            if headroom > known.get(part, 0.0):
-                known[part], self._planned[part] = headroom, unit
-        return known
+            seeds.setdefault(part, []).append(unit)
+        return seeds
+
+    def _best(self, part: "Part", units: "list[tuple[PlannedModel, ...]]") -> float:
+        """Keep the best of the units, and return the headroom that it reaches; replay those that are unmeasured."""
+        by_name = {demand.name: demand for demand in self._demands}
+        new = [unit for unit in units if not _measured(unit)]
+        replays = iter(self._processes.each(evaluated, [(unit, by_name, None, self._level) for unit in new]))
+        best = 0.0
+        for unit in units:
+            replayed = unit if _measured(unit) else tuple(next(replays))
+            if self._of(replayed) > best:
+                best, self._planned[part] = self._of(replayed), replayed
+        return best
 
     def _of(self, unit: Sequence[PlannedModel]) -> float:
         """Return the headroom of models; infinite for models without a rate that are done in time."""
@@ -195,3 +211,7 @@ def better_alone(planned: PlannedModel, other: PlannedModel, demand: ModelDemand
 
 def _headroom(models: Sequence[PlannedModel]) -> float:
     return min((model.headroom for model in models if model.headroom is not None), default=math.inf)
+
+
+def _measured(unit: Sequence[PlannedModel]) -> bool:
+    return all(model.rate_seq_s is None or model.goodput_seq_s is not None for model in unit)

@@ -88,16 +88,19 @@ class SimulatedTenant:
         """Return the blocks of the running row, up to its current iteration, that are booked when it ends."""
         if self.job is None or not self.job.step.decode:
             return 0
-        ahead, pool = 1 + int(np.searchsorted(self.job.ends, now, side="right")), self.ledger.pool
-        return sum([max(0, pool.blocks_for(s.cached + ahead) - len(s.blocks)) for s in self.job.step.decode])
+        return self._missing(self.job.step, 1 + int(np.searchsorted(self.job.ends, now, side="right")))
 
     @property
     def ahead(self) -> int:
         """Blocks that the running row will need when it ends, and that the pool hasn't allocated yet."""
         if self.job is None or not self.job.step.decode:
             return 0
-        rows, pool = len(self.job.ends), self.ledger.pool
-        return sum([max(0, pool.blocks_for(s.cached + rows) - len(s.blocks)) for s in self.job.step.decode])
+        return self._missing(self.job.step, len(self.job.ends))
+
+    def _missing(self, step: Step, iterations: int) -> int:
+        """Return the blocks that a step's sequences lack for so many iterations in a row."""
+        size = self.ledger.pool.block_size
+        return sum([n for s in step.decode if (n := -(-(s.cached + iterations) // size) - len(s.blocks)) > 0])
 
     def can_decode(self, now: float) -> bool:
         """Return whether it has sequences to decode."""
@@ -122,11 +125,11 @@ class SimulatedTenant:
         step = self.limits.next_step(self.ledger, now, "decode")
         if step is None:
             return None
-        decode = step.decode
-        most = 1 if self.ledger.preempted else most  # the freed blocks may let another sequence in
+        decode, preempted = step.decode, self.ledger.take_preempted()
+        most = 1 if preempted else most  # the freed blocks may let another sequence in
         most = min([most, MOST_AT_ONCE, *[s.ends - s.generated for s in decode]])
         step = Step(decode=decode, repeats=most)
-        row = self.ledger.repeats(step)
+        row = self.ledger.repeats(step, preempted)
         # Rounded as in single iterations, so that equal end times are equal in a row too.
         contexts = (sum([s.cached + 1 for s in decode]) + len(decode) * _COUNT[:row]) / len(decode)
         seconds = self.cost.decode_seconds(len(decode), contexts, self.limits.decode_share)

@@ -140,10 +140,11 @@ class DirectTransport(Transport):
         if dist.get_world_size(self._group_communicator) > 1:
             dist.all_reduce(token, group=self._group_communicator)
         for tag, source, target in exchanges:
-            if place.rank == source:
-                dist.isend(token, target, group=self._communicators[tag]).wait()
-            elif place.rank == target:
-                dist.irecv(token, source, group=self._communicators[tag]).wait()
+            if place.rank in (source, target):
+                exchange, peer = (dist.isend, target) if place.rank == source else (dist.irecv, source)
+                work = exchange(token, peer, group=self._communicators[tag])
+                assert work, "both ranks are of the communicator"
+                work.wait()
 
 
 def _empty() -> torch.Tensor:

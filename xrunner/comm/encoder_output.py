@@ -12,13 +12,14 @@ Where a cancelled sequence's blocks have a new holder, the new holder's output c
 """
 
 from collections import deque
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.packing import send
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, Transport
@@ -35,9 +36,9 @@ class EncodedReceiving:
         assert place.encoded_by is not None
         self._model, self._cache, self._transport, self._gpu = model, cache, transport, gpu
         self._source, self._block_size = place.encoded_by, place.schedule.block_size
-        self._coming: deque[tuple[Arrival, torch.Tensor, Any]] = deque()
+        self._coming: deque[tuple[KVArrival, torch.Tensor, Any]] = deque()
 
-    def expect(self, arrival: Arrival) -> None:
+    def expect(self, arrival: KVArrival) -> None:
         """Start receiving the output of an announced batch; `arrival.places` are the slots of its tokens."""
         shape = len(arrival.places), self._model.spec.hidden
         buffer = torch.empty(shape, dtype=torch_dtype(self._model.dtype), device=self._model.device)
@@ -73,10 +74,10 @@ class EncodedReceiving:
     def _wait(self, count: int) -> int:
         for i in range(count):
             pending = self._coming[i][2]
-            self._transport.wait(lambda pending=pending: self._transport.arrived(pending))
+            self._transport.wait(partial(self._transport.arrived, pending))
         return count
 
-    def _overlaps(self, arrival: Arrival, blocks: np.ndarray) -> bool:
+    def _overlaps(self, arrival: KVArrival, blocks: np.ndarray) -> bool:
         return bool(np.isin(arrival.places // self._block_size, blocks).any())
 
 

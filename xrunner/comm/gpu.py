@@ -13,7 +13,7 @@ import torch
 from xrunner.models.device import made_current
 
 
-class Moment(Protocol):
+class DeviceEvent(Protocol):
     """An event in a stream."""
 
     def query(self) -> bool:
@@ -43,13 +43,13 @@ class Gpu:
         """Copy `source` to `target`, between pinned memory and the device, in order with the kernels."""
         target.copy_(source, non_blocking=True)
 
-    def moment(self) -> Moment:
+    def moment(self) -> DeviceEvent:
         """Return an event after everything queued so far."""
         event = torch.cuda.Event()
         event.record()
         return event
 
-    def copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> Moment:
+    def copy_beside(self, target: torch.Tensor, source: torch.Tensor) -> DeviceEvent:
         """Copy `source` to `target` on the second stream, after everything queued so far.
 
         Returns the event of the copy's end.

@@ -79,7 +79,7 @@ def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tens
             buffer = _allocated(ranks, group, device)
     except (ImportError, AttributeError, RuntimeError):  # torch without it, too old, or without memory for it
         pass
-    if not all(ranks.all(group is None or buffer is not None)) or group is None:
+    if not all(ranks.all(group is None or buffer is not None)) or group is None or buffer is None:
         return None  # on all ranks: a single rank would wait at the rendezvous for ever
     from torch.distributed import _symmetric_memory as symm_mem
 

@@ -47,7 +47,7 @@ class Route:
 
 
 @dataclass(frozen=True)
-class Arrival:
+class KVArrival:
     """The announcement of a batch's keys and values, or of the encoder's output from which they are computed."""
 
     number: int
@@ -118,7 +118,7 @@ def _buffer(parts: list[torch.Tensor], blocks: Sized) -> torch.Tensor:
     return torch.empty(len(parts), len(blocks), first[0].numel(), dtype=first.dtype, device=first.device)
 
 
-class Sending(_Side):
+class KVSending(_Side):
     """An encoding rank's side of its routes."""
 
     def send(self, blocks: np.ndarray) -> None:
@@ -130,14 +130,14 @@ class Sending(_Side):
             self._transport.send(buffer, route.target, CACHE)
 
 
-class Receiving(_Side):
+class KVReceiving(_Side):
     """A decoding rank's side of its routes."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
-        self._coming: deque[tuple[Arrival, list[tuple[torch.Tensor, Any]]]] = deque()
+        self._coming: deque[tuple[KVArrival, list[tuple[torch.Tensor, Any]]]] = deque()
 
-    def expect(self, arrival: Arrival) -> None:
+    def expect(self, arrival: KVArrival) -> None:
         """Start receiving an announced batch."""
         buffers = [_buffer(parts, arrival.places) for _, parts in self._routes]
         pending = [

@@ -61,7 +61,7 @@ class Ranks:
         """This rank's index on its node."""
         if len({len(ranks) for ranks in self.nodes}) > 1:
             counts = ", ".join(str(len(ranks)) for ranks in self.nodes)
-            raise Agreed(f"The nodes have {counts} ranks: start as many on each, one per device.")
+            raise Agreed(f"The nodes have {counts} ranks: start the same number on each node, one per device.")
 
     @property
     def size(self) -> int:
@@ -93,7 +93,7 @@ class Ranks:
             return max(1, min(usable, within_quota(self._node_cpus) // self.per_node))
         if asked > usable:
             raise InputError(
-                f"A rank is to have {asked} threads (--threads or OMP_NUM_THREADS) and may use {usable} CPUs: "
+                f"A rank needs {asked} CPUs for its threads (--threads or OMP_NUM_THREADS), but may use only {usable}: "
                 f"start with mpirun --bind-to none or --map-by slot:PE={asked}."
             )
         return asked
@@ -190,7 +190,8 @@ class Ranks:
             for name, value in received[0][1].items():
                 if theirs[name] != value:
                     raise Agreed(
-                        f"Rank {rank} ({host}) has {name} '{theirs[name]}' and rank 0 '{value}': start all ranks alike."
+                        f"Rank {rank} ({host}) has {name} '{theirs[name]}' and rank 0 has '{value}': start all ranks "
+                        "with the same arguments."
                     )
         return mine
 

@@ -41,7 +41,7 @@ _SIOCGIFADDR = 0x8915
 
 
 @dataclass(frozen=True)
-class Offer:
+class RelayOffer:
     """The addresses at which rank 0 relays, as all ranks know them."""
 
     addresses: tuple[tuple[str, int], ...]
@@ -65,12 +65,12 @@ def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
         return
     relays: list[Relay] = []
 
-    def offer() -> Offer:
+    def offer() -> RelayOffer:
         relays.append(Relay(path, [address for rank, own in enumerate(hosts) if rank not in near for address in own]))
         return relays[0].offer
 
     hosts = ranks.all(_addresses())
-    offered = ranks.share(offer, Offer)
+    offered = ranks.share(offer, RelayOffer)
     if ranks.rank in near:
         yield partial(_connected, partial(_open_unix, path), f"at '{path}'")
     else:
@@ -92,7 +92,7 @@ class Relay:
         for source in sorted(set(filter(None, map(_source, peers)))):
             with contextlib.suppress(OSError):  # another address may work, and a leader on this machine needs none
                 self._listening.append(socket.create_server((source, 0)))
-        self.offer = Offer(tuple(listening.getsockname() for listening in self._listening), self._secret)
+        self.offer = RelayOffer(tuple(listening.getsockname() for listening in self._listening), self._secret)
         self._tunnels: list[threading.Thread] = []
         for listening in self._listening:
             _thread(self._accept, listening)
@@ -156,7 +156,7 @@ def _connected(connect: Connect, where: str) -> socket.socket:
         except OSError as error:
             if time.monotonic() > until:
                 why = error.strerror or str(error)
-                raise InputError(f"The server's frontend doesn't listen {where} ({why}).") from None
+                raise InputError(f"The engine can't connect to the server's frontend {where} ({why}).") from None
             time.sleep(_LOOK_S)
 
 
@@ -170,7 +170,7 @@ def _open_unix(path: str) -> socket.socket:
     return connection
 
 
-def _open_tcp(offer: Offer) -> socket.socket:
+def _open_tcp(offer: RelayOffer) -> socket.socket:
     """Return a connection to the first of a relay's addresses where a program with the secret answers."""
     failure = OSError("no address")
     for address in offer.addresses:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from xrunner.comm.gpu import Gpu, Moment
+from xrunner.comm.gpu import DeviceEvent, Gpu
 from xrunner.comm.ranks import Ranks
 from xrunner.comm.transport import TOKENS, Transport, summed
 
@@ -18,7 +18,7 @@ class _Receive:
     tensor: torch.Tensor
     host: torch.Tensor
     message: Any
-    landed: Moment | None = None
+    landed: DeviceEvent | None = None
     """The copy to the device; None until the tensor has arrived on the host."""
 
 
@@ -33,7 +33,7 @@ class StagedTransport(Transport):
     def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...], gpu: Gpu):
         super().__init__(ranks, group, kinds, gpu)
         self._gpu = gpu
-        self._leaving: deque[tuple[Moment, torch.Tensor, int, int]] = deque()
+        self._leaving: deque[tuple[DeviceEvent, torch.Tensor, int, int]] = deque()
         """Copies to the host in order: (copy, host tensor, target rank, tag)."""
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from xcore.specs.change import OF_ONE_ENGINE, Change, Reschedule
 from xcore.specs.schedule import Schedule
-from xrunner.core.drift import Drift
+from xrunner.core.drift import LengthDrift
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Adaptation:
         broadcast: Callable[[Change], None] = lambda change: None,
         promises: bool = False,
     ):
-        self.drift = Drift(held.workload)
+        self.drift = LengthDrift(held.workload)
         self._held, self._running = held, held
         self._reschedule, self._broadcast, self._promises = reschedule, broadcast, promises
         self._search: Future[Schedule | None] | None = None

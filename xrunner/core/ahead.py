@@ -7,17 +7,17 @@ So a stop token ends its sequence a step later too, as on a pipeline.
 from dataclasses import dataclass
 
 from xcore.batching import MicroBatch, Step
-from xrunner.core.lanes import OwnLane
-from xrunner.rank.running import Running
-from xrunner.rank.worker import Running as OnDevice
+from xrunner.core.engine_lanes import OwnLane
+from xrunner.rank.running import RunningRequest
+from xrunner.rank.worker import LaunchedBatch
 
 
 @dataclass(frozen=True)
 class _Flight:
     """A micro-batch on the device."""
 
-    receivers: list[Running]
-    on_device: OnDevice
+    receivers: list[RunningRequest]
+    on_device: LaunchedBatch
 
 
 class AheadLane(OwnLane):

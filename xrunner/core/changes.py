@@ -12,7 +12,7 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Span, Timeline
 from xrunner.comm.ranks import Agreed
 from xrunner.core.engine import Engine
-from xrunner.core.report import RunReport
+from xrunner.core.run_report import RunReport
 
 
 def run_adapting(
@@ -39,6 +39,7 @@ def run_adapting(
         moving, left = next(answer for answer in onward if answer)
         if not left:
             break
+        assert moving, "the requests that are left continue under a change"
         whose.append([whose[-1][place] for place in left])
         engine, why_not = _onward(engine, directory, moving.schedule, [requests[place] for place in whose[-1]])
         refused.append(why_not)

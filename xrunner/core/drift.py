@@ -22,7 +22,7 @@ LEAST = 0.1
 
 
 @dataclass
-class Drift:
+class LengthDrift:
     """Compares observed lengths with the distributions of a workload."""
 
     workload: Workload

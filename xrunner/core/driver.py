@@ -24,7 +24,7 @@ from xcore.specs.change import Change, takes_over_in_place
 from xcore.specs.schedule import Schedule
 from xrunner.core.ahead import AheadLane
 from xrunner.core.encoding_lane import EncodingLane
-from xrunner.core.lanes import Lane, OwnLane
+from xrunner.core.engine_lanes import EngineLane, OwnLane
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.worker import Worker
@@ -77,7 +77,7 @@ class Driver:
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
         kind = AheadLane if worker.gpu and not worker.transport else OwnLane
         self._own = kind(worker, schedule, outputs, assemble)
-        self._others: list[Lane] = []
+        self._others: list[EngineLane] = []
         if schedule.traits.disaggregated:
             self._others.append(EncodingLane(worker, outputs, assemble, self.ledger))
             worker.between = self._turn_others
@@ -162,7 +162,7 @@ class Driver:
         if not all(lane.idle for lane in self.lanes):
             self.worker.wait(lambda: any(lane.update() for lane in self.lanes) or self.now() >= until)
         elif arrival is None and self.ledger.waiting:
-            raise RuntimeError(f"none of {len(self.ledger.waiting)} waiting requests is ever run")
+            raise RuntimeError(f"the policy never runs any of {len(self.ledger.waiting)} waiting requests")
         else:
             time.sleep(max(0.0, until - self.now()))
 
@@ -177,16 +177,16 @@ class Driver:
         self._book_stops()
         self.ledger.check()
 
-    def _offer(self, lane: Lane, phase: StagePhase | None = None) -> bool:
+    def _offer(self, lane: EngineLane, phase: StagePhase | None = None) -> bool:
         """Give a free lane the policy's next step, of the lane's phase or another. Return whether there was one."""
         if not lane.free:
             return False
         now = self.now()
         self.ledger.observe(now)
         step = self.policy.next_step(self.ledger, now, phase or lane.phase)
-        for victim in self.outputs.of(self.ledger.preempted):
+        for victim in self.outputs.of(self.ledger.take_preempted()):
             if victim.sequence.status is PREEMPTED and victim.lacks_output:  # its last token may be a stop token
-                victim.sequence.ready_s = inf
+                victim.sequence.last_token_s = inf
         if step is None:
             return False
         for sequence, _ in step.encode:

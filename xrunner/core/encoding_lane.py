@@ -18,11 +18,11 @@ from xcore.batching import Ledger, MicroBatching, Sequence, Step
 from xcore.batching.step import StagePhase
 from xcore.policies.waa import most_in_transfer, most_underway
 from xrunner.comm.encoder_output import slots_in
-from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.transport import NOTICE, TOKENS
 from xrunner.core.outputs import Outputs
 from xrunner.rank.assembly import Assembler
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.worker import END, FREE, Worker
 
@@ -35,7 +35,7 @@ class _Batch:
 
     number: int
     sequences: list[Sequence]
-    receivers: list[Running]
+    receivers: list[RunningRequest]
     prompts: PromptRows | None
     result: torch.Tensor
     pending: Any
@@ -105,7 +105,7 @@ class EncodingLane:
         for request in running:
             request.table = None  # on the decoding side it has other blocks
             request.entered = 0  # the decoding side has a sampling state of its own
-            request.sequence.ready_s = inf
+            request.sequence.kv_arrived_s = inf
         self._transport.post(replace(batch, transferred=sent), *self._encoder.followers)
         result = torch.empty(batch.result_size, dtype=torch.int64)
         pending = self._transport.expect(result, self._encoder.sampler, TOKENS)
@@ -115,7 +115,7 @@ class EncodingLane:
             _Batch(self._ordered, sequences, receivers, batch.prompt_logprobs, result, pending, missing)
         )
         if places is not None:
-            arrival = Arrival(self._ordered, places)
+            arrival = KVArrival(self._ordered, places)
             self._transport.post(arrival, *self._worker.place.followers)
             self._receiving.expect(arrival)
         self._ordered += 1
@@ -124,11 +124,11 @@ class EncodingLane:
         """Let the encoding ranks go."""
         self._transport.post(END, *self._encoder.followers)
 
-    def _tables(self, running: list[Running]) -> tuple[Array | None, Array | None]:
+    def _tables(self, running: list[RunningRequest]) -> tuple[Array | None, Array | None]:
         """Give requests the block tables of the encoding side, where one batch has the whole cache.
 
         Returns:
-            The blocks that are sent from there, int64 [n], and the places of the received data here, as in `Arrival`.
+            The blocks that are sent from there, int64 [n], and the places of the received data here, as in `KVArrival`.
         """
         pool, taken, sent, places = self._ledger.pool, 0, [], []
         for request in running:

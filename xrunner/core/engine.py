@@ -1,6 +1,6 @@
 """The engine: enforces a schedule on this rank alone, or on all ranks of a job, and stays open for requests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from collections.abc import Sequence as Rows
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +12,12 @@ from xcore.batching.kv_capacity import blocks_needed, grow_to_fit
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
 from xcore.orders import fcfs
-from xcore.policies.from_schedule import make_policy
-from xcore.requests.engine_protocol import EngineLoad
+from xcore.requests.engine_protocol import EngineLoad, Event
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import check_request
 from xcore.specs.change import Change, Reschedule
-from xcore.specs.schedule import Schedule, devices, ranks_needed
+from xcore.specs.schedule import Schedule, devices
 from xcore.specs.timeline import Span
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.place import Place
@@ -28,13 +27,12 @@ from xrunner.core.adaptation import Adaptation
 from xrunner.core.capacity import buffer_bytes, cache_blocks, cache_bytes, check_memory
 from xrunner.core.compiling import Compiling
 from xrunner.core.driver import Driver, Options
-from xrunner.core.events import Event
-from xrunner.core.joining import gpu_of, how_to_start, job_facts, make_transport, on_device
+from xrunner.core.job_setup import check_schedule, gpu_of, job_facts, load_part, make_transport, on_device
 from xrunner.core.outputs import Outputs
 from xrunner.core.replicas import Follower, Leader
-from xrunner.core.report import RunReport
+from xrunner.core.run_report import RunReport
 from xrunner.core.shared_cache import SharedCache
-from xrunner.models import KVCache, Model, Shard, load_model
+from xrunner.models import KVCache, Model
 from xrunner.models.device import CPU
 from xrunner.rank.warm_up import Extent, check_logits, warm_up
 from xrunner.rank.worker import END, Worker, serve
@@ -73,7 +71,7 @@ class Engine:
         self._tokenizer = tokenizer
         self.transport = transport
         self.place = Place(schedule, self.ranks.rank)
-        self.ranks.agree(self._check)
+        self.ranks.attempt(lambda: check_schedule(schedule, model, self.ranks.size))
         gpu = gpu or gpu_of(model.device)
         self._device, self._gpu, self._attention = model.device, gpu, model.attention
         self._shared = shared
@@ -119,21 +117,10 @@ class Engine:
         ranks.agree(lambda: job_facts(directory, schedule, ranks) | on_device(schedule, device, attention))
         place, gpu = Place(schedule, ranks.rank), gpu_of(device)
         transport = make_transport(ranks, place, gpu) if ranks.size > 1 else None
-        shard = Shard(place.part, place.tp, transport.all_reduce) if transport else Shard(0, 1, lambda x: x)
-        loaded = []
-
-        def load() -> dict[str, str]:
-            encoder_layers = place.encoder_layers if schedule.model.spec.encoder_layers else None
-            ends = {"embedding": place.first, "head": place.samples and bool(place.layers)}
-            held = {"layers": place.layers, "encoder_layers": encoder_layers}
-            where = {"device": device, "attention": attention}
-            loaded.append(load_model(directory, schedule.dtype, shard=shard, **where, **held, **ends))
-            return {}
-
         try:
-            ranks.agree(load)
+            model = ranks.attempt(lambda: load_part(directory, place, transport, device, attention))
             tokenizer = Path(directory) / "tokenizer.json"
-            return Engine(loaded[0], schedule, ranks, transport, since, gpu, tokenizer, shared)
+            return Engine(model, schedule, ranks, transport, since, gpu, tokenizer, shared)
         except Agreed:  # every rank is here
             if transport:
                 transport.close()
@@ -272,11 +259,7 @@ class Engine:
             InputError: The grammar can't be followed, the request is too long for the model or the cache, or an
                 unfinished request has the same id.
         """
-        check_request(request, self.model.spec)
-        self.grammars.check(request)
-        self._check_blocks(request)
-        if request.id in self._unfinished:
-            raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
+        self._check_request(request, self._unfinished)
         self._unfinished[request.id] = request
         driver, leader = self._parts()
         index, replica = self._added, self._added % self.schedule.replicas
@@ -300,7 +283,7 @@ class Engine:
         if not driver.turn():
             (leader if driver.idle else driver).wait()
         leader.listen()
-        return self._taken()
+        return self.take()
 
     def update(self) -> None:
         """Process all arrivals; on the leader, at the beginning of a step by `run_phase`."""
@@ -320,7 +303,12 @@ class Engine:
 
     def take(self) -> list[Event]:
         """Return the new events since the last call; on the leader."""
-        return self._taken()
+        events = self._events[:]
+        self._events.clear()  # in place, since driver and leader append to it
+        for event in events:
+            if isinstance(event, Result):
+                self._unfinished.pop(event.id, None)
+        return events
 
     @property
     def ledger(self) -> Ledger:
@@ -409,7 +397,7 @@ class Engine:
         leader.close()
         driver.drain()
         leader.drain()
-        return self._taken()
+        return self.take()
 
     def with_room(self, schedule: Schedule) -> Schedule:
         """Return the next engine's schedule, with enough KV blocks for each unfinished request; on the leader."""
@@ -424,18 +412,6 @@ class Engine:
         self.update()  # other replicas get the aborts before END
         self.drain()
         self._aborted.clear()  # the next engine has the same ids
-
-    def _taken(self) -> list[Event]:
-        """Return the events so far and remove them from the list.
-
-        The list is emptied in place, since driver and leader append to it.
-        """
-        events = self._events[:]
-        self._events.clear()
-        for event in events:
-            if isinstance(event, Result):
-                self._unfinished.pop(event.id, None)
-        return events
 
     def _parts(self) -> tuple[Driver, Leader]:
         if self._driver is None or not isinstance(self._replicas, Leader):
@@ -501,15 +477,16 @@ class Engine:
     def _check_requests(self, requests: Rows[Request]) -> dict[str, str]:
         seen: set[str] = set()
         for request in requests:
-            check_request(request, self.model.spec)
-            self.grammars.check(request)
-            if request.id in seen:
-                raise InputError(f"Request '{request.id}' is given twice: every request needs its own id.")
+            self._check_request(request, seen)
             seen.add(request.id)
-            self._check_blocks(request)
         return {}
 
-    def _check_blocks(self, request: Request) -> None:
+    def _check_request(self, request: Request, seen: Container[str]) -> None:
+        """Raise InputError for a request that can't be run, or whose id has been seen."""
+        check_request(request, self.model.spec)
+        self.grammars.check(request)
+        if request.id in seen:
+            raise InputError(f"Request '{request.id}' occurs twice: each request needs an id of its own.")
         need = blocks_needed(request, self.schedule)
         have = self._shared.pool.total if self._shared else self.schedule.kv_blocks
         if need > have:
@@ -517,15 +494,3 @@ class Engine:
                 f"Request '{request.id}' needs {need} KV blocks, and the schedule's cache has {have}: "
                 f"shorten it, or tune with more memory."
             )
-
-    def _check(self) -> dict[str, str]:
-        self.schedule.check_model(self.model.spec)
-        for name, dtype in (("dtype", self.schedule.dtype), ("kv_dtype", self.schedule.kv_dtype)):
-            if dtype != self.model.dtype:
-                raise InputError(
-                    f"The schedule has {name} {dtype} and the model was loaded in {self.model.dtype}: load both alike."
-                )
-        make_policy(self.schedule)  # refuses at once what can't be run
-        if ranks_needed(self.schedule) != self.ranks.size:
-            raise InputError(how_to_start(self.schedule, self.ranks.size))
-        return {}

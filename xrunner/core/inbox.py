@@ -9,8 +9,6 @@ import select
 import socket
 from collections.abc import Sequence
 
-import numpy as np
-
 from xcore.errors import InputError, TooLong
 from xcore.requests.engine_protocol import (
     BEGIN,
@@ -21,20 +19,20 @@ from xcore.requests.engine_protocol import (
     Abort,
     Changed,
     Ended,
+    Event,
     Follow,
     Frames,
-    LogProbs,
     Opened,
-    Prompt,
     Stepped,
     Stop,
+    TokenColumns,
+    TokenEvent,
     framed,
 )
-from xcore.requests.request import Request
+from xcore.requests.request import Request, Result
 from xcore.specs.schedule import Schedule
 from xrunner.core.compiling import Compiling
 from xrunner.core.engine import Engine
-from xrunner.core.events import Event, Token
 
 _CHUNK = 2**18
 """Bytes that are read at once."""
@@ -226,19 +224,12 @@ def serve(engine: Engine, inbox: Inbox, opened: Opened) -> Schedule | None:
 
 
 def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) -> Stepped:
-    tokens = [event for event in events if isinstance(event, Token)]
-    results = [event for event in events if not isinstance(event, Token)]
-    asked = any(token.logprob is not None for token in tokens)
+    results = [event for event in events if isinstance(event, Result)]
     ended = [Ended(result.id, result.finish_reason, error=result.error) for result in results]
     return Stepped(
         now_s=engine.worker.now(),
-        ids=np.array([int(token.request_id) for token in tokens], dtype=np.int64),
-        tokens=np.array([token.token for token in tokens], dtype=np.int64),
-        made_s=np.array([token.made_s for token in tokens], dtype=np.float64),
-        starts_s=np.array([np.nan if t.start_s is None else t.start_s for t in tokens], dtype=np.float64),
+        tokens=TokenColumns.of([event for event in events if isinstance(event, TokenEvent)]),
         ended=(*refused, *ended),
         occupancy=engine.occupancy,
         spans=engine.take_spans(),
-        logprobs=LogProbs.of((t.logprob, t.likeliest) for t in tokens) if asked else None,
-        prompts=tuple(Prompt(token.request_id, LogProbs.of(token.prompt)) for token in tokens if token.prompt),
     )

@@ -14,16 +14,15 @@ import torch
 from exegpt.kernels.argmax import NO_TOKEN
 from xcore.batching import Sequence
 from xcore.batching.sequence import PREEMPTED
+from xcore.requests.engine_protocol import Event, TokenEvent
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import FinishReason, Request, Result
 from xcore.specs.request_times import RequestTimes
-from xrunner.core.drift import Drift
-from xrunner.core.events import Event, Token
-from xrunner.rank.running import Running
+from xrunner.core.drift import LengthDrift
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows
 from xrunner.rank.sampling_state import Slots
 from xrunner.rank.token_mask import mask_without
-from xrunner.rank.worker import read_result
 
 _KEPT = 256
 """Minimum number of ended requests that are kept: dropping them goes through all."""
@@ -53,10 +52,10 @@ class Outputs:
         record: bool,
         keyed: int | None = None,
     ):
-        self.running: dict[int, Running] = {}
+        self.running: dict[int, RunningRequest] = {}
         """Requests by their places; ended ones are dropped later."""
         self.served: list[RequestTimes] = []
-        self.drift: Drift | None = None
+        self.drift: LengthDrift | None = None
         """The drift of these requests' lengths."""
         self._eos, self._vocab, self._grammars = eos, vocab, grammars
         self._emit, self._stream, self._record, self._keyed = emit, stream, record, keyed
@@ -68,7 +67,7 @@ class Outputs:
         """Create a request with its unique place and the start of its output, and return its sequence."""
         prompt = np.array(request.prompt_ids, dtype=np.int64)
         sequence = Sequence(index, len(prompt), request.max_tokens, request.arrival_s)
-        running = self.running[index] = Running(request, sequence, prompt, start=start)
+        running = self.running[index] = RunningRequest(request, sequence, prompt, start=start)
         running.constraint = self._grammars.start(request)
         if request.output_ids:
             self._resume(running)
@@ -79,7 +78,7 @@ class Outputs:
             running.extend_keys(self._keyed)
         return sequence
 
-    def _resume(self, running: Running) -> None:
+    def _resume(self, running: RunningRequest) -> None:
         """Continue a request where another engine left it, as after a preemption."""
         running.output = list(running.request.output_ids)
         running.sequence.generated = len(running.output)
@@ -88,11 +87,11 @@ class Outputs:
             for token in running.output:
                 running.constraint.consume(token)
 
-    def of(self, sequences: Iterable[Sequence]) -> list[Running]:
+    def of(self, sequences: Iterable[Sequence]) -> list[RunningRequest]:
         """Return the requests of these sequences."""
         return [self.running[sequence.index] for sequence in sequences]
 
-    def begin(self, request: Running, now: float) -> None:
+    def begin(self, request: RunningRequest, now: float) -> None:
         """Record that a request's prefill begins, unless it had begun."""
         if request.start_s is None:
             request.start_s = now
@@ -101,12 +100,12 @@ class Outputs:
             if self.drift:
                 self.drift.begin(request.sequence.index)
 
-    def give(self, receivers: list[Running], result: torch.Tensor, prompts: PromptRows | None = None) -> None:
+    def give(self, receivers: list[RunningRequest], result: torch.Tensor, prompts: PromptRows | None = None) -> None:
         """Give the tokens of a micro-batch to their requests, with the log-probabilities of their `prompts`.
 
         Requests that end by their tokens are reported.
         """
-        moment, tokens, logprobs = read_result(result, len(receivers))
+        moment, tokens, logprobs = _read_result(result, len(receivers))
         if prompts is not None:
             logprobs = self._enter_prompts(prompts, logprobs, moment)
         for receiver, token in zip(receivers, tokens, strict=True):
@@ -125,17 +124,17 @@ class Outputs:
             if receiver.first_token_s is None:
                 receiver.first_token_s = moment
             if receiver.sequence.status is PREEMPTED and not receiver.lacks_output:
-                receiver.sequence.ready_s = 0.0
+                receiver.sequence.last_token_s = 0.0
             if self._stops(receiver, token):
                 if receiver.constraint is not None and receiver.constraint.failed:
                     self._fail(receiver, _NO_GRAMMAR, moment)
                 else:
                     self._stopped.append(receiver.sequence)
-                    self._finish(receiver, "stop", moment)
+                    self._end(receiver, "stop", moment, len(receiver.output))
             elif len(receiver.output) == receiver.request.max_tokens:
-                self._finish(receiver, "length", moment)
+                self._end(receiver, "length", moment, len(receiver.output))
 
-    def cancel(self, request: Running, now: float, output_tokens: int | None = None) -> None:
+    def cancel(self, request: RunningRequest, now: float, output_tokens: int | None = None) -> None:
         """End an aborted request; `output_tokens` is the length of an output that is complete all the same."""
         self._end(request, "cancelled", now, output_tokens)
 
@@ -173,12 +172,10 @@ class Outputs:
             if not row[0] < np.inf:
                 self._fail(running, _NO_TOKEN, moment)
                 continue
-            own, likeliest = _read_logprobs(row, running.logprobs_asked or 0)
-            running.prompt_logprobs.append(own)
-            running.prompt_likeliest.append(likeliest)
+            running.prompt_logprobs.append(_read_logprobs(row, running.logprobs_asked or 0))
         return values[:begin]
 
-    def _stops(self, receiver: Running, token: int) -> bool:
+    def _stops(self, receiver: RunningRequest, token: int) -> bool:
         """Return whether a token ends an output. A grammar consumes the token."""
         request, constraint = receiver.request, receiver.constraint
         if constraint is not None:
@@ -187,28 +184,20 @@ class Outputs:
                 return True
         return (token in self._eos and not request.ignore_eos) or token in request.stop_token_ids
 
-    def _fail(self, running: Running, error: str, moment: float) -> None:
+    def _fail(self, running: RunningRequest, error: str, moment: float) -> None:
         """End one request by an error; no other request reuses its blocks."""
         self._failed.append(running.sequence)
         self._end(running, "error", moment, None, error)
 
-    def _finish(self, running: Running, reason: FinishReason, moment: float) -> None:
-        start, first = running.start_s, running.first_token_s
-        assert start is not None and first is not None, "a finished request has begun"
-        if self._record:
-            request, sequence, tokens = running.request, running.sequence, len(running.output)
-            times = request.arrival_s, start, first, moment
-            self.served.append(RequestTimes(sequence.index, sequence.input_tokens, tokens, *times))
-        self._end(running, reason, moment, len(running.output))
-
     def _end(
         self,
-        running: Running,
+        running: RunningRequest,
         reason: FinishReason,
         moment: float,
         output_tokens: int | None,
         error: str | None = None,
     ) -> None:
+        """End a request; `output_tokens` is the length of a complete output, else None."""
         running.ended = True
         if running.slot is not None:
             self._slots.free(running.slot)
@@ -216,35 +205,46 @@ class Outputs:
         request, tokens = running.request, tuple(running.output)
         if self.drift and running.start_s is not None:
             self.drift.end(running.sequence.index, len(request.prompt_ids), output_tokens)
-        times = request.arrival_s, running.start_s, running.first_token_s, moment
-        result = Result(request.id, len(request.prompt_ids), tokens, reason, *times, error=error)
+        start, first = running.start_s, running.first_token_s
+        result = Result(
+            request.id, len(request.prompt_ids), tokens, reason, request.arrival_s, start, first, moment, error
+        )
+        if self._record and reason in ("stop", "length"):
+            assert start is not None and first is not None, "a finished request has begun"
+            times = request.arrival_s, start, first, moment
+            self.served.append(RequestTimes(running.sequence.index, len(request.prompt_ids), len(tokens), *times))
         if request.logprobs is not None:
-            result = replace(result, logprobs=tuple(running.logprobs), likeliest=tuple(running.likeliest))
+            own, likeliest = zip(*running.logprobs, strict=True) if running.logprobs else ((), ())
+            result = replace(result, logprobs=own, likeliest=likeliest)
         if request.prompt_logprobs:
-            values, likeliest = tuple(running.prompt_logprobs), tuple(running.prompt_likeliest)
+            values, likeliest = zip(*running.prompt_logprobs, strict=True)
             result = replace(result, prompt_logprobs=values, prompt_likeliest=likeliest)
         self._emit(result)
 
 
-def _token(receiver: Running, token: int, moment: float) -> Token:
+def _read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
+    """Return the time of a batch's end, its `count` tokens, and the `log_probs` of tokens and prompts, flat.
+
+    `result` is the tensor that `Worker.run` returned.
+    """
+    array = result.numpy()
+    return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)
+
+
+def _token(receiver: RunningRequest, token: int, moment: float) -> TokenEvent:
     """Return the latest token as an event."""
-    index, own, likeliest, prompt = len(receiver.output) - 1, None, (), ()
-    if receiver.logprobs:
-        own, likeliest = receiver.logprobs[-1], receiver.likeliest[-1]
-    if receiver.request.prompt_logprobs and index == 0:
-        prompt = tuple(zip(receiver.prompt_logprobs, receiver.prompt_likeliest, strict=True))
-    start_s = None if index else receiver.start_s
-    return Token(receiver.request.id, index, token, moment, own, likeliest, start_s, prompt)
+    index, request = len(receiver.output) - 1, receiver.request
+    logprob = receiver.logprobs[-1] if receiver.logprobs else None
+    prompt = tuple(receiver.prompt_logprobs) if request.prompt_logprobs and index == 0 else ()
+    return TokenEvent(request.id, index, token, moment, logprob, None if index else receiver.start_s, prompt)
 
 
-def _enter_logprobs(receivers: list[Running], values: np.ndarray) -> None:
+def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None:
     """Append the flat result of `log_probs` to the unfinished requests that asked for it."""
     asked = [receiver for receiver in receivers if receiver.logprobs_asked is not None]
     for receiver, row in zip(asked, values.reshape(len(asked), -1).tolist(), strict=True):
         if not receiver.ended:
-            own, likeliest = _read_logprobs(row, receiver.logprobs_asked or 0)
-            receiver.logprobs.append(own)
-            receiver.likeliest.append(likeliest)
+            receiver.logprobs.append(_read_logprobs(row, receiver.logprobs_asked or 0))
 
 
 def _read_logprobs(row: list[float], most: int) -> tuple[float, tuple[tuple[int, float], ...]]:

@@ -10,10 +10,10 @@ over.
 import time
 from collections.abc import Callable, Sequence
 
+from xcore.requests.engine_protocol import Event, TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.change import Change
 from xrunner.comm.transport import CHANGE, REQUEST, RESULT, Transport
-from xrunner.core.events import Event, Token
 from xrunner.rank.worker import END
 
 _LOOK_S = 2e-3
@@ -102,7 +102,7 @@ class Follower:
         self._transport, self._leader = transport, leader
         self._over = False
         """Whether no change will come."""
-        self._tokens: list[Token] = []
+        self._tokens: list[TokenEvent] = []
         self._orders: list[Order] = []
         """Orders that have come while it waited."""
 

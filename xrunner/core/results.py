@@ -74,8 +74,8 @@ class ResultFile:
         left = read_text(self._run).strip() if self._run.exists() else "unknown"
         if left != fingerprint:
             raise InputError(
-                f"'{self._partial}' is of another run ({left}, this one is {fingerprint}): model, schedule and "
-                "requests must be the same; remove the file to run from the start."
+                f"'{self._partial}' belongs to another run ({left}, this run is {fingerprint}). Model, schedule and "
+                "requests must be the same: remove the file to run from the start."
             )
         data = self._partial.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
@@ -99,11 +99,11 @@ def check_left(path: Path, resume: bool) -> None:
             results.
     """
     if not resume and _partial(path).exists():
-        raise InputError(f"'{_partial(path)}' is left of an interrupted run: pass --resume to go on, or remove it.")
+        raise InputError(f"'{_partial(path)}' is from an interrupted run: pass --resume to continue, or remove it.")
     if resume and path.exists() and not _partial(path).exists():
         raise InputError(
-            f"'{path}' has the results of a run that ended, which can't be resumed: leave --resume out to replace "
-            "them, or name another file."
+            f"'{path}' has the results of a complete run, which can't be resumed: omit --resume to replace them, or "
+            "choose another file."
         )
 
 

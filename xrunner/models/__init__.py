@@ -1,12 +1,11 @@
 """The layers of the supported architectures, their KV storage and weight loading."""
 
+from xrunner.models.attention_planning import Dealing, Planning
 from xrunner.models.batch import AttentionBatch, Batch, computed_rows
 from xrunner.models.cache import KVCache
-from xrunner.models.dealing import Dealing
 from xrunner.models.decoder import Between, Model
 from xrunner.models.encoder_decoder import EncoderDecoder
-from xrunner.models.load import load_model, random_model
-from xrunner.models.planning import Planning
+from xrunner.models.model_loading import load_model, random_model
 from xrunner.models.shard import Shard
 
 __all__ = [

@@ -166,9 +166,9 @@ def _config(
     if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
         raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
     if arch not in _KEYS:
-        raise InputError(f"There is no architecture '{arch}' to create: {', '.join(FAMILIES)} are.")
+        raise InputError(f"The architecture '{arch}' can't be created: choose one of {', '.join(FAMILIES)}.")
     if arch not in _LLAMAS and kv_heads != heads:
-        raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't go with {heads} heads.")
+        raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't fit {heads} heads.")
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": hidden // heads}
     sizes |= {"ffn": ffn, "vocab": vocab, "context": context}
     return {

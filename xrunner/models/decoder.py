@@ -73,7 +73,7 @@ class Model:
     device: torch.device = CPU
     """Where its weights are, and where caches and batches must be."""
     attention: str = "triton"
-    """The kernels that compute attention on a GPU: `triton` or `flashinfer`; see `models/planning.py`."""
+    """The kernels that compute attention on a GPU: `triton` or `flashinfer`; see `models/attention_planning.py`."""
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """Return an empty KV cache for this model's layers."""

@@ -14,5 +14,5 @@ FAMILIES: dict[Architecture, ModuleType] = {
     "opt": opt,
     "t5": t5,
 }
-"""Architecture → the module with its `check_config`, `layer_shapes` and `outer_shapes`, its `PREFIX` and `EXTRAS` of
+"""Architecture → the module with its `unsupported`, `layer_shapes` and `outer_shapes`, its `PREFIX` and `EXTRAS` of
 tensors' names, and for a decoder-only model `build`."""

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import layer_norm
-from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.models.row_chunks import in_row_chunks
 from xrunner.models.shard import Shard
@@ -22,17 +21,14 @@ EXTRAS = (r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias",)
 """Causal masks, which old checkpoints contain."""
 
 
-def check_config(config: dict[str, Any], name: str) -> None:
-    """Refuse a config that these layers don't compute: InputError names its key."""
-    refused = {
+def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+    """Return for each key of a config whether these layers don't support its value."""
+    return {
         "activation_function": config.get("activation_function", "gelu_new") not in ("gelu_new", "gelu_pytorch_tanh"),
         "scale_attn_weights": not config.get("scale_attn_weights", True),
         "scale_attn_by_inverse_layer_idx": bool(config.get("scale_attn_by_inverse_layer_idx")),
         "add_cross_attention": bool(config.get("add_cross_attention")),
     }
-    for key, bad in refused.items():
-        if bad:
-            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:

@@ -29,11 +29,11 @@ EXTRAS = (r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.(inv_freq|cos_cached|s
 """Tensors of checkpoints that the layers compute themselves."""
 
 
-def check_config(config: dict[str, Any], name: str) -> None:
-    """Refuse a config that these layers don't compute: InputError names its key."""
+def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+    """Return for each key of a config whether these layers don't support its value."""
     kind, types = config.get("model_type"), config.get("layer_types") or []
     _, parameters = _rope(config, name)
-    refused = {
+    return {
         "hidden_act": config.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(config.get("attention_bias")) and kind != "qwen2",  # qwen2 always has its own biases
         "mlp_bias": bool(config.get("mlp_bias")),
@@ -43,9 +43,6 @@ def check_config(config: dict[str, Any], name: str) -> None:
         "layer_types": not {"sliding_attention", "full_attention"}.issuperset(types)
         or len(types) not in (0, config.get("num_hidden_layers")),
     }
-    for key, bad in refused.items():
-        if bad:
-            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
@@ -101,7 +98,9 @@ def _rope(config: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind not in _ROPE or any(isinstance(value, dict) for value in parameters.values()):
         kind = kind if kind not in _ROPE else "several"
-        raise InputError(f"Model '{name}' has rotary embeddings of type '{kind}': {', '.join(_ROPE)} can be run.")
+        raise InputError(
+            f"Model '{name}' has rotary embeddings of type '{kind}': only {', '.join(_ROPE)} are supported."
+        )
     for needed in ("rope_theta", *_ROPE[kind]):
         value = parameters.get(needed)
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 < value < math.inf:
@@ -132,7 +131,7 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / parameters["factor"])
+    return torch.mul(frequencies, kept + (1 - kept) / parameters["factor"])
 
 
 def build(

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 
 from exegpt.kernels.linear import PackedLinear
-from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.models.gpt2 import GPT2Ends, GPT2Layer, Shapes
 from xrunner.models.shard import Shard
@@ -19,18 +18,15 @@ _EPSILON = 1e-5
 EXTRAS: tuple[str, ...] = ()
 
 
-def check_config(config: dict[str, Any], name: str) -> None:
-    """Refuse a config that these layers don't compute: InputError names its key."""
-    refused = {
+def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+    """Return for each key of a config whether these layers don't support its value."""
+    return {
         "do_layer_norm_before": not config.get("do_layer_norm_before", True),  # opt-350m
         "activation_function": config.get("activation_function", "relu") != "relu",
         "enable_bias": not config.get("enable_bias", True),
         "layer_norm_elementwise_affine": not config.get("layer_norm_elementwise_affine", True),
         "_remove_final_layer_norm": bool(config.get("_remove_final_layer_norm")),
     }
-    for key, bad in refused.items():
-        if bad:
-            raise InputError(f"Model '{name}' has {key} = {config[key]!r}, which can't be run.")
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
@@ -92,7 +88,8 @@ class OPTLayer(GPT2Layer):
 
         query, key, value = (both(f"self_attn.{part}_proj") for part in "qkv")
         self.input_norm = both("self_attn_layer_norm")
-        self.qkv = PackedLinear(*(torch.cat(parts) for parts in zip(query, key, value, strict=True)))
+        weight, bias = (torch.cat(parts) for parts in zip(query, key, value, strict=True))
+        self.qkv = PackedLinear(weight, bias)
         self.output = summed("self_attn.out_proj")
         self.attention_norm = both("final_layer_norm")
         self.up = PackedLinear(*both("fc1"), activation="relu")

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 
 _ROWS = 1024
 
 
 def in_row_chunks(function: Callable[..., torch.Tensor], *tensors: torch.Tensor) -> torch.Tensor:
     """Compute `function` of tensors [rows, width] chunk by chunk: [rows, ...]. It must treat rows independently."""
-    if len(tensors[0]) <= _ROWS or device.on_gpu(tensors[0]):
+    if len(tensors[0]) <= _ROWS or gpu_device.on_gpu(tensors[0]):
         return function(*tensors)
     return torch.cat([function(*chunk) for chunk in zip(*(t.split(_ROWS) for t in tensors), strict=True)])

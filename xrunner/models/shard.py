@@ -36,7 +36,7 @@ class Shard:
         """
         if self.of not in spec.tp_degrees(self.of):
             possible = ", ".join(map(str, spec.tp_degrees(spec.heads)))
-            raise InputError(f"Model '{spec.name}' can't be split into {self.of} shards: it can into {possible}.")
+            raise InputError(f"Model '{spec.name}' can't be split into {self.of} shards, only into {possible}.")
         kv_heads = max(1, spec.kv_heads // self.of)
         return replace(spec, heads=spec.heads // self.of, kv_heads=kv_heads, ffn=spec.ffn // self.of)
 
@@ -50,7 +50,7 @@ class Shard:
             if full != part:
                 full, part = full // side_by_side, part // side_by_side
                 start = self.rank * full // self.of // part * part
-                parts = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
+                parts: torch.Tensor = tensor.unflatten(axis, (side_by_side, full)).narrow(axis + 1, start, part)
                 return parts.flatten(axis, axis + 1).contiguous()
         return tensor
 

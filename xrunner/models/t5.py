@@ -14,7 +14,6 @@ from exegpt.kernels.kv_write import kv_write
 from exegpt.kernels.linear import PackedLinear
 from exegpt.kernels.norm import rms_norm
 from exegpt.kernels.swiglu import geglu
-from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.models.row_chunks import in_row_chunks
 from xrunner.models.shard import Shard
@@ -35,13 +34,9 @@ EXTRAS = (
 """Tensors of published checkpoints that no layer uses."""
 
 
-def check_config(config: dict[str, Any], name: str) -> None:
-    """Refuse a config that these layers don't compute: InputError names its key."""
-    if config.get("feed_forward_proj", "relu") not in _ACTIVATIONS:
-        raise InputError(
-            f"Model '{name}' has feed_forward_proj = {config['feed_forward_proj']!r}, which can't be run: "
-            f"{' and '.join(_ACTIVATIONS)} can."
-        )
+def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
+    """Return for each key of a config whether these layers don't support its value."""
+    return {"feed_forward_proj": config.get("feed_forward_proj", "relu") not in _ACTIVATIONS}
 
 
 def outer_shapes(spec: ModelSpec) -> Shapes:
@@ -124,7 +119,7 @@ class T5Layer:
     The attention kernel is called between the halves of each attention.
     """
 
-    window = None
+    window: int | None = None
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, layer: int, shard: Shard):
         self.spec = shard.share(spec)

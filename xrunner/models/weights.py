@@ -70,10 +70,10 @@ class SafetensorsWeights:
             raise InputError(f"The weights in '{self.directory}' lack the tensor '{name}'.")
         path = self.directory / self._where[name]
         with refusing(f"Tensor '{name}' can't be read from '{path}'"):
-            tensor = self._open(path).get_tensor(name)
+            tensor: torch.Tensor = self._open(path).get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise InputError(
-                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, and the config asks for {list(shape)}."
+                f"Tensor '{name}' in '{path}' has shape {list(tensor.shape)}, but its config.json needs {list(shape)}."
             )
         return tensor.to(self.device, self.dtype)
 
@@ -98,7 +98,7 @@ class SafetensorsWeights:
                 if self._where.get(name) != file:
                     where = f"in '{self._where[name]}'" if name in self._where else "in no file"
                     raise InputError(
-                        f"Tensor '{name}' is in '{path}', and the index has it {where}: write the index again."
+                        f"Tensor '{name}' is in '{path}', but the index has it {where}: write the index again."
                     )
                 yield StoredTensor(name, opened.get_slice(name).get_dtype(), path)
 
@@ -107,7 +107,7 @@ class SafetensorsWeights:
         if not index.is_file():
             return dict.fromkeys(self._open(single).keys(), single.name)
         try:
-            where = read_json(index)["weight_map"]
+            where: dict[str, str] = read_json(index)["weight_map"]
             plain = all(isinstance(file, str) and Path(file).name == file for file in where.values())
         except (KeyError, TypeError, AttributeError):
             raise InputError(f"'{index}' is not an index of safetensors files: it needs a weight_map.") from None

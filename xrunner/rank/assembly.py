@@ -17,7 +17,7 @@ from xcore.specs.timeline import Phase
 from xrunner.comm.gpu import Gpu
 from xrunner.comm.packing import send
 from xrunner.models import AttentionBatch, Batch, Dealing, computed_rows
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_arrays import PromptRows, logprob_rows, prompt_logprob_rows, sampling_arrays
 from xrunner.rank.sampling_state import SamplingState
 
@@ -44,7 +44,7 @@ class _Part:
 
     That is a prompt's last row; an encoder-decoder's prompts have none.
     """
-    receivers: list[Running]
+    receivers: list[RunningRequest]
     """Requests that get the sampled tokens."""
 
 
@@ -54,7 +54,7 @@ class _Decoding:
 
     sequences: tuple[Sequence, ...]
     blocks: list[list[int]]
-    running: list[Running]
+    running: list[RunningRequest]
     tables: Array
     """int32 [sequences, most blocks]"""
     offsets: Array
@@ -65,7 +65,7 @@ class _Decoding:
     """int32 [sequences], in an encoder-decoder"""
 
     @staticmethod
-    def of(sequences: tuple[Sequence, ...], running: list[Running], blocks: list[list[int]]) -> "_Decoding":
+    def of(sequences: tuple[Sequence, ...], running: list[RunningRequest], blocks: list[list[int]]) -> "_Decoding":
         """Return the arrays of these sequences, which have their blocks."""
         starts = [np.array([len(request.prompt) for request in running], dtype=np.int32)] if running[0].start else []
         offsets = np.arange(len(running) + 1, dtype=np.int32)
@@ -114,7 +114,8 @@ class DeviceBatch:
     def decoding_blocks(self) -> Array:
         """The blocks of the decoding sequences, in an encoder-decoder: int32 [sequences, most blocks]."""
         _, _, tables, *other_arrays = self.attention[-1]
-        return tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
+        blocks: Array = tables[: 0 if 1 + len(other_arrays) == _WITHOUT_STARTS else None]
+        return blocks
 
     @property
     def arrays(self) -> list[Array]:
@@ -160,17 +161,17 @@ class DeviceBatch:
     def of_tensors(self, tensors: Items[torch.Tensor], state: SamplingState | None = None) -> Batch:
         """Return the `Batch` of tensors in the order of `arrays`."""
         remaining = iter(tensors)
+
+        def part(begin: int, end: int, arrays: Items[Array], lists: tuple[Array, ...]) -> AttentionBatch:
+            tables, offsets, contexts, *starts = (next(remaining) for _ in arrays)
+            work = WorkList(*(next(remaining) for _ in lists)) if lists else None
+            return AttentionBatch(begin, end, tables, offsets, contexts, starts[0] if starts else None, work)
+
         return Batch(
             tokens=next(remaining),
             positions=next(remaining),
             slots=next(remaining),
-            attention=tuple(
-                AttentionBatch(
-                    *(begin, end, *(next(remaining) for _ in arrays)),
-                    work=WorkList(*(next(remaining) for _ in lists)) if lists else None,
-                )
-                for (begin, end, *arrays), lists in self._parts
-            ),
+            attention=tuple(part(begin, end, arrays, lists) for (begin, end, *arrays), lists in self._parts),
             rows=None if self.rows is None else next(remaining),
             sampling=self.sampling_of(remaining, state) if state else None,
             logprobs=self.logprobs_of(remaining) if state else None,
@@ -228,14 +229,14 @@ class Assembler:
     place, which changes nothing.
     """
 
-    def __init__(self, running: Mapping[int, Running], block_size: int):
+    def __init__(self, running: Mapping[int, RunningRequest], block_size: int):
         self._running, self._block_size = running, block_size
         self._batches: dict[int, _Decoding] = {}
         """The last decoding batch of each micro-batch."""
 
     def __call__(
         self, micro_batch: MicroBatch, sampled: Mapping[int, int] | None = None
-    ) -> tuple[DeviceBatch, list[Running]]:
+    ) -> tuple[DeviceBatch, list[RunningRequest]]:
         """Return the device batch of a micro-batch, and the requests that get its sampled tokens, in order.
 
         `sampled` are places among the tokens sampled last, by sequence index, for tokens that aren't known on the host
@@ -278,14 +279,14 @@ class Assembler:
         receivers = [request for request, completes in zip(encoding, last, strict=True) if completes]
         return replace(part, rows=part.rows[last], receivers=receivers)
 
-    def _catching_up(self, running: list[Running]) -> _Part:
+    def _catching_up(self, running: list[RunningRequest]) -> _Part:
         """Assemble decoding where an encoder-decoder's preempted sequences compute their outputs again."""
         counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
         part = self._ragged(running, counts)
         starts = np.array([len(request.prompt) for request in running], dtype=np.int32)
         return replace(part, attention=(*part.attention, starts))
 
-    def _ragged(self, running: list[Running], counts: Items[tuple[Sequence, int]]) -> _Part:
+    def _ragged(self, running: list[RunningRequest], counts: Items[tuple[Sequence, int]]) -> _Part:
         """Assemble the next tokens of sequences, as many as each computes."""
         for request in running:
             request.update_table()
@@ -328,10 +329,11 @@ class Assembler:
     def _slots(self, sequences: Array, positions: Array, tables: Array) -> Array:
         """Return every token's slot in the cache, block · block_size + offset: int64 [tokens]."""
         blocks, offsets = np.divmod(positions, self._block_size)
-        return tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
+        slots: Array = tables[sequences, blocks].astype(np.int64) * self._block_size + offsets
+        return slots
 
 
-def _tables(running: list[Running]) -> Array:
+def _tables(running: list[RunningRequest]) -> Array:
     """Return the sequences' block tables, padded with zeros: int32 [sequences, most blocks]."""
     tables = [request.table for request in running if request.table is not None]
     padded = np.zeros((len(tables), max(map(len, tables))), dtype=np.int32)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from xrunner.comm.gpu import Gpu, Moment
+from xrunner.comm.gpu import DeviceEvent, Gpu
 from xrunner.comm.packing import send
 from xrunner.models import Between, Dealing, KVCache, Model, Planning
 from xrunner.rank.assembly import DeviceBatch
@@ -24,7 +24,7 @@ class Launched:
     """[rows, hidden]: after this rank's layers."""
     tokens: torch.Tensor | None
     """int64, on the host: on the sampling rank, what `Model.sample` returns; else None."""
-    moment: Moment | None
+    moment: DeviceEvent | None
     """The event when both are complete; None: they are complete already."""
 
 
@@ -44,7 +44,7 @@ class Compute:
         gpu: Gpu | None = None,
         graphs: bool = False,
         takes_states: bool = False,
-        wait: Callable[[Moment, Between], object] = lambda moment, between: moment.synchronize(),
+        wait: Callable[[DeviceEvent, Between], object] = lambda moment, between: moment.synchronize(),
     ):
         self._model, self._cache, self._samples = model, cache, samples
         self._gpu, self._wait = gpu, wait

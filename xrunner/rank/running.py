@@ -1,4 +1,4 @@
-"""Running: a request in the runner."""
+"""RunningRequest: a request in the runner."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,15 @@ import numpy as np
 
 from xcore.batching import Sequence as LedgerSequence
 from xcore.batching.prefix_pool import extend_keys
+from xcore.requests.engine_protocol import TokenLogProb
 from xcore.requests.request import Request
-from xrunner.rank.token_mask import Constraint
+from xrunner.rank.token_mask import TokenConstraint
 
 Array = np.ndarray
 
 
 @dataclass(eq=False)
-class Running:
+class RunningRequest:
     """A request in the runner: the state that is not in the ledger's `Sequence`."""
 
     request: Request
@@ -39,16 +40,12 @@ class Running:
     """The blocks from which the table was made; None where a transfer has set it."""
     entered: int = 0
     """Number of its prompt's and output's tokens that have been entered in the sampling state's row."""
-    constraint: Constraint | None = None
+    constraint: TokenConstraint | None = None
     """Its grammar, which has consumed all tokens of the output so far."""
-    logprobs: list[float] = field(default_factory=list)
-    """Log-probabilities of its output's tokens, if it asks for them."""
-    likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=list)
-    """As `Result.likeliest`."""
-    prompt_logprobs: list[float | None] = field(default_factory=lambda: [None])
-    """Log-probabilities of the prompt's tokens, if it asks for them."""
-    prompt_likeliest: list[tuple[tuple[int, float], ...]] = field(default_factory=lambda: [()])
-    """As `Result.prompt_likeliest`."""
+    logprobs: list[tuple[float, tuple[tuple[int, float], ...]]] = field(default_factory=list)
+    """Log-probabilities and likeliest tokens of its output's tokens, if it asks for them."""
+    prompt_logprobs: list[TokenLogProb] = field(default_factory=lambda: [(None, ())])
+    """The same of its prompt's tokens."""
     prompt_ordered: int = 1
     """Number of the prompt's tokens whose log-probabilities have been ordered: the first has none."""
     keys: list[bytes] = field(default_factory=list)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 
 Array = np.ndarray
 Arrays = tuple[Array, ...]
@@ -16,7 +16,9 @@ number of likeliest tokens that each gets.
 """
 
 
-def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) -> tuple[Arrays | None, Arrays | None]:
+def sampling_arrays(
+    receivers: Sequence[RunningRequest], sampled: Mapping[int, int]
+) -> tuple[Arrays | None, Arrays | None]:
     """Return the arrays of a `Sampling` and those of its edits; None and None where all requests are greedy.
 
     The first are in order, without `seen`. Then come the slots of the sampling state to clear, int64 [n],
@@ -46,7 +48,7 @@ def sampling_arrays(receivers: Sequence[Running], sampled: Mapping[int, int]) ->
     ), edits
 
 
-def logprob_rows(receivers: Sequence[Running]) -> tuple[Array, int] | None:
+def logprob_rows(receivers: Sequence[RunningRequest]) -> tuple[Array, int] | None:
     """Return the rows of requests that ask for log-probabilities, int64 [n], and the most that one of them asks for.
 
     Return None where no request asks. Ended requests count: their results are read by the same rule.
@@ -55,7 +57,7 @@ def logprob_rows(receivers: Sequence[Running]) -> tuple[Array, int] | None:
     return (np.array([row for row, _ in asked], dtype=np.int64), max(most for _, most in asked)) if asked else None
 
 
-def prompt_logprob_rows(encode: Sequence[tuple[Running, int]]) -> PromptRows | None:
+def prompt_logprob_rows(encode: Sequence[tuple[RunningRequest, int]]) -> PromptRows | None:
     """Return the prompt tokens whose log-probabilities a micro-batch computes; None where no request asks.
 
     `encode` are its prompts and the number of tokens that each computes. The tokens are marked as ordered: when a
@@ -79,7 +81,7 @@ def prompt_logprob_rows(encode: Sequence[tuple[Running, int]]) -> PromptRows | N
 
 
 def edit_arrays(
-    receivers: Sequence[Running], made: Sequence[int], penalties: Array, entries: "_Entries"
+    receivers: Sequence[RunningRequest], made: Sequence[int], penalties: Array, entries: "_Entries"
 ) -> Arrays | None:
     """Return the arrays of `LogitEdits`; None where no row is edited.
 
@@ -139,7 +141,7 @@ class _Entries:
         self.counted: list[int] = []
         """Tokens of outputs that are counted, with their slots."""
 
-    def enter(self, receiver: Running) -> None:
+    def enter(self, receiver: RunningRequest) -> None:
         """Add the tokens of a sequence with a penalty that the state lacks."""
         slot = receiver.slot
         if slot is None:

@@ -58,19 +58,21 @@ class SamplingState:
         `arrays` are those of `DeviceBatch.sampling`, `edits` those of its edits, and `tensors` all of them on the
         device.
         """
-        *rows, log_min_p, cleared, added = tensors[: len(arrays)]
+        sampling, edited = tensors[: len(arrays)], tensors[len(arrays) :]
+        temperature, top_k, top_p, penalty, seed, position, slot, log_min_p, cleared, added = sampling
         self.seen = _reserved(self.seen, arrays[_SLOT])
         if len(cleared):
             self.seen.index_fill_(0, cleared, 0)
         if added.shape[1]:
             slots, tokens = added
             self.seen.view(-1).index_fill_(0, slots * self.seen.shape[1] + tokens, 1)
-        made = None if edits is None else self._edits(edits, tensors[len(arrays) :])
+        rows = temperature, top_k, top_p, penalty, seed, position, slot
+        made = None if edits is None else self._edits(edits, edited)
         return Sampling(*rows, self.seen, log_min_p if len(log_min_p) else None, made)
 
     def _edits(self, arrays: Sequence[np.ndarray], tensors: Sequence[torch.Tensor]) -> LogitEdits:
         """Return a batch's edits, after its new tokens are counted."""
-        *edits, cleared, added = tensors
+        rows, penalty, frequency, presence, slot, mask, allowed, biased, bias, cleared, added = tensors
         self.counts = _reserved(self.counts, arrays[_UNCOUNTED])
         if len(cleared):
             self.counts.index_fill_(0, cleared, 0)
@@ -78,7 +80,8 @@ class SamplingState:
             slots, tokens = added
             ones = torch.ones_like(tokens, dtype=torch.int32)
             self.counts.view(-1).index_add_(0, slots * self.counts.shape[1] + tokens, ones)
-        return LogitEdits(*edits, self.seen, self.counts)
+        penalties = penalty, frequency, presence
+        return LogitEdits(rows, *penalties, slot, mask, allowed, biased, bias, self.seen, self.counts)
 
 
 def _reserved(state: torch.Tensor, slots: np.ndarray) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 
-class Constraint(Protocol):
+class TokenConstraint(Protocol):
     """A rule that a sequence's output must follow, advanced by the tokens so far."""
 
     @property

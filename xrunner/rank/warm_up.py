@@ -181,8 +181,8 @@ def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning 
     cache.touch(1)
     if not any(usable):
         raise InputError(
-            f"Model '{model.spec.name}' has NaN logits, or infinite ones, after every prompt of the warm-up: its "
-            f"weights are damaged or overflow in {model.dtype}; check the checkpoint, or pass another --dtype."
+            f"Model '{model.spec.name}' has NaN or infinite logits after every prompt of the warm-up. Its "
+            f"weights are damaged or overflow in {model.dtype}: check the checkpoint, or pass another --dtype."
         )
     return {}
 
@@ -245,7 +245,8 @@ def alike(
         lists = dealing.deal(np.full(sequences, context, dtype=np.int32))
         work = WorkList(*(torch.from_numpy(array).to(device) for array in lists))
     tensors = (torch.tensor(a, dtype=torch.int32, device=device) for a in arrays)
-    attention = AttentionBatch(0, tokens, *tensors, work=work)
+    in_cache, offsets, contexts, *starts = tensors
+    attention = AttentionBatch(0, tokens, in_cache, offsets, contexts, starts[0] if starts else None, work)
     positions = torch.arange(context - new, context, device=device).repeat(sequences)
     return Batch(torch.zeros_like(positions), positions, positions, (attention,), None)
 

@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from xcore.specs.timeline import Span
 from xrunner.comm.encoder_output import EncodedReceiving
 from xrunner.comm.gpu import Gpu
-from xrunner.comm.kv_transfer import Arrival, Receiving, Sending
+from xrunner.comm.kv_transfer import KVArrival, KVReceiving, KVSending
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, NOTICE, SPANS, STATES, TOKENS, Transport, wait
 from xrunner.models import EncoderDecoder, KVCache, Model
@@ -27,7 +26,7 @@ FREE = "free"
 
 
 @dataclass(frozen=True)
-class Running:
+class LaunchedBatch:
     """A batch on this rank's device."""
 
     batch: DeviceBatch
@@ -74,7 +73,7 @@ class Worker:
         """Compute a batch, and return what `complete` returns."""
         return self.complete(self.launch(batch, start))
 
-    def launch(self, batch: DeviceBatch, start: float | None = None) -> Running:
+    def launch(self, batch: DeviceBatch, start: float | None = None) -> LaunchedBatch:
         """Begin to compute a batch; its span begins at `start`, or when its states have arrived."""
         place = self.place
         x = None if place.before is None else self._receive(batch, place.before)
@@ -82,14 +81,14 @@ class Worker:
         start = self.now() if start is None or outputs else start
         if self.encoded:
             self.encoded.store(outputs)
-        return Running(batch, start, self.compute.launch(batch, x, self._between_layers))
+        return LaunchedBatch(batch, start, self.compute.launch(batch, x, self._between_layers))
 
-    def is_complete(self, running: Running) -> bool:
+    def is_complete(self, running: LaunchedBatch) -> bool:
         """Return whether a batch is computed."""
         moment = running.launched.moment
         return moment is None or moment.query()
 
-    def complete(self, running: Running) -> torch.Tensor | None:
+    def complete(self, running: LaunchedBatch) -> torch.Tensor | None:
         """Wait until a batch is computed, and send its states on.
 
         On the sampling rank, return int64 [batch.result_size]: the time of the batch's end, as the bits of a float64,
@@ -122,7 +121,7 @@ class Worker:
             assert self.transport
             self.transport.send(x, rank, STATES)
         if batch.prompts and self.encoded:
-            self.encoded.expect(Arrival(0, batch.slots[: batch.prompts]))
+            self.encoded.expect(KVArrival(0, batch.slots[: batch.prompts]))
         for rank in self.place.encodes_for if batch.prompts else ():
             assert self.transport
             self.transport.send(x[: batch.prompts], rank, CACHE)
@@ -131,20 +130,20 @@ class Worker:
         """Begin to follow the driver's orders (`serve`)."""
         self.between = self._report_arrived
 
-    def next_order(self) -> DeviceBatch | Arrival | str | None:
+    def next_order(self) -> DeviceBatch | KVArrival | str | None:
         """Return the driver's next order; None if none has come."""
         self.between()
         assert self.transport, "a single rank has no driver to serve"
-        order: DeviceBatch | Arrival | str | None = self.transport.poll(self.place.driver)
+        order: DeviceBatch | KVArrival | str | None = self.transport.poll(self.place.driver)
         return order
 
-    def obey(self, order: DeviceBatch | Arrival | str) -> bool:
+    def obey(self, order: DeviceBatch | KVArrival | str) -> bool:
         """Do what the driver orders. Return whether more orders will come."""
         if isinstance(order, str):
             self.between = lambda: None
             self.drain()
             return False
-        if isinstance(order, Arrival):
+        if isinstance(order, KVArrival):
             assert self.receiving
             self.receiving.expect(order)
             return True
@@ -185,7 +184,7 @@ class Worker:
             return Compute(*arguments)
         return Compute(*arguments, wait=lambda moment, between: transport.wait(moment.query, between))
 
-    def _kv_transfer(self) -> tuple[Sending | None, Receiving | EncodedReceiving | None]:
+    def _kv_transfer(self) -> tuple[KVSending | None, KVReceiving | EncodedReceiving | None]:
         """Return this rank's side of the KV transfer, where disaggregated."""
         phase = self.place.line[0].phase
         if phase == "both":
@@ -194,7 +193,7 @@ class Worker:
         if isinstance(self.model, EncoderDecoder):
             return None, self._receives_encoded() if phase == "decode" else None
         arguments = self.cache, self.place, self.model.spec, self.transport, self.gpu
-        return (Sending(*arguments), None) if phase == "encode" else (None, Receiving(*arguments))
+        return (KVSending(*arguments), None) if phase == "encode" else (None, KVReceiving(*arguments))
 
     def _encoded_in_pipeline(self) -> EncodedReceiving | None:
         """Return the receives of the encoder's output from a later stage of the same pipeline; None if not needed."""
@@ -223,7 +222,7 @@ def serve(*workers: Worker) -> None:
     for worker in serving:
         worker.follow()
 
-    def next_order() -> tuple[Worker, DeviceBatch | Arrival | str] | None:
+    def next_order() -> tuple[Worker, DeviceBatch | KVArrival | str] | None:
         for worker in serving:
             order = worker.next_order()
             if order is not None:
@@ -239,12 +238,3 @@ def serve(*workers: Worker) -> None:
         worker, order = wait(next_order, progress)
         if not worker.obey(order):
             serving.remove(worker)
-
-
-def read_result(result: torch.Tensor, count: int) -> tuple[float, list[int], np.ndarray]:
-    """Return the time of a batch's end, its `count` tokens, and the `log_probs` of tokens and prompts, flat.
-
-    `result` is the tensor that `Worker.run` returned.
-    """
-    array = result.numpy()
-    return float(array[:1].view(np.float64)[0]), array[1 : 1 + count].tolist(), array[1 + count :].view(np.float64)

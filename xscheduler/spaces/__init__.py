@@ -23,6 +23,11 @@ def spaces(policy: str, problem: SearchProblem) -> list[Candidates | CandidateFa
     return members
 
 
+def twin(policy: str, problem: SearchProblem) -> str | None:
+    """Return another policy whose spaces are the same and behave the same; None if there is none."""
+    return SPACES[policy].twin(problem) if policy in SPACES else None
+
+
 def refined_variable(policy: str, problem: SearchProblem) -> str | None:
     """Return the variable to refine, of which each space has one value; None if there is none or it is fixed."""
     name = SPACES[policy].refined if policy in SPACES else None

@@ -20,3 +20,5 @@ class PolicySpace:
     """The variable of which each space has one value; `refine.py` searches between these values."""
     at_value: Callable[[SearchProblem, Candidates, int], Candidates | None] | None = None
     """Returns the same space at another value of that variable; None if there is no such space."""
+    twin: Callable[[SearchProblem], str | None] = lambda problem: None
+    """Returns the policy whose spaces are the same and behave the same; None if there is none."""

@@ -103,4 +103,10 @@ def micro_batch_counts(stages: int) -> tuple[int, ...]:
     return tuple(sorted({n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32) if n < stages} | {stages}))
 
 
-SPACES = (PolicySpace(WAA_C.name, _spaces), PolicySpace(WAA_M.name, _spaces))
+def _twin(problem: SearchProblem) -> str | None:
+    """Return WAA-C if WAA-M has the same splits of the devices: the policies differ in nothing else."""
+    same = (gpu_splits(False, problem, n) == gpu_splits(True, problem, n) for n in problem.replica_sizes())
+    return WAA_C.name if all(same) else None
+
+
+SPACES = (PolicySpace(WAA_C.name, _spaces), PolicySpace(WAA_M.name, _spaces, twin=_twin))

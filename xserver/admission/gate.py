@@ -17,7 +17,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from xcore.errors import InputError
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 
 OPEN_PATHS = {"/health", "/ready", "/ping", "/"}
 """Paths without a key; the last one is a page without data, which asks for a key."""
@@ -110,9 +110,9 @@ class Gate:
             return
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if host.rsplit(":", 1)[0] not in self._hosts and host not in self._hosts:
-            raise ApiError(403, "This server answers requests to its own name only.", "invalid_host")
+            raise ApiError(403, "The Host header does not name this server.", "invalid_host")
         if origin and origin not in self._origins and _name(origin) not in self._hosts:
-            raise ApiError(403, "Pages of other sites may not use this server: see --cors.", "invalid_origin")
+            raise ApiError(403, "Pages of this origin may not use this server: see --cors.", "invalid_origin")
 
     def _has_key(self, headers: Headers) -> bool:
         kind, _, key = headers.get("authorization", "").partition(" ")

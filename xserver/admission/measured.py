@@ -1,4 +1,4 @@
-"""Measured: time every API request from the last byte of its body to the last byte of its answer (plain ASGI)."""
+"""Time every API request from the last byte of its body to the last byte of its answer (plain ASGI)."""
 
 import time
 from collections.abc import Collection
@@ -22,7 +22,7 @@ class Counts(Protocol):
         """Count a request that has ended with its answer."""
 
 
-class Measured:
+class RequestTiming:
     """Reports requests to `paths` to the monitor in a request's state, or to `unrouted` if a handler has set none.
 
     Handlers read `arrival` from the state. They set `monitor`, `answering`, and for an error its code as `code`.

@@ -23,6 +23,7 @@ from xcore.requests.engine_protocol import (
     Speed,
     Stepped,
     Stop,
+    TokenEvent,
     TokenLogProb,
     framed,
 )
@@ -41,8 +42,6 @@ class Output:
     listeners: list[Callable[[], object]] = field(default_factory=list)
     """Called when there is a new result."""
     tokens: list[int] = field(default_factory=list)
-    made_s: list[float] = field(default_factory=list)
-    """When each token was made, by the engine's clock."""
     logprobs: list[TokenLogProb] = field(default_factory=list)
     """The log-probability of each token, if the request wants them."""
     prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
@@ -58,6 +57,17 @@ class Output:
     """When it was given to the engine, by this process's monotonic clock."""
     due_s: float = math.inf
     """When it should have ended, by this process's monotonic clock; infinite: no limit."""
+
+    def take(self, event: TokenEvent, now_s: float, zero_s: float) -> None:
+        """Append a token that came at `now_s`, from an engine whose run began at `zero_s`."""
+        self.tokens.append(event.token)
+        if event.logprob and self.request.logprobs is not None:
+            self.logprobs.append(event.logprob)
+        if event.prompt:
+            self.prompt_logprobs = list(event.prompt)
+        if event.start_s is not None:
+            self.start_s = zero_s + event.start_s
+        self.first_s, self.last_s = self.first_s or now_s, now_s
 
     def announce(self) -> None:
         """Call the listeners: there is a new result."""
@@ -235,24 +245,11 @@ class EngineLink:
         assert isinstance(message, Stepped)
         self.last = message
         touched: dict[str, Output] = {}
-        columns = [column.tolist() for column in (message.ids, message.tokens, message.made_s, message.starts_s)]
-        ids, zero_s = columns[0], self.opened.zero_s if self.opened else 0.0
-        logprobs = message.logprobs.rows() if message.logprobs else [None] * len(ids)
-        for number, token, made_s, start_s, logprob in zip(*columns, logprobs, strict=True):
-            receiver = self.outputs.get(str(number))
-            if receiver:  # else it was aborted
-                receiver.tokens.append(token)
-                receiver.made_s.append(made_s)
-                if logprob and receiver.request.logprobs is not None:
-                    receiver.logprobs.append(logprob)
-                receiver.last_s = self.heard_s
-                receiver.first_s = receiver.first_s or self.heard_s
-                if start_s == start_s:
-                    receiver.start_s = zero_s + start_s
-                touched[receiver.request.id] = receiver
-        for prompt in message.prompts:
-            if receiver := self.outputs.get(prompt.id):
-                receiver.prompt_logprobs = prompt.logprobs.rows()
+        zero_s = self.opened.zero_s if self.opened else 0.0
+        for event in message.tokens.events():
+            if receiver := self.outputs.get(event.request_id):  # else it was aborted
+                receiver.take(event, self.heard_s, zero_s)
+                touched[event.request_id] = receiver
         for ended in message.ended:
             receiver = self.outputs.pop(ended.id, None)
             if receiver:

@@ -1,4 +1,4 @@
-"""The engine as a child process of the frontend: started in its own session, watched, and ended with the frontend."""
+"""The engine's process: a child of the frontend, or ranks that a launcher has started."""
 
 import asyncio
 import contextlib
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from xcore.child import child_command
 from xcore.errors import InputError
+from xserver.engines.engine_link import EngineLink
 
 DRAIN_LIMIT_S = 3.0
 """Time limit for a draining engine if no client waits for its requests."""
@@ -63,7 +64,7 @@ class EngineProcess:
             )
         except FileNotFoundError:
             raise InputError(
-                f"There is no '{command[0]}' to start the engine with: pip install 'exegpt[mpi]'."
+                f"The program '{command[0]}', which starts the engine, was not found: pip install 'exegpt[mpi]'."
             ) from None
 
     async def wait(self) -> int:
@@ -116,3 +117,39 @@ def signal_session(session: int, number: int) -> bool:
                 os.kill(int(entry.name), number)
                 sent = True
     return sent
+
+
+_LOOK_S = 0.1
+_DRAIN_S = 30.0
+
+
+class JoinedEngine:
+    """Like `EngineProcess`, for ranks that this process neither starts nor ends; rank 0 is its parent."""
+
+    restarts = False
+    told = False
+
+    def __init__(self, link: EngineLink):
+        self._link, self._parent = link, os.getppid()
+        self._joined = False
+
+    async def start(self) -> None:
+        """Wait until the engine has connected, or rank 0 has ended."""
+        while self._link.opened is None and os.getppid() == self._parent:
+            await asyncio.sleep(_LOOK_S)
+
+    async def wait(self) -> int:
+        """Return when the engine has ended."""
+        while self._link.opened is not None and os.getppid() == self._parent:
+            await asyncio.sleep(_LOOK_S)
+        return 1
+
+    async def stop(self, limit_s: float) -> None:
+        """Wait until the draining engine has ended: longer than `limit_s`, because no other process ends it."""
+        until = asyncio.get_running_loop().time() + max(limit_s, _DRAIN_S)
+        while self._link.opened is not None and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(_LOOK_S)
+
+    async def kill(self) -> None:
+        """Disconnect the engine: its launcher ends it when the socket is closed."""
+        self._link.disconnect()

@@ -3,16 +3,20 @@
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from xcore import document
+from xcore.batching.kv_capacity import grow_to_fit
+from xcore.batching.shared_pool import merged_pools
 from xcore.console import output
 from xcore.requests.engine_protocol import Stepped
+from xcore.spec import Spec
+from xcore.specs.cluster_plan import Plan
+from xcore.specs.schedule import Schedule
 from xserver.engines.engine_link import EngineLink
-from xserver.engines.engine_process import DRAIN_LIMIT_S, EngineProcess
-from xserver.engines.joined_engine import JoinedEngine
-from xserver.engines.room import with_room_for
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.engine_process import DRAIN_LIMIT_S, EngineProcess, JoinedEngine
+from xserver.engines.unit_options import EngineUnitOptions
 
 _MOST_RESTARTS = 5
 """Number of engine ends in a row, without a completed request between them, after which the unit stops."""
@@ -34,7 +38,7 @@ class EngineUnit:
     """
 
     def __init__(
-        self, options: UnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
+        self, options: EngineUnitOptions, links: Mapping[str, EngineLink], directory: Path, turns: asyncio.Semaphore
     ):
         self.options, self.links = options, links
         self.name = ", ".join(links)
@@ -93,7 +97,7 @@ class EngineUnit:
             if refused or not self._may_follow(opened) or self._failures >= _MOST_RESTARTS:
                 return code or 1  # the engine has printed the reason
             self._follows()
-            text = f"the engine of {self.name} has ended (exit code {code}): it is started again"
+            text = f"the engine of {self.name} has ended (exit code {code}) and is restarted"
             output.note(text, event="engine_restart", code=code)
 
     def fail(self) -> None:
@@ -161,9 +165,38 @@ class EngineUnit:
 
         Its schedules may be for shorter requests than these.
         """
-        for option, noun in self._documents.items():
+        for option, spec in self._documents.items():
             path = self._directory / f"{option.strip('-')}-{self.options.models[0].place}.json"
-            document.write(path, with_room_for(self.links, noun))
+            document.write(path, with_room_for(self.links, spec))
             if option not in self._arguments:
                 self._arguments += [option, ""]
             self._arguments[self._arguments.index(option) + 1] = str(path)
+
+
+def with_room_for(links: Mapping[str, EngineLink], spec: Spec) -> Spec:
+    """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
+
+    The schedule is that of the only one of `links`; the plan contains the models of `links`. Requests have been
+    accepted, but the schedule may be for shorter ones.
+    """
+    if isinstance(spec, Schedule):
+        (link,) = links.values()
+        return _with_room(spec, link)
+    return _plan_with_room(spec, links) if isinstance(spec, Plan) else spec
+
+
+def _plan_with_room(plan: Plan, links: Mapping[str, EngineLink]) -> Plan:
+    ours = [model for model in plan.models if model.name in links]
+    have = [model.schedule.kv_blocks for model in ours]
+    if ours[0].share and ours[0].share.pool == "merged":  # one request may use the blocks of all models
+        have = [pool.total for pool in merged_pools([model.schedule for model in ours])[1]]
+    models = dict(zip((model.name for model in plan.models), plan.models, strict=True))
+    for model, blocks in zip(ours, have, strict=True):
+        schedule = _with_room(model.schedule, links[model.name])
+        if schedule.kv_blocks > blocks:
+            models[model.name] = replace(model, schedule=schedule)
+    return replace(plan, models=tuple(models.values()))
+
+
+def _with_room(schedule: Schedule, link: EngineLink) -> Schedule:
+    return grow_to_fit(schedule, [output.request for output in link.outputs.values()])

@@ -19,17 +19,17 @@ from xcore.errors import InputError
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import check_origins, guarded, hashed
-from xserver.admission.measured import Measured
+from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
-from xserver.engines.unit import Unit
-from xserver.engines.unit_options import UnitOptions
+from xserver.engines.server_unit import ServerUnit
+from xserver.engines.unit_options import EngineUnitOptions
 from xserver.http.api import KINDS, make_api, resume_entries
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.library_log import log_libraries
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 from xserver.telemetry.tracing import tracing
 
 _LOOK_S = 0.05
@@ -56,13 +56,13 @@ class PlanWatch(Protocol):
 class ServerOptions:
     """The options of `exegpt serve`."""
 
-    units: tuple[UnitOptions, ...]
+    units: tuple[EngineUnitOptions, ...]
     """The engines with their models."""
     starts: int
     """Engines that may start at once."""
     plan: Plan | None
     """The plan of its models; None: the server has no plan."""
-    replan: Callable[[Plan], tuple[Plan, tuple[UnitOptions, ...]]] | None
+    replan: Callable[[Plan], tuple[Plan, tuple[EngineUnitOptions, ...]]] | None
     """Returns the engines of another plan for the same models; None: the server has no plan."""
     watching: Callable[[Mapping[str, Frontend], Plan, Callable[[Plan], None], CollectorRegistry], PlanWatch] | None
     """Makes the watch from the models' frontends, the plan, a function that follows another plan, and the metrics;
@@ -108,7 +108,7 @@ class Supervisor:
         self._frontends, self._options, self._directory = frontends, options, directory
         self._turns, self._replacing = asyncio.Semaphore(options.starts), asyncio.Lock()
         self._units = [self._unit(unit) for unit in options.units]
-        self._running: dict[Unit, asyncio.Task[int]] = {}
+        self._running: dict[ServerUnit, asyncio.Task[int]] = {}
         self._wanted = [unit.follows for unit in options.units]
         """What the units of the current plan follow; other units are ending."""
         self._plan = options.plan
@@ -127,7 +127,7 @@ class Supervisor:
             self._replanning = replanning = options.watching(*watched)
             frontends.followed = lambda: replanning.state
 
-    def _unit(self, options: UnitOptions) -> Unit:
+    def _unit(self, options: EngineUnitOptions) -> ServerUnit:
         frontends = self._frontends
 
         async def resume(frontend: Frontend) -> None:
@@ -135,7 +135,7 @@ class Supervisor:
 
         ours = [frontends.each[model.place] for model in options.models]
         where = f"http://{self._options.host}:{self._options.port}"
-        return Unit(options, ours, self._directory, where, resume, self._turns)
+        return ServerUnit(options, ours, self._directory, where, resume, self._turns)
 
     async def run(self, server: Server) -> None:
         """Supervise until the server ends."""
@@ -164,16 +164,16 @@ class Supervisor:
             for unit in self._units:
                 await unit.close()
 
-    def _start(self, unit: Unit) -> None:
+    def _start(self, unit: ServerUnit) -> None:
         task = asyncio.ensure_future(unit.run())
         self._running[unit] = task
         task.add_done_callback(partial(self._unit_ended, unit))
 
-    def _unit_ended(self, unit: Unit, task: "asyncio.Task[int]") -> None:
+    def _unit_ended(self, unit: ServerUnit, task: "asyncio.Task[int]") -> None:
         error = None if task.cancelled() else task.exception()
         if unit.options.follows not in self._wanted:  # another unit has its models or will get them
             if error:
-                output.note(f"the engine of {unit.name}, which is replaced, has failed: {error}", event="engine_failed")
+                output.note(f"the replaced engine of {unit.name} has failed: {error}", event="engine_failed")
             return
         if isinstance(error, InputError | OSError) and self._go_back(unit, f": {error}"):
             return  # for example, a plan of several ranks without mpirun
@@ -227,7 +227,7 @@ class Supervisor:
         opened = [unit.options.follows for unit in self._units if unit.has_opened]
         return all(follows in opened for follows in self._wanted)
 
-    def _go_back(self, unit: Unit, why: str = "") -> bool:
+    def _go_back(self, unit: ServerUnit, why: str = "") -> bool:
         """Go back to the earlier plan, because a unit of this one can't be started; return whether that is possible.
 
         `why` is appended to the message if the engine hasn't reported the reason.
@@ -247,12 +247,12 @@ class Supervisor:
             self._replanning.goes_back(plan, f"the engine of {unit.name} can't be started{why}")
         return True
 
-    def _change(self, plan: Plan, units: tuple[UnitOptions, ...]) -> None:
+    def _change(self, plan: Plan, units: tuple[EngineUnitOptions, ...]) -> None:
         self._plan, self._wanted = plan, [unit.follows for unit in units]
         self._following = asyncio.ensure_future(self._replace(units))
         self._following.add_done_callback(self._failed)
 
-    async def _replace(self, units: tuple[UnitOptions, ...]) -> None:
+    async def _replace(self, units: tuple[EngineUnitOptions, ...]) -> None:
         """Replace the engines of units that don't follow the same as before; the other units stay.
 
         New engines continue the requests of the ended ones.
@@ -267,7 +267,7 @@ class Supervisor:
             await asyncio.gather(*(unit.give_up() for unit in gone))
             moved = [model for unit in gone for model in unit.frontends]
             renewed = ", ".join(frontend.model.name for frontend in moved) or "no model"
-            output.note(f"another plan: new engines for {renewed}", event="plan")
+            output.note(f"the plan has changed: new engines start for {renewed}", event="plan")
             for options in units:
                 if options.follows not in staying:
                     unit = self._unit(options)
@@ -288,7 +288,7 @@ class Supervisor:
             self._ended.set()
             return
         output.note(
-            "draining: requests that have been accepted are finished; a second signal ends at once", event="drain"
+            "draining: accepted requests run to completion; a second signal ends the server at once", event="drain"
         )
         self._drain()
 
@@ -319,7 +319,7 @@ def bind(options: ServerOptions) -> socket.socket:
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, stall_ms)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise InputError(f"{options.host}:{options.port} can't be listened on ({why}): pass another --port.") from None
+        raise InputError(f"Port {options.host}:{options.port} can't be opened ({why}): pass another --port.") from None
     listening.setblocking(False)
     return listening
 
@@ -328,7 +328,7 @@ def run(options: ServerOptions) -> int:
     """Serve until a signal ends the server; return the exit code."""
     loopback = options.host in ("127.0.0.1", "localhost", "::1")
     if not loopback and not options.api_keys:
-        raise InputError(f"--host {options.host} lets other machines in: pass --api-key-file, or listen on 127.0.0.1.")
+        raise InputError(f"--host {options.host} lets other machines connect: pass --api-key-file, or use 127.0.0.1.")
     check_origins(options.origins, bool(options.api_keys))
     return asyncio.run(_run(options))
 
@@ -376,7 +376,7 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
 
 
 async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:
-    measured = Measured(make_api(frontends), frontends.unrouted, KINDS)
+    measured = RequestTiming(make_api(frontends), frontends.unrouted, KINDS)
     config = uvicorn.Config(
         guarded(measured, options.api_keys, options.hosts, options.origins),
         log_config=None,

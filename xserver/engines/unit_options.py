@@ -21,7 +21,7 @@ class UnitModel:
 
 
 @dataclass(frozen=True)
-class UnitOptions:
+class EngineUnitOptions:
     """An engine process of one model, or of several that share devices."""
 
     models: tuple[UnitModel, ...]

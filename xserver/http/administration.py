@@ -12,8 +12,8 @@ from xcore.policies.from_schedule import checked
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import hashed
+from xserver.http.api_error import ApiError, invalid
 from xserver.http.body import read_json
-from xserver.http.errors import ApiError, invalid
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.openapi import Description
@@ -33,7 +33,7 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
 
     @api.post(
         "/schedule",
-        summary="Let a model follow another schedule, of as many devices.",
+        summary="Switch a model to another schedule for the same number of devices.",
         **described.administration(Accepted, ScheduleToFollow),
     )
     async def schedule(request: Request, model: str | None = None) -> Response:
@@ -50,7 +50,7 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
 
     @api.post(
         "/drain",
-        summary="End the server when all accepted requests are answered.",
+        summary="Shut the server down once all accepted requests are answered.",
         **described.administration(Draining),
     )
     async def drain(request: Request) -> Response:
@@ -62,7 +62,7 @@ def add_administration(api: FastAPI, described: Description, frontends: Frontend
 def _add_plan(api: FastAPI, described: Description, frontends: Frontends) -> None:
     @api.post(
         "/plan",
-        summary="Let the models follow another plan: engines that it changes are replaced.",
+        summary="Switch the models to another plan. Engines that differ are replaced.",
         **described.administration(Accepted, PlanToFollow),
     )
     async def plan(request: Request) -> Response:
@@ -113,8 +113,8 @@ def _check_follows(schedule: Schedule, frontend: Frontend) -> None:
     need, have = _devices(schedule), _devices(held)
     if need != have or (schedule.dtype, schedule.kv_dtype) != (held.dtype, held.kv_dtype):
         raise invalid(
-            f"The schedule is for {need} devices in {schedule.dtype}, its keys and values in {schedule.kv_dtype}; the "
-            f"engine has {have} in {held.dtype}, its keys and values in {held.kv_dtype}."
+            f"The schedule needs {need} devices, dtype {schedule.dtype} and kv_dtype {schedule.kv_dtype}. The engine "
+            f"has {have} devices, dtype {held.dtype} and kv_dtype {held.kv_dtype}."
         )
 
 

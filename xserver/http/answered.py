@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from xserver.admission.admission import Promise
+from xserver.admission.admission_control import Promise
 from xserver.http.generation import Choice
 
 Outcome = Literal["answered", "failed", "cancelled", "rejected", "invalid"]

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from xserver.admission.admission import Promise
-from xserver.http.errors import ApiError, invalid
+from xserver.admission.admission_control import Promise
+from xserver.http.api_error import ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Generation, Piece
 from xserver.http.journal import Entry
-from xserver.http.sampling import Wanted, requests_of, stop_texts
+from xserver.http.sampling_params import Wanted, requests_of, stop_texts
 from xserver.http.schemas import Sampled
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.monitor import Answering, Arrival
@@ -25,7 +25,7 @@ from xserver.text.output_text import OutputText
 from xserver.text.stop_texts import StopTexts
 
 
-class Answer(ABC):
+class ApiAnswer(ABC):
     """One API request: `prepare` creates its choices; `deltas` and `choice` are their parts of the documents."""
 
     prefix: ClassVar[str]
@@ -84,7 +84,9 @@ class Answer(ABC):
     def check_stream(self) -> None:
         """Raise ApiError for stream options without a stream."""
         if self.body.stream_options is not None and not self.body.stream:
-            raise invalid("'stream_options' is for streams: leave it out, or set 'stream'.", "stream_options")
+            raise invalid(
+                "'stream_options' needs 'stream': set 'stream' to true, or remove 'stream_options'.", "stream_options"
+            )
 
     def add_choices(
         self,
@@ -145,9 +147,11 @@ class Answer(ABC):
         return document
 
 
-async def answer(
-    http: HttpRequest, make: Callable[[], Answer], frontend: Frontend, entry: Entry | None = None
-) -> Response:
+Make = Callable[[], ApiAnswer]
+"""Makes a new answer to one request: a journalled one may be read several times."""
+
+
+async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry | None = None) -> Response:
     """Return the response to one API request: a stream, or a document when it is complete.
 
     A request whose journal `entry` already runs joins it.
@@ -174,7 +178,7 @@ async def answer(
     return JSONResponse(work.whole(texts))
 
 
-def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:
+def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
     """Accept a request, or raise ApiError."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
@@ -184,7 +188,7 @@ def _admit(work: Answer, frontend: Frontend, arrival: Arrival) -> None:
     work.promise = frontend.admission.admit(lengths, arrival.at_s)
 
 
-async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend, arrival: Arrival) -> None:
+async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
     """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
     assert frontend.journal
     with frontend.journal.asking(entry):
@@ -198,13 +202,13 @@ async def _join(entry: Entry, make: Callable[[], Answer], work: Answer, frontend
                 run_entry(entry, make, work, frontend)
 
 
-def run_entry(entry: Entry, make: Callable[[], Answer], work: Answer, frontend: Frontend) -> None:
+def run_entry(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend) -> None:
     """Submit a journalled request to the engine, and read it to its end, whether or not a client does."""
     entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
 
-async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Frontend) -> None:
+async def _read_entry(entry: Entry, make: Make, frontend: Frontend) -> None:
     assert frontend.journal
     work = make()
     frontend.active += 1
@@ -224,7 +228,7 @@ async def _read_entry(entry: Entry, make: Callable[[], Answer], frontend: Fronte
         frontend.active -= 1
 
 
-def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
+def _close(work: ApiAnswer, frontend: Frontend, entry: Entry | None) -> None:
     """Count a request that has been answered, or whose client has disconnected.
 
     A journal `entry` counts only once for all requests that join it.
@@ -236,7 +240,7 @@ def _close(work: Answer, frontend: Frontend, entry: Entry | None) -> None:
 
 
 @reporting("lengths")
-def _learn(work: Answer, frontend: Frontend) -> None:
+def _learn(work: ApiAnswer, frontend: Frontend) -> None:
     """Report the lengths of the answers to admission, including answers that a stop text has ended."""
     for choice in work.choices:
         ended = choice.output.ended

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from xcore import __version__
 from xcore.console import output
 from xserver.http.administration import add_administration
-from xserver.http.answering import Answer, answer, run_entry
+from xserver.http.answering import ApiAnswer, answer, run_entry
+from xserver.http.api_error import SERVER, ApiError
 from xserver.http.body import read_json
-from xserver.http.chat import Chat
-from xserver.http.completions import Completion
-from xserver.http.errors import SERVER, ApiError
+from xserver.http.chat import ChatAnswer
+from xserver.http.completions import CompletionAnswer
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Entry
@@ -36,7 +36,7 @@ from xserver.http.responses import (
 )
 from xserver.http.responses_answer import ResponsesAnswer
 from xserver.http.responses_schemas import ResponsesRequest
-from xserver.http.sampling import random_seed
+from xserver.http.sampling_params import random_seed
 from xserver.http.schemas import (
     ChatRequest,
     CompletionRequest,
@@ -46,11 +46,12 @@ from xserver.http.schemas import (
     TokenizePrompt,
     parsed,
 )
-from xserver.http.tokenizing import detokenize, tokenize
+from xserver.http.served_model import ServedModel
+from xserver.text.conversation import prompt_of
 
 MAX_BODY = 16 * 2**20
 """Maximum size of a request's body, in bytes."""
-_NOT_SERVED = "This server has /v1/models, /v1/completions, /v1/chat/completions and /v1/responses; see /openapi.json."
+_NOT_SERVED = "This path does not exist: /openapi.json lists the paths of this server."
 
 
 def make_api(frontends: Frontends) -> FastAPI:
@@ -84,7 +85,7 @@ def _add_errors(api: FastAPI) -> None:
     async def http_error(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException) or hasattr(error, "status_code")
         status = error.status_code
-        text = {404: _NOT_SERVED, 405: "This path doesn't have that method."}.get(status, "The request failed.")
+        text = {404: _NOT_SERVED, 405: "This path does not support this method."}.get(status, "The request failed.")
         code = {404: "not_found", 405: "method_not_allowed"}.get(status)
         return ApiError(status, text, code, headers=dict(getattr(error, "headers", None) or {})).response
 
@@ -92,7 +93,9 @@ def _add_errors(api: FastAPI) -> None:
         return ApiError(400, "The request's parameters are not valid.", "invalid_value").response
 
     async def bug(_: Request, error: Exception) -> Response:
-        return ApiError(500, "An internal error: see the server's log.", "internal_error", None, SERVER).response
+        return ApiError(
+            500, "An internal error occurred: see the server's log.", "internal_error", None, SERVER
+        ).response
 
     from starlette.exceptions import HTTPException as StarletteError
 
@@ -108,7 +111,7 @@ def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> No
     async def health() -> Response:
         return PlainTextResponse("")
 
-    @api.get("/ready", summary="Whether requests are taken.", response_class=PlainTextResponse)
+    @api.get("/ready", summary="Whether the server accepts requests.", response_class=PlainTextResponse)
     async def ready() -> Response:
         frontends.check_ready()
         return PlainTextResponse("")
@@ -119,18 +122,18 @@ def _add_state(api: FastAPI, described: Description, frontends: Frontends) -> No
 
 
 def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> None:
-    @api.get("/v1/models", summary="The models that are served.", **described.route(ModelList))
+    @api.get("/v1/models", summary="The served models.", **described.route(ModelList))
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": [frontend.model.card for frontend in frontends.each]})
 
-    @api.get("/v1/models/{name:path}", summary="One of them.", **described.route(ModelCard))
+    @api.get("/v1/models/{name:path}", summary="One served model.", **described.route(ModelCard))
     async def one_model(name: str) -> Response:
         return JSONResponse(frontends.of(name).model.card)
 
 
-KINDS: dict[str, tuple[type[Document], type[Answer], str]] = {
-    "/v1/completions": (CompletionRequest, Completion, "Continue prompts."),
-    "/v1/chat/completions": (ChatRequest, Chat, "Answer conversations."),
+KINDS: dict[str, tuple[type[Document], type[ApiAnswer], str]] = {
+    "/v1/completions": (CompletionRequest, CompletionAnswer, "Continue prompts."),
+    "/v1/chat/completions": (ChatRequest, ChatAnswer, "Answer conversations."),
     "/v1/responses": (ResponsesRequest, ResponsesAnswer, "Answer conversations, in the form of responses."),
 }
 """The body, the answer and the summary of each path."""
@@ -169,7 +172,7 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 
 def make_answer(
     path: str, data: dict[str, Any], frontend: Frontend, answer_id: str, created: int | None = None
-) -> Answer:
+) -> ApiAnswer:
     """Return the answer to a valid body.
 
     Raises ApiError for an invalid body, or for a path in the journal of another version.
@@ -180,7 +183,7 @@ def make_answer(
     return answer_kind(parsed(kind, data), frontend, answer_id, created)
 
 
-def journalled(entry: Entry, frontend: Frontend) -> Answer:
+def journalled(entry: Entry, frontend: Frontend) -> ApiAnswer:
     """Return the answer to a journalled request: the same id and time for every caller."""
     return make_answer(entry.path, entry.body, frontend, entry.answer_id, entry.created)
 
@@ -209,7 +212,7 @@ async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
                 except ApiError as error:
                     assert frontend.journal, "whose entry it is"
                     frontend.journal.forget(entry)
-                    output.note(f"a journalled request can't be run any more ({error.message})")
+                    output.note(f"a journalled request can no longer be run ({error.message})")
                     continue
                 run_entry(entry, make, work, frontend)
 
@@ -217,13 +220,31 @@ async def resume_entries(frontend: Frontend, entries: list[Entry]) -> None:
 def _add_tokens(api: FastAPI, described: Description, frontends: Frontends) -> None:
     kinds = TokenizePrompt, TokenizeChat
 
-    @api.post("/tokenize", summary="The tokens of a text or of a conversation.", **described.route(Tokens, kinds))
+    @api.post("/tokenize", summary="Tokenize a text or a conversation.", **described.route(Tokens, kinds))
     async def tokens(request: Request) -> Response:
         data = await read_json(request, MAX_BODY)
         body = parsed(TokenizeChat if "messages" in data else TokenizePrompt, data)
         return JSONResponse(await asyncio.to_thread(tokenize, body, frontends.of(body.model).model))
 
-    @api.post("/detokenize", summary="The text of tokens.", **described.route(DetokenizedText, DetokenizeRequest))
+    @api.post("/detokenize", summary="Turn tokens into text.", **described.route(DetokenizedText, DetokenizeRequest))
     async def text(request: Request) -> Response:
         body = parsed(DetokenizeRequest, await read_json(request, MAX_BODY))
         return JSONResponse(await asyncio.to_thread(detokenize, body, frontends.of(body.model).model))
+
+
+def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[str, Any]:
+    """Return the tokens of a text or of a conversation.
+
+    A text gets special tokens unless the client switches them off.
+    """
+    if isinstance(body, TokenizePrompt):
+        ids = model.encode(body.prompt, body.add_special_tokens is not False)
+    else:
+        ids = model.encode(prompt_of(body, model), bool(body.add_special_tokens), "messages")
+    names = [model.tokenizer.id_to_token(i) for i in ids] if body.return_token_strs else None
+    return {"count": len(ids), "max_model_len": model.spec.longest_request, "tokens": ids, "token_strs": names}
+
+
+def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
+    """Return the text of tokens, including special tokens."""
+    return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}

@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 
 MAX_DEPTH = 64
 """Maximum nesting of JSON, in levels."""
@@ -28,7 +28,7 @@ async def read_json(request: Request, max_bytes: int) -> Any:
     try:
         data = await asyncio.wait_for(_read(request, max_bytes), READ_S)
     except (TimeoutError, asyncio.TimeoutError):
-        raise ApiError(408, f"The body was not complete within {READ_S:g} s.", "request_timeout") from None
+        raise ApiError(408, f"The body was not received completely within {READ_S:g} s.", "request_timeout") from None
     return parse(data)
 
 

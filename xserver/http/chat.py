@@ -4,21 +4,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xserver.http.answering import Answer
-from xserver.http.errors import invalid
+from xserver.http.answering import ApiAnswer
+from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
 from xserver.http.output_format import output_format
-from xserver.http.sampling import Wanted
+from xserver.http.sampling_params import Wanted
 from xserver.http.schemas import ChatRequest
 from xserver.http.tools import OutputRules, call_document, call_id, output_rules, whole_calls
 from xserver.text.conversation import prompt_of
-from xserver.text.log_probs import TextLogProb, chat_logprobs
 from xserver.text.message_parts import MessageParser, MessagePart, Thought
+from xserver.text.text_log_probs import TextLogProb, chat_logprobs
 from xserver.text.tool_calls import CallDelta
 
 
-class Chat(Answer):
+class ChatAnswer(ApiAnswer):
     """One request for an assistant's message."""
 
     prefix, kind = "chatcmpl-", "chat.completion"

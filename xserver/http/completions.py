@@ -4,21 +4,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xserver.http.answering import Answer
-from xserver.http.errors import invalid
+from xserver.http.answering import ApiAnswer
+from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
 from xserver.http.output_format import output_format
-from xserver.http.sampling import Wanted
+from xserver.http.sampling_params import Wanted
 from xserver.http.schemas import CompletionRequest
 from xserver.http.served_model import ServedModel
-from xserver.text.log_probs import PromptText, TextLogProb, completion_logprobs
+from xserver.text.text_log_probs import PromptText, TextLogProb, completion_logprobs
 
 MAX_PROMPTS = 256
 DEFAULT_MAX_TOKENS = 16
 
 
-class Completion(Answer):
+class CompletionAnswer(ApiAnswer):
     """One request for completions."""
 
     prefix, kind = "cmpl-", "text_completion"
@@ -36,7 +36,7 @@ class Completion(Answer):
             raise invalid("'max_tokens' is 0: it must be at least 1, unless 'echo' is set.", "max_tokens")
         echoed = bool(body.echo and body.logprobs is not None)
         if echoed and model.spec.encoder_layers:
-            raise invalid("'echo' with 'logprobs' is for prompts that a decoder reads: leave one of them out.", "echo")
+            raise invalid("An encoder-decoder does not support 'echo' with 'logprobs': remove one of them.", "echo")
         answer = output_format(body, model)
         grammar = answer.grammar(None) if answer else None
         wanted = Wanted(grammar, answer.param if answer else "", body.logprobs, echoed)
@@ -57,7 +57,7 @@ class Completion(Answer):
         alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
         several: Sequence[Any] = [prompt] if alone else prompt
         if not several or len(several) > MAX_PROMPTS:
-            raise invalid(f"'prompt' has {len(several)} prompts: 1 to {MAX_PROMPTS} may come together.", "prompt")
+            raise invalid(f"'prompt' has {len(several)} prompts: send 1 to {MAX_PROMPTS} in one request.", "prompt")
         tokenized = []
         for each in several:
             ids = frontend.model.encode(each) if isinstance(each, str) else list(each)
@@ -65,7 +65,7 @@ class Completion(Answer):
             if not ids:
                 raise invalid("'prompt' is empty: it needs at least one token.", "prompt")
             if any(i >= frontend.model.spec.vocab for i in ids):
-                raise invalid(f"'prompt' has a token id beyond {frontend.model.spec.vocab - 1}.", "prompt")
+                raise invalid(f"'prompt' has a token id above {frontend.model.spec.vocab - 1}.", "prompt")
         return tokenized
 
     def choice(self, choice: Choice, text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from xserver.http.errors import SERVER, ApiError
+from xserver.http.api_error import SERVER, ApiError
 
 _SILENCE_S = 15.0
 """After this silence in seconds a comment is sent, so that proxies don't close the connection."""

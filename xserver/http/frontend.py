@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 
 from xcore import __version__, document
 from xcore.requests.engine_protocol import Opened
-from xserver.admission.admission import Admission
+from xserver.admission.admission_control import Admission
 from xserver.engines.engine_link import EngineLink
-from xserver.http.errors import invalid, unavailable
+from xserver.http.api_error import invalid, unavailable
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.monitor import Monitor
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 
 STALL_S, STALL_CYCLES = 5.0, 10
 """An engine has stalled if it makes no step for this time: seconds, and predicted cycles, whichever is longer."""
@@ -54,10 +54,10 @@ class Frontend:
     def check_ready(self) -> None:
         """Raise ApiError while no request can be accepted."""
         if self.draining:
-            raise unavailable("The server is being shut down.", "draining", _RETRY_S)
+            raise unavailable("The server is shutting down.", "draining", _RETRY_S)
         if self.admission is None:
             if self.restarting:
-                raise unavailable("The engine is started again.", "engine_restarting", _RETRY_S)
+                raise unavailable("The engine is restarting.", "engine_restarting", _RETRY_S)
             raise unavailable("The engine is starting.", "loading", _RETRY_S)
 
     def opened(self, opened: Opened) -> None:
@@ -87,9 +87,9 @@ class Frontend:
         context = self._longest_request
         left = context - prompt_tokens
         if left < 1 or (max_tokens is not None and max_tokens > left):
-            asked = f" and {max_tokens} of output" if max_tokens is not None else ""
+            asked = f" + {max_tokens}" if max_tokens is not None else ""
             raise invalid(
-                f"This model's maximum context length is {context} tokens: {prompt_tokens} of prompt{asked} don't fit.",
+                f"This model's maximum context length is {context} tokens; the request needs {prompt_tokens}{asked}.",
                 param if left >= 1 else prompt,
                 "context_length_exceeded",
             )

@@ -9,13 +9,13 @@ from prometheus_client.registry import Collector
 
 from xcore.specs.cluster_plan import Plan
 from xserver.admission.measured import Counts
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 from xserver.http.frontend import Frontend
 from xserver.http.journal import Entry
 from xserver.http.unrouted import Unrouted
 from xserver.telemetry.metrics_page import ByModel
 from xserver.telemetry.reporting import FAILURES
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 
 
 class Frontends:

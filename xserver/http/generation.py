@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from xcore.requests.request import Request
 from xserver.engines.engine_link import EngineLink, Output
-from xserver.http.errors import SERVER, ApiError, invalid
-from xserver.text.log_probs import TextLogProb
+from xserver.http.api_error import SERVER, ApiError, invalid
 from xserver.text.output_text import OutputText
 from xserver.text.stop_texts import StopTexts
+from xserver.text.text_log_probs import TextLogProb
 
 _SHOWN = 300
 """Maximum characters of an engine's refusal in an answer to a client."""
@@ -153,7 +153,7 @@ class Generation:
             raise _refusal(ended.refused, ended.too_long)
         if ended and ended.reason in ("error", "cancelled"):
             cause = f": {ended.error}" if ended.error else ""
-            raise ApiError(500, f"The request was ended by an internal error{cause}.", "internal_error", None, SERVER)
+            raise ApiError(500, f"An internal error ended the request{cause}.", "internal_error", None, SERVER)
         if not tokens and not ended:
             return None
         text, stopped = choice.take(tokens, ended is not None)

@@ -19,7 +19,7 @@ from xcore.console import output
 from xcore.requests.engine_protocol import Ended
 from xcore.requests.request import Request
 from xserver.engines.engine_link import Output
-from xserver.http.errors import SERVER, ApiError
+from xserver.http.api_error import SERVER, ApiError
 
 MAX_KEY = 256
 """Maximum characters of a key."""
@@ -96,16 +96,16 @@ class Journal:
         Raises ApiError for a key that had another body.
         """
         if not 1 <= len(key) <= MAX_KEY:
-            raise ApiError(400, f"An Idempotency-Key has 1 to {MAX_KEY} characters.", "invalid_value")
+            raise ApiError(400, f"The Idempotency-Key must have 1 to {MAX_KEY} characters.", "invalid_value")
         name = hashlib.sha256(f"{caller}\n{key}".encode()).hexdigest()
         asked = hashlib.sha256(json.dumps([path, body], sort_keys=True).encode()).hexdigest()
         known = self.entries.get(name)
         if known:
             if known.asked != asked:
-                raise ApiError(422, "This Idempotency-Key came with another body before.", "idempotency_key_reused")
+                raise ApiError(422, "This Idempotency-Key has been used with another body.", "idempotency_key_reused")
             return known
         if len(self.entries) >= MAX_ENTRIES:
-            raise self._unavailable("is full")
+            raise self._unavailable("it is full")
         seeded = body if body.get("seed") is not None else {**body, "seed": seed()}
         entry = self.entries[name] = Entry(name, path, asked, seeded, answer_id, int(time.time()))
         return entry
@@ -148,7 +148,7 @@ class Journal:
         try:
             await asyncio.to_thread(self._write, entry)
         except OSError as error:  # this process still answers it
-            output.note(f"an answer can't be journalled ({(error.strerror or str(error)).lower()})")
+            output.note(f"an answer can't be written to the journal ({(error.strerror or str(error)).lower()})")
         self._delete_later(entry, entry.ended_s)
 
     def begin(self, unserved: Sequence[Entry] = ()) -> None:
@@ -157,7 +157,7 @@ class Journal:
         Until then, a server with their models may be started instead of this one. Call it in the event loop.
         """
         if unserved:
-            output.note(f"journalled requests to models that this server doesn't have: {len(unserved)}, deleted later")
+            output.note(f"{len(unserved)} journalled requests need models that this server lacks: they will be deleted")
         for entry in unserved:
             self._delete_later(entry, time.time())
         for entry in self.entries.values():
@@ -170,7 +170,7 @@ class Journal:
         asyncio.get_running_loop().call_later(left_s, self.forget, entry)
 
     def _unavailable(self, why: str) -> ApiError:
-        what = f"The journal can't be written ({why}): send the request without an Idempotency-Key, or later."
+        what = f"The journal can't be written ({why}): send the request without an Idempotency-Key, or retry later."
         return ApiError(503, what, "journal_unavailable", None, SERVER, {"Retry-After": str(_RETRY_S)})
 
     def _path(self, entry: Entry) -> Path:

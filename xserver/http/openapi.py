@@ -37,7 +37,7 @@ class Description:
         """Return the arguments of a route that returns an `answer` for a `body`, or a stream of `events`."""
         content = self._json(answer)
         if events is not None:
-            content["text/event-stream"] = {"schema": {"description": "Events of JSON, then [DONE]."}}
+            content["text/event-stream"] = {"schema": {"description": "JSON events, then [DONE]."}}
             self._models.add(events)
         route: dict[str, Any] = {"responses": {200: {"content": content, "description": "The answer."}}}
         if body is not None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xcore.errors import InputError, refusing
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 from xserver.http.schemas import ResponseFormat, Sampled, StructuredOutputs
 from xserver.http.served_model import ServedModel
 from xserver.text.message_parts import Reasoning

@@ -16,7 +16,7 @@ from xcore import __version__
 from xcore.document import to_dict
 from xcore.specs.timeline import Span
 from xserver.admission.predicted import targets
-from xserver.http.errors import unavailable
+from xserver.http.api_error import unavailable
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.openapi import Description
@@ -39,7 +39,7 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
         text, kind = render(counted, request.headers.get("accept", ""))
         return Response(text, headers={"Content-Type": kind})
 
-    @api.get("/schedule", summary="A model's schedule that is enforced.", **described.route(EnforcedSchedule))
+    @api.get("/schedule", summary="The schedule that a model's engine follows.", **described.route(EnforcedSchedule))
     async def schedule(model: str | None = None) -> Response:
         return JSONResponse(schedule_document(frontends.of(model)))
 
@@ -49,7 +49,7 @@ def add_pages(api: FastAPI, described: Description, frontends: Frontends) -> Non
         async def plan() -> Response:
             return JSONResponse(followed())
 
-    @api.get("/status", include_in_schema=False, summary="What the status page shows.")
+    @api.get("/status", include_in_schema=False, summary="The data of the status page.")
     async def status(model: str | None = None) -> Response:
         shown = frontends.each[0] if model is None else frontends.of(model)
         return JSONResponse(status_document(shown, frontends), headers={"Cache-Control": "no-store"})

@@ -36,7 +36,7 @@ class ModelCard(Returned):
     created: int
     owned_by: str
     max_model_len: int | None = Field(
-        description="Most tokens of prompt and output together; null: as many as the engine's cache holds."
+        description="Maximum tokens of prompt and output together; null: limited by the engine's cache only."
     )
 
 
@@ -47,7 +47,7 @@ class ModelList(Returned):
     data: list[ModelCard]
 
 
-class Usage(Returned):
+class TokenUsage(Returned):
     """Numbers of tokens."""
 
     prompt_tokens: int
@@ -96,19 +96,19 @@ class ChatLogprobs(Returned):
     refusal: None
 
 
-class CalledFunction(Returned):
+class ReturnedFunction(Returned):
     """The function of a call, and its arguments as JSON."""
 
     name: str
     arguments: str
 
 
-class ToolCall(Returned):
+class ReturnedToolCall(Returned):
     """A call of a tool."""
 
     id: str
     type: Literal["function"]
-    function: CalledFunction
+    function: ReturnedFunction
 
 
 class ChatMessage(Returned):
@@ -117,7 +117,7 @@ class ChatMessage(Returned):
     role: Literal["assistant"]
     content: str | None
     refusal: None
-    tool_calls: list[ToolCall] = Field(default_factory=list)
+    tool_calls: list[ReturnedToolCall] = Field(default_factory=list)
     reasoning_content: str | None = Field(None, description="With --reasoning-parser.")
 
 
@@ -180,7 +180,7 @@ class TextCompletion(Made):
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
 class ChatCompletion(Made):
@@ -188,7 +188,7 @@ class ChatCompletion(Made):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
     prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`.")
 
 
@@ -197,8 +197,8 @@ class ChatChunk(Made):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatDelta]
-    usage: Usage | None = None
-    prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`, in the first.")
+    usage: TokenUsage | None = None
+    prompt_token_ids: list[int] = Field(default_factory=list, description="With `return_token_ids`; first event only.")
 
 
 class ResponseDocument(Returned):

@@ -4,20 +4,20 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from xserver.http.chat import Chat
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
+from xserver.http.chat import ChatAnswer
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice
 from xserver.http.responses_schemas import ChosenTool, ResponsesRequest, chat_of
 from xserver.http.tools import call_id
-from xserver.text.log_probs import chat_logprobs
 from xserver.text.message_parts import MessagePart, Thought
+from xserver.text.text_log_probs import chat_logprobs
 from xserver.text.tool_calls import CallDelta
 
 Item = dict[str, Any]
 
 
-class ResponsesAnswer(Chat):
+class ResponsesAnswer(ChatAnswer):
     """One request for a response."""
 
     prefix, kind = "resp_", "response"
@@ -31,7 +31,7 @@ class ResponsesAnswer(Chat):
         """Return the complete response."""
         (choice,) = self.choices
         parser = self.rules.parser()
-        output = Output(self, choice)
+        output = ResponseOutput(self, choice)
         for part in [*parser.push(texts[choice.index]), *parser.finish()]:
             list(output.add(part))
         list(output.end())
@@ -46,7 +46,7 @@ class ResponsesAnswer(Chat):
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         (choice,) = self.choices
-        output, parser = Output(self, choice), self.rules.parser()
+        output, parser = ResponseOutput(self, choice), self.rules.parser()
         begun = self._response([], None)
         yield {"type": "response.created", "response": begun}
         yield {"type": "response.in_progress", "response": begun}
@@ -120,7 +120,7 @@ class ResponsesAnswer(Chat):
         }
 
 
-class Output:
+class ResponseOutput:
     """The items of a response as they grow, and the events that say so."""
 
     def __init__(self, answer: ResponsesAnswer, choice: Choice):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.http.schemas import (
     ChatRequest,
     Document,

@@ -7,7 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, V
 
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 from xserver.http.unsupported import CHAT, COMPLETIONS, is_empty, without_neutral_keys
 
 _INT64 = 2**63

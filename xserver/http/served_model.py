@@ -14,7 +14,7 @@ from xcore.requests.request_lists import grammar_check
 from xcore.specs.model import ModelSpec
 from xcore.specs.workload import MAX_TOKENS
 from xcore.tokenizer import encode, load_tokenizer
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.text.chat_template import ChatTemplate
 from xserver.text.message_parts import Reasoning, reasoning_named
 from xserver.text.token_bytes import TokenBytes
@@ -139,7 +139,7 @@ class ServedModel:
         try:
             return encode(self.tokenizer, text, special)
         except InputError as error:
-            raise invalid(f"This is refused: {str(error)[:_SHOWN]}", param) from None
+            raise invalid(f"The text can't be tokenized: {str(error)[:_SHOWN]}", param) from None
 
     def spans(self, text: str) -> tuple[tuple[int, int], ...]:
         """Return the position of each of a text's tokens, in code points; (0, 0) for tokens that the tokenizer adds."""
@@ -161,7 +161,7 @@ class ServedModel:
             self._grammar_check(request)
         except InputError as error:
             why = str(error).partition(" has a grammar, and ")[2]
-            raise invalid(f"The format of the output can't be followed: {why[:_SHOWN]}", param) from None
+            raise invalid(f"The format of the output is not supported: {why[:_SHOWN]}", param) from None
 
     def config(self, file: str) -> dict[str, Any]:
         """Read a JSON file of the directory; empty if it doesn't exist."""

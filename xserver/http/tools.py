@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.http.output_format import OutputFormat, thinking_of
 from xserver.http.schemas import ChatRequest, NamedTool
 from xserver.http.served_model import ServedModel

@@ -11,7 +11,7 @@ from xserver.http.answered import Answered, outcome_of
 from xserver.telemetry.metrics import REQUESTS
 from xserver.telemetry.monitor import Exchange
 from xserver.telemetry.reporting import reporting
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 
 
 class Unrouted:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 
 COMPLETIONS, CHAT, RESPONSES = "completions", "chat", "responses"
 

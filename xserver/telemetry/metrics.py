@@ -12,7 +12,7 @@ from xcore.specs.schedule import Schedule
 from xserver.http.answered import Answered, Kind, MissReason, Outcome
 from xserver.telemetry.metrics_page import render
 
-REQUESTS = "requests", "Requests that have ended.", ("outcome", "class")
+REQUESTS = "requests", "Ended requests.", ("outcome", "class")
 """Name of the counter, help text, labels."""
 PHASES = "encode", "decode", "mixed"
 REJECTIONS = (
@@ -55,24 +55,20 @@ class Metrics:
         self._sizes = sizes
         name, about, labels = REQUESTS
         self._requests = self._counter(name, about, *labels)
-        self._rejections = self._counter("rejections", "Requests that were not accepted.", "reason")
+        self._rejections = self._counter("rejections", "Rejected requests.", "reason")
         self._misses = self._counter("bound_misses", "Accepted requests answered after the bound.", "reason")
-        self._tokens = self._counter("tokens", "Tokens: prompts' of ended requests, and generated ones.", "kind")
-        self.restarts = self._counter("engine_restarts", "Engines lost and started again.")
+        self._tokens = self._counter("tokens", "Prompt tokens of ended requests, and generated tokens.", "kind")
+        self.restarts = self._counter("engine_restarts", "Restarts of lost engines.")
         self.reschedules = self._counter("reschedules", "Changes of the schedule while serving.")
         self._preemptions = self._counter("preemptions", "Sequences preempted for lack of KV blocks.")
-        self._drift = self._gauge("drift_statistic", "Greatest distance of lengths' distributions from the schedule's.")
-        self._batch = self._gauge("batch_size", "Sequences of a micro-batch.", "phase", "kind")
-        self._phase = self._histogram("phase_seconds", "Time of a micro-batch on one stage.", _PHASE, "phase")
-        self._per_token = self._histogram("time_per_output_token_seconds", "Per token after the first.", _PER_TOKEN)
-        self._wait = self._histogram("queue_wait_seconds", "From arrival to the start of the prefill.", _SECONDS)
-        self._wait_error = self._histogram(
-            "wait_prediction_error_seconds", "Measured less predicted start of the prefill.", _ERRORS
-        )
-        self._end_error = self._histogram(
-            "end_prediction_error_seconds", "Measured less predicted end of the answer, by its length.", _ERRORS
-        )
-        build = self._gauge("build_info", "1, with the version and the model.", "version", "model")
+        self._drift = self._gauge("drift_statistic", "Distance of the observed lengths from the schedule's workload.")
+        self._batch = self._gauge("batch_size", "Sequences per micro-batch.", "phase", "kind")
+        self._phase = self._histogram("phase_seconds", "Time that a micro-batch takes on one stage.", _PHASE, "phase")
+        self._per_token = self._histogram("time_per_output_token_seconds", "Time per later token.", _PER_TOKEN)
+        self._wait = self._histogram("queue_wait_seconds", "Time from arrival to the start of the prefill.", _SECONDS)
+        self._wait_error = self._histogram("wait_prediction_error_seconds", "Measured minus predicted start.", _ERRORS)
+        self._end_error = self._histogram("end_prediction_error_seconds", "Measured minus predicted end.", _ERRORS)
+        build = self._gauge("build_info", "Always 1; the labels are the version and the model.", "version", "model")
         build.labels(__version__, model).set(1)
         self._add_queue(queued, kv_usage)
         self._start_labels()
@@ -91,9 +87,9 @@ class Metrics:
             self._batch.labels(phase, "target").set(targets.get(phase, 0))
         if self._latency is None:
             buckets = edges(schedule.latency_bound_s)
-            about = "From the body's last byte read to the answer's last byte given to the transport."
+            about = "Time from the last byte of the body to the last byte of the answer."
             self._latency = self._histogram("request_latency_seconds", about, buckets, "class")
-            self._ttft = self._histogram("time_to_first_token_seconds", "From the body's last byte read.", _SECONDS)
+            self._ttft = self._histogram("time_to_first_token_seconds", "Time to the first token.", _SECONDS)
             self._vllm_latency, self._vllm_ttft = (
                 Histogram(f"vllm:{name}_seconds", "As exegpt's.", ["model_name"], buckets=at, registry=self.registry)
                 for name, at in (("e2e_request_latency", buckets), ("time_to_first_token", _SECONDS))
@@ -139,9 +135,9 @@ class Metrics:
 
     def _add_queue(self, queued: Callable[[], tuple[int, int]], kv_usage: Callable[[], float]) -> None:
         gauges: dict[str, tuple[str, str, Callable[[], float]]] = {
-            "queue_requests": ("vllm:num_requests_waiting", "Sequences that wait.", lambda: queued()[0]),
-            "running_requests": ("vllm:num_requests_running", "Sequences that run.", lambda: queued()[1]),
-            "kv_usage_ratio": ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", kv_usage),
+            "queue_requests": ("vllm:num_requests_waiting", "Waiting sequences.", lambda: queued()[0]),
+            "running_requests": ("vllm:num_requests_running", "Running sequences.", lambda: queued()[1]),
+            "kv_usage_ratio": ("vllm:kv_cache_usage_perc", "Share of KV blocks in use, from 0 to 1.", kv_usage),
         }
         for name, (theirs, about, value) in gauges.items():
             self._gauge(name, about).set_function(value)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from xcore.requests.engine_protocol import Opened, Stepped
 from xcore.specs.schedule import Schedule
-from xserver.admission.admission import Promise
+from xserver.admission.admission_control import Promise
 from xserver.admission.predicted import Predicted, targets
 from xserver.engines.engine_link import EngineLink
 from xserver.http.answered import Answered, MissReason, first_token_s, kind_of, outcome_of, per_token_s, started_s
@@ -16,7 +16,7 @@ from xserver.http.generation import Choice
 from xserver.telemetry.metrics import Metrics
 from xserver.telemetry.observed import Observed
 from xserver.telemetry.reporting import reporting
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ from xcore.console import output
 Kind = Literal["history", "lengths", "log", "metrics", "monitor", "prediction", "tracing"]
 """The kinds of reports that can fail; `lengths` are those that admission learns from."""
 
-FAILURES = Counter(
-    "exegpt_reporting_failures", "Failures of reports, which no client has seen.", ["kind"], registry=None
-)
+FAILURES = Counter("exegpt_reporting_failures", "Failed reports; no client was affected.", ["kind"], registry=None)
 """The counter of this process; a server registers it with its other metrics."""
 for _kind in get_args(Kind):
     FAILURES.labels(_kind)
@@ -36,7 +34,7 @@ def reporting(kind: Kind) -> Iterator[None]:
         where = place(error)
         if (kind, where) not in _logged:
             _logged.add((kind, where))
-            text = f"a report ({kind}) has failed, and further such failures are only counted: {where}"
+            text = f"a report ({kind}) has failed; further failures at this place are only counted: {where}"
             output.note(text, event="report_failed", kind=kind)
 
 

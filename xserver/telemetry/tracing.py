@@ -96,7 +96,7 @@ def tracing(endpoint: str | None) -> Tracing | None:
         )
     protocol = next(filter(None, map(os.environ.get, _PROTOCOLS)), _PROTOCOL)
     if protocol != _PROTOCOL:
-        raise InputError(f"Traces are sent as {_PROTOCOL} alone, and {_PROTOCOLS[1]} asks for '{protocol}': unset it.")
+        raise InputError(f"Traces can only be sent as {_PROTOCOL}, but {_PROTOCOLS[1]} is '{protocol}': unset it.")
     return Tracing(endpoint)
 
 
@@ -116,8 +116,7 @@ def _provider(endpoint: str | None) -> "TracerProvider":
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise InputError(
-            f"An endpoint for traces is set, and a package that they need is not installed ({error.name}): "
-            "pip install 'exegpt[otel]'."
+            f"An endpoint for traces is set, but the package {error.name} is not installed: pip install 'exegpt[otel]'."
         ) from None
     own = Resource.create({"service.name": "exegpt", "service.version": __version__})
     provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()), shutdown_on_exit=False)

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from xcore.document import read_json, read_text
 from xcore.errors import InputError
-from xserver.http.errors import ApiError, invalid
+from xserver.http.api_error import ApiError, invalid
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _SET_BY_SERVER = {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"}
@@ -143,7 +143,7 @@ class ChatTemplate:
             return None
         where = f"chat_template in '{directory / 'tokenizer_config.json'}'"
         if not isinstance(source, str):
-            raise InputError(f"{where} is not a text.")
+            raise InputError(f"{where} is not a string.")
         return ChatTemplate(source, special, where)
 
     def render(
@@ -199,7 +199,7 @@ def _until_mark(text: str, last: str) -> str:
     """Return the text before the mark, without a space that the template has put in place of the message's own."""
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text:
-        raise invalid("The chat template doesn't render the message that is to be continued.", "messages")
+        raise invalid("The chat template leaves out the message to continue.", "messages")
     kept = text[place : place + len(_MARK)] == _MARK
     return text[:place] if kept else text[:place].rstrip()
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from xserver.http.errors import invalid
+from xserver.http.api_error import invalid
 from xserver.http.schemas import Conversation, Message
 from xserver.http.served_model import ServedModel
 from xserver.text.tool_grammar import Tool
@@ -27,11 +27,11 @@ def prompt_of(body: Conversation, model: ServedModel, tools: Sequence[Tool] = ()
     begins = not continues if body.add_generation_prompt is None else body.add_generation_prompt
     if continues and begins:
         raise invalid(
-            "'continue_final_message' goes on with a message, 'add_generation_prompt' begins one: set one of them.",
+            "'continue_final_message' and 'add_generation_prompt' exclude each other: set only one of them.",
             "continue_final_message",
         )
     if continues and body.messages[-1].role != "assistant":
-        raise invalid("'continue_final_message' needs a last message of the assistant.", "continue_final_message")
+        raise invalid("'continue_final_message' needs a final assistant message.", "continue_final_message")
     messages = [_rendered(message) for message in body.messages]
     options, documents = dict(body.chat_template_kwargs or {}), [tool.document for tool in tools] or None
     if body.reasoning_effort is not None:

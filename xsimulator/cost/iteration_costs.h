@@ -7,7 +7,7 @@
 
 #include "../../xcore/interpolation.h"
 
-enum { MOST_AXES = 4 };
+enum { MOST_AXES = 4, KNOWN = 4096 };
 
 /* ---- tables ---- */
 
@@ -15,6 +15,8 @@ enum { MOST_AXES = 4 };
 typedef struct {
     Py_ssize_t axes, size[MOST_AXES];
     const double *points[MOST_AXES], *values;
+    Py_ssize_t near[MOST_AXES]; /* where the latest values were: the next ones are mostly in the same cells */
+    double *known;              /* [KNOWN] or NULL: on one axis, what whole numbers gave; 0 if not known yet */
 } Grid;
 
 /* A reader of packed doubles. */
@@ -49,15 +51,31 @@ static Grid read_grid(Reader *r) {
     return g;
 }
 
+/* Return the cell of a value on an axis, as `cell` does. */
+static inline Cell cell_on(Grid *g, Py_ssize_t axis, double x) {
+    const double *points = g->points[axis];
+    Py_ssize_t last = g->size[axis] - 2, below = g->near[axis];
+    if (last < 0) return (Cell){0, 0, 0.0};
+    if ((below && x < points[below]) || (below < last && x >= points[below + 1]))
+        g->near[axis] = below = cell(points, last + 2, x).below;
+    return (Cell){below, below + 1, (x - points[below]) / (points[below + 1] - points[below])};
+}
+
 /* Seconds at one place; never negative. */
-static double at(const Grid *g, double x, double y, double z, double w) {
+static double at(Grid *g, double x, double y, double z, double w) {
     if (!g->axes) return 0.0;
-    Cell first = cell(g->points[0], g->size[0], x);
-    if (g->axes == 1) return larger(lerp(g->values[first.below], g->values[first.above], first.fraction), 0.0);
-    if (g->axes == 2) return bilerp(g->values, g->size[1], first, cell(g->points[1], g->size[1], y));
+    double *known = g->known && x >= 0.0 && x < KNOWN && x == (double)(int)x ? g->known + (int)x : NULL;
+    if (known && *known) return *known;
+    Cell first = cell_on(g, 0, x);
+    if (g->axes == 1) {
+        double value = larger(lerp(g->values[first.below], g->values[first.above], first.fraction), 0.0);
+        if (known) *known = value;
+        return value;
+    }
+    if (g->axes == 2) return bilerp(g->values, g->size[1], first, cell_on(g, 1, y));
     double where[MOST_AXES] = {x, y, z, w}, total = 0.0;
     Cell cells[MOST_AXES];
-    for (Py_ssize_t a = 0; a < g->axes; a++) cells[a] = cell(g->points[a], g->size[a], where[a]);
+    for (Py_ssize_t a = 0; a < g->axes; a++) cells[a] = cell_on(g, a, where[a]);
     for (Py_ssize_t corner = 0; corner < (Py_ssize_t)1 << g->axes; corner++) {
         double weight = 1.0;
         Py_ssize_t place = 0;
@@ -71,7 +89,7 @@ static double at(const Grid *g, double x, double y, double z, double w) {
     return larger(total, 0.0);
 }
 
-static double along(const Grid *g, double x) { return at(g, x, 0.0, 0.0, 0.0); }
+static double along(Grid *g, double x) { return at(g, x, 0.0, 0.0, 0.0); }
 
 /* ---- what iterations cost (stage.py, iteration_attention.py) ---- */
 
@@ -109,11 +127,11 @@ typedef struct {
     double out; /* when it left the last stage */
 } Chunk;
 
-static double decode_attention(const Layer *l, double decoding, double context) {
+static double decode_attention(Layer *l, double decoding, double context) {
     return decoding ? at(&l->decode, decoding, context, 0.0, 0.0) : 0.0;
 }
 
-static double attention(const Layer *l, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
+static double attention(Layer *l, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
     if (!count) return decode_attention(l, decoding, context);
     if (l->mixed.axes) {
         Py_ssize_t longest = 0;
@@ -138,7 +156,7 @@ static double attention(const Layer *l, const Chunk *chunks, Py_ssize_t count, d
 }
 
 /* Seconds that do not depend on the decoding sequences' context. */
-static double outer_seconds(const Kind *k, double computed, double rows, double batch) {
+static double outer_seconds(Kind *k, double computed, double rows, double batch) {
     double seconds = along(&k->overhead, batch);
     if (k->first) seconds += along(&k->embedding, computed);
     if (k->last && rows) seconds += along(&k->head, rows);
@@ -146,7 +164,7 @@ static double outer_seconds(const Kind *k, double computed, double rows, double 
 }
 
 /* Seconds of an iteration with prompts. */
-static double step_seconds(const Kind *k, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
+static double step_seconds(Kind *k, const Chunk *chunks, Py_ssize_t count, double decoding, double context) {
     double tokens = 0.0, completed = 0.0, seconds = 0.0;
     int encoder_decoder = k->encoder.rest.axes > 0;
     for (Py_ssize_t i = 0; i < count; i++) tokens += chunks[i].tokens, completed += chunks[i].completes;

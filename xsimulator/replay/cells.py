@@ -123,7 +123,7 @@ class Pipeline:
     def _ready(self, micro_batch: MicroBatch) -> float:
         """Return when the tokens that a micro-batch with prompts needs are out."""
         decoding = float(self._token[micro_batch.index]) if micro_batch.decode else 0.0
-        return max([decoding, *[s.ready_s for s, _ in micro_batch.encode]])
+        return max([decoding, *[s.last_token_s for s, _ in micro_batch.encode]])
 
     def _seconds(self, micro_batch: MicroBatch) -> list[float]:
         """Return the seconds of one iteration of a micro-batch for each of the different costs."""

@@ -139,7 +139,7 @@ static double next_decode(const Ledger *l, Step *step, double now) {
     return arrives;
 }
 
-static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipeline *decode, const Grid *transfer, Step *steps,
+static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipeline *decode, Grid *transfer, Step *steps,
                  double *outs, Watch *watch) {
     Step *prompts = &steps[0], *tokens = &steps[1];
     Py_ssize_t underway = 2 * encode->stages - 1, sent = 0, ran = 0;
@@ -210,6 +210,20 @@ static Step new_step(Memory *m, Py_ssize_t count, Py_ssize_t micro_batches) {
                   .first = allocate(m, micro_batches, sizeof(double))};
 }
 
+/* Let the tables that every iteration reads keep their values. */
+static void keep_values(Memory *m, Pipeline *p) {
+    enum { EACH = 4 };
+    double *known = allocate(m, (EACH * p->kinds + p->stages) * KNOWN, sizeof(double));
+    for (Py_ssize_t k = 0; known && k < p->kinds; k++) {
+        Kind *kind = &p->kind[k];
+        Grid *grids[EACH] = {&kind->embedding, &kind->head, &kind->overhead, &kind->decoder.rest};
+        for (int g = 0; g < EACH; g++, known += KNOWN)
+            if (grids[g]->axes == 1) grids[g]->known = known;
+    }
+    for (Py_ssize_t s = 0; known && s < p->stages; s++, known += KNOWN)
+        if (p->hop[s].axes == 1) p->hop[s].known = known;
+}
+
 static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy) {
     Pipeline p = {.stages = (Py_ssize_t)read_number(r)};
     p.micro_batches = (Py_ssize_t)read_number(r);
@@ -226,6 +240,7 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
     for (Py_ssize_t k = 0; kinds && k < p.kinds; k++) kinds[k] = read_kind(r);
     for (Py_ssize_t s = 0; p.hop && s < p.stages; s++) p.hop[s] = read_grid(r);
     p.kind = kinds;
+    if (kinds && p.hop) keep_values(m, &p);
     Py_ssize_t parts = p.micro_batches > p.encode_parts ? p.micro_batches : p.encode_parts;
     p.parts = allocate(m, parts, sizeof(Part));
     p.free_at = allocate(m, p.stages, sizeof(double));
@@ -305,7 +320,7 @@ static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) 
         l.requests[i] = (Request){.arrival = arrival[i], .started = NAN, .first = NAN, .finish = NAN, .input = in,
                                   .output = out, .to_prefill = in, .flags = (int)flags[i],
                                   .place = l.caches ? places[i] : 0};
-        touched += most_blocks(&l, &l.requests[i]);
+        if (l.caches) touched += most_blocks(&l, &l.requests[i]); /* a division is slow */
     }
     l.pool = pool(m, settings, touched);
     return l;
@@ -344,7 +359,7 @@ static int sizes_fit(const Py_buffer *views) {
     return 1;
 }
 
-static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, const Grid *transfer, Step *steps, double *outs,
+static End follow_requests(Policy *policy, Ledger *l, Pipeline *sides, Grid *transfer, Step *steps, double *outs,
                            Watch *watch) {
     End end = policy->name == WAA ? disaggregated(policy, l, &sides[0], &sides[1], transfer, steps, outs, watch)
                                   : colocated(policy, l, &sides[0], &steps[0], outs, watch);

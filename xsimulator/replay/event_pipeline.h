@@ -15,7 +15,7 @@ typedef struct {
 typedef struct {
     Py_ssize_t stages, micro_batches, encode_parts, kinds;
     const double *place; /* [stages]: its kind */
-    const Kind *kind;
+    Kind *kind;
     Grid *hop;           /* [stages]: seconds from the previous stage, by tokens */
     double *free_at, *busy, *token, *seconds, *hops, *outer;
     Part *parts;
@@ -146,15 +146,15 @@ static double run_encoding(Pipeline *p, const Ledger *l, Step *step, double now)
 /* Run iterations of one part on one stage. Within a cell of the attention's table, each lasts longer than the previous
  * one by the same time, so that a row of them is a sum. Returns how many ran, and when the next step is decided. */
 static Py_ssize_t run_row(Pipeline *p, const Part *part, Py_ssize_t most, double *now, double until) {
-    const Kind *k = p->kind;
-    const Grid *g = &k->decoder.decode;
+    Kind *k = p->kind;
+    Grid *g = &k->decoder.decode;
     double growth = part->live / part->decodes, at = larger(*now, part->ready) + p->hops[0], begun = at;
     at = begun = larger(at, p->free_at[0]);
     double last = at; /* when the last iteration starts */
     Py_ssize_t ran = 0;
     while (ran < most && (!ran || (p->ahead ? last : at) < until)) {
         double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
-        Cell column = cell(g->points[1], g->size[1], context);
+        Cell column = cell_on(g, 1, context);
         double edge = column.above + 1 < g->size[1] ? g->points[1][column.above] : INFINITY;
         double first = p->outer[0] + k->layers * decode_attention(&k->decoder, part->decodes, context);
         double longer = k->layers * decode_attention(&k->decoder, part->decodes, context + growth) - (first - p->outer[0]);
@@ -208,7 +208,7 @@ static Py_ssize_t run_decoding(Pipeline *p, const Ledger *l, Step *step, double 
             const Part *part = &p->parts[i];
             double context = (part->cached + part->live * (double)(ran + 1)) / part->decodes;
             for (Py_ssize_t k = 0; k < p->kinds; k++) {
-                const Kind *kind = &p->kind[k];
+                Kind *kind = &p->kind[k];
                 double seconds = p->outer[i * p->kinds + k] +
                                  kind->layers * decode_attention(&kind->decoder, part->decodes, context);
                 if (p->takes_over && !ran && part->joining)

@@ -38,7 +38,7 @@ class KVTransfer:
         out, seconds = max(ran.encoded.values()), self._replica_cost.kv_transfer_seconds(step.tokens)
         self._arrived = max(out + seconds, self._arrived + seconds / 2)
         for sequence, _ in step.encode:
-            sequence.ready_s = self._arrived
+            sequence.kv_arrived_s = self._arrived
         self._outs.append(out)
         return max(ran.next_s, self._outs[0])
 
@@ -91,16 +91,16 @@ class Lane:
         """
         if self._running is None:
             ledger = self.ledger
-            preemptions = ledger.preemptions
             if ledger.leaving and now >= self.pipeline.seconds:
                 ledger.settle()
             ledger.observe(now)
             step = self.policy.next_step(ledger, now, self.phase)
-            freed = ledger.preemptions > preemptions
+            preempted = ledger.take_preempted()
+            freed = bool(preempted)
             if freed:
                 until = now  # another lane may then admit the victims before a whole row of decode steps would end
-                for victim in ledger.preempted:
-                    victim.ready_s = self.pipeline.last_token_s(victim)
+                for victim in preempted:
+                    victim.last_token_s = self.pipeline.last_token_s(victim)
             self.waits = step is None
             if step is None:
                 self.at = self._next_arrival(now)
@@ -109,7 +109,7 @@ class Lane:
                 until = min(until, self._next_arrival(now))
             self.record.start(step, self.pipeline.start_s(now))
             once = self.step_by_step or self._out(most_underway(len(self.pipeline.stages)) - 1) > now
-            ran = self.pipeline.run(step, now, 1 if once else ledger.repeats(step), until)
+            ran = self.pipeline.run(step, now, 1 if once else ledger.repeats(step, preempted), until)
             if ran.iterations > 1:
                 ledger.extend(step, ran.iterations)
             self.at = self.transfer.send(step, ran) if self.phase == "encode" else self._next_decision(step, ran)
@@ -147,13 +147,13 @@ class Lane:
     def _next_arrival(self, now: float) -> float:
         """Return when the next request, or the next prefilled batch, arrives; infinite if none does."""
         if self.phase == "decode":
-            return min([s.ready_s for s in self.ledger.decoding if s.ready_s > now], default=inf)
+            return min([s.kv_arrived_s for s in self.ledger.decoding if s.kv_arrived_s > now], default=inf)
         arrival = self.ledger.waiting.next_arrival(now)
         next_s = inf if arrival is None else arrival
         if self.waits and self.ledger.leaving:
             next_s = min(next_s, self.pipeline.seconds)
         if self.ledger.preemptions:
             first = self.ledger.waiting.peek(now)
-            if first is not None and first.ready_s > now:
-                return min(next_s, first.ready_s)
+            if first is not None and first.last_token_s > now:
+                return min(next_s, first.last_token_s)
         return next_s

@@ -64,6 +64,18 @@ class Rounds:
 
 
 @dataclass(frozen=True)
+class Stay:
+    """A sequence's time in the system."""
+
+    prefill: Times
+    """Seconds of its prefill."""
+    between: float
+    """Mean seconds from one of its tokens to the next."""
+    interrupted: Callable[[Array], Interruptions] | None
+    """How other prompts lengthen its decoding, as a function of its iterations [n]; None: unknown."""
+
+
+@dataclass(frozen=True)
 class Encoded:
     """The seconds from the start of a prompt's prefill to its end, on one stage."""
 
@@ -260,18 +272,23 @@ def from_iterations(
     """Return the steady state in which `rate` queries enter an iteration of at most `most_tokens` tokens."""
     one = len(scenario.replica.stages) == 1
     rounds = one_stage(scenario, mixture) if one else pipelined(scenario, mixture, occupancy.residents)
-    first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
-    found = encoded() if one else None
-    times = found.times if found else Times.normal(first, rounds.first_deviation)
-    encode_s, between = _parts(scenario, mixture, rounds, times.mean, occupancy.residents)
-    longer = encode_s - times.mean
-    times = times.later(longer) if longer > 0 else times.scaled(encode_s / times.mean)
+    others = rate * occupancy.prefills * max(0.0, 1.0 - 1.0 / max(occupancy.residents, 1.0))
     wait_s = occupancy.wait_iterations * rounds.mean
     shift = 1.0 if scenario.load.first_by_encoding else 0.0
-    others = rate * occupancy.prefills * max(0.0, 1.0 - 1.0 / max(occupancy.residents, 1.0))
-    interrupted = _interrupted(scenario, mixture, rounds, found.by_length, others) if found else None
+
+    @functools.cache
+    def stay() -> Stay:
+        first = (mixture.prefill_iterations - 1) * rounds.mean + rounds.first
+        found = encoded() if one else None
+        times = found.times if found else Times.normal(first, rounds.first_deviation)
+        encode_s, between = _parts(scenario, mixture, rounds, times.mean, occupancy.residents)
+        longer = encode_s - times.mean
+        times = times.later(longer) if longer > 0 else times.scaled(encode_s / times.mean)
+        interrupted = _interrupted(scenario, mixture, rounds, found.by_length, others) if found else None
+        return Stay(times, between, interrupted)
 
     def lifetime(lengths: Array) -> Lifetime:
+        times, between, interrupted = stay().prefill, stay().between, stay().interrupted
         need = np.maximum(lengths - shift, 0.0)
         preempted = np.minimum(need, 1.0) * occupancy.preemptions  # Poisson, each for an exponential time
         seconds = times.mean + need * between + preempted * wait_s
@@ -281,15 +298,18 @@ def from_iterations(
         after = np.sqrt(variance + 2 * preempted * wait_s**2)
         return Lifetime(seconds, np.hypot(after, times.within), after, interruptions)
 
-    first_token = times
-    if not shift:  # an encoder-decoder's comes from its first decoding iteration
-        followed = times.merged(_KINDS)
-        first_token = rounds.times.merged(_KINDS).beside(followed.seconds + between, followed.deviation, followed.p)
+    def first_token() -> Times:
+        if shift:
+            return stay().prefill
+        # An encoder-decoder's comes from its first decoding iteration.
+        followed = stay().prefill.merged(_KINDS)
+        after = followed.seconds + stay().between
+        return rounds.times.merged(_KINDS).beside(after, followed.deviation, followed.p)
 
     return Outcome(
         throughput=rate / rounds.mean,
         lifetime=lifetime,
-        first_token=first_token,
+        find_first_token=first_token,
         demand=StageDemand(occupancy.blocks, most_tokens, max_num_seqs),
         decode_batch=max_num_seqs,
         residents=lambda: rate * (mixture.prefill_iterations + scenario.load.mean_iterations),

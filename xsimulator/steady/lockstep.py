@@ -166,7 +166,7 @@ def outcome(scenario: Scenario, turns: Turns, occupancy: Occupancy, most_tokens:
     return Outcome(
         throughput=rate,
         lifetime=lifetime,
-        first_token=Times.normal(times.mean) if not scenario.variation else times,
+        find_first_token=lambda: Times.normal(times.mean) if not scenario.variation else times,
         demand=StageDemand(occupancy.blocks, most_tokens, residents),
         decode_batch=residents,
         residents=lambda: rate * float(latency.mean()),

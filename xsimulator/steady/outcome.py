@@ -3,6 +3,7 @@
 A search needs few figures of many outcomes, so each is computed on first use.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -96,8 +97,8 @@ class Outcome:
     """Sequences per second."""
     lifetime: Callable[[Array], Lifetime]
     """Lifetimes of queries, as a function of their output lengths."""
-    first_token: Times
-    """Time to first token by kinds of prompts, without the front end's time."""
+    find_first_token: Callable[[], Times]
+    """Returns `first_token`; a search at a rate never asks for it."""
     demand: StageDemand
     decode_batch: int
     """Most sequences decoded at once, apart from chance: B_D if the policy has it."""
@@ -118,6 +119,11 @@ class Outcome:
     """No smaller batch gives a higher throughput than this, where that may exceed `throughput`."""
     no_better_above: bool = False
     """Whether larger batches give no higher throughput."""
+
+    @functools.cached_property
+    def first_token(self) -> Times:
+        """The time to first token by kinds of prompts, without the front end's time."""
+        return self.find_first_token()
 
 
 def memory(scenario: Scenario, outcome: Outcome) -> tuple[tuple[StageMemory, int], ...]:

@@ -139,7 +139,7 @@ def outcome(
     return Outcome(
         throughput=encode_batch / times.period,
         lifetime=lifetime,
-        first_token=first,
+        find_first_token=lambda: first,
         kinds=load.lengths,
         demand=StageDemand(
             blocks(scenario, encode_batch, decode_iterations),

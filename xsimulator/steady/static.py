@@ -69,7 +69,7 @@ def outcome(
     return Outcome(
         throughput=batch / duration,
         lifetime=lifetime,
-        first_token=first,
+        find_first_token=lambda: first,
         kinds=load.lengths,
         demand=StageDemand(
             blocks(scenario, batch),

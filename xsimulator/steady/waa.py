@@ -113,7 +113,7 @@ class WAA:
         return Outcome(
             throughput=flow.throughput,
             lifetime=lifetime,
-            first_token=Times.normal(first, encoder.deviation),
+            find_first_token=lambda: Times.normal(first, encoder.deviation),
             demand=StageDemand(flow.blocks, *[flow.resident / self.micro_batches] * 2),
             decode_batch=max(1, round(flow.resident)),
             residents=lambda: flow.throughput * merged + decoder.residents / max(encoder.period, decoder.period),

@@ -43,7 +43,7 @@ def evaluate(rankers: dict[str, Ranker], train: Sequence[Example], examples: Seq
     lengths.
     """
     if len(examples) < 2:
-        raise InputError(f"A ranker is evaluated on at least 2 prompts, and there are {len(examples)}: give more.")
+        raise InputError(f"An evaluation needs at least 2 prompts, and there are {len(examples)}: add more.")
     lengths = np.array([example.output_tokens for example in examples])
     kinds = np.array([example.kind for example in examples])
     prompts = [example.prompt for example in examples]

@@ -63,7 +63,7 @@ def arrays(examples: Sequence[Example]) -> tuple[Features, NDArray[np.int64]]:
     """Return features and lengths [n]; InputError if all outputs are equally long."""
     lengths = np.array([example.output_tokens for example in examples], dtype=np.int64)
     if len(set(lengths.tolist())) < 2:
-        raise InputError("The prompts to train on have outputs of one length: there is nothing to rank.")
+        raise InputError("All prompts for training have outputs of the same length: add prompts with other lengths.")
     return Features.of([example.prompt for example in examples]), lengths
 
 

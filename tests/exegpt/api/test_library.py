@@ -1,12 +1,16 @@
 """The package's functions: what the commands print, as dataclasses."""
 
 import dataclasses
+import inspect
 import json
 
 import pytest
 
 import exegpt
 from exegpt.cli import main
+from exegpt.options.plan import PlanOptions
+from exegpt.options.simulate import SimulateOptions
+from exegpt.options.tune import TuneOptions
 from xcore.errors import InputError
 
 WHERE = ("llama-3.1-8b", "1xH100-SXM", "2048/256")
@@ -66,6 +70,18 @@ def test_simulate_is_the_command(capsys):
     assert list(found.assumptions) == command["assumptions"]
     rated = exegpt.simulate(*WHERE, max_num_seqs=47, rate="2/s")
     assert rated.estimate is None and rated.facts["requests"] == 20_000
+    parsed = exegpt.simulate(*WHERE[:2], exegpt.Workload.parse(WHERE[2]), max_num_seqs=47, rate="2/s")
+    assert parsed.facts["latency"] == rated.facts["latency"]
+
+
+@pytest.mark.parametrize(
+    ("function", "record"), [("tune", TuneOptions), ("simulate", SimulateOptions), ("plan", PlanOptions)]
+)
+def test_defaults_are_the_commands(function, record):
+    defaults = {field.name: field.default for field in dataclasses.fields(record)}
+    for name, parameter in inspect.signature(getattr(exegpt, function)).parameters.items():
+        if name in defaults and parameter.default is not parameter.empty:
+            assert parameter.default == defaults[name], name
 
 
 def test_plan_is_the_command(tmp_path):

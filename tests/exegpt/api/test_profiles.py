@@ -15,7 +15,7 @@ from xcore.specs.profile import Profile
 from xprofiler import store
 from xprofiler.profiles import find_profile
 from xprofiler.roofline import roofline_profile
-from xrunner.models import planning
+from xrunner.models import attention_planning
 from xscheduler.settings import find_setting
 
 GPU = torch.device("cuda", 0)
@@ -25,7 +25,7 @@ def test_a_profile_is_of_its_attention(monkeypatch, tmp_path, tiny, tiny_profile
     """A stored one is used for the same alone; of a file's a note names it."""
     monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "Some GPU")
-    monkeypatch.setattr(planning, "described", lambda attention, device: f"{attention} 0.7")
+    monkeypatch.setattr(attention_planning, "described", lambda attention, device: f"{attention} 0.7")
     spec, measured = ModelSpec.from_directory(tiny), document.read(Profile, tiny_profile)
     facts = store.facts(GPU, attention="flashinfer")
     assert facts["attention"] == "flashinfer 0.7" and store.facts(GPU)["attention"] == "triton 0.7"

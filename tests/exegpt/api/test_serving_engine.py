@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from exegpt.api.serving_engine import engine_setting
+from exegpt.api.serving_engine import EngineOptions, engine_setting
+from exegpt.options.served import ServedOptions
 from tests.xserver.conftest import schedule_for
 from xcore import document
 from xcore.specs.profile import Profile
@@ -14,7 +15,7 @@ from xcore.specs.profile import Profile
 def test_a_given_schedule_has_its_own_workload(tiny, tiny_profile, workload, capsys):
     """Not task S, clipped to the model's context, as the default."""
     given = schedule_for(tiny)
-    options = SimpleNamespace(model=str(tiny), workload=workload, columns=None, scale_to_context=False)
+    options = EngineOptions(ServedOptions(workload=workload), str(tiny))
     measured = SimpleNamespace(profile=document.read(Profile, tiny_profile), cluster=given.cluster)
     setting = engine_setting(options, measured, given)
     assert setting.workload.name == (workload or given.workload.name)
@@ -29,7 +30,7 @@ def test_a_servers_trace_has_its_columns_and_fits_the_context(tiny, tiny_profile
     path = tmp_path / "t.csv"
     path.write_text("in,out,ts\n" + "".join(f"{n},2,{50 * place}\n" for place, n in enumerate([30] * 20 + [300])))
     columns = "input=in,output=out,arrival=ts:ms"
-    options = SimpleNamespace(model=str(tiny), workload=str(path), columns=columns, scale_to_context=scale)
+    options = EngineOptions(ServedOptions(workload=str(path), columns=columns, scale_to_context=scale), str(tiny))
     measured = SimpleNamespace(profile=document.read(Profile, tiny_profile), cluster=schedule_for(tiny).cluster)
     workload = engine_setting(options, measured, None).workload
     assert workload.input.max <= longest and len(workload.requests) == (21 if scale else 20)

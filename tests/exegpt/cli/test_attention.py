@@ -8,7 +8,7 @@ import torch
 from tests.xprofiler.small import shrink
 from xprofiler import measure
 from xrunner.core.engine import Engine
-from xrunner.models import planning
+from xrunner.models import attention_planning
 
 GPU = torch.device("cuda", 0)
 
@@ -33,7 +33,7 @@ def commands(tiny, tiny_schedule, requests, tmp_path):
 
 @pytest.mark.parametrize("command", ["run", "bench", "demo", "profile"])
 @pytest.mark.parametrize(
-    ("value", "refusal"), [("flashinfer", "FlashInfer runs on GPUs alone. Pass --attention triton"), ("cuda", "'cuda'")]
+    ("value", "refusal"), [("flashinfer", "FlashInfer runs only on GPUs. Pass --attention triton"), ("cuda", "'cuda'")]
 )
 def test_unavailable_attention_is_refused_in_one_sentence(exegpt, commands, command, value, refusal):
     done = exegpt(command, *commands[command], "--device", "cpu", "--attention", value)
@@ -59,8 +59,8 @@ def flashinfer(monkeypatch, tmp_path):
         return real_measure(*arguments, **options)
 
     real_load, real_measure = Engine.load, measure.measure_job
-    monkeypatch.setattr(planning, "choose_attention", choose)
-    monkeypatch.setattr(planning, "described", lambda attention, device: f"{attention} 0.7")
+    monkeypatch.setattr(attention_planning, "choose_attention", choose)
+    monkeypatch.setattr(attention_planning, "described", lambda attention, device: f"{attention} 0.7")
     monkeypatch.setattr(Engine, "load", staticmethod(load))
     for module in ("xprofiler.measure", "xprofiler.job"):
         monkeypatch.setattr(f"{module}.measure_job", measured)
@@ -95,5 +95,5 @@ def test_the_choice_reaches_engines_and_profiles_and_is_printed(exegpt, commands
 def test_a_run_on_a_cpu_prints_what_auto_chose(exegpt, commands):
     done = exegpt("run", *commands["run"], "--no-profile", "--device", "cpu", "--attention", "auto", "--json")
     assert done.code == 0, done.err
-    assert "attention: the CPU's, since FlashInfer runs on GPUs alone" in done.json["assumptions"]
+    assert "attention: the CPU's, since FlashInfer runs only on GPUs" in done.json["assumptions"]
     assert done.json["provenance"]["attention"] is None

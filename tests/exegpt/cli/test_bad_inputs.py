@@ -47,7 +47,7 @@ def check_refused(done, message):
         ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is another of this command's files"),
         ("plan models.yaml --cluster 4xA40 --out /nowhere/p.json", "no folder '/nowhere'"),
         ("demo --trace gone.csv --dir d", r"no trace file 'gone\.csv'"),
-        ("demo --trace gone.csv -w T --dir d", "leave --trace or --workload out"),
+        ("demo --trace gone.csv -w T --dir d", "both give lengths: leave one of them out"),
         ("demo --columns input=a --dir d", "leave --columns out"),
         (f"model create new --seed {2**63}", "--seed"),
         ("profile import vidur -m opt-13b -o p.json", "No folder is given"),
@@ -155,7 +155,7 @@ def test_an_interrupt_is_printed_in_one_word(exegpt, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("xscheduler.settings.find_setting", interrupted)
+    monkeypatch.setattr("exegpt.api.tuning.find_setting", interrupted)
     done = exegpt("tune", "-l", "5s")
     assert (done.code, done.out, done.err) == (130, "", "exegpt: Interrupted.\n")
 
@@ -250,7 +250,7 @@ def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny
     (tmp_path / "t.csv").write_text("input,output\n5,3\n")
     for option in ("--policy rra", "--latency-bound 5s", "--encode-batch 2", "--max-num-batched-tokens 64"):
         done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, *option.split())
-        check_refused(done, f"is run as it stands: leave {option} or --schedule out")
+        check_refused(done, f"leave {option} or --schedule out")
     done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "--policy", "rra", "--max-num-seqs", 4)
     check_refused(done, "Policy rra has no max_num_seqs")
     done = exegpt("run", "-m", tiny, "-r", tmp_path / "t.csv", "-s", tiny_schedule, "-o", "/dev/null")

@@ -100,7 +100,7 @@ def test_chat_gets_texts_and_prints_tables(exegpt, endpoint):
     assert path == "/v1/chat/completions" and "ignore_eos" not in body and body["max_tokens"] == 10
     assert len(body["messages"][0]["content"].split()) == 20 and body["model"] == "second"
     assert "time to first token" in done.out and "all at once" in done.out and "tok/s" in done.out
-    assert "4 outputs are not of the length" in done.err.replace("\n", " ")
+    assert "4 outputs don't have the requested length" in done.err.replace("\n", " ")
 
 
 def test_that_no_stream_has_done_is_printed_once(exegpt, endpoint):
@@ -162,14 +162,14 @@ def test_a_duration_decides_the_number(exegpt, endpoint):
     ("arguments", "message"),
     [
         ("--rate 5", "'5' is not a rate"),
-        ("", "--rate says"),
+        ("", "No rate is given"),
         ("--rate 5/s --num 5 --duration 5s", "--num and --duration"),
         ("--rate 5/s --duration inf", "never ends"),
-        ("--rate inf --duration 5s", "write --num"),
+        ("--rate inf --duration 5s", "pass --num"),
         ("--rate 5/s --api responses", "--api 'responses'"),
-        ("--rate 5/s --api chat --prompts ids", "chat takes texts"),
+        ("--rate 5/s --api chat --prompts ids", "which takes texts"),
         ("--rate 5/s --arrivals often", "--arrivals 'often'"),
-        ("--rate 5/s --burstiness 2", "--burstiness 2 is for"),
+        ("--rate 5/s --burstiness 2", "--burstiness 2 needs --arrivals burst"),
         ("--arrivals trace -w 20/5", "needs a trace"),
         ("--rate 5/s --max-tokens-factor 0.5", "at least 1"),
         ("--rate 5/s --latency-bound soon", "'soon' is not a duration"),

@@ -110,7 +110,7 @@ def test_a_schedule_is_simulated_and_shown_on_the_roofline_that_it_was_found_on(
     answer = run_command("tune", "-l", "inf", *LLAMA, *options).json
     again = run_command("simulate", "--schedule", path, "--json").json
     assert again["throughput_tok_s"] == pytest.approx(answer["estimate"]["throughput_tok_s"])
-    assert "the roofline that it was found on" in again["assumptions"][0]
+    assert "the roofline that the schedule is based on" in again["assumptions"][0]
     other = run_command("simulate", "--schedule", path, "--engine", another, "--json").json
     assert other["throughput_tok_s"] != again["throughput_tok_s"]
     shown = run_command("show", path)

@@ -143,7 +143,9 @@ def test_blocks_as_in_mooncakes_traces(exegpt, tmp_path):
 def test_a_trace_that_knows_its_prompts_says_so_without_caching(exegpt, tmp_path):
     path = write(tmp_path / "t.csv", ("input", "output", "session_id"), [(9, 3, "a"), (14, 3, "a")])
     command = ("simulate", "-m", "opt-1.3b", "-c", "1xA40", "--replay", path, "--max-num-seqs", 4)
-    assert "t.csv says which begin alike, which --prefix-caching uses" in " ".join(exegpt(*command).err.split())
+    assert "t.csv says which prompts begin with the same tokens; --prefix-caching uses this" in " ".join(
+        exegpt(*command).err.split()
+    )
     done = exegpt(*command, "--prefix-caching", "--block-size", 4)
     assert "of the prompts' tokens were found in the cache" in " ".join(done.err.split())
 
@@ -161,4 +163,4 @@ def test_ids_are_those_of_the_trace_where_rows_are_left_out(exegpt, tmp_path):
 
 def test_times_of_requests_are_for_replays(exegpt, tmp_path):
     done = exegpt("simulate", "-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--out", tmp_path / "o.jsonl")
-    assert done.code == 2 and "is for the requests of a --replay" in done.err
+    assert done.code == 2 and "needs --replay or --rate" in done.err

@@ -34,7 +34,7 @@ def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, 
     first_come, learned, oracle = (exegpt(*ENGINE, "--replay", trace, "--order", name).json for name in orders)
     means = [done["latency"]["mean"] for done in (first_come, learned, oracle)]
     assert means == sorted(means, reverse=True)
-    assert "order: learned, by a simulated ranker whose Kendall's tau is 0.55" in learned["assumptions"]
+    assert "order: learned, with a simulated ranker whose Kendall's tau is 0.55" in learned["assumptions"]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_a_replay_refuses(exegpt, tmp_path, words, sentence):
     done = exegpt(*ENGINE, "--replay", path, *words)
     assert done.code == 2 and sentence in done.err and done.err.count("\n") == 1
     done = exegpt(*ENGINE, "--order", "sjf")
-    assert done.code == 2 and "are for --replay" in done.err
+    assert done.code == 2 and "need --replay or --rate" in done.err
 
 
 def test_a_deadline_that_is_none_is_refused_with_its_place(exegpt, tmp_path):
@@ -93,7 +93,7 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
         (("--order", "edf"), "--order edf needs deadline_s of each request, which request 'a' lacks"),
-        (("--starvation-guard", "--adapt"), "--adapt searches schedules for first come, first served"),
+        (("--starvation-guard", "--adapt"), "--adapt works only with the default order"),
     ],
 )
 def test_what_a_run_refuses(exegpt, tiny, tiny_profile, tmp_path, words, sentence):

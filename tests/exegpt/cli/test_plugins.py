@@ -65,6 +65,28 @@ def test_a_plug_in_is_searched_over_its_grid(exegpt, tiny, tiny_profile, tmp_pat
     assert row["variables"] == "max_num_seqs, max_num_batched_tokens, gathered"
 
 
+def test_a_plug_in_is_not_searched_at_a_rate(exegpt):
+    """Before any search, and with a way to its performance at a rate."""
+    where = ("-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--plugin", EXAMPLE, "--policy", "gathering,chunked")
+    done = exegpt("tune", "-l", "inf", *where, "--rate", "2/s")
+    assert done.code == 2 and not done.out and done.err.count("\n") == 1
+    assert "'gathering' has none: leave it out of --policy" in done.err
+
+
+@pytest.mark.parametrize("command", [("plan", "gone.yaml", "-c", "1xA40"), ("profile", "-m", "nothing")])
+def test_plans_and_profiles_take_a_plug_in(exegpt, command):
+    done = exegpt(*command, "--plugin", EXAMPLE)
+    assert done.code == 2 and "gathering" in TRAITS
+    assert "--plugin" not in done.err
+
+
+def test_a_plug_in_is_replayed_at_a_rate(exegpt, tiny, tiny_profile, tmp_path):
+    schedule = plan(tiny, tmp_path / "s.json")
+    with_plugin = ("--plugin", EXAMPLE, "--schedule", schedule, "--profile", tiny_profile)
+    done = exegpt("simulate", *with_plugin, "--rate", "50/s", "--json")
+    assert done.code == 0 and done.json["requests"] == 20_000, done.err
+
+
 def test_a_plug_in_is_replayed_and_run(exegpt, tiny, tiny_profile, trace, tmp_path):
     schedule = plan(tiny, tmp_path / "s.json")
     with_plugin = ("--plugin", EXAMPLE, "--schedule", schedule, "--profile", tiny_profile)

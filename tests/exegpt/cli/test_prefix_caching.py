@@ -17,7 +17,7 @@ def test_a_trace_shows_what_preempted_requests_find(exegpt, tmp_path):
 
 def test_a_steady_state_is_printed_as_one_without_caching(exegpt):
     done = exegpt("simulate", "-m", "opt-1.3b", "-c", "1xA40", "-w", "T", "--prefix-caching")
-    assert done.code == 0 and "the steady state reckons without prefix caching" in done.err
+    assert done.code == 0 and "the steady state ignores prefix caching" in done.err
     assert "prefix_caching=on" in done.out
 
 
@@ -65,4 +65,6 @@ def test_a_schedule_file_decides_prefix_caching(exegpt, tmp_path):
     tuned = exegpt("tune", "-l", "inf", "--policy", "orca", "--no-advice", "--out", tmp_path / "s.json")
     assert tuned.code == 0
     done = exegpt("simulate", "--schedule", tmp_path / "s.json", "--prefix-caching")
-    assert done.code == 2 and "all that --prefix-caching does: leave --prefix-caching or --schedule out" in done.err
+    assert done.code == 2 and "determines --prefix-caching: leave --prefix-caching or --schedule out" in done.err
+    done = exegpt("simulate", "--schedule", tmp_path / "s.json", "--no-prefix-caching")
+    assert done.code == 2 and "determines --prefix-caching: leave --no-prefix-caching or --schedule out" in done.err

@@ -48,7 +48,7 @@ def test_the_summary_names_what_the_source_lacks(exegpt, tmp_path):
         ("layers", "Name the model with --model"),
         ("samullm", "No folder is given"),
         ("samullm gone", "no folder 'gone'"),
-        ("samullm . -m opt-13b", "leave out --model"),
+        ("samullm . -m opt-13b", "leave --model out"),
         ("samullm .", "There is no cost table 'periter_cost_points.csv'"),
         ("aiconfigurator -m opt-13b", "--system: one of a100_sxm"),
         ("aiconfigurator -m opt-13b --system h100_sxm --dtype int4", "--dtype 'int4' is not known: use one of fp32"),

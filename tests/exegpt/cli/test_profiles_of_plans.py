@@ -153,7 +153,7 @@ def test_one_model_has_one_file(exegpt, command, slow):
     rates = [(answer.get("estimate") or answer)["throughput_tok_s"] for answer in (sheet, alone, under)]
     assert rates[0] > rates[1] > rates[2] and alone["profile_import"] is None
     done = exegpt(*command.split(), *ONE, "-p", slow, "-p", "other.json")
-    check_refused(done, "--profile is given for one model as '.*slow.json' and 'other.json': pass one file")
+    check_refused(done, "--profile names '.*slow.json' and 'other.json': pass one file")
 
 
 def test_a_plan_is_simulated_with_profiles_one_by_one_or_between_commas(exegpt, tmp_path, slow):

@@ -26,7 +26,7 @@ def test_a_replay_without_arrivals_notes_that_all_requests_arrive_at_the_start(e
     path = tmp_path / "t.csv"
     path.write_text(f"{header}\n" + ("10,5,3\n" if "arrival" in header else "10,5\n") * 9)
     done = exegpt(*ENGINE, "--max-num-seqs", 4, "--replay", path)
-    assert "all requests of t.csv are there at the start" in done.err
+    assert "all requests of t.csv arrive at the start" in done.err
     path.write_text("input,output\n10,5\n")
     done = exegpt(*ENGINE, "--max-num-seqs", 4, "--replay", path)
     assert "at the start" not in done.err and "1 request of t.csv in" in done.out

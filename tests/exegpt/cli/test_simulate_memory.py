@@ -42,7 +42,7 @@ def test_what_does_not_start_is_refused_with_what_lacks(exegpt):
 def test_a_schedule_file_says_it_itself(exegpt, tmp_path, option):
     file = tmp_path / "s.json"
     exegpt("tune", "-l", "inf", "-m", "opt-1.3b", "-c", "1xA40", "-w", "64/8", "--policy", "static", "--out", file)
-    check_refused(exegpt("simulate", "--schedule", file, *option), f"says all that {option[0]} does")
+    check_refused(exegpt("simulate", "--schedule", file, *option), f"The schedule file determines {option[0]}")
 
 
 def test_the_table_at_a_rate_has_tpot_where_it_is_bounded(exegpt):

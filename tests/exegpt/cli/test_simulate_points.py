@@ -69,7 +69,7 @@ def test_a_command_that_takes_more_devices_than_there_are_is_refused(capsys):
 def test_a_policy_that_the_launched_server_does_not_run_is_refused(capsys):
     command = ["simulate", "--command", "vllm serve llama-3.1-8b", "--cluster", "1xH100-SXM", "--policy", "rra"]
     assert main(command) == 2
-    assert "--command says what --policy says: leave --policy rra out" in capsys.readouterr().err
+    assert "--command contains the setting of --policy too: leave --policy rra out" in capsys.readouterr().err
 
 
 def test_at_a_rate_requests_wait(capsys):

@@ -18,9 +18,9 @@ def outcome(index: int, lag_s: float = 0.0, **changes) -> RequestOutcome:
     ("late", "cpu_share", "rate", "warnings"),
     [
         (0, 0.04, 5.0, []),
-        (3, 0.04, 5.0, ["sent 12 ms late"]),
+        (3, 0.04, 5.0, ["sent at least 12 ms late"]),
         (1, 0.04, 5.0, []),  # one of 200 is beyond the 99th percentile
-        (3, 0.06, 5.0, ["sent 12 ms late", "6% of 4 cores"]),
+        (3, 0.06, 5.0, ["sent at least 12 ms late", "6% of the CPU time of 4 cores"]),
         (200, 0.04, float("inf"), []),
     ],
 )

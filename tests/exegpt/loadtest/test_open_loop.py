@@ -83,7 +83,12 @@ def both(*reasons: str | None) -> bytes:
         ),
         ([(0.0, STREAM), (0.2, token()), (0.1, token()), None], "closed", 200, "closed the connection"),
         ([(0.25, b""), None], "closed", None, "closed the connection"),
-        ([(0.0, STREAM), (0.1, token()), (0.0, event('{"choices": [')), (0.1, END)], "broken_json", 200, "no JSON"),
+        (
+            [(0.0, STREAM), (0.1, token()), (0.0, event('{"choices": [')), (0.1, END)],
+            "broken_json",
+            200,
+            "not a JSON object",
+        ),
         (
             [(0.0, STREAM), (0.1, token()), (0.1, event(json.loads(ERROR)) + event("[DONE]") + END)],
             "in_stream",

@@ -19,7 +19,7 @@ def _comparison(measured, replayed, steady, bound=10.0):
 def test_line_22_a_bounds_text_names_the_prediction_it_was_checked_against():
     text = bound_text(_comparison(9.0, 9.4, 9.8), "steady state")
     assert "checked against the steady state (steady state 9.8 s, replay of these requests 9.4 s)" in text
-    assert text.endswith("orca holds it: measured 9 s, 10.0% below.")
+    assert text.endswith("orca meets it: measured 9 s, 10.0% below.")
     assert "10.0% longer than the replay predicted" in bound_text(_comparison(10.2, 9.18, 9.0), "replay")
     assert "its replay misses it too" in bound_text(_comparison(10.2, 10.1, 9.0), "steady state")
     assert bound_text(_comparison(10.2, 10.1, 9.0, None), "steady state") == ""

@@ -109,7 +109,7 @@ def test_figures_are_laid_beside_the_papers(graphs):
     sections = hermes_sections.sections(result)
     assert len(sections) == 6
     assert sections[3].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
-    assert sections[3].notes == ("Of what the oracle saves: b 75% and a 25%.",)
+    assert sections[3].notes == ("The oracle's savings come from b 75% and a 25%.",)
     assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
     completion, deadlines, ablation = sections[0].rows[0], sections[1].rows[0], sections[2].rows[0]
     assert "-77.0%" in completion and "-70.0%" in completion

@@ -206,8 +206,8 @@ def test_what_is_counted():
     for alone, late in ((replace(FIGURES, normalised=3.5), 1), (FIGURES, 0)):
         with_row = replace(heavy, systems=heavy.systems | {seallm.ALONE: alone})
         (note,) = seallm._bursts((result().loads[0], with_row), [with_row.scenario])
-        assert note.startswith(f"In {late} of these 1 ")
-    assert "before all baselines by L_N in 1 of 2" in notes and "by share in time in 2 of 2" in notes
+        assert note.startswith(f"In {late} of these 1, ")
+    assert "ahead of all baselines by L_N in 1 of 2" in notes and "by share in time in 2 of 2" in notes
     assert "L_N rises from SeaLLM to AlpaServe to vLLM to MuxServe in 1 of 2" in notes
     assert "no higher than SeaLLM-F's in 1 of 2" in notes and "TPOT is no higher than AlpaServe's in 1 of 2" in notes
     assert "over vLLM (paper): L_N 2 (10.38), 99 % 2 (12.13), in time 1.9 (1.82); TTFT 5." in notes

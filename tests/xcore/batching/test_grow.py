@@ -81,7 +81,7 @@ class Stages:
         if phase == "encode":
             batch = [sequence for sequence, _ in step.encode]
             for sequence in batch:
-                sequence.ready_s = inf
+                sequence.kv_arrived_s = inf
             self.coming.append((self.now + 3.0, batch))
         self.ended += self.ledger.advance(step)
         self.ledger.check()
@@ -145,7 +145,7 @@ def test_the_last_resident_gives_way_and_comes_back_with_its_output():
     step = policy.next_step(ledger, 0.0)  # a third block for the first, none for the second
     assert step.decode == (first,) and not step.encode
     assert (second.status, second.cached, second.recomputed, second.blocks) == (PREEMPTED, 0, 2, [])
-    assert ledger.preempted == [second]
+    assert ledger.take_preempted() == [second] and ledger.take_preempted() == []
     ledger.advance(step)
     while second.status is PREEMPTED:
         step = policy.next_step(ledger, 0.0)
@@ -184,7 +184,7 @@ def test_a_step_that_preempts_admits_nobody(policy):
         residents = set(ledger.resident)
         step = policy.next_step(ledger, now)
         now += 1.0
-        if ledger.preempted:
+        if ledger.take_preempted():
             preempting += 1
             assert {sequence for sequence, _ in step.encode} <= residents
         ledger.advance(step)
@@ -197,7 +197,7 @@ def test_the_first_so_many_are_decoded_and_they_alone_get_blocks(most):
     residents = [Sequence(i, BLOCK, 9) for i in range(3)]
     ledger.submit(residents)
     ledger.advance(Step(encode=tuple((s, BLOCK) for s in ledger.admit(3, 0.0))))
-    assert ledger.grow_decoding(0.0, most) == tuple(residents[:most])
+    assert ledger.grow_decoding(0.0, most) == (tuple(residents[:most]), [])
     assert [len(s.blocks) for s in residents] == [2 if i < most else 1 for i in range(3)]
 
 
@@ -207,9 +207,9 @@ def test_keys_and_values_are_waited_for_where_they_come_from_other_devices(kind)
     ledger.submit(Sequence(i, 8, 5) for i in range(2))
     first, second = ledger.admit(2, 0.0)
     ledger.advance(Step(encode=((first, 8), (second, 8))))
-    second.ready_s = 3.0
-    assert ledger.grow_decoding(2.0) == ((first,) if kind else (first, second))
-    assert ledger.grow_decoding(3.0) == (first, second)
+    second.kv_arrived_s = 3.0
+    assert ledger.grow_decoding(2.0)[0] == ((first,) if kind else (first, second))
+    assert ledger.grow_decoding(3.0)[0] == (first, second)
 
 
 def test_what_the_pool_could_never_hold_is_refused():

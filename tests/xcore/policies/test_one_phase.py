@@ -74,8 +74,8 @@ def test_residents_go_on_while_a_prompts_blocks_are_taken():
 def test_the_next_prompt_is_one_that_is_ready():
     policy, ledger = OnePhasePolicy(8, 100), ledger_of(10)
     (waiting,) = ledger.waiting
-    for ready_s, first in ((0.0, waiting), (2.0, waiting), (2.1, None)):
-        waiting.ready_s = ready_s
+    for last_token_s, first in ((0.0, waiting), (2.0, waiting), (2.1, None)):
+        waiting.last_token_s = last_token_s
         assert policy.first(ledger, 2.0) is first
         assert policy.can_prefill(ledger, 2.0) == (first is not None)
     assert policy.first(ledger_of(), 0.0) is None

@@ -128,11 +128,11 @@ def test_waa_encodes_and_decodes_whoever_is_ready(batch, requests):
             assert not step.decode and len(step.encode) <= batch
             assert all(s.arrival_s <= now and count == s.input_tokens for s, count in step.encode)
             for s, _ in step.encode:
-                s.ready_s = now + 3.0
+                s.kv_arrived_s = now + 3.0
             ledger.advance(step)
         step = policy.next_decode(ledger, now)
         if step:
-            assert not step.encode and all(s.ready_s <= now for s in step.decode)
+            assert not step.encode and all(s.kv_arrived_s <= now for s in step.decode)
             ledger.advance(step)
         ledger.check()
         now += 1

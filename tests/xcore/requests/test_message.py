@@ -16,11 +16,11 @@ from xcore.requests.request import Request, Result
 from xcore.specs.request_times import RequestTimes
 from xcore.specs.schedule import Schedule, Stage
 from xcore.specs.timeline import Timeline
-from xrunner.comm.kv_transfer import Arrival
-from xrunner.core.report import RunReport
+from xrunner.comm.kv_transfer import KVArrival
+from xrunner.core.run_report import RunReport
 from xrunner.rank.assembly import DeviceBatch
 
-KINDS = (DeviceBatch, Arrival, Result)
+KINDS = (DeviceBatch, KVArrival, Result)
 
 
 def sent(what):
@@ -55,7 +55,7 @@ def test_what_ranks_send():
         np.testing.assert_equal(getattr(received, field.name), getattr(batch, field.name))
     result = Result("é", 3, (1, 2), "stop", 0.0, 0.5, None, 1.25)
     assert sent(result) == result
-    assert sent(Arrival(7, array)).places.tolist() == array.tolist()
+    assert sent(KVArrival(7, array)).places.tolist() == array.tolist()
 
 
 @pytest.mark.parametrize("policy", TRAITS)

@@ -118,4 +118,4 @@ def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     assert main(command) == 0
     assert "The effect of one more device or a looser bound: --advice." in capsys.readouterr().out
     assert main(["plan", str(write(tmp_path, BATCH)), "-c", "1xA40", "--method", "samullm", "--advice"]) == 2
-    assert "--advice is for budgets, but only stages are planned here" in capsys.readouterr().err
+    assert "--advice applies to plans of budgets" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def test_an_engine_that_ends_is_replaced(folder, tmp_path):
         os.kill(engine, signal.SIGKILL)
     _, errors = process.communicate(timeout=150)
     assert process.returncode == 0, errors
-    assert errors.count("is started again") == 2
+    assert errors.count("is restarted") == 2
     assert {name: len(tokens) for name, tokens in tokens_of(out).items()} == {r["id"]: r["max_tokens"] for r in rows}
 
 
@@ -279,8 +279,8 @@ def test_a_trace_names_the_models(folder, tmp_path):
 
 REFUSED = {
     "neither": ([], "pass one of --requests and --application"),
-    "schedule": (["--schedule", "s.json"], "--schedule is for runs without --plan"),
-    "policy": (["--policy", "orca"], "--policy is for runs without --plan"),
+    "schedule": (["--schedule", "s.json"], "--schedule cannot be combined with --plan"),
+    "policy": (["--policy", "orca"], "--policy cannot be combined with --plan"),
     "resume": (["--requests", "r.jsonl", "--resume"], "--resume needs --out"),
     "directory": (["--requests", "r.jsonl", "--model", "elsewhere"], "pass --model NAME=DIR"),
     "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is about an application's calls"),

@@ -88,7 +88,7 @@ def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_
 
 def test_options_that_a_plan_says_itself_are_refused(path, capsys):
     assert main(["simulate", "--plan", str(path), "--model", "opt-13b"]) == 2
-    assert "--model is for simulations without --plan" in capsys.readouterr().err
+    assert "--model cannot be combined with --plan" in capsys.readouterr().err
     assert main(["simulate", "--plan", str(path), "--replay", "missing.csv"]) == 2
     assert "There is no trace file 'missing.csv'" in capsys.readouterr().err
     assert main(["simulate", "--plan", str(path), "--replay", str(path.parent)]) == 2

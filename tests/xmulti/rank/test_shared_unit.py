@@ -15,6 +15,7 @@ from xcore.orders.doubling_budget import DoublingBudget
 from xcore.policies import quota_adaptation
 from xcore.policies.one_phase import OnePhasePolicy
 from xcore.policies.sharing import SpatialSharing
+from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
@@ -27,7 +28,6 @@ from xprofiler.roofline import roofline_profile
 from xrunner.comm.ranks import Ranks
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
-from xrunner.core.events import Token
 from xrunner.core.shared_cache import shared_caches
 from xrunner.models import load_model
 
@@ -82,7 +82,7 @@ def run(unit, todo, every=0, look=alone):
             unit.wait()
         for name in todo:
             for event in unit.take(name):
-                if isinstance(event, Token):
+                if isinstance(event, TokenEvent):
                     tokens[name].setdefault(event.request_id, []).append(event.token)
                 else:
                     assert isinstance(event, Result) and event.id not in results[name]

@@ -26,7 +26,7 @@ from xmulti.serving.replan import Replanned
 from xmulti.serving.replanning import Replanning, ReplanOptions
 from xmulti.sharing.replacement import FIRST_S
 from xrunner.models.create import create_model
-from xserver.admission.measured import Measured
+from xserver.admission.measured import RequestTiming
 from xserver.http.answered import Answered
 from xserver.http.answering import _admit
 from xserver.telemetry.observed import Observed
@@ -206,7 +206,7 @@ def test_what_a_client_says_it_has_sent_before_is_no_further_arrival(header, aga
     headers = [(b"x-stainless-retry-count", header.encode())] if header else []
     state = {"request_id": "1"}
     scope = {"type": "http", "path": "/asked", "method": "POST", "headers": headers, "state": state}
-    asyncio.run(Measured(app, exchange, ["/asked"])(scope, receive, None))
+    asyncio.run(RequestTiming(app, exchange, ["/asked"])(scope, receive, None))
     (arrival,) = arrivals
     assert arrival.again == again
     choices = [SimpleNamespace(request=SimpleNamespace(prompt_ids=(1,), max_tokens=1))] * 3
@@ -358,4 +358,4 @@ def test_a_server_plans_again_when_two_models_swap_their_popularity(directories,
         places = {model["name"]: model["devices"] for model in shown["plan"]["models"]}
         assert places["tiny"] != places["deep"], "those that are asked often have no device together"
         assert 'exegpt_replans_total{model_name="",outcome="followed"} 1.0' in server.get("/metrics")[2].decode()
-        assert "another plan: " in log and "popularity has drifted, to tiny " in log
+        assert "the plan has changed: " in log and "popularity has drifted, to tiny " in log

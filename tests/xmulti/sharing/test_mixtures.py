@@ -8,6 +8,7 @@ import pytest
 
 from xcore.processes import Processes
 from xcore.specs.cluster import parse_cluster
+from xcore.specs.cluster_plan import Plan
 from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.plan_evaluation import BLOCK, KEEPS_UP, Trial, drawn
@@ -97,9 +98,27 @@ def test_what_cant_be_better_is_not_planned(demands_and_plan):
     demands, plan = demands_and_plan
     best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
     frontiers = planning._frontiers(demands, "exegpt")
-    mixture = SharedGroups(demands, CLUSTER, frontiers, Processes())
+    mixture = SharedGroups(demands, CLUSTER, frontiers, Processes(), 0.0)
     assert mixture.improve([best], lambda done, total: None) is None
     assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
+
+
+def test_models_that_share_are_not_replayed_if_one_alone_is_below_the_level_until_they_matter(tmp_path):
+    """Two that share a device reach the level, a third one beside them is far below it."""
+    small = {"model": "opt-1.3b", "workload": "128/8", "rate": "10/s", "latency_bound": "2s"}
+    slow = small | {"name": "slow", "model": "opt-2.7b", "rate": "2000/s"}
+    demands = demands_of(tmp_path, small | {"name": "a"}, small | {"name": "b"}, slow)
+    pair = share_unit(demands[:2], CLUSTER, 1, "time", 1.0)
+    alone = replace(share_unit(demands[2:], CLUSTER, 1, "time", 1e-3)[0], devices=(1,))
+    plan = Plan(Plan.VERSION, "temporal", CLUSTER, (*pair, alone))
+    with Processes() as processes:
+        (measured,) = planning._measured([plan], demands, 2.0, processes)
+        assert [model.headroom for model in measured.models] == [None, None, 0.0]
+        (whole,) = planning._measured([replace(plan, models=(*pair,))], demands[:2], 2.0, processes)
+        mixture = SharedGroups(demands, CLUSTER, [], processes, 2.0)
+        (of_pair, *_) = [units for (group, _), units in mixture._seeds([measured]).items() if len(group) == 2]
+        assert mixture._best(((0, 1), 1), of_pair) == pytest.approx(whole.headroom, rel=0.05) and whole.headroom > 2
+        assert [model.name for model in mixture._planned[(0, 1), 1]] == ["a", "b"]
 
 
 @pytest.fixture

@@ -127,4 +127,4 @@ def test_an_application_can_only_be_planned_in_stages(tmp_path):
     assert done.code == 0, done.err
     assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
     refused = plan(file, "--advice")
-    assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice is for budgets" in refused.err
+    assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice applies to plans of budgets" in refused.err

@@ -148,7 +148,7 @@ def test_what_is_stopped_goes_on_and_what_is_lost_is_replaced(folder, tmp_path, 
     options = ("--application", folder / "application.yaml", "--out", tmp_path / "out.jsonl", "--seed", 5)
     done = run_command("run", "--plan", folder / "stages.json", *options, "--threads", 1, "--json")
     assert done.code == 0, done.err
-    assert done.err.count("is started again") == 1
+    assert done.err.count("is restarted") == 1
     found = read_results(tmp_path / "out.jsonl")
     results = {result.id: result for result in found}
     assert len(found) == len(results) == 7 + 6 + 8
@@ -239,7 +239,7 @@ def test_what_is_printed_of_a_resumed_run(folder, capsys):
     run_stages._print(result)
     printed = capsys.readouterr()
     assert "1 call in 2.5 s; planned: 3 s." in printed.out and "250 ms + 125 ms" in printed.out
-    assert "7 calls done before" in printed.err
+    assert "7 calls finished before this run" in printed.err
     run_stages._print(replace(result, models=(), stages=()))
     assert "0 calls in 0 ms" in capsys.readouterr().out
 

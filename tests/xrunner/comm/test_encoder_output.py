@@ -11,7 +11,7 @@ from tests.xrunner.cells import WAA, schedule, stages
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import ranks_needed
 from xrunner.comm.encoder_output import EncodedReceiving, slots_in
-from xrunner.comm.kv_transfer import Arrival
+from xrunner.comm.kv_transfer import KVArrival
 from xrunner.comm.place import Place
 from xrunner.models.device import CPU
 
@@ -76,7 +76,7 @@ def blocks(*numbers):
 def test_a_piece_waits_for_what_it_decodes_with_alone(receiving):
     ours, post, taken = receiving
     for number, held in enumerate(([2], [0, 5], [7])):
-        ours.expect(Arrival(number, slots_in(held, 4 * len(held) - 1, 4)))
+        ours.expect(KVArrival(number, slots_in(held, 4 * len(held) - 1, 4)))
     assert ours.wait_for(blocks(1, 3)) == 0 and post.there == 0
     assert ours.wait_for(blocks(1, 0)) == 2 and post.there == 2 and not taken
     ours.store(2)
@@ -91,8 +91,8 @@ def test_a_piece_waits_for_what_it_decodes_with_alone(receiving):
 def test_blocks_of_a_cancelled_sequence_end_up_with_their_next_holders(receiving):
     """Block 2 has had one holder whose output was never received, then another."""
     ours, _, taken = receiving
-    ours.expect(Arrival(0, slots_in([2], 4, 4)))
-    ours.expect(Arrival(1, slots_in([2], 3, 4)))
+    ours.expect(KVArrival(0, slots_in([2], 4, 4)))
+    ours.expect(KVArrival(1, slots_in([2], 3, 4)))
     ours.store(ours.wait_for(blocks(2)))
     assert taken == [(0, [8, 9, 10, 11]), (1, [8, 9, 10])]
 
@@ -100,7 +100,7 @@ def test_blocks_of_a_cancelled_sequence_end_up_with_their_next_holders(receiving
 def test_what_comes_is_taken_in_the_order_in_which_it_was_announced(receiving):
     ours, post, taken = receiving
     for number in range(3):
-        ours.expect(Arrival(number, slots_in([number], 1, 4)))
+        ours.expect(KVArrival(number, slots_in([number], 1, 4)))
     assert ours.arrived() == []
     post.there = 2
     assert ours.arrived() == [0, 1] and ours.arrived() == []

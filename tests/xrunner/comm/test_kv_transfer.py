@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.xrunner.cells import disaggregated, schedule
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import ranks_needed
-from xrunner.comm.kv_transfer import Receiving, Sending, buffer_bytes, held_heads, routes
+from xrunner.comm.kv_transfer import KVReceiving, KVSending, buffer_bytes, held_heads, routes
 from xrunner.comm.place import Place
 from xrunner.models import KVCache, Shard
 
@@ -98,13 +98,13 @@ def test_every_key_and_value_goes_to_every_rank_that_decodes_with_it(encode, dec
     ours, theirs = np.array([2, 0, 3]), np.array([5, 1, 4])
     for place in all_places:
         if place.line[0].phase == "encode":
-            Sending(filled(place, spec, 4), place, spec, Mail(boxes, place.rank)).send(ours)
+            KVSending(filled(place, spec, 4), place, spec, Mail(boxes, place.rank)).send(ours)
     for place in all_places:
         if place.line[0].phase == "decode":
             cache = KVCache.allocate(
                 Shard(place.part, place.tp, lambda x: x).share(spec), len(place.layers), 6, 4, "fp32"
             )
-            receiving = Receiving(cache, place, spec, Mail(boxes, place.rank))
+            receiving = KVReceiving(cache, place, spec, Mail(boxes, place.rank))
             receiving.expect(SimpleNamespace(number=7, places=theirs))
             assert receiving.arrived() == [7] and receiving.arrived() == []
             for which, tensors in enumerate((cache.keys, cache.values)):

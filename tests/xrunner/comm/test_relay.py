@@ -86,13 +86,15 @@ def test_a_leader_trusts_no_other_program_at_the_address(frontend):
 
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(ConnectionRefusedError, match="another program"):
-            relay._open_tcp(relay.Offer((other.getsockname(),), "0" * 64))
+            relay._open_tcp(relay.RelayOffer((other.getsockname(),), "0" * 64))
 
 
 def test_without_a_frontend_the_relay_takes_nobody(tmp_path, monkeypatch):
     made = Relay(str(tmp_path / "none"), ["127.0.0.1"])
     monkeypatch.setattr(relay, "_FRONTEND_S", 0.3)
-    with pytest.raises(InputError, match=r"frontend doesn't listen behind rank 0 \(closed by the other end\)"):
+    with pytest.raises(
+        InputError, match=r"can't connect to the server's frontend behind rank 0 \(closed by the other end\)"
+    ):
         relay._connected(lambda: relay._open_tcp(made.offer), "behind rank 0")
     made.close()
 

@@ -19,7 +19,7 @@ from xrunner.comm import direct, staged
 from xrunner.comm.direct import pairs
 from xrunner.comm.place import Place
 from xrunner.comm.transport import CACHE, STATES
-from xrunner.core import joining
+from xrunner.core import job_setup
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xrunner.models.create import create_model
@@ -108,11 +108,11 @@ class Together:
 def chosen(monkeypatch, ranks):
     transports = []
     monkeypatch.setattr(direct, "DirectTransport", lambda *given: transports.append("direct"))
-    monkeypatch.setattr(joining, "StagedTransport", lambda *given: transports.append("staged"))
+    monkeypatch.setattr(job_setup, "StagedTransport", lambda *given: transports.append("staged"))
     spec = ModelSpec("m", "llama", 4, 64, 8, 4, 8, 96, True, 300, 96)
     gpu = SimpleNamespace(device=torch.device("cuda", 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=0))
-    joining.make_transport(ranks, Place(schedule(spec, "rra", (1, 1)), 0), gpu)
+    job_setup.make_transport(ranks, Place(schedule(spec, "rra", (1, 1)), 0), gpu)
     return transports[0]
 
 

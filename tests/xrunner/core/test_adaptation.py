@@ -105,7 +105,7 @@ def test_other_lengths_take_over_where_they_are_promised(model):
 def test_a_larger_cache_takes_the_weights_that_are_there(directories, model, undisturbed, monkeypatch):
     new = schedule(model.spec, kv_blocks=60, encode_batch=5)
     first = Engine.load(directories["llama"], schedule(model.spec), Ranks())
-    monkeypatch.setattr(engine_module, "load_model", pytest.fail)
+    monkeypatch.setattr(engine_module, "load_part", pytest.fail)
     events = []
     engine, report = run_adapting(first, directories["llama"], requests(LENGTHS), lambda *_: new, events.append)
     assert tokens(report) == undisturbed

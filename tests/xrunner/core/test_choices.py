@@ -16,10 +16,10 @@ from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.stand_in import StandIn
 from xcore.document import from_dict
 from xcore.errors import InputError
+from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Result
 from xcore.requests.requests import check_request
 from xrunner.core.engine import Engine
-from xrunner.core.events import Token
 from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 
@@ -243,13 +243,13 @@ def test_tokens_are_streamed_with_their_log_probabilities(model, tokenizer, want
     results = [event for event in events if isinstance(event, Result)]
     check(results, want)
     for result in results:
-        tokens = [event for event in events if isinstance(event, Token) and event.request_id == result.id]
+        tokens = [event for event in events if isinstance(event, TokenEvent) and event.request_id == result.id]
         assert tuple(token.token for token in tokens) == result.output_ids
         if result.logprobs is None:
-            assert all(token.logprob is None and token.likeliest == () for token in tokens)
+            assert all(token.logprob is None for token in tokens)
         else:
-            assert tuple(token.logprob for token in tokens) == result.logprobs
-            assert tuple(token.likeliest for token in tokens) == result.likeliest
+            assert tuple(token.logprob[0] for token in tokens) == result.logprobs
+            assert tuple(token.logprob[1] for token in tokens) == result.likeliest
 
 
 def test_an_encoder_decoders_prompt_has_no_log_probabilities(model):

@@ -48,8 +48,8 @@ class Frontend:
         while not condition():
             for message in self._frames.feed(self._socket.recv(2**16)):
                 if isinstance(message, Stepped):
-                    for number, token in zip(message.ids.tolist(), message.tokens.tolist(), strict=True):
-                        self.tokens.setdefault(str(number), []).append(token)
+                    for event in message.tokens.events():
+                        self.tokens.setdefault(event.request_id, []).append(event.token)
                     self.ended |= {ended.id: ended for ended in message.ended}
 
     def drain(self):

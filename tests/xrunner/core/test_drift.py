@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 
 from xcore.specs.workload import LengthDistribution, Workload, task
-from xrunner.core.drift import Drift, distance, limit
+from xrunner.core.drift import LengthDrift, distance, limit
 
 WINDOW = 128
 
 
 def follow(workload, drawn, at_once=32, seed=0):
     """Requests begin in order, `at_once` of them at a time, and the shortest output ends first; the looks' results."""
-    drift, alive, waiting, distances = Drift(workload, WINDOW), {}, list(enumerate(drawn)), []
+    drift, alive, waiting, distances = LengthDrift(workload, WINDOW), {}, list(enumerate(drawn)), []
     while waiting or alive:
         while waiting and len(alive) < at_once:
             index, request = waiting.pop(0)
@@ -45,7 +45,7 @@ def test_another_task_is(name, other):
 
 
 def test_the_statistic_is_that_of_the_last_test():
-    drift, drawn = Drift(task("S"), WINDOW), task("T").draw(WINDOW, seed=4)
+    drift, drawn = LengthDrift(task("S"), WINDOW), task("T").draw(WINDOW, seed=4)
     for index, request in enumerate(drawn):
         drift.begin(index)
         drift.end(index, request.input, request.output)
@@ -58,7 +58,7 @@ def test_the_statistic_is_that_of_the_last_test():
 
 def test_after_a_restart_the_new_lengths_are_reckoned_with():
     drawn = task("T").draw(1200, seed=3)
-    drift = Drift(task("S"), WINDOW)
+    drift = LengthDrift(task("S"), WINDOW)
     drifts = []
     for index, request in enumerate(drawn):
         drift.begin(index)
@@ -70,7 +70,7 @@ def test_after_a_restart_the_new_lengths_are_reckoned_with():
 
 
 def test_cancelled_requests_hold_up_no_others():
-    drift = Drift(Workload.fixed(10, 5), 16)
+    drift = LengthDrift(Workload.fixed(10, 5), 16)
     for index in range(17):
         drift.begin(index)
     for index in range(16, 0, -1):

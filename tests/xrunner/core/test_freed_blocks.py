@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from tests.kernels.gpu import DEVICE, needs_triton
 from tests.xmulti.rank.test_shared_unit import planned
 from tests.xmulti.rank.test_shared_unit import run as run_unit
@@ -124,7 +124,7 @@ def test_the_kernels_of_a_gpu(monkeypatch, tmp_path, arch, policy):
     create_model(tmp_path / "m", arch, seed=5, **sizes)
     gpu = None
     if DEVICE.type == "cpu":
-        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+        monkeypatch.setattr(gpu_device, "on_gpu", lambda x: True)
         gpu = StandIn()
     model = load_model(tmp_path / "m", device=DEVICE)
     variables = GROW | {"kv_blocks": 2} | (CACHING if (arch, policy) == ("llama", "orca") else {})

@@ -9,11 +9,11 @@ from tests.xrunner.cells import LENGTHS, disaggregated, requests
 from tests.xrunner.core.test_job import run_cells
 from tests.xrunner.open_engine import feed
 from xcore.errors import InputError
+from xcore.requests.engine_protocol import TokenEvent
 from xcore.requests.request import Request, Result
 from xcore.specs.workload import RequestLengths, Workload
-from xrunner.core.drift import Drift
+from xrunner.core.drift import LengthDrift
 from xrunner.core.engine import Engine
-from xrunner.core.events import Token
 from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 
@@ -62,13 +62,13 @@ def test_an_aborted_request_ends_with_what_it_has(model, expected):
 def test_an_output_that_is_whole_is_followed_though_it_is_aborted(model):
     """As one that a stop text ends, up to there; one whose client has gone isn't whole."""
     engine = opened(model)
-    followed = engine._driver.outputs.drift = Drift(Workload.fixed(4, 9))
+    followed = engine._driver.outputs.drift = LengthDrift(Workload.fixed(4, 9))
     (request,) = requests([(4, 30)])
     for i, output_tokens in enumerate([3, None, 5, None]):
         engine.add(replace(request, id=str(i)))
         count = 0
         while count < 6:
-            count += sum(isinstance(event, Token) for event in engine.step())
+            count += sum(isinstance(event, TokenEvent) for event in engine.step())
         engine.abort(str(i), output_tokens)
         (result,) = [event for event in engine.step() if isinstance(event, Result)]
         assert result.finish_reason == "cancelled" and len(result.output_ids) >= 6
@@ -84,7 +84,7 @@ def test_the_engine_is_idle_between_requests_and_remembers_no_ended_one(model):
         ended = []
         while not engine.idle:
             ended += engine.step()
-        assert [type(event).__name__ for event in ended] == ["Token", "Result"]
+        assert [type(event).__name__ for event in ended] == ["TokenEvent", "Result"]
     assert len(engine._driver.outputs.running) <= 260
     engine.drain()
 
@@ -95,7 +95,7 @@ def test_what_the_cache_cannot_hold_is_refused_and_the_rest_goes_on(model):
     engine.add(small)
     with pytest.raises(InputError, match="'1' needs 5 KV blocks, and the schedule's cache has 2"):
         engine.add(large)
-    assert [type(event).__name__ for event in engine.drain()] == ["Token"] * 3 + ["Result"]
+    assert [type(event).__name__ for event in engine.drain()] == ["TokenEvent"] * 3 + ["Result"]
 
 
 @pytest.mark.parametrize("admission", ["reserve", "grow"])
@@ -126,7 +126,7 @@ def test_an_id_is_free_again_when_its_request_has_ended(model):
     engine = opened(model)
     (request,) = requests([(4, 3)])
     engine.add(request)
-    with pytest.raises(InputError, match="'0' is given twice"):
+    with pytest.raises(InputError, match="'0' occurs twice"):
         engine.add(request)
     assert engine.drain()[-1].id == "0"
     engine.add(request)

@@ -56,7 +56,7 @@ def test_a_run_that_ends_before_its_first_result_leaves_nothing(tmp_path):
 def test_another_runs_results_are_not_mixed_in(tmp_path):
     path = tmp_path / "r.jsonl"
     interrupted(path, "a")
-    with pytest.raises(InputError, match="of another run"):
+    with pytest.raises(InputError, match="belongs to another run"):
         ResultFile(path, "run2", resume=True)
     with pytest.raises(InputError, match="--resume"):
         ResultFile(path, "run2")
@@ -69,7 +69,7 @@ def test_a_first_start_may_be_a_resuming_one(tmp_path):
         assert not file.done
         file.append(result("a"))
     assert read_results(path) == [result("a")]
-    with pytest.raises(InputError, match="of a run that ended, which can't be resumed"):
+    with pytest.raises(InputError, match="of a complete run, which can't be resumed"):
         ResultFile(path, "run1", resume=True)
     assert read_results(path) == [result("a")]
 

@@ -11,9 +11,10 @@ import pytest
 from exegpt.cli import main
 from tests.xrunner.cells import requests, schedule
 from xcore import document
+from xcore.errors import InputError
 from xcore.specs.model import ModelSpec
 from xrunner.core.engine import Engine
-from xrunner.core.joining import how_to_start
+from xrunner.core.job_setup import check_ranks
 from xrunner.models import load_model
 from xrunner.models.device import CPU, free_memory
 
@@ -91,7 +92,7 @@ def test_line_5_ranks_without_a_schedule_measure_themselves_tune_agree_and_run(j
     assert none.returncode == 3 and json.loads(none.stdout)["schedule"] is None and "Traceback" not in none.stderr
     assert "lowest reachable latency" in none.stderr
     refused = job(2, *run, "--no-profile", **cache)
-    assert refused.returncode == 2 and "measure themselves: leave --no-profile out" in sentence(refused.stderr)
+    assert refused.returncode == 2 and "measure their own profile: leave --no-profile out" in sentence(refused.stderr)
 
 
 def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(arguments_of, capsys, tmp_path):
@@ -105,7 +106,9 @@ def test_a_schedule_of_several_devices_is_refused_with_its_mpirun_command(argume
 def test_devices_that_are_left_over_in_every_node_get_no_rank(per_node, placed):
     cluster = SimpleNamespace(nodes=2, devices_per_node=per_node)
     stages, replicas = [SimpleNamespace(devices=(0, 1))], 2 * (per_node // 2)
-    asked = how_to_start(SimpleNamespace(cluster=cluster, stages=stages, replicas=replicas), 1)
+    with pytest.raises(InputError) as refused:
+        check_ranks(SimpleNamespace(cluster=cluster, stages=stages, replicas=replicas), 1)
+    asked = str(refused.value)
     assert f"start mpirun -n {2 * replicas} {placed}exegpt run." in asked
 
 
@@ -115,8 +118,8 @@ def test_ranks_with_different_command_lines_are_refused(start_each, arguments_of
     other = [str(a).replace("schedule.json", "other.json") for a in arguments_of()]
     done = start_each(["-m", "exegpt", *arguments_of()], ["-m", "exegpt", *other])
     assert done.returncode == 2
-    assert "Rank 1 (" in done.stderr and "other.json' and rank 0 '" in done.stderr
-    assert sentence(done.stderr).endswith("start all ranks alike.")
+    assert "Rank 1 (" in done.stderr and "other.json' and rank 0 has '" in done.stderr
+    assert sentence(done.stderr).endswith("start all ranks with the same arguments.")
 
 
 EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
@@ -127,7 +130,9 @@ EITHER = [1, pytest.param(0, marks=pytest.mark.slow)]
 def test_a_rank_of_another_version_is_refused(job, arguments_of, rank):
     done = job(2, "-m", "tests.xrunner.broken", *arguments_of(), FAULT=f"{rank}:version")
     assert done.returncode == 2
-    assert re.search("Rank 1 .* has exegpt '.*' and rank 0 '.*': start all ranks alike", sentence(done.stderr))
+    assert re.search(
+        "Rank 1 .* has exegpt '.*' and rank 0 has '.*': start all ranks with the same", sentence(done.stderr)
+    )
 
 
 EXITS = """

@@ -8,8 +8,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from exegpt.kernels import device
-from exegpt.kernels.device import H100
+from exegpt.kernels import gpu_device
+from exegpt.kernels.gpu_device import H100
 from xrunner.models import Dealing
 from xrunner.models.cache import KVCache
 from xrunner.rank.assembly import DeviceBatch
@@ -29,7 +29,7 @@ def test_the_cpu_takes_no_work_list():
 
 @pytest.mark.parametrize(("windows", "window"), [((None, None), None), ((7, 7), 7), ((7, None), None)])
 def test_programs_fill_the_device_and_lists_have_the_layers_window(monkeypatch, windows, window):
-    monkeypatch.setattr(device, "on_gpu", lambda x: True)
+    monkeypatch.setattr(gpu_device, "on_gpu", lambda x: True)
     for kv_heads in (1, 2, 8):
         dealing = Dealing.of(*a_model(*windows, kv_heads=kv_heads))
         assert (dealing.kv_heads, dealing.window) == (kv_heads, window)

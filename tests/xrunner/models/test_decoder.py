@@ -237,10 +237,10 @@ def test_long_batches_in_row_chunks_are_the_same(monkeypatch, directories):
 
 @pytest.mark.parametrize(("on_gpu", "calls"), [(False, [1024, 1024, 2]), (True, [2050])])
 def test_a_gpu_takes_long_batches_whole(monkeypatch, on_gpu, calls):
-    from exegpt.kernels import device
+    from exegpt.kernels import gpu_device
     from xrunner.models.row_chunks import in_row_chunks
 
-    monkeypatch.setattr(device, "on_gpu", lambda x: on_gpu)
+    monkeypatch.setattr(gpu_device, "on_gpu", lambda x: on_gpu)
     seen = []
     in_row_chunks(lambda x: seen.append(len(x)) or x, torch.zeros(2050, 1))
     assert seen == calls

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from tests.kernels.gpu import DEVICE, needs_triton
 from xcore.errors import InputError
 from xrunner.models import Batch, load_model
@@ -61,7 +61,7 @@ def test_the_kernels_of_a_gpu_give_the_same_logits(directories, arch, monkeypatc
     ids, chunks = IDS[:12], (7, 4, None)
     expected = logits(load_model(directories[arch]), ids, chunks)
     if DEVICE == CPU:
-        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+        monkeypatch.setattr(gpu_device, "on_gpu", lambda x: True)
     model = load_model(directories[arch], device=DEVICE)
     cache, out, past = model.new_cache(9, 16), [], 0
     for chunk in (7, 4, 1):
@@ -105,10 +105,10 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 FAULTS = """
 import resource, sys, torch
 from pathlib import Path
-from xrunner.models import create, device, load, load_model
+from xrunner.models import create, device, model_loading, load_model
 from xrunner.rank.warm_up import alike
 if sys.argv[1] == "returned":
-    load.keep_memory = lambda: None
+    model_loading.keep_memory = lambda: None
 sizes = {"hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 300, "context": 256}
 create.create_model(Path(sys.argv[2]), "llama", layers=2, **sizes)
 torch.set_num_threads(1)

@@ -85,5 +85,5 @@ def test_a_shard_holds_its_share_of_the_weights_and_of_the_cache():
 
 
 def test_a_model_that_cannot_be_split_so_is_refused():
-    with pytest.raises(InputError, match="can't be split into 3 shards: it can into 1, 2, 4, 8"):
+    with pytest.raises(InputError, match="can't be split into 3 shards, only into 1, 2, 4, 8"):
         random_model(SPEC, layers=1, shard=Shard(0, 3, lambda x: x))

@@ -291,7 +291,7 @@ def test_files_without_quantisation_are_loaded(tmp_path, file, content):
 def test_a_tensor_that_no_layer_reads_is_refused(tmp_path, arch, extra):
     create_model(tmp_path / "m", arch, **SIZES)
     rewrite(tmp_path / "m", lambda tensors: tensors | {extra: torch.zeros(64)})
-    assert_refused(tmp_path / "m", extra, "No layer", "model.safetensors")
+    assert_refused(tmp_path / "m", extra, "does not use tensor", "model.safetensors")
 
 
 def test_a_stage_refuses_a_tensor_that_no_layer_of_the_whole_model_reads(tmp_path):

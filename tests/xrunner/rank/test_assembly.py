@@ -8,7 +8,7 @@ from tests.xrunner.cells import requests
 from xcore.batching import MicroBatch, Sequence
 from xcore.requests.request import Request
 from xrunner.rank.assembly import Assembler
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 
 
 def assert_same(mine, theirs):
@@ -29,7 +29,7 @@ def test_batches_that_change_at_any_moment(data, start):
     for index, request in enumerate(requests(lengths)):
         sequence = Sequence(index, len(request.prompt_ids), request.max_tokens)
         sequence.blocks = list(range(9 * index, 9 * index + 4))
-        running[index] = Running(request, sequence, np.array(request.prompt_ids), start=start)
+        running[index] = RunningRequest(request, sequence, np.array(request.prompt_ids), start=start)
     assemble, waiting, resident = Assembler(running, 16), list(running.values()), []
     while waiting or resident:
         joins = [run.sequence for run in waiting[: data.draw(st.integers(0 if resident else 1, 2))]]
@@ -56,7 +56,7 @@ def decoding(start, cached, output, behind=0):
     sequence = Sequence(0, 10, 60)
     sequence.cached, sequence.generated, sequence.recomputed, sequence.behind = cached, len(output), behind, behind
     sequence.blocks = [7, 3, 5]
-    running = Running(request, sequence, np.array(request.prompt_ids), list(output), start=start)
+    running = RunningRequest(request, sequence, np.array(request.prompt_ids), list(output), start=start)
     return sequence, Assembler({0: running}, 16)
 
 

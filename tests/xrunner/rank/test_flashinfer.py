@@ -11,7 +11,7 @@ import torch
 
 from exegpt.kernels import attention_flashinfer
 from exegpt.kernels.attention_flashinfer import FlashInfer
-from exegpt.kernels.device import Architecture
+from exegpt.kernels.gpu_device import Architecture
 from tests.kernels import flashinfer_stand_in
 from tests.kernels.gpu import INTERPRETED
 from tests.xrunner.models.test_shard import sharded
@@ -19,8 +19,8 @@ from xcore.errors import InputError
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
 from xrunner.models import Planning, load_model
+from xrunner.models.attention_planning import check_attention, choose_attention, described
 from xrunner.models.create import create_model
-from xrunner.models.planning import check_attention, choose_attention, described
 from xrunner.rank import warm_up
 from xrunner.rank.warm_up import alike
 
@@ -182,10 +182,10 @@ def test_auto_takes_flashinfer_where_it_can_with_a_note(installed, monkeypatch):
         ("attention: flashinfer 0.7.2.stand-in",),
     )
     for heads, device, why in [
-        ((spec(80), "bf16"), GPU, "triton, since FlashInfer has heads of 64, 128, 256, not of 80"),
+        ((spec(80), "bf16"), GPU, "triton, since FlashInfer supports the head sizes 64, 128, 256, not 80"),
         ((spec(), "fp32"), GPU, "triton, since FlashInfer computes in float16 and bfloat16, not in float32"),
         ((spec(64, 12), "bf16"), GPU, "triton, since FlashInfer has no position bias"),
-        ((spec(), "bf16"), torch.device("cpu"), "the CPU's, since FlashInfer runs on GPUs alone"),
+        ((spec(), "bf16"), torch.device("cpu"), "the CPU's, since FlashInfer runs only on GPUs"),
     ]:
         chosen, (note,) = choose_attention("auto", *heads, device)
         assert chosen == "triton" and note.startswith(f"attention: {why}")
@@ -198,7 +198,7 @@ def test_a_named_attention_is_taken_or_refused(installed, monkeypatch):
     assert choose_attention("flashinfer", spec(), "fp16", GPU) == ("flashinfer", ())
     assert choose_attention(None, spec(80), "fp32", GPU) == choose_attention("triton", spec(), "bf16", GPU)
     assert described("triton", GPU) == "triton" and described("triton", torch.device("cpu")) is None
-    with pytest.raises(InputError, match=r"'m' here: FlashInfer has heads .* Pass --attention triton"):
+    with pytest.raises(InputError, match=r"'m' here: FlashInfer supports the head .* Pass --attention triton"):
         choose_attention("flashinfer", spec(80), "fp16", GPU)
     with pytest.raises(InputError, match="'cudnn' is not known: use one of triton, flashinfer, auto"):
         choose_attention("cudnn", spec(), "fp16", GPU)
@@ -209,5 +209,5 @@ def test_a_named_attention_is_taken_or_refused(installed, monkeypatch):
 
 def test_an_engine_refuses_what_it_can_not_have(paths):
     schedule = plan(load_model(paths["llama"]), "rra")
-    with pytest.raises(InputError, match="GPUs alone"):
+    with pytest.raises(InputError, match="only on GPUs"):
         Engine.load(paths["llama"], schedule, Ranks(), attention="flashinfer")

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from tests.kernels.gpu import DEVICE, needs_triton
 from tests.xrunner import cells
 from tests.xrunner.cells import LENGTHS, requests
@@ -256,5 +256,5 @@ def test_a_whole_run_by_the_kernels_of_a_gpu(tmp_path, arch, monkeypatch):
     gpu = None
     if DEVICE.type == "cpu":
         gpu = StandIn()
-        monkeypatch.setattr(device, "on_gpu", lambda x: True)
+        monkeypatch.setattr(gpu_device, "on_gpu", lambda x: True)
     assert run(load_model(tmp_path / "m", device=DEVICE), plan, requests(lengths), gpu)[0] == expected

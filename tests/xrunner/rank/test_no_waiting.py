@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from tests.xrunner import cells
 from tests.xrunner.cells import requests
 from xcore.batching import MicroBatch, Sequence
@@ -19,7 +19,7 @@ from xrunner.models import load_model
 from xrunner.models.create import create_model
 from xrunner.rank.assembly import Assembler
 from xrunner.rank.compute import Compute
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.token_mask import mask_without
 
 META = torch.device("meta")
@@ -71,7 +71,7 @@ class Watching(TorchDispatchMode):
 def launched(monkeypatch):
     """The names of the Triton kernels that are launched, and not run."""
     names = []
-    monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
+    monkeypatch.setattr(gpu_device, "on_gpu", lambda x: x.device == META)
     launch = lambda self, grid: lambda *args, **kwargs: names.append(self.__name__)  # noqa: E731
     monkeypatch.setattr(KernelInterface, "__getitem__", launch)
     return names
@@ -95,7 +95,7 @@ def device_batch(model, encode, decode, **options):
         sequence = Sequence(index, len(request.prompt_ids), 9, 0.0)
         sequence.blocks = list(range(6 * index, 6 * index + 6))
         prompt = np.array(request.prompt_ids, dtype=np.int64)
-        running[index] = Running(request, sequence, prompt, start=model.start)
+        running[index] = RunningRequest(request, sequence, prompt, start=model.start)
         if running[index].penalised:
             running[index].slot = index
         if request.min_tokens:

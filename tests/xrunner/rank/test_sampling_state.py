@@ -16,7 +16,7 @@ from xrunner.comm.packing import send
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xrunner.rank.assembly import Assembler
-from xrunner.rank.running import Running
+from xrunner.rank.running import RunningRequest
 from xrunner.rank.sampling_state import SamplingState, Slots
 
 VOCAB = 300
@@ -30,7 +30,7 @@ def a_sequence(index, prompt, slots, penalty=1.3, **how):
     sequence = Sequence(index, prompt, 90, 0.0)
     sequence.blocks = list(range(8 * index, 8 * index + 8))
     slot = slots.allocate() if penalty != 1 or request.counted else None
-    return Running(request, sequence, np.array(request.prompt_ids, dtype=np.int64), slot=slot)
+    return RunningRequest(request, sequence, np.array(request.prompt_ids, dtype=np.int64), slot=slot)
 
 
 def sampled(batch, state, gpu=None):

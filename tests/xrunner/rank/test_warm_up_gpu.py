@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 import triton.language as tl
 from triton.runtime.jit import KernelInterface
 
-from exegpt.kernels import device
+from exegpt.kernels import gpu_device
 from exegpt.kernels.attention import attention
 from tests.xrunner import cells
 from xrunner.models import load_model
@@ -36,7 +36,7 @@ def forms(monkeypatch):
     def launch(self, grid):
         return lambda *args, **options: seen.add((self.__name__, *kinds(self, args, options)))
 
-    monkeypatch.setattr(device, "on_gpu", lambda x: x.device == META)
+    monkeypatch.setattr(gpu_device, "on_gpu", lambda x: x.device == META)
     monkeypatch.setattr(KernelInterface, "__getitem__", launch)
     return seen
 

@@ -14,7 +14,7 @@ from xserver.engines.engine_process import EngineProcess
 def test_several_ranks_without_mpirun_are_bad_input(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(InputError, match="no 'mpirun'"):
+    with pytest.raises(InputError, match="'mpirun', which starts the engine, was not found"):
         asyncio.run(EngineProcess((), 2).start())
 
 

@@ -16,7 +16,7 @@ from xmulti.serving.started import StartedUnit
 from xserver.engines import engine_unit
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.engine_unit import EngineUnit
-from xserver.engines.unit_options import UnitModel, UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions, UnitModel
 
 
 class Engine:
@@ -44,7 +44,7 @@ def read_by_the_engine(kind, spec, names, requests, tmp_path):
         links[name].add(request)
     models = tuple(UnitModel(tmp_path, name, place=place) for place, name in enumerate(names))
     option = f"--{kind.__name__.lower()}"
-    options = UnitOptions(models, ("--model", "a"), {option: spec})
+    options = EngineUnitOptions(models, ("--model", "a"), {option: spec})
 
     async def run():
         unit = EngineUnit(options, links, tmp_path, asyncio.Semaphore(1))
@@ -105,7 +105,7 @@ def test_requests_of_a_run_fail_where_no_engine_can_follow(tmp_path, error):
             raise error
 
     async def run():
-        options = UnitOptions((UnitModel(tmp_path, "a"),), ())
+        options = EngineUnitOptions((UnitModel(tmp_path, "a"),), ())
         unit = StartedUnit(options, {"a": link, "another": EngineLink()}, tmp_path, asyncio.Semaphore(1))
         unit._engine = Engine(start)
         asked = link.add(request(9))
@@ -124,7 +124,9 @@ def test_an_engine_that_can_not_be_killed_is_not_waited_for(tmp_path, monkeypatc
 
     async def run():
         link, starts = EngineLink(), []
-        unit = EngineUnit(UnitOptions((UnitModel(tmp_path, "a"),), ()), {"a": link}, tmp_path, asyncio.Semaphore(1))
+        unit = EngineUnit(
+            EngineUnitOptions((UnitModel(tmp_path, "a"),), ()), {"a": link}, tmp_path, asyncio.Semaphore(1)
+        )
         unit._engine = Engine(lambda: starts.append(link.connected))
         await unit.listen()
         _, writer = await asyncio.open_unix_connection(tmp_path / "engine-0")
@@ -145,7 +147,7 @@ def test_an_engine_that_refuses_what_it_was_given_is_not_started_again(tmp_path)
 
     async def run(has_opened):
         starts.clear()
-        options = UnitOptions((UnitModel(tmp_path, "a"),), ("--schedule", "s.json"))
+        options = EngineUnitOptions((UnitModel(tmp_path, "a"),), ("--schedule", "s.json"))
         unit = Unit(options, {"a": EngineLink()}, tmp_path, asyncio.Semaphore(1))
         unit._engine, unit.has_opened = Engine(lambda: starts.append(1), code=2), has_opened
         return await unit.run()

@@ -10,13 +10,13 @@ from typing import ClassVar
 import pytest
 
 from tests.xmulti.serving.test_replanning import planned
-from tests.xserver.engines.test_unit import EngineLink, frontends
+from tests.xserver.engines.test_server_unit import EngineLink, frontends
 from xcore import document
 from xcore.errors import InputError
 from xmulti.serving.replanning import Replanning
 from xserver.engines import supervisor
 from xserver.engines.supervisor import Supervisor
-from xserver.engines.unit_options import UnitModel, UnitOptions
+from xserver.engines.unit_options import EngineUnitOptions, UnitModel
 from xserver.http.frontends import Frontends
 
 
@@ -78,14 +78,14 @@ class Http:
 
 @pytest.fixture
 def made(monkeypatch):
-    monkeypatch.setattr(supervisor, "Unit", Unit)
+    monkeypatch.setattr(supervisor, "ServerUnit", Unit)
     monkeypatch.setattr(supervisor, "bind", lambda _: socket.socket())
     monkeypatch.setattr(Unit, "made", [])
     return Unit.made
 
 
 def unit(follows):
-    return UnitOptions((UnitModel(None),), (), follows=(follows,))
+    return EngineUnitOptions((UnitModel(None),), (), follows=(follows,))
 
 
 def supervising(model, tmp_path, plans=None, plan=None):
@@ -123,7 +123,7 @@ def test_an_error_as_the_plan_changes_ends_the_server(model, tmp_path, made, mon
         def full(*_):
             raise OSError("no space left on device")
 
-        monkeypatch.setattr(supervisor, "Unit", full)
+        monkeypatch.setattr(supervisor, "ServerUnit", full)
         supervised.follow("second")
         await asyncio.wait_for(running, 2.0)
 
@@ -291,4 +291,4 @@ def test_an_error_of_a_unit_that_is_replaced_does_not_end_the_server(model, tmp_
     assert state["plan"] == document.to_dict(FIRST) and state["replans"]["failed"] == 1
     printed = " ".join(capsys.readouterr().err.split())
     assert "the engine of broken can't be started: No mpirun for broken." in printed
-    assert "the engine of too, which is replaced, has failed: No mpirun for too." in printed
+    assert "the replaced engine of too has failed: No mpirun for too." in printed

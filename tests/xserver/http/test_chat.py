@@ -9,7 +9,7 @@ import pytest
 from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for
 from tests.xserver.http.test_completions import events, expected
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.http.frontend import Frontend
 from xserver.http.schemas import Conversation, Message
 from xserver.http.served_model import ServedModel

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.xserver.engines.test_unit import frontends
+from tests.xserver.engines.test_server_unit import frontends
 from xcore.requests.requests import check_request
 from xserver.engines.engine_link import EngineLink
 from xserver.http.api import make_answer
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 
 
 def expected(model, prompt, count):

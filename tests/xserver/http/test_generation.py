@@ -8,7 +8,7 @@ from tests.xserver.text.test_output_text import BYTES, TOKENIZERS
 from xcore.requests.engine_protocol import Ended
 from xcore.requests.request import Request
 from xserver.engines.engine_link import Output
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.http.generation import Choice, Generation
 from xserver.text.output_text import OutputText
 from xserver.text.stop_texts import StopTexts

@@ -12,14 +12,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.xserver.conftest import serving
-from tests.xserver.engines.test_unit import frontends
+from tests.xserver.engines.test_server_unit import frontends
 from tests.xserver.test_faults import LONG, ask, prompts
 from xcore.requests.engine_protocol import Ended
 from xcore.requests.request import Request
 from xserver.engines.engine_link import EngineLink, Output
 from xserver.http.answering import answer
 from xserver.http.api import make_answer
-from xserver.http.errors import ApiError, unavailable
+from xserver.http.api_error import ApiError, unavailable
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Journal
 from xserver.telemetry.monitor import Arrival
@@ -295,7 +295,7 @@ def test_a_request_that_fails_by_a_fault_leaves_its_key(model, tmp_path, monkeyp
     async def ask():
         frontend = _journalling(model, tmp_path, Refusing(0))
         with monkeypatch.context() as patch:
-            patch.setattr("xserver.http.completions.Completion.prepare", None)
+            patch.setattr("xserver.http.completions.CompletionAnswer.prepare", None)
             with pytest.raises(TypeError):
                 await _post(frontend)
         return await _post(frontend, body=BODY | {"max_tokens": 3})
@@ -403,7 +403,7 @@ def test_requests_to_models_that_are_served_no_longer_are_deleted_in_time(model,
     assert asyncio.run(serve(EngineLink())) == (4, ["None", "a", "b", "gone"]), "the name may have changed"
     assert asyncio.run(serve(EngineLink(), EngineLink())) == (4, ["a", "b"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
-    assert "models that this server doesn't have: 2" in " ".join(capsys.readouterr().err.split())
+    assert "2 journalled requests need models that this server lacks" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("key", [None, "a"], ids=["no key", "three of one key"])

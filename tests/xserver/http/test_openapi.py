@@ -23,7 +23,10 @@ CHECKS = [
 ]
 OPERATIONS = [
     *(f"GET {path}" for path in ("/health", "/ready", "/version", "/schedule", "/v1/models", "/v1/models/{name}")),
-    *(f"POST {path}" for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")),
+    *(
+        f"POST {path}"
+        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+    ),
 ]
 
 

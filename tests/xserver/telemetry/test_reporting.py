@@ -18,7 +18,7 @@ pytest.importorskip("fastapi")
 from tests.xserver.conftest import STARTS_S, Server, free_port, schedule_for
 from xcore import document
 from xcore.console import output
-from xserver.admission.measured import Measured
+from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
 from xserver.http.answered import Answered
 from xserver.http.frontend import Frontend
@@ -28,7 +28,7 @@ from xserver.telemetry import reporting as barrier
 from xserver.telemetry.library_log import log_libraries
 from xserver.telemetry.monitor import Arrival, Exchange
 from xserver.telemetry.reporting import FAILURES, reporting
-from xserver.telemetry.reports import Reports
+from xserver.telemetry.request_reports import Reports
 
 
 class Failing:
@@ -123,7 +123,7 @@ def test_no_answer_fails_by_its_report(frontend):
 
     scope = {"type": "http", "path": "/v1/completions", "method": "POST", "headers": [], "state": {"request_id": "a"}}
     before = failures("monitor")
-    asyncio.run(Measured(app, Failing(), ["/v1/completions"])(scope, receive, take))
+    asyncio.run(RequestTiming(app, Failing(), ["/v1/completions"])(scope, receive, take))
     assert failures("monitor") == before + 1 and [message["type"] for message in sent][-1] == "http.response.body"
     text = frontends.only.monitor.metrics.render("")[0].decode()
     assert f'exegpt_reporting_failures_total{{kind="monitor"}} {before + 1}' in text

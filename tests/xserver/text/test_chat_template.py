@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from xcore.errors import InputError
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.text import chat_template
 from xserver.text.chat_template import ChatTemplate
 

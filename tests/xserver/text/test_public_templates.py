@@ -11,7 +11,7 @@ import pytest
 from jinja2 import TemplateError
 
 from tests.xserver.text.test_chat_template import CHAT, NAMED, TOKENS, oracle
-from xserver.http.errors import ApiError
+from xserver.http.api_error import ApiError
 from xserver.http.schemas import Conversation
 from xserver.text.chat_template import ChatTemplate
 from xserver.text.conversation import prompt_of

@@ -1,0 +1,179 @@
+"""Options that several commands share, so that each has one name, one meaning and one help text."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exegpt.options.record import option, required
+from exegpt.options.values import load_plugins
+
+if TYPE_CHECKING:
+    from xscheduler.ordering import OrderChoice
+
+MODEL_HELP = "A built-in name (`exegpt list models`), its Hugging Face id, or a model directory."
+MODEL = option(None, MODEL_HELP, "-m")
+MODEL_DIRECTORY = required("A model directory in the Hugging Face layout.", "-m")
+CLUSTER_HELP = "A cluster: local, 4xA40, 2x8xA100-80GB, or a YAML file."
+WORKLOAD = option(None, "A task (S, T, G, C1, C2), fixed lengths (2048/256), or a trace file.", "-w")
+PROFILE = option(None, "A profile file, or roofline. Default: a stored profile that matches, else the roofline.", "-p")
+PROFILES = option(
+    None,
+    "A profile file, or roofline; with several models, NAME=FILE for each. Default: a stored profile that "
+    "matches, else the roofline.",
+    "-p",
+)
+RUN_DTYPE = option(None, "The dtype: fp32, bf16 or fp16. Default: fp32 on the CPU, bf16 on a GPU.")
+KV_DTYPE = option(None, "The dtype of keys and values. Default: that of --dtype; bf16 for fp8 weights.")
+COLUMNS = option(
+    None,
+    "A trace's columns: input=NAME,output=NAME[,arrival=NAME]. Add a unit to the arrival: arrival=NAME:ms (or "
+    "s, us, ns, min, h, date). Prompts' identities: prompt_ids=, hash_ids=, prefix_id= with prefix_tokens=, "
+    "session_id=.",
+)
+SCALE_TO_CONTEXT = option(
+    False,
+    "Scale all lengths of a trace so that 99% of its rows fit the model's context. Default: longer rows are left out.",
+)
+ADMISSION_HELP = (
+    "reserve: a request waits until KV blocks for its maximum length are free. grow: a request gets blocks as it needs "
+    "them; when none are left, the newest request is preempted."
+)
+ADMISSION = option(None, ADMISSION_HELP + " Default: reserve.")
+ORDER = option(
+    None,
+    "Order of admission: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
+    "doubling-budget, least-slack, edf or vtc (docs/multimodel.md).",
+)
+STARVATION_GUARD = option(False, "Promote a request that waited for 200 consecutive steps.")
+RATE = option(None, "The rate of Poisson arrivals, like 5/s.")
+SEED = option(0, "The seed of all random numbers.", min=0, max=2**63 - 1)
+THREADS = option(None, "The number of CPU threads. Default: one per core.", min=1, max=1024)
+DEVICE = option(None, "The device: cpu or cuda. Default: a GPU if there is one, else the CPU.")
+LATENCY_BOUND_HELP = "The latency bound: 5s, 250ms, 2m or inf."
+POLICY = option(None, "Only these policies, separated by commas.")
+SCHEDULE_HELP = "A schedule file, written by `exegpt tune --out`."
+SCHEDULE = option(None, SCHEDULE_HELP, "-s")
+PRICE_HELP = "A YAML file with the price of a device-hour for each device kind."
+PLUGIN = option(None, "A Python file that defines a policy.", callback=load_plugins, is_eager=True)
+REPORT = option(None, "Write an HTML report to this file.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonOption:
+    """The format of the output."""
+
+    json: bool = option(False, "Print one JSON document on standard output.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginOptions(JsonOption):
+    """Policies of the user's own, and the format of the output."""
+
+    plugin: list[Path] | None = PLUGIN
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """How a trace file is read."""
+
+    columns: str | None = COLUMNS
+    scale_to_context: bool = SCALE_TO_CONTEXT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemOptions:
+    """What a schedule is for: a model on a cluster with a workload, and a profile that predicts it."""
+
+    model: str | None = MODEL
+    cluster: str | None = option(None, CLUSTER_HELP, "-c")
+    workload: str | None = WORKLOAD
+    profile: list[str] | None = PROFILES
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionOptions:
+    """The numbers' formats and the engine that predictions assume."""
+
+    dtype: str | None = option(None, "The dtype: bf16, fp16, fp32 or fp8. Default: the checkpoint's own; fp32 on CPUs.")
+    kv_dtype: str | None = KV_DTYPE
+    memory_fraction: float | None = option(
+        None, "The usable share of a device's memory. Default: the engine's, 0.92 for vllm."
+    )
+    engine: str | None = option(
+        None,
+        "The engine whose time and memory predictions include: vllm (0.14 and later; the default), vllm-0.11, "
+        "sglang, tensorrt-llm, exegpt, paper (as in the ExeGPT paper), or none (the default for this machine). "
+        "Policies that it can't run are predicted with exegpt.",
+    )
+    front_end: str | None = option(
+        None,
+        "The time of each request outside the engine, for HTTP and tokenisation (13ms); a part of TTFT and "
+        "latency. Default: the engine's, 7ms for vllm.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceOptions:
+    """What this machine runs on."""
+
+    device: str | None = DEVICE
+    attention: str | None = option(
+        None,
+        "The attention kernels on a GPU: triton (default), flashinfer (pip install 'exegpt[gpu-fast]'), or "
+        "auto: FlashInfer if it is installed and supports the model's heads.",
+    )
+    threads: int | None = THREADS
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderOptions:
+    """The order of waiting requests."""
+
+    order: str | None = ORDER
+    starvation_guard: bool = STARVATION_GUARD
+    ranker: Path | None = option(None, "The ranker for --order learned, a file written by `exegpt rank train`.")
+
+    @property
+    def order_choice(self) -> "OrderChoice":
+        """The order that the options select; InputError for options that contradict each other."""
+        from xscheduler.ordering import OrderChoice
+
+        return OrderChoice.of(self.order, self.starvation_guard, self.ranker)
+
+
+def _fix(what: str, most: int | None = None) -> int | None:
+    """Return the option that fixes a control variable."""
+    return option(None, f"Fix {what}", min=1, max=most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlOptions:
+    """Control variables with fixed values."""
+
+    encode_batch: int | None = _fix("B_E, the number of prompts in a batch (RRA, WAA, static).")
+    decode_iterations: int | None = _fix("N_D, the number of iterations between prefills (RRA).")
+    micro_batches: int | None = _fix("B_m, the number of micro-batches in decoding (WAA, hybrid).")
+    encode_micro_batches: int | None = _fix("the number of micro-batches in prefills (RRA, hybrid).")
+    max_num_seqs: int | None = _fix(
+        "the maximum number of running sequences (chunked, orca). Default of simulate: the engine's."
+    )
+    max_num_batched_tokens: int | None = _fix(
+        "the maximum number of tokens in an iteration (chunked). Default of simulate: the engine's.", 10_000_000
+    )
+    prefills_per_step: int | None = _fix(
+        "the maximum number of prompts in an iteration (orca). Default of simulate: 1."
+    )
+    tp_degree: int | None = _fix(
+        "the tensor-parallel degree (WAA: of decoding). A replica's other devices are pipeline stages. Default of "
+        "simulate: the largest."
+    )
+    tp_gpus: int | None = _fix("the number of devices in tensor-parallel groups.")
+    encode_devices: int | None = _fix("the number of a replica's devices for prefill (WAA).")
+    encode_tp_degree: int | None = _fix("the tensor-parallel degree of prefill (WAA).")
+    replicas: int | None = _fix("the number of replicas, each on an equal part of the cluster. Default of simulate: 1.")
+
+    @property
+    def fixed(self) -> dict[str, int]:
+        """The control variables that the user passed."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(ControlOptions))
+        return {name: value for name, value in values if value is not None}

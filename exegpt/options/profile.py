@@ -1,0 +1,25 @@
+"""The options of `exegpt profile`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from exegpt.options import groups
+from exegpt.options.record import option
+from xcore.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions(groups.DeviceOptions, groups.PluginOptions):
+    """What is measured, on which device, and where the results are written."""
+
+    model: str | None = groups.MODEL
+    out: Path | None = option(None, "Also write the profile to this file.", "-o")
+    cluster_out: Path | None = option(None, "Write the detected cluster to this YAML file, for --cluster.")
+    dtype: str | None = groups.RUN_DTYPE
+
+    @property
+    def measured_model(self) -> str:
+        """The model to measure; InputError without one."""
+        if self.model is None:
+            raise InputError("Name a model to measure with --model, or import a profile with `exegpt profile import`.")
+        return self.model

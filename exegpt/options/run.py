@@ -1,0 +1,88 @@
+"""The options of `exegpt run`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from exegpt.options import groups
+from exegpt.options.record import option
+from exegpt.options.values import only_model
+from xcore.duration import parse_duration
+from xcore.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOfPlanOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginOptions):
+    """The options that a run of a plan takes too."""
+
+    model: list[str] | None = option(None, "A model directory in the Hugging Face layout; with --plan NAME=DIR.", "-m")
+    requests: str | None = option(None, "A file of requests: JSONL, or a trace; - is standard input.", "-r")
+    plan: Path | None = option(None, "Run several models by this plan of `exegpt plan`; requests name their `model`.")
+    application: Path | None = option(None, "With --plan: a YAML file of calls that read each other's outputs.")
+    in_turn: bool = option(False, "With --application: run one model after the other, for comparison.")
+    out: Path | None = option(None, "Write one JSON line per result.", "-o")
+    resume: bool = option(False, "Continue an interrupted run.")
+    seed: int = groups.SEED
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModelRunOptions(groups.ControlOptions, groups.OrderOptions):
+    """The options of a run of one model."""
+
+    schedule: Path | None = groups.SCHEDULE
+    skip_invalid: bool = option(False, "Give invalid requests an error instead of refusing the list.")
+    latency_bound: str = option("inf", groups.LATENCY_BOUND_HELP, "-l")
+    profile: str | None = groups.PROFILE
+    no_profile: bool = option(
+        False, "If this machine has no profile, use its roofline instead of first measuring a few points."
+    )
+    policy: str | None = groups.POLICY
+    admission: str | None = groups.ADMISSION
+    prefix_caching: bool = option(
+        False, "Reuse KV blocks for requests that begin with the same tokens and for preempted ones (orca, chunked)."
+    )
+    kv_blocks: int | None = option(None, "KV blocks on each stage, instead of the schedule's.", min=1)
+    adjust: float | None = option(
+        None,
+        "RRA, WAA: choose the prompts so that the number of tokens in a batch deviates from the mean by at "
+        "most this share.",
+        min=0.0,
+        max=1.0,
+    )
+    adapt: bool = option(False, "When lengths drift, search again and change the schedule during the run.")
+    dtype: str | None = groups.RUN_DTYPE
+    report: Path | None = groups.REPORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(RunOfPlanOptions, OneModelRunOptions, groups.TraceOptions, groups.DeviceOptions, groups.PluginOptions):
+    """What is run, under which schedule, and where the results go."""
+
+    @property
+    def directory(self) -> str:
+        """The directory of the only model."""
+        return only_model(self.model, "run")
+
+    @property
+    def source(self) -> str:
+        """The file of the requests."""
+        if self.requests is None:
+            raise InputError("A run needs requests: pass --requests FILE.")
+        return self.requests
+
+    @property
+    def latency_bound_s(self) -> float | None:
+        """The bound in seconds; None: unbounded."""
+        return parse_duration(self.latency_bound)
+
+    @property
+    def policies(self) -> tuple[str, ...] | None:
+        """The policies to search; None: all that can be searched."""
+        from xscheduler.policy_names import policy_names
+
+        return policy_names(self.policy) if self.policy else None
+
+    def alike(self) -> dict[str, str]:
+        """Return the options that must be the same on all ranks."""
+        files = ("schedule", "out", "profile", "no_profile")
+        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "order_choice")
+        return {"model": self.directory, "requests": self.source} | {name: str(getattr(self, name)) for name in names}

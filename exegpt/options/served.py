@@ -1,0 +1,47 @@
+"""The options that `exegpt serve` passes to its engine."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from exegpt.options import groups
+from exegpt.options.record import option
+from xcore.duration import parse_duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneModelOptions(groups.OrderOptions, groups.TraceOptions):
+    """The schedule of one model's engine, or what it is searched for; a plan determines all of it."""
+
+    schedule: Path | None = option(None, "A schedule file. Default: measure this machine, then search.", "-s")
+    latency_bound: str | None = option(None, groups.LATENCY_BOUND_HELP + " Default: none.", "-l")
+    workload: str | None = groups.WORKLOAD
+    policy: str | None = groups.POLICY
+    admission: str | None = option(None, groups.ADMISSION_HELP + " Default: grow.")
+    best_effort: bool = option(
+        False, "If no schedule keeps the bound for 99% of requests, serve anyway; accept the requests that can meet it."
+    )
+
+    @property
+    def latency_bound_s(self) -> float | None:
+        """The bound in seconds; None: unbounded."""
+        return parse_duration(self.latency_bound) if self.latency_bound else None
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The policies to search."""
+        from xscheduler.policy_names import policy_names
+
+        return policy_names(self.policy)
+
+    @property
+    def rule(self) -> str:
+        """The rule of admission for a schedule that is searched."""
+        return self.admission or "grow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedOptions(OneModelOptions, groups.DeviceOptions):
+    """The schedule and the device of an engine."""
+
+    dtype: str | None = groups.RUN_DTYPE
+    pinned: bool = option(False, "Keep schedules and the plan even if lengths or rates drift.")

@@ -1,0 +1,97 @@
+"""The options of `exegpt tune`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from exegpt.options import groups
+from exegpt.options.record import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundOptions:
+    """The bounds, and who must keep them."""
+
+    latency_bound: str | None = option(
+        None,
+        groups.LATENCY_BOUND_HELP
+        + " Several bounds, separated by commas, give the frontier. Default with --ttft or --tpot: inf.",
+        "-l",
+    )
+    bound: str = option(
+        "requests",
+        "The meaning of the latency bound. requests (also p99-queries): --percentile of all requests keep it. "
+        "p99-length: a sequence of the 99th-percentile output length keeps it, as in the ExeGPT paper.",
+    )
+    percentile: float = option(99.0, "The share of requests in % that keeps each bound: 50 to 99.9.")
+    ttft: str | None = option(None, "A bound on the time to first token, for --percentile of the requests.")
+    tpot: str | None = option(None, "A bound on the time per output token, for --percentile of the requests.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchMethodOptions:
+    """Which schedules are searched, how, and on which machine."""
+
+    policy: str | None = groups.POLICY
+    search: str = option("bnb", "The search method: bnb (branch and bound), exhaustive or optuna.")
+    tolerance: float = option(0.0, "The share by which a space may violate monotonicity.", min=0.0, max=1.0)
+    admission: str = option("reserve", groups.ADMISSION_HELP + " auto: the better of both.")
+    prefix_caching: bool = option(
+        False,
+        "With --rate: reuse KV blocks of prompts that begin with the same tokens (orca, chunked). The trace's "
+        "columns say which do: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id, conversation_id, "
+        "chat_id.",
+    )
+    device: str | None = groups.DEVICE
+    threads: int | None = groups.THREADS
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalOptions:
+    """Requests that arrive over time, and the prices of clusters that serve them."""
+
+    rate: str | None = groups.RATE
+    arrivals: str = option(
+        "poisson", "Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given)."
+    )
+    price: Path | None = option(None, groups.PRICE_HELP + " The answer is the cheapest cluster.")
+    seed: int = groups.SEED
+
+    @property
+    def open_system(self) -> bool:
+        """Whether requests arrive over time."""
+        return self.rate is not None or self.arrivals == "trace"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What is printed and written."""
+
+    advice: bool | None = option(
+        None,
+        "Predict the effect of a looser bound and of other clusters. Default: only for one bound and up to "
+        "eight devices.",
+        "--advice/--no-advice",
+    )
+    explain: bool = option(
+        False, "Print all reasons for each policy's rank, and what limits it. Default: the main reason."
+    )
+    out: Path | None = option(
+        None, "Write the schedule to this file; with several bounds, that of the last feasible one.", "-o"
+    )
+    export: str | None = option(None, "Print the launch command of the best schedule that an engine runs: vllm.")
+    report: Path | None = groups.REPORT
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions(
+    BoundOptions,
+    groups.ProblemOptions,
+    SearchMethodOptions,
+    groups.ControlOptions,
+    groups.PredictionOptions,
+    groups.TraceOptions,
+    ArrivalOptions,
+    AnswerOptions,
+    groups.PluginOptions,
+):
+    """A search problem, and its output."""

@@ -1,0 +1,40 @@
+"""`njit` for kernels whose machine code is kept on disk, or compiled anew in each process if that fails."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numba
+
+
+def njit(*arguments: Any, **options: Any) -> Any:
+    """Compile as `numba.njit` does, with the same arguments, but go on without a cache that can't be used.
+
+    Such a cache is in a folder without write permission, on a full disk, or in an incomplete file. It is reported once
+    on standard error.
+    """
+    if len(arguments) == 1 and callable(arguments[0]) and not options:
+        return numba.njit(arguments[0])
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return numba.njit(*arguments, **options)(function)
+        except Exception:  # many types: numba's own, the system's, pickle's
+            if not options.get("cache"):
+                raise
+        kernel = numba.njit(*arguments, **options | {"cache": False})(function)  # raises the kernel's own errors again
+        _tell()
+        return kernel
+
+    return compiled
+
+
+@functools.cache
+def _tell() -> None:
+    """Report once per process that no cache is used."""
+    print(
+        "The cache of compiled kernels can't be used, so every start compiles them again: set NUMBA_CACHE_DIR to a "
+        "writable folder.",
+        file=sys.stderr,
+    )

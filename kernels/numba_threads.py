@@ -1,0 +1,27 @@
+"""The number of threads of torch's operators and of the kernels that numba compiles: the same for both."""
+
+import numba
+import torch
+
+# OpenMP's threads stay awake between two calls: a call costs a microsecond, where numba's own pool takes seventy.
+_CONFIG = vars(numba.config)  # its attributes are made at run time
+_CONFIG["THREADING_LAYER_PRIORITY"] = ["omp", "tbb", "workqueue"]
+
+_asked = torch.get_num_threads()
+numba.get_num_threads()  # numba's first call makes OpenMP, and so torch, use every CPU
+torch.set_num_threads(_asked)
+
+
+def follow_torch() -> None:
+    """Set numba's number of threads to torch's (at most the CPUs that numba found)."""
+    threads = min(torch.get_num_threads(), _CONFIG["NUMBA_NUM_THREADS"])
+    if numba.get_num_threads() != threads:
+        numba.set_num_threads(threads)
+
+
+def compiled(x: torch.Tensor) -> bool:
+    """Return whether the kernels compiled by numba take this tensor: float32 on the CPU. Makes the threads agree."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return False
+    follow_torch()
+    return True

@@ -1,0 +1,189 @@
+"""Load a model, a stage or a shard of it with a directory's weights or random ones, and check the weights."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from xcore.document import read_json
+from xcore.errors import InputError
+from xcore.specs.model import ModelSpec, read_config
+from xcore.specs.quantization import refuse_quantised_tensor
+from xrunner.models import t5
+from xrunner.models.decoder import Model
+from xrunner.models.device import CPU, keep_memory
+from xrunner.models.encoder_decoder import EncoderDecoder
+from xrunner.models.families import FAMILIES
+from xrunner.models.shard import WHOLE, Shard
+from xrunner.models.weights import RandomWeights, SafetensorsWeights, StoredTensor, Weights, stored_name, torch_dtype
+
+
+def load_model(
+    directory: str | Path,
+    dtype: str = "fp32",
+    layers: range | int | None = None,
+    shard: Shard = WHOLE,
+    embedding: bool = True,
+    head: bool = True,
+    encoder_layers: range | None = None,
+    device: torch.device = CPU,
+    attention: str = "triton",
+) -> Model:
+    """Load the model of a directory in the Hugging Face layout, or a stage of it.
+
+    A stage has `layers`: a range, or the first ones by number. It has them complete or a shard of each, with or without
+    the embedding and the head. Only its own tensors are read, straight onto the device. For an encoder-decoder,
+    `layers` are the decoder's; its encoder layers have the same numbers (all without `layers`) unless `encoder_layers`
+    is given. `attention` as in `Model`.
+
+    Raises:
+        InputError: The model can't be run, split or read.
+    """
+    config = _with_generation_config(Path(directory), read_config(directory))
+    spec = ModelSpec.from_directory(directory)
+    for key, refused in FAMILIES[spec.architecture].unsupported(config, spec.name).items():
+        if refused:
+            raise InputError(f"Model '{spec.name}' has {key} = {config[key]!r}, which is not supported.")
+    weights = SafetensorsWeights(directory, torch_dtype(dtype), device)
+    check_tensors(spec, weights)
+    model = _build(spec, config, weights, dtype, layers, shard, embedding, head, encoder_layers)
+    return replace(model, attention=attention)
+
+
+def random_model(
+    spec: ModelSpec,
+    layers: range | int | None = None,
+    dtype: str = "fp32",
+    seed: int = 0,
+    shard: Shard = WHOLE,
+    device: torch.device = CPU,
+    attention: str = "triton",
+) -> Model:
+    """Return a model of these sizes with random weights, with all layers or `layers` of them, for the profiler."""
+    weights = RandomWeights(torch_dtype(dtype), seed, device)
+    return replace(_build(spec, {}, weights, dtype, layers, shard), attention=attention)
+
+
+@torch.inference_mode()
+def _build(
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    layers: range | int | None,
+    shard: Shard,
+    embedding: bool = True,
+    head: bool = True,
+    encoder_layers: range | None = None,
+) -> Model:
+    family = FAMILIES[spec.architecture]
+    if weights.device == CPU:
+        keep_memory()
+    held = layers if isinstance(layers, range) else range(spec.layers if layers is None else layers)
+    if not (encoder_layers and not held) and not 0 <= held.start < held.stop <= spec.layers:
+        raise InputError(
+            f"Model '{spec.name}' has layers[0:{spec.layers}]: a stage can't hold layers[{held.start}:{held.stop}]."
+        )
+    if spec.encoder_layers:
+        alike = range(spec.encoder_layers) if layers is None else range(spec.encoder_layers)[held.start : held.stop]
+        encoding = alike if encoder_layers is None else encoder_layers
+        if encoding and not 0 <= encoding.start < encoding.stop <= spec.encoder_layers:
+            raise InputError(
+                f"Model '{spec.name}' has encoder layers[0:{spec.encoder_layers}]: a stage can't hold "
+                f"layers[{encoding.start}:{encoding.stop}]."
+            )
+        ends = embedding, encoder_layers is None or (bool(encoding) and encoding.stop == spec.encoder_layers), head
+        return _encoder_decoder(spec, config, weights, dtype, encoding, held, shard, ends)
+    made, ends = family.build(spec, config, weights, held, shard, embedding, head)
+    return Model(spec, dtype, tuple(made), ends, _eos(config, spec.name), shard, head, device=weights.device)
+
+
+def _encoder_decoder(
+    spec: ModelSpec,
+    config: dict[str, Any],
+    weights: Weights,
+    dtype: str,
+    encoding: range,
+    decoding: range,
+    shard: Shard,
+    ends: tuple[bool, bool, bool],
+) -> EncoderDecoder:
+    """Return these layers of both stacks, with or without the embedding, the encoder's end and the head."""
+
+    def stack(name: str, layers: range) -> tuple[t5.T5Layer, ...]:
+        return tuple(t5.T5Layer(spec, config, weights, name, i, shard) for i in layers)
+
+    given = (config.get(key) for key in ("decoder_start_token_id", "bos_token_id"))
+    start = next((token for token in given if token is not None), None if config else 0)
+    if not isinstance(start, int):
+        raise InputError(f"Model '{spec.name}' has no decoder_start_token_id, without which its decoder can't begin.")
+    return EncoderDecoder(
+        spec=spec,
+        dtype=dtype,
+        layers=stack("decoder", decoding),
+        ends=t5.T5Ends(spec, config, weights, *ends),
+        eos=_eos(config, spec.name),
+        shard=shard,
+        head=ends[-1],
+        start=(start,),
+        device=weights.device,
+        encoder=stack("encoder", encoding),
+        encoder_bias=t5.relative_bias(spec, config, weights, "encoder", shard),
+        decoder_bias=t5.relative_bias(spec, config, weights, "decoder", shard),
+    )
+
+
+def _with_generation_config(directory: Path, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with the special tokens of generation_config.json, if it has any, as `generate` takes them."""
+    path = directory / "generation_config.json"
+    if not path.is_file():
+        return config
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise InputError(f"'{path}' does not hold a JSON object.")
+    return config | {k: v for k, v in values.items() if k.endswith("_token_id") and v is not None}
+
+
+def _eos(config: dict[str, Any], name: str) -> frozenset[int]:
+    """Return the end-of-text tokens."""
+    value = config.get("eos_token_id")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) for v in values):
+        raise InputError(f"eos_token_id of model '{name}' is {value!r}: it must be an integer or a list.")
+    return frozenset(values)
+
+
+def check_tensors(spec: ModelSpec, weights: SafetensorsWeights) -> None:
+    """Refuse files with a tensor that no layer of the whole model reads as plain floats.
+
+    Such a tensor changes the results of the model that it was written for: a scale, a bias, a further layer.
+
+    Raises:
+        InputError: Names the tensor and its file.
+    """
+    extras = [re.compile(pattern) for pattern in FAMILIES[spec.architecture].EXTRAS]
+    stored = [t for t in weights.stored() if not any(extra.fullmatch(t.name) for extra in extras)]
+    read = _names_read(spec, weights)
+    for tensor in stored:
+        refuse_quantised_tensor(tensor.name, tensor.dtype, tensor.file, spec.name)
+    unread = [tensor for tensor in stored if tensor.name not in read]
+    if unread:
+        raise _refusal(spec, unread)
+
+
+def _names_read(spec: ModelSpec, weights: SafetensorsWeights) -> set[str]:
+    family = FAMILIES[spec.architecture]
+    names = {*family.outer_shapes(spec), "lm_head.weight"}  # a tied model's head is read where it is stored
+    for layer in range(max(spec.layers, spec.encoder_layers)):
+        names.update(family.layer_shapes(spec, layer))
+    return {stored_name(weights, family.PREFIX, name) for name in names}
+
+
+def _refusal(spec: ModelSpec, unread: list[StoredTensor]) -> InputError:
+    others = f" and {len(unread) - 1:,} others" if len(unread) > 1 else ""
+    return InputError(
+        f"Model '{spec.name}' does not use tensor '{unread[0].name}' in '{unread[0].file}'{others}: correct its "
+        "config.json, or remove these tensors."
+    )
