@@ -83,7 +83,7 @@ def test_models(client):
         ({"model": "other"}, openai.NotFoundError, "model_not_found"),
         ({"max_tokens": 500}, openai.BadRequestError, "context_length_exceeded"),
         ({"temperature": 9}, openai.BadRequestError, "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter"),
+        ({"verbosity": "high"}, openai.BadRequestError, "unsupported_parameter"),
         ({"stop": [""]}, openai.BadRequestError, "invalid_value"),
     ],
 )
