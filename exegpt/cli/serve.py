@@ -31,6 +31,15 @@ class PlanDeterminedOptions(OneModelOptions):
     ranks: int = option(1, "Ranks of the engine, one per device, under mpirun.", min=1)
     served_model_name: str | None = option(None, "The model's name in the API. Default: the directory's name.")
     chat_template: Path | None = option(None, "A Jinja file that replaces the model's own chat template.")
+    tool_parser: str | None = option(
+        None, "The format of tool calls: hermes, llama3_json, mistral or json. Default: that of the chat template."
+    )
+    reasoning_parser: str | None = option(
+        None, "Return the reasoning apart, as marked by qwen3, deepseek-r1 or think. Default: it is a part of the text."
+    )
+    json_whitespace: bool = option(
+        False, "Allow any white space in JSON outputs. Default: at most one space between elements."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +163,16 @@ def _unit(options: ServeOptions) -> "EngineUnitOptions":
     from xcore.choices import admission_rule
     from xcore.files import model_directory, read_schedule
     from xserver.engines.unit_options import EngineUnitOptions, UnitModel
+    from xserver.text.message_formats import MessageFormats
 
     directory, schedule = model_directory(only_model(options.model, "server")), options.schedule
     engine_options(options, str(directory))  # refuse at once what the engine would refuse
     admission_rule(options.admission, read_schedule(schedule).policy if schedule else None)
+    formats = MessageFormats(
+        options.chat_template, options.tool_parser, options.reasoning_parser, options.json_whitespace
+    )
     return EngineUnitOptions(
-        (UnitModel(directory, options.served_model_name, options.chat_template),),
+        (UnitModel(directory, options.served_model_name, formats),),
         ("--model", str(directory), *_words(typed_options(options, ServedOptions))),
         ranks=options.ranks,
         engine_socket=options.engine_socket,

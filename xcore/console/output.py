@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from xcore import quantity
@@ -54,7 +55,9 @@ def note(text: str, event: str = "note", **facts: Any) -> None:
 
 
 def log(text: str, event: str, **facts: Any) -> bool:
-    """Print a note as `note` does, and return whether it was written."""
+    """Print a note as `note` does, with the time, and return whether it was written."""
+    if os.environ.get(LOG_FORMAT) != "json":
+        text = f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}"
     try:
         _print_note(text, event, facts)
     except (OSError, ValueError):  # ValueError: the file is closed
@@ -70,7 +73,6 @@ def _print_note(text: str, event: str, facts: dict[str, Any]) -> None:
             return stderr().print(text, markup=False, soft_wrap=True)
         return print(text, file=sys.stderr, flush=True)  # rich would end the process if the reader has ended
     import json
-    from datetime import datetime, timezone
 
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     line = json.dumps({"time": now, "event": event, "message": text, **facts}, default=str)

@@ -84,7 +84,10 @@ class Gate:
         headers = Headers(scope=scope)
         given, own = headers.get("x-request-id", ""), secrets.token_hex(12)
         request_id = given if _VISIBLE.match(given) else own
-        scope.setdefault("state", {})["request_id"] = own
+        state = scope.setdefault("state", {})
+        state["request_id"] = own
+        if request_id != own:
+            state["client_id"] = given
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -70,5 +70,6 @@ class RequestTiming:
                         status if sent else None,
                         state.get("code"),
                         state.get("answering"),
+                        state.get("client_id"),
                     )
                 )

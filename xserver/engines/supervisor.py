@@ -349,7 +349,7 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
     """Return the frontends of all models, in order."""
     journal = Journal(options.journal, options.answer_ttl_s) if options.journal else None
     models = sorted((model for unit in options.units for model in unit.models), key=lambda model: model.place)
-    read = [ServedModel.read(model.directory, model.name, model.chat_template) for model in models]
+    read = [ServedModel.read(model.directory, model.name, model.formats) for model in models]
     shares = {
         model.place: tuple(read[other.place].name for other in unit.models if other is not model)
         for unit in options.units

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xcore.spec import Spec
+from xserver.text.message_formats import MessageFormats
 
 
 @dataclass(frozen=True)
@@ -14,8 +15,7 @@ class UnitModel:
     directory: Path
     name: str | None = None
     """The name by which requests select the model; None: its directory's name."""
-    chat_template: Path | None = None
-    """A file that replaces the model's own chat template."""
+    formats: MessageFormats = field(default_factory=MessageFormats)
     place: int = 0
     """Index among all models; the model's engine connects to the socket `engine-PLACE`."""
 

@@ -54,6 +54,8 @@ class Answered:
     bound_s: float | None = None
     """The bound in seconds; None: not under the bound."""
     miss: MissReason | None = None
+    client_id: str | None = None
+    """The X-Request-Id that the client has given."""
 
     @property
     def text(self) -> str:
@@ -62,7 +64,9 @@ class Answered:
         tokens = f", {self.prompt_tokens} + {self.output_tokens} tokens" if self.prompt_tokens else ""
         missed = f", bound missed: {self.miss}" if self.miss else ""
         what = f"{self.path} {self.model}" if self.model else self.path
-        return f"{what} {self.status} {self.outcome}{error} in {self.latency_s:.3f} s{tokens}{missed}"
+        ids = f"{self.request_id} ({self.client_id})" if self.client_id else self.request_id
+        first = f", first token after {self.ttft_s:.3f} s" if self.ttft_s is not None else ""
+        return f"{ids} {what} {self.status} {self.outcome}{error} in {self.latency_s:.3f} s{first}{tokens}{missed}"
 
 
 def first_token_s(choices: Sequence[Choice]) -> float | None:

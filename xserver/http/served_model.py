@@ -16,6 +16,7 @@ from xcore.specs.workload import MAX_TOKENS
 from xcore.tokenizer import encode, load_tokenizer
 from xserver.http.api_error import invalid
 from xserver.text.chat_template import ChatTemplate
+from xserver.text.message_formats import MessageFormats
 from xserver.text.message_parts import Reasoning, reasoning_named
 from xserver.text.token_bytes import TokenBytes
 from xserver.text.tool_calls import ToolFormat, format_named, format_of_template
@@ -43,34 +44,26 @@ class ServedModel:
     """Whether JSON outputs may have any white space between their elements, not only single spaces."""
 
     @staticmethod
-    def read(
-        directory: Path,
-        name: str | None,
-        chat_template: Path | None = None,
-        tool_parser: str | None = None,
-        reasoning_parser: str | None = None,
-        json_whitespace: bool = False,
-    ) -> "ServedModel":
-        """Read the model of a directory; InputError if it can't be read.
-
-        Args:
-            directory: The model directory.
-            name: The name for clients; None: the directory's.
-            chat_template: Another chat template.
-            tool_parser: The name of the format of tool calls; None: the one that the chat template teaches.
-            reasoning_parser: The name of the marks of reasoning; None: reasoning is a part of the text.
-            json_whitespace: Whether JSON outputs may have any white space between their elements.
-        """
+    def read(directory: Path, name: str | None, formats: MessageFormats | None = None) -> "ServedModel":
+        """Read the model of a directory, by default with its own name and formats; InputError if it can't be read."""
         spec = ModelSpec.from_directory(directory)
         tokenizer = load_tokenizer(directory)
         if tokenizer is None:
             raise InputError(f"'{directory}' has no tokenizer.json: a server needs one.")
-        template = ChatTemplate.read(directory, chat_template)
-        called, created = name or directory.resolve().name, int(time.time())
+        formats = formats or MessageFormats()
+        template = ChatTemplate.read(directory, formats.chat_template)
         taught = format_of_template(template.source) if template else None
-        tools = format_named(tool_parser) if tool_parser else taught
-        thinks = reasoning_named(reasoning_parser) if reasoning_parser else None
-        return ServedModel(called, directory, spec, tokenizer, created, template, tools, thinks, json_whitespace)
+        return ServedModel(
+            name or directory.resolve().name,
+            directory,
+            spec,
+            tokenizer,
+            int(time.time()),
+            template,
+            format_named(formats.tool_parser) if formats.tool_parser else taught,
+            reasoning_named(formats.reasoning_parser) if formats.reasoning_parser else None,
+            formats.json_whitespace,
+        )
 
     @property
     def card(self) -> dict[str, Any]:

@@ -36,6 +36,7 @@ class Unrouted:
             exchange.code,
             now_s,
             now_s - exchange.arrival.at_s,
+            client_id=exchange.client_id,
         )
         with reporting("metrics"):
             self._requests.labels(outcome, "none").inc()

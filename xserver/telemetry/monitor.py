@@ -56,6 +56,8 @@ class Exchange:
     """Code of an error."""
     answering: Answering | None
     """None: it could not be answered."""
+    client_id: str | None = None
+    """The X-Request-Id that the client has given."""
 
 
 class Monitor:
@@ -146,6 +148,7 @@ class Monitor:
             prompt_tokens=answering.prompt_tokens if answering and promise else 0,
             output_tokens=sum(tokens),
             bound_s=bound_s,
+            client_id=exchange.client_id,
             miss=self._miss(arrival, answering) if answering and missed else None,
         )
         with reporting("metrics"):

@@ -133,6 +133,7 @@ def _facts(answered: Answered) -> dict[str, Value]:
         "error.type": answered.code or (answered.outcome if answered.outcome in ("failed", "cancelled") else None),
         "gen_ai.request.model": answered.model,
         "gen_ai.request.id": answered.request_id,
+        "exegpt.client_request_id": answered.client_id,
         "gen_ai.usage.input_tokens": answered.prompt_tokens or None,
         "gen_ai.usage.output_tokens": answered.output_tokens or None,
         "gen_ai.latency.e2e": answered.latency_s,

@@ -14,6 +14,7 @@ from xserver.http.frontend import Frontend
 from xserver.http.schemas import Conversation, Message
 from xserver.http.served_model import ServedModel
 from xserver.text.conversation import prompt_of
+from xserver.text.message_formats import MessageFormats
 
 PATH = "/v1/chat/completions"
 TALK = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hello 木"}]
@@ -138,7 +139,7 @@ def test_a_model_without_a_template_says_how_to_give_one(model, tmp_path):
 
 def test_a_template_may_be_given(model, tmp_path):
     (tmp_path / "mine.jinja").write_text("{{ eos_token }}{{ messages[0].content }}!")
-    given = ServedModel.read(model, None, tmp_path / "mine.jinja")
+    given = ServedModel.read(model, None, MessageFormats(tmp_path / "mine.jinja"))
     talk = Conversation(messages=[Message(role="user", content="a")])
     assert prompt_of(talk, given) == "<|endoftext|>a!"
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import datetime
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ pytest.importorskip("fastapi")
 from tests.xserver.conftest import STARTS_S, Server, free_port, schedule_for
 from xcore import document
 from xcore.console import output
+from xserver.admission.gate import guarded
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
 from xserver.http.answered import Answered
@@ -220,3 +222,40 @@ def test_connections_under_load_are_kept(model, tmp_path, log):
         assert process.wait(30) is not None
     finally:
         process.kill()
+
+
+def test_a_log_line_has_the_time_both_ids_the_tokens_and_the_latencies(capsys, monkeypatch):
+    monkeypatch.delenv(output.LOG_FORMAT, raising=False)
+    answered = Answered("own", "m", "/v1/completions", 200, "answered", "usual", None, 2.0, 1.5)
+    finished = replace(answered, client_id="theirs", ttft_s=0.25, prompt_tokens=7, output_tokens=5)
+    Reports(True).answered(finished, {})
+    date, line = capsys.readouterr().err.strip().split(" ", 1)
+    assert datetime.fromisoformat(date).tzinfo is not None
+    expected = "own (theirs) /v1/completions m 200 answered in 1.500 s, first token after 0.250 s, 7 + 5 tokens"
+    assert line.removeprefix("· ") == expected
+
+
+def test_a_clients_own_id_reaches_the_monitor(frontend):
+    seen = []
+
+    class Counts:
+        def ended(self, exchange):
+            seen.append((exchange.request_id, exchange.client_id))
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask(headers):
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+
+        async def nothing(*_):
+            return {"type": "http.request", "body": b""}
+
+        await guarded(RequestTiming(app, Counts(), ("/v1/completions",)), (), (), ())(scope, nothing, nothing)
+
+    host = (b"host", b"localhost")
+    asyncio.run(ask([host, (b"x-request-id", b"mine")]))
+    asyncio.run(ask([host]))
+    (own, client), (_, none) = seen
+    assert client == "mine" and own != "mine" and none is None
