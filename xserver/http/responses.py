@@ -229,6 +229,14 @@ class ResponseDocument(Returned):
     truncation: Literal["disabled"]
     usage: dict[str, Any] | None
     user: str | None
+    completed_at: int | None
+    prompt_cache_key: str | None
+    safety_identifier: str | None
+    conversation: None
+    prompt: None
+    prompt_cache_diagnostics: None
+    service_tier: None
+    moderation: None
     metadata: dict[str, Any]
 
 

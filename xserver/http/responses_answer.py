@@ -1,6 +1,7 @@
 """`POST /v1/responses`: answer conversations in OpenAI's newer form, without keeping them."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from xserver.text.text_log_probs import chat_logprobs
 from xserver.text.tool_calls import CallDelta
 
 Item = dict[str, Any]
+_ABSENT = dict.fromkeys(("conversation", "prompt", "prompt_cache_diagnostics", "service_tier", "moderation"))
+"""Keys that clients read, of what this server doesn't have."""
 
 
 class ResponsesAnswer(ChatAnswer):
@@ -103,6 +106,10 @@ class ResponsesAnswer(ChatAnswer):
             "truncation": "disabled",
             "usage": None if reason is None else self._usage(items),
             "user": asked.user,
+            "completed_at": int(time.time()) if reason else None,
+            "prompt_cache_key": asked.prompt_cache_key,
+            "safety_identifier": asked.safety_identifier,
+            **_ABSENT,
             "metadata": asked.metadata or {},
         }
 
