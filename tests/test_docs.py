@@ -166,3 +166,12 @@ def test_the_index_of_files_is_what_they_say_of_themselves():
 def test_the_architecture_is_short():
     lines = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").splitlines()
     assert len(lines) <= 150 and max(map(len, lines)) <= 120
+
+
+def test_the_page_of_keys_is_what_the_servers_tables_say(monkeypatch):
+    """A key of OpenAI's API of which no table says anything raises KeyError."""
+    pytest.importorskip("fastapi")
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import keys
+
+    assert (ROOT / "docs" / "keys.md").read_text(encoding="utf-8") == keys.page()

@@ -95,3 +95,24 @@ def test_instructor(unscripted, mode):  # noqa: F811
     ask = [{"role": "user", "content": "Which side?"}]
     answer = client.chat.completions.create(model="tiny", messages=ask, response_model=Side, max_tokens=200)
     assert answer.side in ("left", "right")
+
+
+def test_llama_index(scripted):  # noqa: F811
+    like = pytest.importorskip("llama_index.llms.openai_like").OpenAILike
+    from llama_index.core.agent.workflow import FunctionAgent
+    from llama_index.core.tools import FunctionTool
+
+    llm = like(
+        model="scripted",
+        api_base=scripted.url + "/v1",
+        api_key="none",
+        is_chat_model=True,
+        is_function_calling_model=True,
+        max_retries=0,
+    )
+    agent = FunctionAgent(tools=[FunctionTool.from_defaults(get_weather)], llm=llm, system_prompt="Be kind.")
+
+    async def run():
+        return str(await agent.run("How is the weather in Rome?"))
+
+    assert asyncio.run(run()) == TEXT and CITIES == ["Rome"]

@@ -116,6 +116,7 @@ class ResponsesRequest(Document):
     safety_identifier: str | None = Field(None, description="Has no effect.")
     prompt_cache_key: str | None = Field(None, description="Has no effect.")
     prompt_cache_retention: str | None = Field(None, description="Has no effect.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:

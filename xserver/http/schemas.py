@@ -130,6 +130,8 @@ class Sampled(Document):
     service_tier: str | None = Field(None, description="Has no effect.")
     safety_identifier: str | None = Field(None, description="Has no effect.")
     prompt_cache_key: str | None = Field(None, description="Has no effect.")
+    prompt_cache_retention: str | None = Field(None, description="Has no effect.")
+    prompt_cache_options: dict[str, Any] | None = Field(None, description="Has no effect.")
 
 
 class CompletionRequest(Sampled):

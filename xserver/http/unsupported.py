@@ -49,6 +49,9 @@ UNSUPPORTED = (
     Unsupported("max_tool_calls", (RESPONSES,)),
     Unsupported("moderation", _ALL),
     Unsupported("context_management", (RESPONSES,)),
+    Unsupported("access_programs", (RESPONSES,)),
+    Unsupported("background_options", (RESPONSES,)),
+    Unsupported("image", (RESPONSES,)),
 )
 """The keys, in the order in which they are checked; null, false, "", [] and {} are neutral for all of them."""
 _REASONS = {
