@@ -58,6 +58,7 @@ def assembled(chunks):
     for chunk in chunks:
         for choice in chunk["choices"]:
             message["content"] += choice["delta"].get("content") or ""
+            assert len(choice["delta"].get("tool_calls", ())) <= 1  # some clients read only the first
             for delta in choice["delta"].get("tool_calls", ()):
                 call = calls.setdefault(delta["index"], {"id": "", "name": "", "arguments": ""})
                 call["id"] += delta.get("id", "")

@@ -11,7 +11,7 @@ from xserver.http.generation import Choice, Piece
 from xserver.http.output_format import output_format
 from xserver.http.sampling_params import Wanted
 from xserver.http.schemas import ChatRequest
-from xserver.http.tools import OutputRules, call_document, call_id, output_rules, whole_calls
+from xserver.http.tools import OutputRules, call_document, call_id, merged_deltas, output_rules, whole_calls
 from xserver.text.conversation import prompt_of
 from xserver.text.message_parts import MessageParser, MessagePart, Thought
 from xserver.text.text_log_probs import TextLogProb, chat_logprobs
@@ -79,18 +79,22 @@ class ChatAnswer(ApiAnswer):
         parts = [*parser.push(piece.text), *(parser.finish() if piece.finish_reason else ())]
         if first or parts or piece.logprobs or self.body.return_token_ids:
             role = {"role": "assistant"} if first else {}
-            new = {**role, **self._delta(piece.choice, parts)}
+            calls = merged_deltas([part for part in parts if isinstance(part, CallDelta)])
+            new = {**role, **self._delta(piece.choice, parts, calls[:1])}
             delta = {"index": piece.choice.index, "delta": new, "finish_reason": None}
             yield delta | {"logprobs": self._logprobs(piece.logprobs)} | self._ids(piece.tokens)
+            for call in calls[1:]:  # one call in a chunk: some clients read only the first
+                new = self._delta(piece.choice, (), [call])
+                yield {"index": piece.choice.index, "delta": new, "finish_reason": None, "logprobs": None}
         if piece.finish_reason:
             end = {"index": piece.choice.index, "delta": {}, "logprobs": None}
             yield end | {"finish_reason": _reason(piece.finish_reason, parser)}
 
-    def _delta(self, choice: Choice, parts: Sequence[MessagePart]) -> dict[str, Any]:
-        """Return the additions to a message."""
+    def _delta(self, choice: Choice, parts: Sequence[MessagePart], deltas: Sequence[CallDelta]) -> dict[str, Any]:
+        """Return the additions to a message: the texts of parts, and the deltas of its calls."""
         content = "".join(part for part in parts if isinstance(part, str))
         thought = "".join(part.text for part in parts if isinstance(part, Thought))
-        calls = [self._call_delta(choice, part) for part in parts if isinstance(part, CallDelta)]
+        calls = [self._call_delta(choice, delta) for delta in deltas]
         delta: dict[str, Any] = {"content": content} if content or not (thought or calls) else {}
         if thought:
             delta["reasoning_content"] = thought

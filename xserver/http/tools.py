@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from xserver.http.api_error import invalid
@@ -90,6 +90,17 @@ def call_id(answer_id: str, choice: int, call: int, kind: ToolFormat | None) -> 
     """Return the id of a call, the same for every caller of an answer; Mistral's templates want nine characters."""
     digest = hashlib.sha256(f"{answer_id}/{choice}/{call}".encode()).hexdigest()
     return digest[:9] if kind is MISTRAL else f"call_{digest[:24]}"
+
+
+def merged_deltas(deltas: Sequence[CallDelta]) -> list[CallDelta]:
+    """Return one delta for each call."""
+    merged: list[CallDelta] = []
+    for delta in deltas:
+        if merged and merged[-1].index == delta.index:
+            merged[-1] = replace(merged[-1], arguments=merged[-1].arguments + delta.arguments)
+        else:
+            merged.append(delta)
+    return merged
 
 
 def whole_calls(deltas: Sequence[CallDelta]) -> list[tuple[str, str]]:
