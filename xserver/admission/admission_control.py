@@ -84,14 +84,17 @@ class Admission:
         outputs: Callable[[], Sequence[Output]],
         max_waiting: int,
         now: Callable[[], float] = time.monotonic,
+        usual_input: int = 0,
     ):
+        """Begin without requests. Prompts of at most `usual_input` tokens are under the bound in any case."""
         schedule = opened.schedule
         self.bound_s = schedule.latency_bound_s
         self._schedule, self._outputs, self._max_waiting, self._now = schedule, outputs, max_waiting, now
         self._cost = ReplicaCost.of(schedule, opened.profile)
         self._lengths = Lengths(schedule.workload.output)
         self._inputs, self._outputs_p99 = schedule.workload.input, schedule.workload.output.quantile(QUANTILE)
-        self._input_p99 = self._inputs.quantile(QUANTILE)
+        self.usual_input = max(usual_input, self._inputs.quantile(QUANTILE))
+        """Input tokens up to which a request is under the bound."""
         self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._arrivals = ArrivalRate(schedule.latency_bound_s or 1.0)
         self._retry = RetryAfter(schedule.latency_bound_s or 1.0)
@@ -127,7 +130,7 @@ class Admission:
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
             raise self._refusal("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
-        long, load = any(tokens > self._input_p99 for tokens, _ in prompts), len(running) + len(prompts)
+        long, load = any(tokens > self.usual_input for tokens, _ in prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
         most = min(self._outputs_p99, max(most for _, most in prompts))
         left = self._left(running)
@@ -196,10 +199,12 @@ class Admission:
 
     def _check_share(self, running: Sequence[Output]) -> None:
         """Raise ApiError if too many requests with longer prompts than the schedule's workload are running."""
-        long = sum(1 for output in running if len(output.request.prompt_ids) > self._input_p99)
+        long = sum(1 for output in running if len(output.request.prompt_ids) > self.usual_input)
         residents = self._schedule.control.of_kind("residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
-            why = f"Few requests of more than {self._input_p99:,} input tokens may run at once, and {long} are running."
+            why = (
+                f"Few requests of more than {self.usual_input:,} input tokens may run at once, and {long} are running."
+            )
             raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
@@ -219,7 +224,7 @@ class Admission:
         """Learn from a sequence that has ended."""
         self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
-        if len(output.request.prompt_ids) <= self._input_p99 and output.first_s is not None:
+        if len(output.request.prompt_ids) <= self.usual_input and output.first_s is not None:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
     async def update(self) -> None:

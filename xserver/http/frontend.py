@@ -48,6 +48,11 @@ class Frontend:
     shares: tuple[str, ...] = ()
     """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
 
+    _usual_input: int = field(default=0, init=False)
+    """Input tokens up to which requests are under the bound, by the first schedule: one for shorter prompts, after a
+    drift, doesn't lower it.
+    """
+
     def __post_init__(self) -> None:
         self.monitor = Monitor(self.link, self.model.name, self.reports)
 
@@ -65,7 +70,10 @@ class Frontend:
         if self.shares:
             opened = self.link.opened = without_bound(opened, self.shares)
         self.fingerprint = fingerprint(self.model, opened)
-        self.admission = Admission(opened, lambda: list(self.link.outputs.values()), self.max_waiting)
+        self.admission = Admission(
+            opened, lambda: list(self.link.outputs.values()), self.max_waiting, usual_input=self._usual_input
+        )
+        self._usual_input = self._usual_input or self.admission.usual_input
         self.monitor.opened(opened)
 
     def lost(self) -> None:

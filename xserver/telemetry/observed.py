@@ -13,6 +13,8 @@ from xserver.http.answered import Answered
 MINUTE_S, KEPT_S, LATELY_S = 60, 300, 10
 _SPANS = 400
 """Maximum spans kept for each device."""
+_POINTS = 600
+"""Maximum requests in a chart."""
 _ANSWERS = 20_000
 """Maximum requests kept."""
 
@@ -103,7 +105,7 @@ class Observed:
         """Return the series for charts.
 
         `tokens`: (seconds ago, output tokens) by second. `requests`: (seconds ago, latency, class, whether the bound
-        was missed, whether it was rejected) of the latest requests.
+        was missed, whether it was rejected) of requests, evenly thinned out if there are very many.
         """
         answers = [a for a in self._answers if a.ended_s > now_s - KEPT_S and a.outcome in ("answered", "rejected")]
         return {
@@ -116,7 +118,7 @@ class Observed:
                     a.miss is not None,
                     a.outcome == "rejected",
                 ]
-                for a in answers[-600:]
+                for a in answers[:: max(1, -(-len(answers) // _POINTS))]
             ],
         }
 

@@ -16,7 +16,7 @@ from xcore.requests.request import Request
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
-from xcore.specs.workload import LengthDistribution, task
+from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xserver.admission.admission_control import Admission, StartTable
 from xserver.admission.arrival_rate import ArrivalRate
@@ -373,3 +373,16 @@ def test_an_overload_is_taken_to_last_twice_as_long_as_it_has_and_all_take_turns
 def test_a_cache_smaller_than_a_long_request_is_no_obstacle():
     made = admission(outputs(1, 1, most=100), kv_blocks=22)
     assert made.admit([(100, 50)], 100.0).start_s >= 100.0 and made._table.starts_s
+
+
+def test_a_schedule_for_shorter_prompts_does_not_make_usual_requests_long():
+    """After a drift to short prompts, those that the server was started for were outside the bound."""
+    first = admission([])
+    short = replace(SCHEDULE, latency_bound_s=20.0, workload=Workload.fixed(10, 10))
+    opened = Opened(short, PROFILE, None, (), 0.0)
+    narrow = Admission(opened, list, 1000, first._clock)
+    asyncio.run(narrow.update())
+    assert narrow.admit([(100, 5)], 100.0).long
+    kept = Admission(opened, list, 1000, first._clock, usual_input=first.usual_input)
+    asyncio.run(kept.update())
+    assert first.usual_input >= 100 and not kept.admit([(100, 5)], 100.0).long
