@@ -17,6 +17,7 @@ from xcore.console.schedule_text import schedule_text
 from xcore.duration import duration_text
 from xcore.errors import Infeasible, InputError
 from xcore.files import model_directory, read_schedule
+from xcore.policies import TRAITS
 from xcore.requests.engine_protocol import Opened, Speed
 from xcore.requests.request import Request
 from xcore.specs.model import ModelSpec
@@ -197,12 +198,18 @@ def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> Engin
 def _found(options: EngineOptions, given: Schedule | None, measured: "ProfilingJob", attention: str) -> EnginePlan:
     setting = engine_setting(options, measured, given)
     if given:
+        given = replace(given, prefix_caching=given.prefix_caching and not options.asked.no_prefix_caching)
         return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
     try:
         schedule, goodput = _searched(setting, options.asked)
     except Infeasible as error:
         return EnginePlan(None, attention, str(error), error.lowest_latency_s)
-    schedule = replace(schedule, admission=admission_rule(options.asked.rule, schedule.policy))
+    caches = TRAITS[schedule.policy].caches_prefixes and not schedule.model.spec.encoder_layers
+    schedule = replace(
+        schedule,
+        admission=admission_rule(options.asked.rule, schedule.policy),
+        prefix_caching=caches and not options.asked.no_prefix_caching,
+    )
     output.note(f"schedule: {schedule_text(schedule)}")
     return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
 

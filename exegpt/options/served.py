@@ -17,6 +17,9 @@ class OneModelOptions(groups.OrderOptions, groups.TraceOptions):
     workload: str | None = groups.WORKLOAD
     policy: str | None = groups.POLICY
     admission: str | None = option(None, groups.ADMISSION_HELP + " Default: grow.")
+    no_prefix_caching: bool = option(
+        False, "Compute every prompt in whole. Default: reuse KV blocks of prompts that begin alike (orca, chunked)."
+    )
     best_effort: bool = option(
         False, "If no schedule keeps the bound for 99% of requests, serve anyway; accept the requests that can meet it."
     )

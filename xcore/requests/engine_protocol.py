@@ -170,6 +170,8 @@ class TokenEvent:
     """When its request's prefill began; only with its first token."""
     prompt: tuple[TokenLogProb, ...] = ()
     """As `logprob`, for each token of the prompt; only with its request's first token."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were in the cache of prefixes; only with its request's first token."""
 
 
 Event = TokenEvent | Result
@@ -194,6 +196,8 @@ class TokenColumns:
     """None if no request asked for any."""
     prompts: dict[int, LogProbColumns]
     """The log-probabilities of prompts, by the place of the first token here."""
+    cached_tokens: dict[int, int]
+    """Tokens of prompts that were in the cache, by the place of the first token here; none for 0."""
 
     @staticmethod
     def of(events: Sequence[TokenEvent]) -> "TokenColumns":
@@ -207,6 +211,7 @@ class TokenColumns:
             np.array([np.nan if event.start_s is None else event.start_s for event in events], dtype=np.float64),
             LogProbColumns.of(event.logprob or (None, ()) for event in events) if asked else None,
             {place: LogProbColumns.of(event.prompt) for place, event in enumerate(events) if event.prompt},
+            {place: event.cached_tokens for place, event in enumerate(events) if event.cached_tokens},
         )
 
     def events(self) -> Iterator[TokenEvent]:
@@ -218,7 +223,8 @@ class TokenColumns:
             prompt = tuple(self.prompts[place].rows()) if place in self.prompts else ()
             begun_s = start_s if start_s == start_s else None
             asked = logprob if logprob[0] is not None else None
-            yield TokenEvent(str(number), index, token, made_s, asked, begun_s, prompt)
+            cached = self.cached_tokens.get(place, 0)
+            yield TokenEvent(str(number), index, token, made_s, asked, begun_s, prompt, cached)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -236,7 +236,8 @@ def _token(receiver: RunningRequest, token: int, moment: float) -> TokenEvent:
     index, request = len(receiver.output) - 1, receiver.request
     logprob = receiver.logprobs[-1] if receiver.logprobs else None
     prompt = tuple(receiver.prompt_logprobs) if request.prompt_logprobs and index == 0 else ()
-    return TokenEvent(request.id, index, token, moment, logprob, None if index else receiver.start_s, prompt)
+    start_s, cached = (None, 0) if index else (receiver.start_s, receiver.sequence.hit)
+    return TokenEvent(request.id, index, token, moment, logprob, start_s, prompt, cached)
 
 
 def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None:

@@ -46,6 +46,8 @@ class Output:
     """The log-probability of each token, if the request wants them."""
     prompt_logprobs: list[TokenLogProb] = field(default_factory=list)
     """The log-probability of each prompt token, if the request wants them; they come with the first token."""
+    cached_tokens: int = 0
+    """Tokens of its prompt that were in the cache of prefixes; known from its first token on."""
     start_s: float | None = None
     """When its prefill began, by this process's monotonic clock; known from its first token on."""
     first_s: float | None = None
@@ -65,6 +67,7 @@ class Output:
             self.logprobs.append(event.logprob)
         if event.prompt:
             self.prompt_logprobs = list(event.prompt)
+        self.cached_tokens = self.cached_tokens or event.cached_tokens
         if event.start_s is not None:
             self.start_s = zero_s + event.start_s
         self.first_s, self.last_s = self.first_s or now_s, now_s

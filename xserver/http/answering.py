@@ -120,7 +120,16 @@ class ApiAnswer(ABC):
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": made,
             "total_tokens": self.prompt_tokens + made,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompts that were in the cache; of a prompt with several choices, those of its first."""
+        first: dict[int, Choice] = {}
+        for choice in self.choices:
+            first.setdefault(id(choice.request.prompt_ids), choice)
+        return sum(choice.output.cached_tokens for choice in first.values())
 
     @property
     def wants_usage(self) -> bool:

@@ -47,12 +47,19 @@ class ModelList(Returned):
     data: list[ModelCard]
 
 
+class PromptTokensDetails(Returned):
+    """Parts of the prompts' tokens."""
+
+    cached_tokens: int
+
+
 class TokenUsage(Returned):
     """Numbers of tokens."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
 
 
 class TextLogprobs(Returned):

@@ -120,7 +120,7 @@ class ResponsesAnswer(ChatAnswer):
         thought = min(generated, len(self._encode(thoughts, special=False))) if thoughts else 0
         return {
             "input_tokens": self.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self.cached_tokens},
             "output_tokens": generated,
             "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": self.prompt_tokens + generated,

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from exegpt.api import serving_engine
 from exegpt.api.serving_engine import EngineOptions, engine_setting
 from exegpt.options.served import ServedOptions
 from tests.xserver.conftest import schedule_for
@@ -37,3 +38,15 @@ def test_a_servers_trace_has_its_columns_and_fits_the_context(tiny, tiny_profile
     err = capsys.readouterr().err
     assert "arrivals in column 'ts' are in milliseconds, as --columns says: 20 requests/s" in err
     assert ("1 of 21 rows" in err) is not scale
+
+
+@pytest.mark.parametrize(
+    ("policy", "off", "cached"), [("orca", False, True), ("orca", True, False), ("rra", False, False)]
+)
+def test_prefixes_are_cached_wherever_the_policy_can(tiny, tiny_profile, monkeypatch, policy, off, cached):
+    variables = {"static": {"encode_batch": 2}}.get(policy, {})
+    monkeypatch.setattr(serving_engine, "_searched", lambda *_: (schedule_for(tiny, policy, **variables), None))
+    measured = SimpleNamespace(profile=document.read(Profile, tiny_profile), cluster=schedule_for(tiny).cluster)
+    options = EngineOptions(ServedOptions(no_prefix_caching=off), str(tiny))
+    plan = serving_engine._found(options, None, measured, "paged")
+    assert plan.opened.schedule.prefix_caching is cached
