@@ -41,7 +41,7 @@ def test_a_servers_trace_has_its_columns_and_fits_the_context(tiny, tiny_profile
 
 
 @pytest.mark.parametrize(
-    ("policy", "off", "cached"), [("orca", False, True), ("orca", True, False), ("rra", False, False)]
+    ("policy", "off", "cached"), [("orca", False, True), ("orca", True, False), ("static", False, False)]
 )
 def test_prefixes_are_cached_wherever_the_policy_can(tiny, tiny_profile, monkeypatch, policy, off, cached):
     variables = {"static": {"encode_batch": 2}}.get(policy, {})
