@@ -7,7 +7,7 @@ from typing import Any
 
 from exegpt.api.simulate import simulate as predict
 from exegpt.api.tuning import read_problem, tune_bounds, tune_rate
-from exegpt.options.groups import PredictionOptions
+from exegpt.options.shared_options import PredictionOptions
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.tune import TuneOptions
 from xcore.choices import check_choice

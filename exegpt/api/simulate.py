@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xsimulator
-from exegpt.options.record import option_name, option_words, typed_options
+from exegpt.options.option_record import option_name, option_words, typed_options
 from exegpt.options.simulate import SimulateOptions
 from exegpt.options.values import only_profile
 from exegpt.report.figures import (

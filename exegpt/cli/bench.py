@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from typer.core import TyperGroup
 
 from exegpt.options.bench import BenchOptions
-from exegpt.options.record import command
+from exegpt.options.option_record import command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """`exegpt bench serve`: an open-loop load test of an OpenAI-compatible endpoint."""
 
 from exegpt.options.bench_serve import LoadOptions
-from exegpt.options.record import command
+from exegpt.options.option_record import command
 
 
 @command

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.cli import INFEASIBLE
 from exegpt.options.demo import DemoOptions
-from exegpt.options.record import command
+from exegpt.options.option_record import command
 
 if TYPE_CHECKING:
     from exegpt.api.demo import Demo

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.options.record import command, option, required
+from exegpt.options.option_record import command, option, required
 from exegpt.options.served import ServedOptions
 from xcore.errors import InputError
 

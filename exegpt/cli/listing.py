@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from exegpt.options.groups import PluginOptions
-from exegpt.options.record import argument, command
+from exegpt.options.option_record import argument, command
+from exegpt.options.shared_options import PluginOptions
 from xcore.quantity import figure_text
 
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt.options.groups import SEED, JsonOption
-from exegpt.options.record import argument, command, option
+from exegpt.options.option_record import argument, command, option
+from exegpt.options.shared_options import SEED, JsonOption
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """From transformers' names to exegpt's."""

@@ -3,8 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 from exegpt.cli import INFEASIBLE
+from exegpt.options.option_record import command
 from exegpt.options.plan import PlanOptions
-from exegpt.options.record import command
 from exegpt.options.values import profile_files
 from xcore.errors import InputError
 

@@ -1,7 +1,7 @@
 """`exegpt profile`: measure a model's layers on this machine, or under mpirun on a cluster."""
 
+from exegpt.options.option_record import command
 from exegpt.options.profile import ProfileOptions
-from exegpt.options.record import command
 
 
 @command

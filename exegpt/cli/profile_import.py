@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt.options import groups
-from exegpt.options.record import argument, command, option, required
+from exegpt.options import shared_options
+from exegpt.options.option_record import argument, command, option, required
 from xcore.errors import InputError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ SOURCES = ("aiconfigurator", "vidur", "layers", "samullm", "muxserve")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportOptions(groups.JsonOption):
+class ImportOptions(shared_options.JsonOption):
     """The measurements, and the profile that is made of them."""
 
     source: str = argument("The source: aiconfigurator, vidur, layers, samullm or muxserve.")
@@ -24,14 +24,14 @@ class ImportOptions(groups.JsonOption):
         help="vidur, layers, samullm: the folder of the source's files. muxserve: its cost file. aiconfigurator: "
         "its systems folder. Default: that of the installed package.",
     )
-    model: str | None = groups.MODEL
+    model: str | None = shared_options.MODEL
     out: Path = required("Write the profile to this file.", "-o")
     system: str | None = option(None, "aiconfigurator: the GPU system, like h100_sxm.")
     engine: str = option("vllm", "aiconfigurator: the engine whose kernels were measured: vllm, trtllm or sglang.")
     dtype: str | None = option(
         None, "The dtype of the weights. Default: that of meta.yaml for layers, fp16 for vidur, else bf16."
     )
-    kv_dtype: str | None = groups.KV_DTYPE
+    kv_dtype: str | None = shared_options.KV_DTYPE
     overhead: str | None = option(
         None, "The engine's own time per iteration, like 3ms; no source includes it. Default: 0."
     )

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.options.groups import SEED, THREADS, JsonOption
-from exegpt.options.record import argument, command, option, required
+from exegpt.options.option_record import argument, command, option, required
+from exegpt.options.shared_options import SEED, THREADS, JsonOption
 
 if TYPE_CHECKING:
     from exegpt.api.ranking.evaluation import RankingEvaluation

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from exegpt.options.groups import REPORT, JsonOption
-from exegpt.options.record import command, option
+from exegpt.options.option_record import command, option
+from exegpt.options.shared_options import REPORT, JsonOption
 
 if TYPE_CHECKING:
     from exegpt.report.sections import Section

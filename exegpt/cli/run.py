@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt.options.record import command, option_name
+from exegpt.options.option_record import command, option_name
 from exegpt.options.run import RunOptions
 from xcore.errors import Infeasible, InputError
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt.options.record import option_name, typed_options
+from exegpt.options.option_record import option_name, typed_options
 from exegpt.options.run import RunOfPlanOptions, RunOptions
 from exegpt.options.values import directories
 from xcore.errors import InputError

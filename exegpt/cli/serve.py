@@ -8,9 +8,9 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.options.groups import PLUGIN
-from exegpt.options.record import command, option, option_name, option_words, typed_options
+from exegpt.options.option_record import command, option, option_name, option_words, typed_options
 from exegpt.options.served import OneModelOptions, ServedOptions
+from exegpt.options.shared_options import PLUGIN
 from exegpt.options.values import directories, only_model
 from xcore.console.output import LOG_FORMAT
 from xcore.errors import InputError

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exegpt.options.groups import PluginOptions
-from exegpt.options.record import argument, command, option
+from exegpt.options.option_record import argument, command, option
+from exegpt.options.shared_options import PluginOptions
 from xcore.duration import duration_text
 from xcore.errors import InputError
 from xcore.quantity import figure_text, percent_text

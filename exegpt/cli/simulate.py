@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from exegpt.options.record import command, option_name, typed_options
+from exegpt.options.option_record import command, option_name, typed_options
 from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
 from exegpt.options.values import profile_files
 

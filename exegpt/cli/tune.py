@@ -1,6 +1,6 @@
 """`exegpt tune`: the schedule with the highest throughput under a latency bound."""
 
-from exegpt.options.record import command
+from exegpt.options.option_record import command
 from exegpt.options.tune import TuneOptions
 
 

@@ -3,12 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt.options import groups
-from exegpt.options.record import option, required
+from exegpt.options import shared_options
+from exegpt.options.option_record import option, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoadOptions(groups.TraceOptions, groups.JsonOption):
+class LoadOptions(shared_options.TraceOptions, shared_options.JsonOption):
     """The endpoint, its load and its bounds; durations, rates and workloads are texts."""
 
     url: str = required("The endpoint's URL, like http://localhost:8000, with or without /v1.", "-u")
@@ -29,11 +29,11 @@ class LoadOptions(groups.TraceOptions, groups.JsonOption):
         "burstier. Default: 0.25.",
         min=0.001,
     )
-    workload: str | None = groups.WORKLOAD
+    workload: str | None = shared_options.WORKLOAD
     num: int | None = option(None, "Requests per rate. Default: 100, or all of the trace's.", "-n", min=1)
     duration: str | None = option(None, "Instead of --num: send all requests that arrive within this time.")
     latency_bound: str | None = option(
-        None, groups.LATENCY_BOUND_HELP + " Goodput counts the requests that keep it.", "-l"
+        None, shared_options.LATENCY_BOUND_HELP + " Goodput counts the requests that keep it.", "-l"
     )
     ttft: str | None = option(None, "A bound on the time to first token, also for goodput.")
     tpot: str | None = option(None, "A bound on the time per output token, also for goodput.")
@@ -54,7 +54,7 @@ class LoadOptions(groups.TraceOptions, groups.JsonOption):
     retry: int = option(0, "Maximum number of retries after a 429 or 503, each after its Retry-After.", min=0)
     timeout: str = option("10m", "Time limit of one answer; inf: no limit.")
     warm_up: int = option(0, "Number of requests to send first without measuring them.", min=0)
-    seed: int = groups.SEED
+    seed: int = shared_options.SEED
     out: Path | None = option(None, "Write a JSON line per request to this file.", "-o")
     plot: bool = option(False, "Draw throughput over latency in the terminal.")
-    report: Path | None = groups.REPORT
+    report: Path | None = shared_options.REPORT

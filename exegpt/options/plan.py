@@ -4,35 +4,35 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from exegpt.options import groups
-from exegpt.options.record import argument, option, required
+from exegpt.options import shared_options
+from exegpt.options.option_record import argument, option, required
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(groups.PredictionOptions, groups.PluginOptions):
+class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions):
     """The models, the cluster and the method, and where the plan goes."""
 
     file: Path = argument("A YAML file of models, each with its workload, rate and latency bound.")
-    cluster: str = required(groups.CLUSTER_HELP, "-c")
+    cluster: str = required(shared_options.CLUSTER_HELP, "-c")
     method: str = option(
         "exegpt",
         "The method: exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
         "(stages, for numbers of requests), or best (the best of these).",
     )
-    profile: list[str] | None = groups.PROFILES
-    scale_to_context: bool = groups.SCALE_TO_CONTEXT
-    threads: int | None = groups.THREADS
-    price: Path | None = option(None, groups.PRICE_HELP + " It adds a price to every method.")
+    profile: list[str] | None = shared_options.PROFILES
+    scale_to_context: bool = shared_options.SCALE_TO_CONTEXT
+    threads: int | None = shared_options.THREADS
+    price: Path | None = option(None, shared_options.PRICE_HELP + " It adds a price to every method.")
     advice: bool = option(
         False,
         "Also plan with one more device (or node), and with a looser bound of the tightest model.",
         "--advice/--no-advice",
     )
     out: Path | None = option(None, "Write the plan to this file.", "-o")
-    report: Path | None = groups.REPORT
+    report: Path | None = shared_options.REPORT
 
     @property
     def setting(self) -> dict[str, Any]:
         """The arguments of `find_setting` for each model, and the profiles by the models' names."""
-        of_predictions = {field.name: getattr(self, field.name) for field in fields(groups.PredictionOptions)}
+        of_predictions = {field.name: getattr(self, field.name) for field in fields(shared_options.PredictionOptions)}
         return of_predictions | {"scale_to_context": self.scale_to_context, "profile": self.profile or ()}

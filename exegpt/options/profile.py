@@ -3,19 +3,19 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt.options import groups
-from exegpt.options.record import option
+from exegpt.options import shared_options
+from exegpt.options.option_record import option
 from xcore.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfileOptions(groups.DeviceOptions, groups.PluginOptions):
+class ProfileOptions(shared_options.DeviceOptions, shared_options.PluginOptions):
     """What is measured, on which device, and where the results are written."""
 
-    model: str | None = groups.MODEL
+    model: str | None = shared_options.MODEL
     out: Path | None = option(None, "Also write the profile to this file.", "-o")
     cluster_out: Path | None = option(None, "Write the detected cluster to this YAML file, for --cluster.")
-    dtype: str | None = groups.RUN_DTYPE
+    dtype: str | None = shared_options.RUN_DTYPE
 
     @property
     def measured_model(self) -> str:

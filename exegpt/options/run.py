@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt.options import groups
-from exegpt.options.record import option
+from exegpt.options import shared_options
+from exegpt.options.option_record import option
 from exegpt.options.values import only_model
 from xcore.duration import parse_duration
 from xcore.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOfPlanOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginOptions):
+class RunOfPlanOptions(shared_options.TraceOptions, shared_options.DeviceOptions, shared_options.PluginOptions):
     """The options that a run of a plan takes too."""
 
     model: list[str] | None = option(None, "A model directory in the Hugging Face layout; with --plan NAME=DIR.", "-m")
@@ -21,22 +21,22 @@ class RunOfPlanOptions(groups.TraceOptions, groups.DeviceOptions, groups.PluginO
     in_turn: bool = option(False, "With --application: run one model after the other, for comparison.")
     out: Path | None = option(None, "Write one JSON line per result.", "-o")
     resume: bool = option(False, "Continue an interrupted run.")
-    seed: int = groups.SEED
+    seed: int = shared_options.SEED
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneModelRunOptions(groups.ControlOptions, groups.OrderOptions):
+class OneModelRunOptions(shared_options.ControlOptions, shared_options.OrderOptions):
     """The options of a run of one model."""
 
-    schedule: Path | None = groups.SCHEDULE
+    schedule: Path | None = shared_options.SCHEDULE
     skip_invalid: bool = option(False, "Give invalid requests an error instead of refusing the list.")
-    latency_bound: str = option("inf", groups.LATENCY_BOUND_HELP, "-l")
-    profile: str | None = groups.PROFILE
+    latency_bound: str = option("inf", shared_options.LATENCY_BOUND_HELP, "-l")
+    profile: str | None = shared_options.PROFILE
     no_profile: bool = option(
         False, "If this machine has no profile, use its roofline instead of first measuring a few points."
     )
-    policy: str | None = groups.POLICY
-    admission: str | None = groups.ADMISSION
+    policy: str | None = shared_options.POLICY
+    admission: str | None = shared_options.ADMISSION
     prefix_caching: bool = option(
         False, "Reuse KV blocks for requests that begin with the same tokens and for preempted ones (orca, chunked)."
     )
@@ -49,12 +49,18 @@ class OneModelRunOptions(groups.ControlOptions, groups.OrderOptions):
         max=1.0,
     )
     adapt: bool = option(False, "When lengths drift, search again and change the schedule during the run.")
-    dtype: str | None = groups.RUN_DTYPE
-    report: Path | None = groups.REPORT
+    dtype: str | None = shared_options.RUN_DTYPE
+    report: Path | None = shared_options.REPORT
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(RunOfPlanOptions, OneModelRunOptions, groups.TraceOptions, groups.DeviceOptions, groups.PluginOptions):
+class RunOptions(
+    RunOfPlanOptions,
+    OneModelRunOptions,
+    shared_options.TraceOptions,
+    shared_options.DeviceOptions,
+    shared_options.PluginOptions,
+):
     """What is run, under which schedule, and where the results go."""
 
     @property

@@ -3,20 +3,20 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt.options import groups
-from exegpt.options.record import option
+from exegpt.options import shared_options
+from exegpt.options.option_record import option
 from xcore.duration import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneModelOptions(groups.OrderOptions, groups.TraceOptions):
+class OneModelOptions(shared_options.OrderOptions, shared_options.TraceOptions):
     """The schedule of one model's engine, or what it is searched for; a plan determines all of it."""
 
     schedule: Path | None = option(None, "A schedule file. Default: measure this machine, then search.", "-s")
-    latency_bound: str | None = option(None, groups.LATENCY_BOUND_HELP + " Default: none.", "-l")
-    workload: str | None = groups.WORKLOAD
-    policy: str | None = groups.POLICY
-    admission: str | None = option(None, groups.ADMISSION_HELP + " Default: grow.")
+    latency_bound: str | None = option(None, shared_options.LATENCY_BOUND_HELP + " Default: none.", "-l")
+    workload: str | None = shared_options.WORKLOAD
+    policy: str | None = shared_options.POLICY
+    admission: str | None = option(None, shared_options.ADMISSION_HELP + " Default: grow.")
     no_prefix_caching: bool = option(
         False, "Compute every prompt in whole. Default: reuse KV blocks of prompts that begin alike (orca, chunked)."
     )
@@ -43,8 +43,8 @@ class OneModelOptions(groups.OrderOptions, groups.TraceOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedOptions(OneModelOptions, groups.DeviceOptions):
+class ServedOptions(OneModelOptions, shared_options.DeviceOptions):
     """The schedule and the device of an engine."""
 
-    dtype: str | None = groups.RUN_DTYPE
+    dtype: str | None = shared_options.RUN_DTYPE
     pinned: bool = option(False, "Keep schedules and the plan even if lengths or rates drift.")

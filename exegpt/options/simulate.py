@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.options import groups
-from exegpt.options.record import option
+from exegpt.options import shared_options
+from exegpt.options.option_record import option
 
 if TYPE_CHECKING:
     from xscheduler.ordering import OrderChoice
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanSimulationOptions(groups.TraceOptions, groups.PluginOptions):
+class PlanSimulationOptions(shared_options.TraceOptions, shared_options.PluginOptions):
     """The options that the simulation of a plan takes too."""
 
     plan: Path | None = option(None, "A plan of several models; its --replay trace has a column `model`.")
@@ -23,8 +23,8 @@ class PlanSimulationOptions(groups.TraceOptions, groups.PluginOptions):
         "begin with the same tokens: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id or "
         "conversation_id, chat_id with parent_chat_id.",
     )
-    profile: list[str] | None = groups.PROFILES
-    threads: int | None = groups.THREADS
+    profile: list[str] | None = shared_options.PROFILES
+    threads: int | None = shared_options.THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class EngineRulesOptions:
     policy: str | None = option(None, "The policy, with its control variables. Default: chunked, as in vLLM.")
     kv_blocks: int | None = option(None, "KV blocks on each stage. Default: as many as fit into memory.", min=1)
     block_size: int | None = option(None, "Tokens per KV block. Default: 16.", min=1)
-    admission: str | None = groups.ADMISSION
+    admission: str | None = shared_options.ADMISSION
     prefix_caching: bool | None = option(
         None,
         "Reuse KV blocks for requests that begin with the same tokens, and for preempted ones (orca, chunked)."
@@ -45,23 +45,23 @@ class EngineRulesOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateOptions(
-    groups.ProblemOptions,
-    groups.ControlOptions,
+    shared_options.ProblemOptions,
+    shared_options.ControlOptions,
     EngineRulesOptions,
-    groups.PredictionOptions,
+    shared_options.PredictionOptions,
     PlanSimulationOptions,
 ):
     """A schedule's file, or a model on a cluster with an engine's settings; None: not passed."""
 
-    schedule: Path | None = groups.SCHEDULE
+    schedule: Path | None = shared_options.SCHEDULE
     command: str | None = option(
         None, "A launch command of vLLM or SGLang, whose settings are simulated: 'vllm serve M …'."
     )
-    rate: str | None = groups.RATE
-    seed: int = groups.SEED
+    rate: str | None = shared_options.RATE
+    seed: int = shared_options.SEED
     out: Path | None = option(None, "Write each replayed request's times to this file, as JSON lines.", "-o")
-    order: str | None = groups.ORDER
-    starvation_guard: bool = groups.STARVATION_GUARD
+    order: str | None = shared_options.ORDER
+    starvation_guard: bool = shared_options.STARVATION_GUARD
     ranker_tau: float | None = option(
         None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
     )

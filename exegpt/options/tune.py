@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from exegpt.options import groups
-from exegpt.options.record import option
+from exegpt.options import shared_options
+from exegpt.options.option_record import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class BoundOptions:
 
     latency_bound: str | None = option(
         None,
-        groups.LATENCY_BOUND_HELP
+        shared_options.LATENCY_BOUND_HELP
         + " Several bounds, separated by commas, give the frontier. Default with --ttft or --tpot: inf.",
         "-l",
     )
@@ -31,30 +31,30 @@ class BoundOptions:
 class SearchMethodOptions:
     """Which schedules are searched, how, and on which machine."""
 
-    policy: str | None = groups.POLICY
+    policy: str | None = shared_options.POLICY
     search: str = option("bnb", "The search method: bnb (branch and bound), exhaustive or optuna.")
     tolerance: float = option(0.0, "The share by which a space may violate monotonicity.", min=0.0, max=1.0)
-    admission: str = option("reserve", groups.ADMISSION_HELP + " auto: the better of both.")
+    admission: str = option("reserve", shared_options.ADMISSION_HELP + " auto: the better of both.")
     prefix_caching: bool = option(
         False,
         "With --rate: reuse KV blocks of prompts that begin with the same tokens (orca, chunked). The trace's "
         "columns say which do: hash_ids, prompt_ids, prefix_id with prefix_tokens, session_id, conversation_id, "
         "chat_id.",
     )
-    device: str | None = groups.DEVICE
-    threads: int | None = groups.THREADS
+    device: str | None = shared_options.DEVICE
+    threads: int | None = shared_options.THREADS
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrivalOptions:
     """Requests that arrive over time, and the prices of clusters that serve them."""
 
-    rate: str | None = groups.RATE
+    rate: str | None = shared_options.RATE
     arrivals: str = option(
         "poisson", "Arrivals: poisson (at --rate), or trace (its own times, scaled to --rate if given)."
     )
-    price: Path | None = option(None, groups.PRICE_HELP + " The answer is the cheapest cluster.")
-    seed: int = groups.SEED
+    price: Path | None = option(None, shared_options.PRICE_HELP + " The answer is the cheapest cluster.")
+    seed: int = shared_options.SEED
 
     @property
     def open_system(self) -> bool:
@@ -79,19 +79,19 @@ class AnswerOptions:
         None, "Write the schedule to this file; with several bounds, that of the last feasible one.", "-o"
     )
     export: str | None = option(None, "Print the launch command of the best schedule that an engine runs: vllm.")
-    report: Path | None = groups.REPORT
+    report: Path | None = shared_options.REPORT
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(
     BoundOptions,
-    groups.ProblemOptions,
+    shared_options.ProblemOptions,
     SearchMethodOptions,
-    groups.ControlOptions,
-    groups.PredictionOptions,
-    groups.TraceOptions,
+    shared_options.ControlOptions,
+    shared_options.PredictionOptions,
+    shared_options.TraceOptions,
     ArrivalOptions,
     AnswerOptions,
-    groups.PluginOptions,
+    shared_options.PluginOptions,
 ):
     """A search problem, and its output."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exegpt.options.record import option, required
+from exegpt.options.option_record import option, required
 from exegpt.options.values import load_plugins
 
 if TYPE_CHECKING:

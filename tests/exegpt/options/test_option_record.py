@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from exegpt.cli.app import app
-from exegpt.options.groups import ControlOptions, JsonOption, PredictionOptions
-from exegpt.options.record import argument, command, option, option_name, option_words, required, typed_options
+from exegpt.options.option_record import argument, command, option, option_name, option_words, required, typed_options
+from exegpt.options.shared_options import ControlOptions, JsonOption, PredictionOptions
 from exegpt.options.simulate import PlanSimulationOptions, SimulateOptions
 
 
