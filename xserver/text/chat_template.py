@@ -190,8 +190,10 @@ class ChatTemplate:
         except _Raised as error:
             why = f"The chat template refuses the conversation: {str(error)[:_SHOWN]}"
             raise invalid(why, "messages") from None
-        except Exception:  # a template may use operations that values lack
-            raise invalid("The chat template can't render this conversation.", "messages") from None
+        except Exception as error:  # a template may use operations that values lack
+            reason = str(error) if isinstance(error, TemplateError | TypeError) else ""
+            why = f"The chat template can't render this conversation ({reason[:_SHOWN] or type(error).__name__})."
+            raise invalid(why, "messages") from None
         return "".join(pieces)
 
 

@@ -304,3 +304,11 @@ def test_products_that_fill_the_memory_are_refused(source):
     with pytest.raises(ApiError, match="too large"):
         render(ChatTemplate(source, {}), CHAT)
     assert render(ChatTemplate("{{ '-' * 3 ~ 2 ** 10 ~ 1.5 * 2 ~ 2 ** -1 }}", {}), CHAT) == "---10243.00.5"
+
+
+def test_a_template_that_fails_says_why():
+    template = ChatTemplate("{{ messages[0].missing.deeper }}", {})
+    with pytest.raises(ApiError, match=r"can't render this conversation \('dict object' has no attribute 'missing'\)"):
+        template.render([{"role": "user", "content": "a"}], True, False, {}, 1000)
+    with pytest.raises(ApiError, match="can only concatenate str"):
+        ChatTemplate("{{ 'a' + 1 }}", {}).render([{"role": "user", "content": "a"}], True, False, {}, 1000)
