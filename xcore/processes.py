@@ -1,8 +1,10 @@
 """Parallel work: one function for many arguments, in as many processes as there are usable CPUs."""
 
+import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -45,10 +47,29 @@ class Processes:
         if len(arguments) < 2 or (len(arguments) < self._worth and self._pool is None):
             return [work(*of_one) for of_one in arguments]
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(usable_cpus(), get_context("spawn"), plugins.load_inherited)
+            self._pool = process_pool(usable_cpus())
         asked = [self._pool.submit(work, *of_one) for of_one in arguments]
         answers = []
         for answer in asked:
             answers.append(answer.result())
             progress(len(answers), len(asked))
         return answers
+
+
+def process_pool(workers: int) -> ProcessPoolExecutor:
+    """Return a pool of this many processes, which end with this process even if it is killed."""
+    return ProcessPoolExecutor(workers, get_context("spawn"), _begin)
+
+
+def _begin() -> None:
+    """Prepare a process of a pool."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    plugins.load_inherited()
+
+
+def _end_with_parent() -> None:
+    """Wait for the parent's end. The pool's own processes don't notice it: each of them keeps its queue open."""
+    parent = parent_process()
+    assert parent, "a process that another has started"
+    parent.join()
+    os._exit(1)

@@ -136,6 +136,7 @@ def create_demo_model(directory: Path, seed: int) -> Path:
             dtype="fp32",
             seed=seed,
             shards=1,
+            merges=True,
         )
     return path
 

@@ -32,7 +32,7 @@ class FrontendProcess:
     def __init__(self, arguments: Sequence[str]):
         self._directory = tempfile.TemporaryDirectory(prefix="exegpt-serve-")  # mode 0700: only this user has access
         self.socket = Path(self._directory.name) / "engine"
-        command = child_command([*arguments, "--engine-socket", str(self.socket)])
+        command = child_command([*arguments, "--engine-socket", str(self.socket)], outlives=True)
         environment = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
         self._process = subprocess.Popen(command, env=environment, start_new_session=True, stdin=subprocess.DEVNULL)
         with contextlib.suppress(OSError, AttributeError):  # a launcher may have bound the rank to fewer CPUs

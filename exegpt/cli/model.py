@@ -30,7 +30,7 @@ class CreateOptions(JsonOption):
 
 @command
 def create(options: CreateOptions) -> None:
-    """Create a model directory with random weights and a byte-level tokenizer, readable by transformers.
+    """Create a model directory with random weights and a tokenizer with generated merges, readable by transformers.
 
     Example: exegpt model create tiny --layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 128
     """
@@ -46,6 +46,7 @@ def create(options: CreateOptions) -> None:
         check_choice(options.arch, tuple(FAMILIES), "--arch"),
         *(options.layers, options.hidden, options.heads, options.kv_heads, options.ffn, options.vocab),
         *(options.context, DTYPES[options.dtype], options.seed, options.shards),
+        merges=True,
     )
     if options.json:
         provenance = output.provenance(seed=options.seed)

@@ -49,7 +49,8 @@ class FrontendOptions:
     host: str = option("127.0.0.1", "The address to listen on. Without API keys, it must be a loopback address.")
     port: int = option(8000, "The port to listen on.", min=1, max=65535)
     api_key_file: Path | None = option(
-        None, "A file with one API key per line. Default: the environment's EXEGPT_API_KEY, if set."
+        None,
+        "A file with one API key per line, read again on SIGHUP. Default: the environment's EXEGPT_API_KEY, if set.",
     )
     admin_token_file: Path | None = option(
         None,
@@ -67,6 +68,10 @@ class FrontendOptions:
     answer_ttl: str = option("10m", "The time for which answers to requests with an Idempotency-Key are kept.")
     drain_timeout: str = option("1m", "Maximum duration of a drain.")
     stall_timeout: str = option("1m", "Disconnect a client that reads nothing for this long.")
+    max_connections: int = option(
+        4096, "Maximum connections of one client address; a proxy has one for all its clients.", min=1
+    )
+    keep_alive: str = option("5s", "The time for which a connection without requests stays open.")
     log_format: str = option("text", "The log's format: text, or json (one JSON line per event on standard error).")
     log_requests: bool = option(
         False, "Log a line per request, without any of its text.", "--log-requests/--no-log-requests"
@@ -140,6 +145,7 @@ def _serve(options: ServeOptions) -> int:
             host=options.host,
             port=options.port,
             api_keys=_keys(options.api_key_file, "EXEGPT_API_KEY"),
+            read_api_keys=partial(_keys, options.api_key_file, "") if options.api_key_file else None,
             hosts=tuple(options.allowed_host or ()),
             origins=tuple(options.cors or ()),
             admin_token=next(iter(_keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
@@ -149,6 +155,8 @@ def _serve(options: ServeOptions) -> int:
             answer_ttl_s=parse_duration(options.answer_ttl) or inf,
             drain_timeout_s=parse_duration(options.drain_timeout) or inf,
             stall_timeout_s=parse_duration(options.stall_timeout) or inf,
+            max_connections=options.max_connections,
+            keep_alive_s=parse_duration(options.keep_alive) or inf,
             log_requests=options.log_requests,
             otlp_traces_endpoint=options.otlp_traces_endpoint,
         )

@@ -4,9 +4,7 @@ In addition, the further gain of later policies and replicas.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 
 import numpy as np
 
@@ -15,6 +13,7 @@ from exegpt.report.sections import Section
 from exegpt.reproduction.faster_transformer import StaticBatch, best_under, bounds, static_batches
 from exegpt.reproduction.setup import WAA, WITHOUT_WAA, Reached, Setup, deviation, paper_mode, reached, setup, today
 from xcore.errors import InputError
+from xcore.processes import process_pool
 from xcore.quantity import figure_text, signed_percent
 from xcore.usable_cpus import usable_cpus
 from xscheduler.setting_search import series
@@ -137,7 +136,7 @@ def _searched(cases: list[tuple[str, str, str, str]]) -> Iterator[list[GainsRow]
     if len(cases) == 1:
         yield scenario_rows(cases[0])
         return
-    with ProcessPoolExecutor(min(len(cases), usable_cpus()), get_context("spawn")) as pool:
+    with process_pool(min(len(cases), usable_cpus())) as pool:
         yield from pool.map(scenario_rows, cases)
 
 

@@ -16,7 +16,7 @@ from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import serving
 from tests.xserver.http.test_event_stream import Documents
 from xcore.errors import InputError
-from xserver.admission.gate import check_origins, guarded
+from xserver.admission.gate import ApiKeys, check_origins, guarded
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
 from xserver.http.api import KINDS, make_api
@@ -56,7 +56,7 @@ def send(model):
         return EventStream(Documents(documents()), lambda: None, 9.0)
 
     def send(method, path, body=b"", keys=("sesame",), origins=(PAGE,), **headers):
-        app = guarded(RequestTiming(api, frontend.monitor, KINDS), keys, (), origins)
+        app = guarded(RequestTiming(api, frontend.monitor, KINDS), ApiKeys(keys), (), origins)
         named = {"host": "localhost", "content-type": "application/json"} | headers
         raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in named.items() if value]
         scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path}

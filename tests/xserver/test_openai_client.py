@@ -6,7 +6,7 @@ import pytest
 
 from xcore.requests.engine_protocol import Ended
 from xserver.admission.admission_control import _rejected
-from xserver.admission.gate import Gate
+from xserver.admission.gate import ApiKeys, Gate
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import Output
 from xserver.http.api import KINDS, make_api
@@ -141,7 +141,7 @@ def asked_in_process(model, monkeypatch, admission, keys=(), key="none"):
     async def ask():
         frontend = Frontend(ServedModel.read(model, None), Answering(), "fp", None, 1.0, 8, admission)
         transport = httpx2.ASGITransport(
-            Gate(RequestTiming(make_api(Frontends([frontend])), frontend.monitor, KINDS), keys)
+            Gate(RequestTiming(make_api(Frontends([frontend])), frontend.monitor, KINDS), ApiKeys(keys))
         )
         own = httpx2.AsyncClient(transport=transport)
         async with openai.AsyncOpenAI(base_url="http://localhost/v1", api_key=key, http_client=own) as client:

@@ -54,9 +54,9 @@ def note(text: str, event: str = "note", **facts: Any) -> None:
     log(text, event, **facts)
 
 
-def log(text: str, event: str, **facts: Any) -> bool:
-    """Print a note as `note` does, with the time, and return whether it was written."""
-    if os.environ.get(LOG_FORMAT) != "json":
+def log(text: str, event: str, dated: bool = False, **facts: Any) -> bool:
+    """Print a note as `note` does, `dated` with the time, and return whether it was written."""
+    if dated and os.environ.get(LOG_FORMAT) != "json":  # a JSON line has the time anyway
         text = f"{datetime.now(timezone.utc).isoformat(timespec='milliseconds')} {text}"
     try:
         _print_note(text, event, facts)

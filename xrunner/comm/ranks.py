@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from xcore.child import end_with_parent
 from xcore.errors import InputError
 from xcore.requests.message import pack, unpack
 from xcore.usable_cpus import cpu_ids, within_quota
@@ -276,12 +277,13 @@ def rank_started() -> int:
 def job() -> Iterator[Ranks]:
     """Yield the job of which this process is a rank.
 
-    An error on one rank alone ends the whole job; its message names the rank.
+    An error on one rank alone ends the whole job; its message names the rank. A rank ends with its launcher.
     """
     started = ranks_started()
     if started == 1:
         yield Ranks()
         return
+    end_with_parent()  # a launcher that is killed leaves its ranks behind
     world = _world(started)
     try:
         yield Ranks(world, world.Split_type(_mpi().COMM_TYPE_SHARED))

@@ -10,6 +10,7 @@ from xcore.document import dumps
 from xcore.errors import InputError
 from xcore.specs.model import BYTES, Architecture, ModelSpec
 from xrunner.models.families import FAMILIES
+from xrunner.models.generated_merges import generated_merges
 from xrunner.models.weights import RandomWeights, torch_dtype
 
 _BYTES = 256
@@ -119,10 +120,12 @@ def create_model(
     dtype: str = "fp32",
     seed: int = 0,
     shards: int = 1,
+    merges: bool = False,
 ) -> ModelSpec:
     """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read, and return its spec.
 
     `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written completely or not at all.
+    With `merges`, every id of the vocabulary has a text; otherwise only the bytes and the end of a text have ids.
 
     Raises:
         InputError: The directory exists already, or sizes don't fit together.
@@ -152,7 +155,7 @@ def create_model(
         os.chmod(making, 0o755)
         (making / "config.json").write_text(dumps(config) + "\n", encoding="utf-8")
         _write_weights(making, spec, weights, shards)
-        _write_tokenizer(making, context)
+        _write_tokenizer(making, context, vocab - _BYTES - 1 if merges else 0)
         os.replace(making, target)
     except BaseException:
         shutil.rmtree(making, ignore_errors=True)
@@ -205,13 +208,14 @@ def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, sha
         (directory / "model.safetensors.index.json").write_text(dumps(index) + "\n", encoding="utf-8")
 
 
-def _write_tokenizer(directory: Path, context: int) -> None:
-    """Write a tokenizer in which every byte is a token, and a chat template. Ids from 257 on have no text."""
+def _write_tokenizer(directory: Path, context: int, merges: int) -> None:
+    """Write a byte-level tokenizer with this many merges, and a chat template. The merges' ids begin at 257."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    pairs = generated_merges(merges)
+    texts = [*sorted(pre_tokenizers.ByteLevel.alphabet()), _END, *(left + right for left, right in pairs)]
+    tokenizer = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(texts)}, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=bool(merges))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(_END, special=True)])
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -35,7 +35,18 @@ _READ = ("Retry-After", "X-Request-Id")
 """Headers of answers that such pages may read."""
 
 
-def guarded(app: ASGIApp, keys: Collection[str], hosts: Collection[str], origins: Collection[str]) -> ASGIApp:
+class ApiKeys:
+    """The keys of the API, as hashes; they may be replaced while the server runs."""
+
+    def __init__(self, keys: Iterable[str] = ()):
+        self.replace(keys)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """Accept only these keys from now on."""
+        self.hashes = tuple(hashed(key) for key in keys)
+
+
+def guarded(app: ASGIApp, keys: ApiKeys, hosts: Collection[str], origins: Collection[str]) -> ASGIApp:
     """Return the application behind a gate; browsers let pages of `origins` use it and read its errors."""
     gate = Gate(app, keys, hosts, origins)
     if not origins:
@@ -68,9 +79,9 @@ class Gate:
     Without keys it checks `Host`, because a page of another site in a browser must not reach a server on loopback.
     """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str] = (), hosts: Iterable[str] = (), origins: Iterable[str] = ()):
+    def __init__(self, app: ASGIApp, keys: ApiKeys, hosts: Iterable[str] = (), origins: Iterable[str] = ()):
         self._app = app
-        self._keys = [hashed(key) for key in keys]
+        self._keys = keys
         self._hosts = _LOOPBACK | set(hosts)
         self._origins = frozenset(origins)
 
@@ -102,7 +113,7 @@ class Gate:
         await self._app(scope, receive, send_with_id)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        if self._keys:
+        if self._keys.hashes:
             if scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS" and not self._has_key(headers):
                 raise ApiError(
                     401,
@@ -113,13 +124,17 @@ class Gate:
             return
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if host.rsplit(":", 1)[0] not in self._hosts and host not in self._hosts:
-            raise ApiError(403, "The Host header does not name this server.", "invalid_host")
+            raise ApiError(
+                403,
+                "The Host header does not name this server: pass the name to `exegpt serve` as --allowed-host.",
+                "invalid_host",
+            )
         if origin and origin not in self._origins and _name(origin) not in self._hosts:
             raise ApiError(403, "Pages of this origin may not use this server: see --cors.", "invalid_origin")
 
     def _has_key(self, headers: Headers) -> bool:
         kind, _, key = headers.get("authorization", "").partition(" ")
-        known = [hmac.compare_digest(hashed(key), own) for own in self._keys]  # all: constant time
+        known = [hmac.compare_digest(hashed(key), own) for own in self._keys.hashes]  # all: constant time
         return kind.lower() == "bearer" and any(known)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from xcore.child import child_command
+from xcore.child import child_command, ending_with_parent
 from xcore.errors import InputError
 from xserver.engines.engine_link import EngineLink
 
@@ -46,26 +47,24 @@ class EngineProcess:
     @property
     def command(self) -> list[str]:
         """The command line to run."""
-        engine = child_command(["engine", *self.arguments])
         if self.ranks == 1:
-            return engine
-        mpirun = Path(sys.executable).parent / "mpirun"
-        return [str(mpirun) if mpirun.is_file() else "mpirun", "-n", str(self.ranks), "--bind-to", "none", *engine]
+            return child_command(["engine", *self.arguments])
+        own = Path(sys.executable).parent / "mpirun"
+        mpirun = str(own) if own.is_file() else shutil.which("mpirun")
+        if mpirun is None:
+            raise InputError("The program 'mpirun', which starts the engine, was not found: pip install 'exegpt[mpi]'.")
+        # A launcher that ends ends its ranks; they themselves end with a launcher that is killed.
+        engine = child_command(["engine", *self.arguments], outlives=True)
+        return ending_with_parent(mpirun, ["-n", str(self.ranks), "--bind-to", "none", *engine])
 
     async def start(self) -> None:
         """Start the process; InputError if several ranks need an mpirun that isn't there."""
         environment = {**os.environ, **self.environment}
         if self.ranks > 1:
             environment |= self._launcher_environment()
-        command = self.command
-        try:
-            self._process = await asyncio.create_subprocess_exec(
-                *command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
-        except FileNotFoundError:
-            raise InputError(
-                f"The program '{command[0]}', which starts the engine, was not found: pip install 'exegpt[mpi]'."
-            ) from None
+        self._process = await asyncio.create_subprocess_exec(
+            *self.command, env=environment, stdin=asyncio.subprocess.DEVNULL, start_new_session=True
+        )
 
     async def wait(self) -> int:
         """Return the exit code when the process has ended."""

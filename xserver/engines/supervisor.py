@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,12 +19,13 @@ from xcore.console import output
 from xcore.errors import InputError
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
-from xserver.admission.gate import check_origins, guarded, hashed
+from xserver.admission.gate import ApiKeys, check_origins, guarded, hashed
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.server_unit import ServerUnit
 from xserver.engines.unit_options import EngineUnitOptions
 from xserver.http.api import KINDS, make_api, resume_entries
+from xserver.http.client_connection import limited_connections
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.journal import Journal
@@ -33,6 +35,7 @@ from xserver.telemetry.request_reports import Reports
 from xserver.telemetry.tracing import tracing
 
 _LOOK_S = 0.05
+_MOST_KEEP_ALIVE_S = 86400.0
 
 
 class PlanWatch(Protocol):
@@ -71,6 +74,8 @@ class ServerOptions:
     host: str
     port: int
     api_keys: tuple[str, ...]
+    read_api_keys: Callable[[], tuple[str, ...]] | None
+    """Reads the keys again, on SIGHUP; None: they come from the environment, which doesn't change."""
     hosts: tuple[str, ...]
     """Names other than loopback's by which the server may be called without keys."""
     origins: tuple[str, ...]
@@ -83,6 +88,10 @@ class ServerOptions:
     answer_ttl_s: float
     drain_timeout_s: float
     stall_timeout_s: float
+    max_connections: int
+    """Maximum connections of one client address."""
+    keep_alive_s: float
+    """The time for which a connection without requests stays open."""
     log_requests: bool = False
     """Whether to log a line per request."""
     otlp_traces_endpoint: str | None = None
@@ -377,18 +386,32 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
 
 async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:
     measured = RequestTiming(make_api(frontends), frontends.unrouted, KINDS)
+    keys = ApiKeys(options.api_keys)
     config = uvicorn.Config(
-        guarded(measured, options.api_keys, options.hosts, options.origins),
+        guarded(measured, keys, options.hosts, options.origins),
+        http=limited_connections(options.max_connections),
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=5,
-        h11_max_incomplete_event_size=2**16,
+        timeout_keep_alive=ceil(min(options.keep_alive_s, _MOST_KEEP_ALIVE_S)),
         server_header=False,
     )
     log_libraries()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.interrupt)
+    if options.read_api_keys:
+        loop.add_signal_handler(signal.SIGHUP, read_again, keys, options.read_api_keys)
     await supervisor.run(Server(config))
     return supervisor.code
+
+
+def read_again(keys: ApiKeys, read: Callable[[], tuple[str, ...]]) -> None:
+    """Replace the API keys by those that are read now; keep them if none can be read."""
+    try:
+        keys.replace(read())
+    except InputError as error:
+        output.note(f"the API keys stay as they are: {error}", event="keys")
+    else:
+        output.note(f"the API keys were read again: there are {len(keys.hashes):,}", event="keys")

@@ -12,7 +12,7 @@ from xcore import __version__
 from xcore.console import output
 from xserver.http.administration import add_administration
 from xserver.http.answering import ApiAnswer, answer, run_entry
-from xserver.http.api_error import SERVER, ApiError
+from xserver.http.api_error import SERVER, ApiError, invalid
 from xserver.http.body import read_json
 from xserver.http.chat import ChatAnswer
 from xserver.http.completions import CompletionAnswer
@@ -128,6 +128,8 @@ def _add_models(api: FastAPI, described: Description, frontends: Frontends) -> N
 
     @api.get("/v1/models/{name:path}", summary="One served model.", **described.route(ModelCard))
     async def one_model(name: str) -> Response:
+        if not name:  # /v1/models/
+            return await models()
         return JSONResponse(frontends.of(name).model.card)
 
 
@@ -246,5 +248,12 @@ def tokenize(body: TokenizePrompt | TokenizeChat, model: ServedModel) -> dict[st
 
 
 def detokenize(body: DetokenizeRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the text of tokens, including special tokens."""
+    """Return the text of tokens, including special tokens.
+
+    Raises ApiError for an id outside the vocabulary; ids that only the tokenizer lacks have no text.
+    """
+    vocab = max(model.spec.vocab, model.tokenizer.get_vocab_size())
+    for token in body.tokens:
+        if token >= vocab:
+            raise invalid(f"Token ids must be below {vocab}, the size of the vocabulary.", "tokens")
     return {"prompt": model.tokenizer.decode(body.tokens, skip_special_tokens=False)}

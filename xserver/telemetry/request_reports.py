@@ -35,5 +35,5 @@ class Reports:
 def _log(answered: Answered) -> None:
     # A prediction is a numpy number, which would be compared with a tuple element by element.
     facts = {n: v for n, v in asdict(answered).items() if v is not None and not (isinstance(v, tuple) and not v)}
-    if not output.log(answered.text, event="request", **facts):
+    if not output.log(answered.text, event="request", dated=True, **facts):
         raise OSError("the log can't be written")

@@ -124,7 +124,9 @@ def test_texts_are_tokenized_and_back(server):
     assert tokenized["count"] == len(tokenized["tokens"]) == len(tokenized["token_strs"]) == 3
     assert tokenized["max_model_len"] == 128 and tokenized["token_strs"][0] == "H"
     assert json.loads(server.post("/detokenize", {"tokens": tokenized["tokens"]})[2]) == {"prompt": "Hé"}
-    assert json.loads(server.post("/detokenize", {"tokens": [72, 256, 299, 2**31 - 1]})[2])["prompt"]
+    assert json.loads(server.post("/detokenize", {"tokens": [72, 256, 299]})[2])["prompt"]
+    assert refused(server, "/detokenize", tokens=[72, 300]) == (400, "tokens", "invalid_value")
+    assert refused(server, "/detokenize", tokens=[2**31 - 1]) == (400, "tokens", "invalid_value")
     assert refused(server, "/tokenize", text="a") == (400, "prompt", "invalid_value")
     assert refused(server, "/tokenize", prompt="a", model="other") == (404, "model", "model_not_found")
     assert refused(server, "/detokenize", tokens=["a"]) == (400, "tokens", "invalid_value")

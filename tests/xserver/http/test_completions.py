@@ -130,7 +130,7 @@ def test_every_path_has_errors_of_one_shape(server):
         (404, server.get("/v1/nothing")),
         (405, server.get("/v1/completions")),
         (415, server.post("/v1/completions", b"a=b", Content_Type="application/x-www-form-urlencoded")),
-        (415, server.post("/v1/completions", {"prompt": "a"}, Content_Encoding="gzip")),
+        (415, server.post("/v1/completions", {"prompt": "a"}, Content_Encoding="br")),
         (413, server.post("/v1/completions", b"x" * (17 * 2**20))),
         (403, server.get("/v1/models", Host="evil.example")),
         (403, server.get("/v1/models", Origin="http://evil.example")),

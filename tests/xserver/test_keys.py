@@ -1,0 +1,33 @@
+"""API keys that change while the server runs."""
+
+import signal
+import time
+
+from tests.xserver.conftest import serving
+
+
+def until_status(server, status, key):
+    """Ask with a key until the answer has this status: a signal takes effect a little later."""
+    for _ in range(200):
+        if server.get("/v1/models", Authorization=f"Bearer {key}")[0] == status:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_keys_are_read_again_on_sighup(model, schedule, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("old\n")
+    with serving(model, schedule, tmp_path, "--api-key-file", str(keys)) as server:
+        assert until_status(server, 200, "old")
+        keys.write_text("new\n")
+        server.process.send_signal(signal.SIGHUP)
+        assert until_status(server, 200, "new") and until_status(server, 401, "old")
+        keys.write_text("\n")  # no key would open the server to everyone
+        server.process.send_signal(signal.SIGHUP)
+        for _ in range(200):
+            if "stay as they are" in server.log.read_text():
+                break
+            time.sleep(0.05)
+        assert "has no key" in server.log.read_text()
+        assert until_status(server, 200, "new") and until_status(server, 401, "old")
