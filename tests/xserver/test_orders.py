@@ -56,7 +56,7 @@ def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tm
     [
         (("--order", "srtf"), "--order srtf needs what a server isn't told of its requests: use one of fcfs, mlfq"),
         (("--order", "edf"), "--order edf needs what a server isn't told"),
-        (("--order", "mlfq", "-l", "5s"), "leave --latency-bound, or --order and --starvation-guard, out"),
+        (("--order", "mlfq", "-l", "5s"), "leave out --latency-bound, or --order and --starvation-guard"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
     ],
 )

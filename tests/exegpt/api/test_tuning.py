@@ -38,7 +38,7 @@ def test_every_bound_has_an_answer_and_the_last_schedule_is_written(problem, tmp
 def test_one_bound_that_nothing_meets_is_named(problem):
     answer = search_schedule(problem.settings[0], None, ttft_s=1e-3, policies=("orca",))
     said = infeasible_text(answer, None)
-    assert said.startswith("No schedule meets what was asked for: orca: its lowest time to first token is ")
+    assert said.startswith("No schedule meets the requested settings: orca: its lowest time to first token is ")
     assert said.endswith(", over 1 ms.")
 
 

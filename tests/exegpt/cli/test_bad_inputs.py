@@ -36,7 +36,7 @@ def check_refused(done, message):
         ("tune -l 5s --search magic", "--search 'magic'"),
         ("tune -l 5s --policy rra,magic", "'magic'"),
         ("tune -l 5s --dtype int3", "--dtype 'int3'"),
-        ("tune -l 5s --rate 5", "'5' is not a rate"),
+        ("tune -l 5s --rate 5", "'5' is not an arrival rate"),
         ("tune -l 5s --workload t.csv --columns a=b", "'a=b'"),
         ("tune -l 5s --columns input=a", "'input=a' .* leave --columns out"),
         ("tune -l 5s --tolerance -1", r"--tolerance.*-1.*exegpt tune --help"),
@@ -44,7 +44,7 @@ def check_refused(done, message):
         ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
-        ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is another of this command's files"),
+        ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is used twice in this command"),
         ("plan models.yaml --cluster 4xA40 --out /nowhere/p.json", "no folder '/nowhere'"),
         ("demo --trace gone.csv --dir d", r"no trace file 'gone\.csv'"),
         ("demo --trace gone.csv -w T --dir d", "both give lengths: leave one of them out"),
@@ -56,7 +56,7 @@ def check_refused(done, message):
         ("tune -l 5s --report /dev/full", "'/dev/full' is a device or a pipe"),
         (f"tune -l 5s -w {'9' * 5000}/1", "is not a workload"),
         (f"tune -l 5s -c {'9' * 5000}xA40", "is not a cluster"),
-        (f"tune -l 5s --rate {'9' * 400}/s", "is not a rate"),
+        (f"tune -l 5s --rate {'9' * 400}/s", "is not an arrival rate"),
         (f"tune -l 5s --model {'a' * 5000}", "File name too long"),
         ("tune -l 5s --model opt-13b --cluster=", "'--cluster=' is empty"),
         ("tune -l 5s --tolerance inf", "--tolerance"),
@@ -147,7 +147,7 @@ def test_a_command_that_has_commands_shows_them(exegpt, arguments):
 def test_no_output_replaces_what_is_read(exegpt, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.csv").write_text("input,output\n5,3\n")
-    check_refused(exegpt(*command.split()), r"w\.csv' is another of this command's files")
+    check_refused(exegpt(*command.split()), r"w\.csv' is used twice in this command")
     assert (tmp_path / "w.csv").read_text() == "input,output\n5,3\n"
 
 
@@ -222,7 +222,7 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     check_refused(run({"version": None}), "None")
     check_refused(run({"control": control | {"encode_batch": 0}}), "encode_batch")
     check_refused(run({"control": control | {"encode_batch": 10**9}}), "encode_batch .* from 1 to 10,000,000")
-    check_refused(run({"encode_batch": 3}), "encode_batch is a control variable: write it under control")
+    check_refused(run({"encode_batch": 3}), "encode_batch is a control variable: move it into control")
     check_refused(run({"policy": "magic"}), "policy")
     check_refused(run({"surprise": 1}), "surprise")
     check_refused(run({"kv_dtype": "fp5"}), "kv_dtype 'fp5'")
@@ -261,7 +261,7 @@ def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny
 
 def test_what_json_prints_is_no_schedule(exegpt, tmp_path):
     (tmp_path / "a.json").write_text('{"schedule": {}}')
-    check_refused(exegpt("simulate", "-s", tmp_path / "a.json"), "what --json prints.*--out FILE")
+    check_refused(exegpt("simulate", "-s", tmp_path / "a.json"), "is the output of --json.*--out FILE")
 
 
 def test_profiles(exegpt, tiny, tiny_profile, tmp_path):

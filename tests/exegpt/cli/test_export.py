@@ -34,7 +34,7 @@ def test_a_model_directory_in_fp32_is_served_in_bf16(exegpt, tiny):
     assert config["dtype"] == "float32"
     done = exegpt("tune", "-m", tiny, "-c", "1xA40", "-l", "inf", "-w", "20/10", "--no-advice", "--json").json
     assert done["schedule"]["dtype"] == "bf16"
-    assert any(text == "dtype: bf16, since checkpoints in fp32 are served in 16 bits" for text in done["assumptions"])
+    assert any(text == "dtype: bf16, because checkpoints in fp32 are served in 16 bits" for text in done["assumptions"])
 
 
 ASKED = ("tune", "-w", "2048/256", "-m", "llama-3.1-70b", "-c", "8xH100-SXM", "--dtype", "fp8")
@@ -45,7 +45,7 @@ TIGHT = ("--ttft", "1s", "--tpot", "40ms")
 
 def test_a_policy_that_the_engine_lacks_is_refused_with_those_that_it_has(exegpt):
     done = exegpt(*ASKED[:-1], "rra", "-l", "inf", "--export", "vllm")
-    assert done.code == 2 and "vllm runs (chunked), and --policy names rra" in done.err
+    assert done.code == 2 and "vllm runs (chunked), but --policy has only rra" in done.err
 
 
 def test_the_answer_ends_with_the_best_of_all_and_the_best_on_the_engine(exegpt):
@@ -106,4 +106,4 @@ def test_an_export_at_a_rate_is_replayed_at_the_rate(exegpt):
     there = answer["export_estimate"]
     assert there["latency_from"] == "arrival" and there["ttft_bounded_s"] <= 1.0
     assert abs(there["throughput_seq_s"] / 5.0 - 1.0) < 0.01
-    assert any("assumes that no prompts begin alike" in text for text in answer["assumptions"])
+    assert any("assumes that no prompts share a prefix" in text for text in answer["assumptions"])

@@ -41,9 +41,9 @@ def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, 
     ("words", "sentence"),
     [
         (("--order", "lifo"), "--order 'lifo' is not known: use one of fcfs"),
-        (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is for --order learned, and the order is sjf"),
+        (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is only for --order learned, but the order is sjf"),
         (("--order", "learned", "--ranker-tau", 1.5), "tau is 1.5: it must be above 0"),
-        (("--order", "vtc"), "Order vtc needs client of each request, which request 0 lacks"),
+        (("--order", "vtc"), "Order vtc needs client of each request, but request 0 has none"),
     ],
 )
 def test_what_a_replay_refuses(exegpt, tmp_path, words, sentence):

@@ -115,7 +115,7 @@ def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
         ("muxserve gone.json -m llama-7b", "no file 'gone.json'"),
         ("muxserve table.json", "No model is given: pass --model with one of small"),
         ("muxserve table.json -m large", "has no model 'large': pass --model with one of small"),
-        ("muxserve other.json -m small", "isn't a cost table of MuxServe's"),
+        ("muxserve other.json -m small", "is not a cost table of MuxServe"),
     ],
 )
 def test_iterations_that_cannot_be_imported(exegpt, tmp_path, monkeypatch, arguments, message):

@@ -108,20 +108,20 @@ def test_what_is_no_plan_is_refused(folder):
     (folder / "torn.json").write_text('{"version": 1')
     assert "is not valid JSON" in refused("--plan", folder / "torn.json")
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
-    assert "is for 2 nodes: a server runs a plan for one node." in refused("--plan", several)
+    assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
     assert simulated_alone(document.read(Plan, twice)) == [] == simulated_alone(None)
-    assert "has the models a, a: a plan needs some, each with a name of its own" in refused("--plan", twice)
+    assert "has the models a, a: it needs at least one, with unique names" in refused("--plan", twice)
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
-    assert "'a' shares its devices with others and has a schedule of several stages" in refused("--plan", wide)
+    assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)
     (note,) = simulated_alone(document.read(Plan, wide))
-    assert note.startswith("shares of multiprocessors (a, b) are simulated only")
+    assert note.startswith("shares of multiprocessors (a, b) are only simulated")
     beside = [planned(folder, name, (0,), share=share) for name in "ab"]
     on_cpu, on_gpu = (document.read(Plan, written(folder, *beside, kind=kind)) for kind in ("cpu", "cuda"))
     assert len(simulated_alone(on_cpu)) == 1 and simulated_alone(on_gpu) == []
     fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
-    assert "'a' has 1 device, and a schedule for 2: plan again" in refused("--plan", fewer)
+    assert "'a' has 1 device, but a schedule for 2: run `exegpt plan` again" in refused("--plan", fewer)
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,11 @@ def test_what_is_no_plan_is_refused(folder):
         ("--served-model-name x", "The plan determines --served-model-name: leave it or --plan out"),
         ("--order sjf", "The plan determines --order: leave it or --plan out"),
         ("--best-effort", "The plan determines --best-effort: leave it or --plan out"),
-        ("", "doesn't say in which directory model 'b' is: write it into the plan, or pass --model b=DIR."),
-        ("--model b=gone", "There is no directory 'gone' of model 'b': write it into the plan, or pass --model b=DIR."),
+        ("", "does not name the directory of model 'b': add it to the plan, or pass --model b=DIR."),
+        (
+            "--model b=gone",
+            "Model 'b' needs the directory 'gone', which does not exist: add it to the plan, or pass --model b=DIR.",
+        ),
         ("--model b=other", "'other' has model 'other' ("),
     ],
 )

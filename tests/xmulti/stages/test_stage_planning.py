@@ -92,9 +92,9 @@ def test_a_models_file_of_requests_alone(tmp_path):
     [
         ({"nodes": [CHAIN | {"rate": "5/s"}]}, CLUSTER, "nodes.0.rate is not known"),
         ({"nodes": []}, CLUSTER, "has no nodes"),
-        ({"nodes": [CHAT]}, "2x4xA100-80GB", "Node 'chat' of .* has 2 nodes: plans of stages are for one"),
+        ({"nodes": [CHAT]}, "2x4xA100-80GB", "Node 'chat' of .* has 2 nodes, but plans of stages support one"),
         ({"nodes": [CHAT | {"requests": 0}]}, CLUSTER, "'chat' has 0 requests"),
-        ({"nodes": [JUDGE | {"rounds": 2}]}, CLUSTER, "'judge' has rounds: it needs requests"),
+        ({"nodes": [JUDGE | {"rounds": 2}]}, CLUSTER, "'judge' has rounds, so it also needs its own requests"),
         ({"nodes": [CHAT | {"model": "t5-3b"}]}, CLUSTER, "is an encoder-decoder"),
         ({"nodes": [CHAT | {"model": "gpt3-341b"}]}, CLUSTER, "fits on no 1, 2, 4 devices"),
         (
@@ -102,9 +102,9 @@ def test_a_models_file_of_requests_alone(tmp_path):
             CLUSTER,
             "'.*application.yaml': Edges name me, which",
         ),
-        ({"nodes": [CHAT | {"requests": 10**8}]}, CLUSTER, "'chat' has 100,000,000 requests: at least 1, at most"),
+        ({"nodes": [CHAT | {"requests": 10**8}]}, CLUSTER, "'chat' has 100,000,000 requests: it must have 1 to"),
         ({"nodes": [CHAIN | {"rounds": -1}]}, CLUSTER, "'chain' has rounds of -1: at least 1"),
-        ({"nodes": [CHAT], "linked": 0}, CLUSTER, "has linked of 0: at least 1 GPU"),
+        ({"nodes": [CHAT], "linked": 0}, CLUSTER, "has linked = 0: it must be at least 1 GPU"),
         ({"nodes": [CHAT], "linked": 3}, CLUSTER, "linked in groups of 3"),
         ({"models": [CHAT | {"requests": None, "rate": "5/s", "load": None}]}, CLUSTER, "not known"),
         ({"models": [{k: CHAT[k] for k in ("name", "model", "workload")} | {"rate": "5/s"}]}, CLUSTER, "has a rate"),
