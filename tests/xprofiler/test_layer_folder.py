@@ -11,7 +11,7 @@ from xcore.errors import InputError
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.profile import Profile
 from xprofiler.layer_folder import layers_profile
-from xsimulator.cost.iteration_attention import iteration_attention
+from xsimulator.cost.stage import iteration_attention
 
 LLAMA = builtin_model("llama-3.1-8b")
 

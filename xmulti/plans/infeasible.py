@@ -52,16 +52,14 @@ def no_room(demands: tuple[ModelDemand, ...], least: list[int], cluster: Cluster
     `shared`: whether shared devices were tried too.
     """
     each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
-    more = "use more"
+    more = "use more devices"
     if cluster.is_cpu:
         more = "use more of this machine (devices_per_node in `exegpt show local --yaml`)"
     never = [demand.name for demand in demands if not can_share(demand)]
     sharing = "" if shared else ", let models share devices (--method exegpt, for models with rates)"
-    tried = (
-        (f". {', '.join(never)} can't share devices, because they have no rate or have an encoder")
-        if shared and never
-        else ""
-    )
+    tried = ""
+    if shared and never:
+        tried = f" ({', '.join(never)} can't share devices, because they have no rate or have an encoder)"
     return (
         f"The models don't fit on {cluster.name} together. They need at least {each} devices ({sum(least)} in all), "
         f"each model within one node or on whole nodes, but there are {cluster.devices}{tried}: {more}{sharing}, or "

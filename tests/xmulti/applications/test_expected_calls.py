@@ -102,7 +102,7 @@ def test_the_application_is_printed(tmp_path):
 SMALL = MODELS[1]
 LONG = {"name": "small", "model": "any", "workload": "3000/5", "requests": 1}
 REFUSED = {
-    "round": ({"edges": [*EDGES, {"source": "judge", "target": "chain"}]}, "apps.yaml': The edges .* go round"),
+    "round": ({"edges": [*EDGES, {"source": "judge", "target": "chain"}]}, "apps.yaml': The edges .* form a cycle"),
     "unknown": (
         {"nodes": [*NODES, NODES[0] | {"name": "n", "model": "m"}]},
         "Node 'n' of .* names no model of .* chat",
@@ -113,7 +113,7 @@ REFUSED = {
     "no workload": ({"models": [*MODELS, {"name": "x", "model": "opt-1.3b", "rate": "1/s"}]}, "'x' needs a workload"),
     "no file": ({"applications": "gone.yaml"}, "no application file .*gone.yaml"),
     "no room": ({"nodes": [LONG, NODES[2] | {"requests": 1}], "edges": []}, "prompt of 3,000 tokens"),
-    "rounds": ({"nodes": [NODES[0] | {"requests": 2}, *NODES[1:]]}, "2 requests and rounds of 6"),
+    "rounds": ({"nodes": [NODES[0] | {"requests": 2}, *NODES[1:]]}, "2 requests and 6 numbers of rounds"),
 }
 
 

@@ -70,7 +70,7 @@ def test_what_has_no_plan_either_says_why(tmp_path):
         raise InputError("No.")
 
     (larger,) = gains(demands, cluster, ("exegpt",), None, Frontiers(), refuses)
-    assert larger.headroom is None and larger.text(None) == "One more device (2xA40): no plan: No"
+    assert larger.headroom is None and larger.text(None) == "One more device (2xA40): there is no plan: No"
 
 
 def test_of_several_nodes_it_is_one_more_node():

@@ -269,7 +269,7 @@ def test_a_trace_names_the_models(folder, tmp_path):
     assert again == found != read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 1)
     (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,999,4\n")
     with pytest.raises(
-        InputError, match="None of the 1 rows of wide fits the context of 'wide', 160"
+        InputError, match=r"None of the 1 rows of wide fits the context of 'wide' \(160"
     ):  # before any engine
         read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
     (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,9,4\nwide,999,4\n")

@@ -79,7 +79,7 @@ def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_
         simulate_plan(path, trace, None)
     prediction = simulate_plan(path, trace, None, scale=True)
     (note,) = [text for text in prediction.assumptions if "context" in text]
-    assert note.startswith("idle: lengths of workload idle times 0.25, to fit the context")
+    assert note.startswith("idle: the lengths of workload idle are multiplied by 0.25 to fit the context")
     trace.write_text(f"model,input,output\nidle,{3 * context['idle'] // 4},{context['idle'] // 4}\nbusy,50,10\n")
     fits = simulate_plan(path, trace, None)
     assert fits.facts["models"] == prediction.facts["models"]
@@ -124,10 +124,10 @@ def test_one_model_is_counted_as_one(path, tmp_path, capsys):
     [
         ({"rate_seq_s": -1}, "Model 'busy' of the plan has a rate of -1/s: it must be above 0"),
         ({"rate_seq_s": 0}, "a rate of 0/s"),
-        ({"requests": -5}, "has -5 requests: it must have 1 to "),
+        ({"requests": -5}, "has -5 requests: it needs at least 1"),
         ({"requests": 10**9, "rate_seq_s": None}, "has 1,000,000,000 requests: it must have 1 to 1,000,000"),
         ({"devices": []}, "has no devices"),
-        ({"name": "idle"}, "each with a name of its own"),
+        ({"name": "idle"}, "with unique names"),
     ],
 )
 def test_a_plan_with_odd_numbers_is_refused(change, sentence, path, tmp_path, capsys):

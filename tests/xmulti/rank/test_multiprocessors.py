@@ -87,7 +87,7 @@ def test_each_share_has_a_stream_on_groups_of_one_split(driver):
 
 def test_a_driver_that_refuses_is_named(driver):
     driver.cuGreenCtxCreate = lambda *_: (SimpleNamespace(name="CUDA_ERROR_NOT_SUPPORTED"), None)
-    with pytest.raises(Unavailable, match="cuGreenCtxCreate answers CUDA_ERROR_NOT_SUPPORTED"):
+    with pytest.raises(Unavailable, match="cuGreenCtxCreate returns CUDA_ERROR_NOT_SUPPORTED"):
         streams_on_shares(CUDA, [1.0])
 
 

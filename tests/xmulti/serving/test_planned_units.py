@@ -68,7 +68,7 @@ def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-7")  # numbers count among those that this process sees
     assert [unit.environment["CUDA_VISIBLE_DEVICES"] for unit in planned_units(plan, [], 1)] == ["6,4", "GPU-7", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(InputError, match="has device 2, and CUDA_VISIBLE_DEVICES=4,5 shows 2"):
+    with pytest.raises(InputError, match="uses device 2, but CUDA_VISIBLE_DEVICES=4,5 shows only 2"):
         planned_units(plan, [], 1)
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_plan_is_refused(folder):
     ("words", "sentence"),
     [
         ("--model one", "--model one names no model of the plan: with --plan, pass --model NAME=DIR."),
-        ("--model z=one", "--model z=… is no model of 'plan.json': it has a, b."),
+        ("--model z=one", "--model z=… names no model of 'plan.json': it has a, b."),
         ("--schedule s.json", "The plan determines --schedule: leave it or --plan out"),
         ("--latency-bound 5s", "The plan determines --latency-bound: leave it or --plan out"),
         ("--ranks 2", "The plan determines --ranks: leave it or --plan out"),
