@@ -85,7 +85,7 @@ def parse_columns(text: str) -> dict[str, str]:
         if key not in (*COLUMNS, *IDENTITIES, *_TIMED) or not column:
             raise InputError(
                 f"'{part}' is not a column: write input=NAME,output=NAME and, if the trace has arrivals, "
-                f"arrival=NAME or arrival=NAME:ms with the unit (units: {', '.join((*UNITS, DATE))}). The columns "
+                f"arrival=NAME or arrival=NAME:ms with the unit (units: {', '.join((*UNITS, DATE))}); the columns "
                 f"for prompts are {', '.join(IDENTITIES)}."
             )
         if key in columns or (key.startswith("arrival") and any(other.startswith("arrival") for other in columns)):

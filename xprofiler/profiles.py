@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _ROOFLINE_HERE = (
     "it uses this machine's two peak rates, without the losses of kernels and the time of an engine: it compares "
-    "schedules, but a small model's run can take ten times as long; `exegpt profile` measures real times"
+    "schedules, but does not promise times (a small model's run can take ten times as long); `exegpt profile` "
+    "measures real times"
 )
 
 

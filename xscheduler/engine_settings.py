@@ -320,10 +320,10 @@ def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
         )
     if room < 1:
         raise InputError(
-            f"'{model.name}' can't start on {cluster.name}, because no memory is left for KV blocks. Of the "
+            f"'{model.name}' can't start on {cluster.name}, because no memory is left for KV blocks: of the "
             f"{gib['usable']} usable GiB of a device, the weights take {gib['weights']} GiB, the engine "
             f"{gib['held']} GiB, and iterations of {step[0]:,.0f} tokens and {step[1]:,.0f} sequences "
-            f"{gib['workspace']} GiB. Lower --max-num-batched-tokens or --max-num-seqs, or use devices with more "
+            f"{gib['workspace']} GiB; lower --max-num-batched-tokens or --max-num-seqs, or use devices with more "
             "memory."
         )
     return room

@@ -285,7 +285,7 @@ def device_kind(kind: str) -> DeviceSpec:
     if kinds:
         raise InputError(f"'{kind}' is ambiguous: write {' or '.join(kinds)}.")
     raise InputError(
-        f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}. To describe another device, edit the "
+        f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}; to describe another device, edit the "
         f"file that `exegpt show 8x{KINDS[0]} --yaml` prints."
     )
 

@@ -151,4 +151,4 @@ def _hint(plain: str, known: Mapping[str, str]) -> str:
     near = list(dict.fromkeys(plain_names[name] for name in names))[:3]
     if near:
         return f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}."
-    return "`exegpt list models` shows the built-in models. A directory with a config.json is accepted too."
+    return "`exegpt list models` shows the built-in models, and a directory with a config.json is accepted too."

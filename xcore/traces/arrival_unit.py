@@ -197,7 +197,7 @@ def _doubt(moments: Sequence[float], column: str, plausible: Sequence[str], path
         rate = rate_text(len(moments), span_s) if span_s else "requests of one day"
         readings.append(f"{rate} if they are {unit_text(unit)} (--columns arrival={column}:{unit})")
     return InputError(
-        f"The unit of column '{column}' in '{path}' is not clear. Its {len(moments):,} arrivals are "
+        f"The unit of column '{column}' in '{path}' is not clear, because its {len(moments):,} arrivals are "
         f"{' or '.join(readings)}: choose one, or add the unit to the column's name, like {column}_ms."
     )
 

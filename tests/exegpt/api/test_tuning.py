@@ -57,7 +57,7 @@ def test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused(prob
     offers = tune_rate(rated_options)
     assert [offer.price_hour for offer in offers] == [1.0, 3.0] and all(offer.feasible for offer in offers)
     assert document.read_json(tmp_path / "s.json")["cluster"]["name"] == "1xH100-SXM"
-    with pytest.raises(InputError, match="no H100-SXM"):
+    with pytest.raises(InputError, match="no price of H100-SXM"):
         tune_rate(replace(rated_options, prices={"A40": 3.0}))
     with pytest.raises(InputError, match=r"--tolerance 0\.5"):
         tune_rate(replace(rated_options, search=replace(SEARCH, tolerance=0.5)))

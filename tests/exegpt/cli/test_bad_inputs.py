@@ -75,12 +75,15 @@ def check_refused(done, message):
         ("simulate", "--schedule"),
         ("simulate --schedule gone.json", r"'gone\.json'"),
         ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
-        ("simulate --model opt-13b --max-num-seqs 4 --replicas 9", "9 replicas.*too many"),
+        ("simulate --model opt-13b --max-num-seqs 4 --replicas 9", "9 replicas do not fit"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
-        ("simulate --model opt-13b --max-num-seqs 4 --tp-degree 3", "degree of 3 doesn't fit.*: use one of 1, 2, 4"),
+        (
+            "simulate --model opt-13b --max-num-seqs 4 --tp-degree 3",
+            "degree of 3 is not possible.*: use one of 1, 2, 4",
+        ),
         (
             "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
-            "doesn't start.*9,999,999 tokens and 4 sequences",
+            "can't start.*9,999,999 tokens and 4 sequences",
         ),
         ("simulate --model opt-13b --max-num-seqs 4000", "4,000 sequences"),
         ("simulate --model t5-11b --max-num-seqs 4", "--policy orca"),
@@ -92,7 +95,7 @@ def check_refused(done, message):
         ("simulate --model opt-13b --max-num-seqs 4 --policy rra", "rra has no --max-num-seqs"),
         ("simulate --schedule s.json --replicas 2", "leave --replicas 2 or --schedule out"),
         ("simulate --schedule s.json --cluster 2xA40", "leave --cluster 2xA40 or --schedule out"),
-        ("tune -l 5s --model t5-11b --export vllm", "encoder-decoders"),
+        ("tune -l 5s --model t5-11b --export vllm", "encoder-decoder models"),
         ("run --model gone --requests r.jsonl", "'gone'"),
         ("profile --model gone", "'gone'"),
         ("model create . --arch llama", "exists already"),
@@ -294,7 +297,7 @@ def test_requests(exegpt, tiny, tmp_path):
         return exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl")
 
     good = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
-    check_refused(run(good, good), "'a' .*earlier one")
+    check_refused(run(good, good), "'a' .*earlier request")
     check_refused(run({"prompt_ids": [1], "max_tokens": 2}), "line 1 has no id")
     check_refused(run(good | {"max_tokens": -3}), "'a' has max_tokens = -3")
     check_refused(run(good | {"prompt_ids": [300]}), "'a' has the token id 300")

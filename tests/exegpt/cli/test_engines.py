@@ -49,18 +49,20 @@ QUESTION = ("simulate", *LLAMA, "--max-num-seqs", 8)
 def test_every_answer_states_its_engines_terms():
     profile, _ = notes(*QUESTION)
     assert profile.endswith(
-        "with the time of engine vllm, the default, 2 iterations in flight, 7 ms of each request outside the engine, "
+        "with the time of engine vllm, the default, 2 iterations in flight, 7 ms per request outside the engine, "
         "sampling by top-p or top-k as in the checkpoint's generation_config.json"
     )
     assert notes(*QUESTION, "--engine", "none")[0].endswith("without the time of an engine")
-    assert notes(*QUESTION, "--front-end", "13ms")[0].count("13 ms of each request outside the engine") == 1
+    assert notes(*QUESTION, "--front-end", "13ms")[0].count("13 ms per request outside the engine") == 1
 
 
 @pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
 def test_the_printed_accuracy_is_of_the_same_engine_and_device(engine):
     _, accuracy = notes(*QUESTION, "--engine", engine)
     facts = [fact for fact in COMPARED if (fact.engine, fact.device) == (engine, "H100-SXM")]
-    assert facts and accuracy.startswith(f"accuracy: {facts[0].quantity} under engine {engine} on H100-SXM was off by ")
+    assert facts and accuracy.startswith(
+        f"accuracy: {facts[0].quantity} of engine {engine} on H100-SXM had median errors "
+    )
     for fact in facts:
         assert f"{fact.median_error:.0%} at TP{fact.tp} ({fact.rows})" in accuracy
     assert f"({sum(fact.rows for fact in COMPARED)})" not in accuracy

@@ -66,7 +66,7 @@ SIMULATE = ("simulate", "-w", "2048/256", "--max-num-seqs")
 
 def test_the_usual_tensor_parallelism_is_a_nodes(exegpt):
     done = exegpt(*SIMULATE, "512", "-m", "llama-3.1-70b", "-c", "8xH100-SXM")
-    assert "on TP8" in done.out and "TP8, as wide as the model and a node allow" in done.err
+    assert "on TP8" in done.out and "TP8, the widest degree that the model and a node allow" in done.err
     assert "100%" in next(line for line in done.out.splitlines() if "devices busy" in line)
     assert "on PP2×TP8" in exegpt(*SIMULATE, "64", "-m", "llama-3.1-405b", "-c", "2x8xH100").out
     assert (
