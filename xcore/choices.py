@@ -50,7 +50,7 @@ def admission_rule(typed: str | None, policy: str | None) -> Admission:
     if policy is not None and policy not in growing:
         raise InputError(
             f"--admission grow requires one of the policies {', '.join(growing)}, but the policy is {policy}: "
-            "remove it."
+            "leave it out."
         )
     return "grow"
 
@@ -65,7 +65,7 @@ def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
     if policy is not None and policy not in caching:
         raise InputError(
             f"--prefix-caching requires one of the policies {', '.join(caching)}, but the policy is {policy}: "
-            "remove it."
+            "leave it out."
         )
 
 

@@ -103,7 +103,7 @@ def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
         busy, rare = done.json["models"]
         assert busy["attainment"] > 0.9 and (busy["requests"], rare["requests"]) == (2000, 1000)
     done = exegpt("simulate", "--plan", plan, "--profile", f"other={out}")
-    assert done.code == 2 and "is of no model of the file: '" in done.err
+    assert done.code == 2 and "names no model of the file, and '" in done.err
     done = exegpt("simulate", "--plan", plan, "--profile", str(out))
     assert done.code == 2 and "pass --profile NAME=FILE" in done.err
 

@@ -58,7 +58,7 @@ def test_a_rate_takes_growth_and_prefixes(exegpt, tmp_path):
     ("more", "said"),
     [
         (("-m", "opt-1.3b"), "--prefix-caching is for requests that arrive over time: add --rate"),
-        (("-m", "opt-1.3b", "--rate", "5/s", "--policy", "rra,orca"), "--prefix-caching is for orca, chunked"),
+        (("-m", "opt-1.3b", "--rate", "5/s", "--policy", "rra,orca"), "--prefix-caching works with orca, chunked"),
         (("-m", "t5-11b", "--rate", "5/s"), "'t5-11b' has an encoder"),
     ],
 )
@@ -163,7 +163,7 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
         (f"-l 5s --arrivals trace --rate 5/s -w {tmp_path}/at_once.csv", "has no arrivals"),
         (f"-l 5s --rate 5/s --price {tmp_path}/bad.yaml", "'free' is not a price"),
         (f"-l 5s --rate 5/s --price {tmp_path}/gone.yaml", "no price file"),
-        (f"-l 5s --rate 5/s -c 1xRTX4090,1xA40 --price {prices}", "no RTX4090"),
+        (f"-l 5s --rate 5/s -c 1xRTX4090,1xA40 --price {prices}", "no price of RTX4090"),
         ("-l 5s --rate 5/s -c 1xA40,,2xA40", "'' is not a cluster"),
     ):
         check_refused(exegpt("tune", *command.split()), message)

@@ -69,7 +69,7 @@ def test_a_device_of_one_rate_is_planned_at_it(exegpt, tmp_path):
         "flops_s: {bf16: 3.0e14}}\nintra: {bandwidth_bytes_s: 1.0e11}\n"
     )
     done = exegpt("simulate", "-m", "opt-13b", "-c", path, "--max-num-seqs", 4)
-    assert done.code == 0 and "dtype: bf16, since c doesn't compute in fp16" in done.err
+    assert done.code == 0 and "dtype: bf16, because c does not compute in fp16" in done.err
     done = exegpt("simulate", "-m", "opt-13b", "-c", path, "--max-num-seqs", 4, "--dtype", "fp16")
     assert done.code == 2 and "bf16 as --dtype" in done.err
 

@@ -79,5 +79,5 @@ def test_what_cannot_be_drawn():
         drawn((GraphNode("a", "large", (1,)),), ())
     with pytest.raises(InputError, match="has 3 calls, but reads 2"):
         drawn((source("a", 5, 6), source("b", 1, 2, 3)), (("a", "b"),))
-    with pytest.raises(InputError, match="leaves no room"):
+    with pytest.raises(InputError, match="fills the context"):
         drawn((source("a", 512),), ())

@@ -118,7 +118,7 @@ GOOD = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
         (GOOD | {"arrival_s": 10**400}, "'a' has arrival_s = 1000"),
         (GOOD | {"temperature": float("inf")}, "line 1 is not valid JSON: Infinity"),
         (GOOD | {"top_k": 2.5}, "'a' has top_k = 2.5"),
-        (GOOD | {"top_p": 0}, "'a' has top_p = 0: it must be a number above 0 and up to 1"),
+        (GOOD | {"top_p": 0}, "'a' has top_p = 0: it must be a number above 0 and at most 1"),
         (GOOD | {"repetition_penalty": "1"}, "'a' has repetition_penalty = '1'"),
         (GOOD | {"seed": 2**63}, "'a' has seed = 9223372036854775808"),
         (GOOD | {"top_q": 1}, "'a' has the unknown key 'top_q'"),
@@ -228,5 +228,5 @@ def test_columns_are_heeded_or_refused(tmp_path):
     assert (len(request.prompt_ids), request.max_tokens) == (3, 2)
     (tmp_path / "t.tsv").write_text("en\tde\n3\t2\n")
     assert read_requests(str(tmp_path / "t.tsv"), GPT2, None, columns=columns)[0] == [request]
-    with pytest.raises(InputError, match="--columns input=en,output=de names the columns of a trace"):
+    with pytest.raises(InputError, match="--columns input=en,output=de names columns of a trace"):
         read_requests(write(tmp_path / "r.jsonl", GOOD), GPT2, None, columns=columns)
