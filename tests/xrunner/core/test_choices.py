@@ -214,7 +214,7 @@ def test_prompts_with_log_probabilities_take_no_prefix_from_the_cache(model, tok
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"logit_bias": ((300, 1.0),)}, "token id 300 in logit_bias: the vocabulary is 0 to 299"),
+        ({"logit_bias": ((300, 1.0),)}, "token id 300 in logit_bias, but the vocabulary is 0 to 299"),
         ({"logit_bias": ((5, 1.0), (5, 2.0))}, "two logit_bias values"),
         ({"logit_bias": ((5, 101.0),)}, "a logit_bias of 101.0"),
         ({"logit_bias": ((5, float("nan")),)}, "a logit_bias of nan"),
