@@ -56,16 +56,16 @@ def _figures(best: Answer, other: Answer) -> list[str]:
     many, most = decoding(other[1]), decoding(best[1])
     if many and most:
         lost = 1 - many / most
-        fewer = f"{figure_text(most)} with the best schedule ({lost:.0%} fewer)"
+        fewer = f"{figure_text(most)} in the best ({lost:.0%} fewer)"
         reasons.append((lost, f"about {figure_text(many)} sequences are decoded at a time instead of {fewer}"))
     if other[1].tpot_s and best[1].tpot_s:
         slower = other[1].tpot_s / best[1].tpot_s - 1
-        times = f"{duration_text(other[1].tpot_s)} instead of {duration_text(best[1].tpot_s)} with the best schedule"
+        times = f"{duration_text(other[1].tpot_s)} instead of {duration_text(best[1].tpot_s)} in the best"
         reasons.append((slower, f"a token takes {times} ({more_text(slower + 1)})"))
     idles, least = idle(other[1]), idle(best[1])
     if idles is not None and least is not None:
         reasons.append(
-            (idles - least, (f"devices are idle {idles:.0%} of the time instead of {least:.0%} with the best schedule"))
+            (idles - least, (f"devices are idle {idles:.0%} of the time instead of {least:.0%} in the best"))
         )
     return [text for lost, text in sorted(reasons, reverse=True) if lost > _WORTH_SAYING]
 
@@ -78,7 +78,7 @@ def _ways(best: Answer, other: Answer) -> list[str]:
     reasons = []
     if one_stack and ahead.mixed and not (traits.mixed or traits.disaggregated):
         reasons.append(
-            "prefill and decode read the weights one after the other; the best schedule reads them once for both"
+            "prefill and decode read the weights one after the other, but the best schedule reads them once for both"
         )
     if one_stack and traits.disaggregated and not ahead.disaggregated:
         reasons.append("each layer's weights are stored twice")

@@ -83,9 +83,9 @@ def test_the_greatest_difference_is_named_first():
     """Twice the seconds a token, a third fewer sequences at a time, a tenth more idle."""
     best, other = estimate(tokens=1000.0, sequences=100.0), estimate(310.0, 10.0, tpot=0.04, busy=0.8)
     assert why_behind((schedule("orca"), best), (schedule("orca"), other)) == [
-        "a token takes 40 ms instead of 20 ms with the best schedule (2 times as much)",
-        "about 12 sequences are decoded at a time instead of 18 with the best schedule (33% fewer)",
-        "devices are idle 20% of the time instead of 10% with the best schedule",
+        "a token takes 40 ms instead of 20 ms in the best (2 times as much)",
+        "about 12 sequences are decoded at a time instead of 18 in the best (33% fewer)",
+        "devices are idle 20% of the time instead of 10% in the best",
     ]
 
 

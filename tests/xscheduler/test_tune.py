@@ -301,8 +301,8 @@ def test_every_policy_is_told_apart_from_the_best_by_its_share():
     assert told["orca"] == ("the best; chunked is equally good; full", "full")
     assert told["chunked"] == ("equal to orca; late", "equal to orca")
     assert told["static"] == ("too large", "")
-    fewer = "about 1.35 sequences are decoded at a time instead of 1.8 with the best schedule (25% fewer)"
-    together = "prefill and decode read the weights one after the other; the best schedule reads them once for both"
+    fewer = "about 1.35 sequences are decoded at a time instead of 1.8 in the best (25% fewer)"
+    together = "prefill and decode read the weights one after the other, but the best schedule reads them once for both"
     assert told["rra"] == (
         f"75% of orca's throughput: {fewer}; {together}; wide",
         f"75% of orca's throughput: {fewer}",

@@ -117,7 +117,7 @@ def test_a_replayed_trace_is_scaled_to_the_models_context_on_request(exegpt, tin
     assert done.code == 2 and "None of the 9 rows of t.csv fits the context of" in done.err
     command = (*command, "--scale-to-context")
     answer = exegpt(*command).json
-    assert any("times 0.125, to fit the context of 128 tokens" in text for text in answer["assumptions"])
+    assert any("multiplied by 0.125 to fit the context of 128 tokens" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx(9 * 64 / answer["seconds"])
     (tmp_path / "t.csv").write_text("input,output\n" + "20,20\n" * 199 + "120,20\n")
     answer = exegpt(*command).json
