@@ -34,9 +34,9 @@ def check_columns(columns: str | None, *sources: str | None, scale: bool = False
     if any(form_of(source or "") for source in sources):
         return
     if columns:
-        raise InputError(f"--columns '{columns}' names the columns of a trace, and there is none: leave --columns out.")
+        raise InputError(f"--columns '{columns}' names columns of a trace, but there is no trace: leave --columns out.")
     if scale:
-        raise InputError("--scale-to-context scales a trace's lengths, and there is no trace: leave it out.")
+        raise InputError("--scale-to-context scales the lengths of a trace, but there is no trace: leave it out.")
 
 
 def admission_rule(typed: str | None, policy: str | None) -> Admission:
@@ -48,7 +48,10 @@ def admission_rule(typed: str | None, policy: str | None) -> Admission:
         return "reserve"
     growing = [name for name, traits in TRAITS.items() if traits.grows]
     if policy is not None and policy not in growing:
-        raise InputError(f"--admission grow is for {', '.join(growing)}, and the policy is {policy}: leave it out.")
+        raise InputError(
+            f"--admission grow requires one of the policies {', '.join(growing)}, but the policy is {policy}: "
+            "leave it out."
+        )
     return "grow"
 
 
@@ -57,10 +60,13 @@ def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
     caching = [name for name, traits in TRAITS.items() if traits.caches_prefixes]
     if model.encoder_layers:
         raise InputError(
-            f"--prefix-caching is for decoder-only models, and '{model.name}' has an encoder: leave it out."
+            f"--prefix-caching requires a decoder-only model, but '{model.name}' has an encoder: leave it out."
         )
     if policy is not None and policy not in caching:
-        raise InputError(f"--prefix-caching is for {', '.join(caching)}, and the policy is {policy}: leave it out.")
+        raise InputError(
+            f"--prefix-caching requires one of the policies {', '.join(caching)}, but the policy is {policy}: "
+            "leave it out."
+        )
 
 
 def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ...]:
@@ -69,5 +75,8 @@ def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ..
     lacking = [name for name in policies if name not in caching]
     if typed is not None and lacking:
         known = ", ".join(name for name, traits in TRAITS.items() if traits.caches_prefixes)
-        raise InputError(f"--prefix-caching is for {known}, and --policy names {', '.join(lacking)}: leave one out.")
+        raise InputError(
+            f"--prefix-caching works with {known}, but --policy includes {', '.join(lacking)}: remove one of the "
+            "two options."
+        )
     return caching

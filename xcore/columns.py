@@ -58,9 +58,9 @@ IDENTITIES: dict[str, tuple[str, ...]] = {
 _TIMED = {f"arrival_{unit}": unit for unit in (*UNITS, DATE)}
 """Keys of `--columns` that set an arrival's unit; `arrival=NAME:UNIT` becomes one of them."""
 _IGNORED = {
-    "turns count as they arrive": ("turn",),
-    "what another engine found in its cache isn't used": ("prefixlength", "cachedtokens"),
-    "images aren't simulated": ("numimages", "images"),
+    "turns are replayed at their arrival times": ("turn",),
+    "the cached tokens of the recorded engine are not used": ("prefixlength", "cachedtokens"),
+    "images are not simulated": ("numimages", "images"),
 }
 """Reason why columns are not used → their names, in lower-case letters only."""
 _MOMENTS = (
@@ -84,13 +84,13 @@ def parse_columns(text: str) -> dict[str, str]:
             key, column = f"arrival_{unit.strip()}", name.strip()
         if key not in (*COLUMNS, *IDENTITIES, *_TIMED) or not column:
             raise InputError(
-                f"'{part}' is not a column: write input=NAME,output=NAME and, where there is one, arrival=NAME, "
-                f"or arrival=NAME:ms with its unit (units: {', '.join((*UNITS, DATE))}). Of prompts there are "
-                f"{', '.join(IDENTITIES)}."
+                f"'{part}' is not a column: write input=NAME,output=NAME and, if the trace has arrivals, "
+                f"arrival=NAME or arrival=NAME:ms with the unit (units: {', '.join((*UNITS, DATE))}); the columns "
+                f"for prompts are {', '.join(IDENTITIES)}."
             )
         if key in columns or (key.startswith("arrival") and any(other.startswith("arrival") for other in columns)):
             raise InputError(
-                f"--columns '{text}' names the {key.partition('_')[0]} column twice: leave one of the two."
+                f"--columns '{text}' names the {key.partition('_')[0]} column twice: remove one of the two."
             )
         columns[key] = column
     return columns
@@ -136,7 +136,7 @@ def _lone(identity: dict[str, str]) -> list[str]:
     notes = []
     for key, other in (("prefix_id", "prefix_tokens"), ("prefix_tokens", "prefix_id"), ("parent_chat_id", "chat_id")):
         if key in identity and other not in identity:
-            notes.append(f"column '{identity.pop(key)}' is not read without a column '{other}'")
+            notes.append(f"column '{identity.pop(key)}' is not used without a column '{other}'")
     return notes
 
 
@@ -154,8 +154,8 @@ def _find(key: str, names: Sequence[str], asked: Mapping[str, str], path: object
         known = f"'{asked[key]}'" if key in asked else f"({', '.join(COLUMNS[key][:3])}, …)"
         what = key if key in IDENTITIES else key.partition("_")[0]
         raise InputError(
-            f"'{path}' has no {what} column {known}, only {', '.join(map(repr, names)) or 'none'}: name it with "
-            f"--columns {what}=NAME (columns: {what}=NAME in a models file), or rename it."
+            f"'{path}' has no {what} column {known}, only {', '.join(map(repr, names)) or 'none'}: pass its name "
+            f"with --columns {what}=NAME (in a models file: columns: {what}=NAME), or rename it."
         )
     return name
 
@@ -166,9 +166,12 @@ def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> lis
     for name in unused:
         key = next((key for key in COLUMNS if _resembles(name, key, columns[key] is None)), None)
         if key and columns[key]:
-            notes.append(f"column '{name}' is not read, {key} is '{columns[key]}'; --columns {key}=NAME takes another")
+            notes.append(
+                f"column '{name}' is not used, because {key} is '{columns[key]}'; --columns {key}=NAME selects "
+                "another column"
+            )
         elif key:
-            notes.append(f"column '{name}' is not read as arrivals; if it holds them, pass --columns {key}={name}")
+            notes.append(f"column '{name}' is not used for arrivals; if it holds arrivals, pass --columns {key}={name}")
     return notes
 
 
@@ -188,7 +191,7 @@ def _ignored(names: Sequence[str], used: set[str]) -> list[str]:
         held = [f"'{name}'" for name in names if _letters(name) in known and name not in used]
         if held:
             verb = "is" if len(held) == 1 else "are"
-            notes.append(f"{', '.join(held)} {verb} not read: {why}")
+            notes.append(f"{', '.join(held)} {verb} not used: {why}")
     return notes
 
 

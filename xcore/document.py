@@ -128,7 +128,7 @@ def _known_keys(cls: type, details: list[dict[str, Any]], also: tuple[str, ...])
             *group, wrong = detail["loc"]
             names = [*(() if group else also), *_fields(cls, group)]
             near = difflib.get_close_matches(str(wrong), names, n=3, cutoff=0.65)
-            return [f"instead of {wrong} write {', '.join(near)}" if near else f"known are {', '.join(names)}"]
+            return [f"instead of {wrong} write {', '.join(near)}" if near else f"the known keys are {', '.join(names)}"]
     return []
 
 
@@ -193,14 +193,16 @@ def check_file(path: Path, what: str = "file") -> None:
     if not path.exists():
         raise InputError(f"There is no {what} '{path}'.")
     if not path.is_file():
-        raise InputError(f"'{path}' is not a plain file but a pipe or a device: name {article(what)} {what}.")
+        raise InputError(f"'{path}' is a pipe or a device: name {article(what)} {what} that is a regular file.")
 
 
 def read_text(path: Path, what: str = "file", most: int = MAX_BYTES) -> str:
     """Return the UTF-8 text of a file, without a byte order mark; InputError if it is missing or over `most` bytes."""
     check_file(path, what)
     if path.stat().st_size > most:
-        raise InputError(f"'{path}' has {path.stat().st_size:,} bytes: documents of over {most:,} are refused.")
+        raise InputError(
+            f"'{path}' has {path.stat().st_size:,} bytes, but a document may have at most {most:,}: make it smaller."
+        )
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -240,7 +242,9 @@ def read_lines(path: Path, what: str = "file", newline: str | None = None) -> It
         try:
             while line := file.readline(MAX_LINE + 1):
                 if len(line) > MAX_LINE:
-                    raise InputError(f"'{path}' has a line of over {MAX_LINE:,} characters: write one entry per line.")
+                    raise InputError(
+                        f"'{path}' has a line of more than {MAX_LINE:,} characters: write one entry per line."
+                    )
                 yield line
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
@@ -265,7 +269,7 @@ def parse_json(text: str, what: str) -> Any:
     except RecursionError:
         why = "it is nested too deeply"
     except UnicodeEncodeError:
-        why = "it has half of a surrogate pair, which is no text"
+        why = "it has half of a surrogate pair, which is not valid text"
     except ValueError as error:  # a number that JSON doesn't have, or one of thousands of digits
         why = str(error).split(";")[0]
     raise InputError(f"{what} is not valid JSON: {why}.")
@@ -297,7 +301,9 @@ def read_yaml(path: Path, what: str) -> Any:
         if node is not None:
             _refuse_repeated_keys(node)
         if _SURROGATE.search(text):
-            raise InputError(f"'{path}' has half of a surrogate pair, which is no text: write the character itself.")
+            raise InputError(
+                f"'{path}' has half of a surrogate pair, which is not valid text: write the character itself."
+            )
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -327,7 +333,7 @@ def _refuse_repeated_keys(root: Any) -> None:
         keys = set()
         for key in (key for key, _ in pairs if isinstance(key, yaml.ScalarNode)):
             if key.value in keys:
-                problem = f"the key '{key.value}' comes twice in the same group"
+                problem = f"the key '{key.value}' appears twice in the same group"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             keys.add(key.value)
 

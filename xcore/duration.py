@@ -19,7 +19,7 @@ def parse_duration(text: str) -> float | None:
         raise InputError(f"'{text}' is not a duration: write a number and a unit, like 5s, 250ms, 2m, or inf.")
     seconds = float(match[1]) * _SECONDS[match[2]]
     if not 0 < seconds < math.inf:
-        raise InputError(f"'{text}' is not a usable duration: it must be longer than zero; inf is no bound.")
+        raise InputError(f"'{text}' is not a usable duration: it must be greater than zero (inf means no bound).")
     return seconds
 
 
@@ -28,7 +28,7 @@ def parse_delay(text: str, option: str) -> float:
     match = _FORM.fullmatch(text.strip().lower())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
     if seconds > 60:
-        raise InputError(f"{option} {text} is not a delay: write a number and a unit, from 0ms to 60s.")
+        raise InputError(f"{option} {text} is not a delay: write a number and a unit, between 0ms and 60s.")
     return seconds
 
 

@@ -14,7 +14,7 @@ from xcore.specs.schedule_versions import VERSIONS
 def model_directory(text: str) -> Path:
     """Return the directory of a model whose weights are needed."""
     if not Path(text).is_dir():
-        raise InputError(f"There is no model directory '{text}': `exegpt model create {text}` makes one.")
+        raise InputError(f"There is no model directory '{text}': create it with `exegpt model create {text}`.")
     return Path(text)
 
 
@@ -23,10 +23,15 @@ def read_schedule(path: Path) -> Schedule:
     data = document.read_json(path)
     version = data.get("version") if isinstance(data, dict) else None
     if isinstance(data, dict) and {"schedule", "frontier"} & data.keys():
-        raise InputError(f"'{path}' is what --json prints, and no schedule file: `exegpt tune --out FILE` writes one.")
+        raise InputError(
+            f"'{path}' is the output of --json, not a schedule file: write a schedule with `exegpt tune --out FILE`."
+        )
     if version not in VERSIONS:
         read = " or ".join(map(str, VERSIONS))
-        raise InputError(f"'{path}' is not a schedule of version {read} (its version is {version!r}): tune again.")
+        raise InputError(
+            f"'{path}' has schedule version {version!r}, but this version of exegpt reads version {read}: run "
+            "`exegpt tune` again."
+        )
     schedule = document.from_dict(Schedule, data, f"'{path}'")
     try:
         checked(schedule).check_stages()
@@ -35,7 +40,7 @@ def read_schedule(path: Path) -> Schedule:
     needed = sum(stage.tp for stage in schedule.stages) * schedule.replicas
     if needed > schedule.cluster.devices:
         has = f"its cluster '{schedule.cluster.name}' has {schedule.cluster.devices:,}"
-        raise InputError(f"'{path}': The schedule needs {needed:,} devices, and {has}: tune again.")
+        raise InputError(f"The schedule in '{path}' needs {needed:,} devices, but {has}: run `exegpt tune` again.")
     return schedule
 
 
@@ -46,15 +51,15 @@ def check_output(path: Path | None) -> None:
     if path.is_dir():
         raise InputError(f"'{path}' is a folder: name a file in it.")
     if path.exists() and not path.is_file():  # the rename would replace it, such as /dev/null
-        raise InputError(f"'{path}' is a device or a pipe: name a file, or leave the option out.")
+        raise InputError(f"'{path}' is a device or a pipe: name a regular file, or remove the option.")
     if not path.parent.is_dir():
-        raise InputError(f"There is no folder '{path.parent}' to write '{path.name}' to: make it first.")
+        raise InputError(f"There is no folder '{path.parent}' for the file '{path.name}': create the folder first.")
     try:
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise InputError(f"'{path}' can't be written ({why}): name a file in another folder.") from None
+        raise InputError(f"'{path}' can't be written ({why}): choose a file in another folder.") from None
 
 
 def check_distinct(outputs: Sequence[Path | None], sources: Sequence[str | Path | None]) -> None:
@@ -65,5 +70,5 @@ def check_distinct(outputs: Sequence[Path | None], sources: Sequence[str | Path 
     taken = {Path(source).resolve() for source in sources if source is not None and Path(source).is_file()}
     for path in named:
         if path.resolve() in taken:
-            raise InputError(f"'{path}' is another of this command's files, and would be replaced: name another.")
+            raise InputError(f"'{path}' is used twice in this command and would be overwritten: choose another file.")
         taken.add(path.resolve())

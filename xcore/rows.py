@@ -231,4 +231,6 @@ def _value(column: Any, place: int, name: str, before: int, path: Path) -> Any:
 def _check_apart(names: Sequence[str], path: Path) -> None:
     for name in names:
         if name and names.count(name) > 1:
-            raise InputError(f"'{path}' has {names.count(name)} columns '{name}': leave one, or name them apart.")
+            raise InputError(
+                f"'{path}' has {names.count(name)} columns '{name}': keep one of them, or rename the others."
+            )

@@ -61,11 +61,11 @@ def aiconfigurator_profile(
         InputError: The tables don't hold a system, engine, dtype or shape; the message lists what they hold.
     """
     if engine not in ENGINES:
-        raise InputError(f"There are no tables of engine '{engine}': choose {', '.join(ENGINES)}.")
+        raise InputError(f"There are no tables of engine '{engine}': use one of {', '.join(ENGINES)}.")
     if system not in SYSTEMS:
         raise InputError(f"There is no system '{system}': the systems are {', '.join(SYSTEMS)}.")
     if dtype not in _GEMM_DTYPES:
-        raise InputError(f"The tables hold no products in {dtype}: choose {', '.join(_GEMM_DTYPES)}.")
+        raise InputError(f"The tables hold no matrix products in {dtype}: use one of {', '.join(_GEMM_DTYPES)}.")
     cluster = parse_cluster(f"1x8x{SYSTEMS[system]}")
     kv_dtype = kv_dtype or usual_kv_dtype(dtype)
     tables = _Tables(_find(folder) / "data" / system, engine)
@@ -128,7 +128,7 @@ class _Tables:
             (self.folder / family / engine).glob(f"*/{name}_perf.parquet"), key=lambda p: _order(p.parent.name)
         )
         if not files:
-            raise InputError(f"System '{self.folder.name}' has no table '{name}' of {engine}: choose another --engine.")
+            raise InputError(f"System '{self.folder.name}' has no table '{name}' of {engine}: pass another --engine.")
         self.versions[name] = files[-1].parent.name
         with reading_parquet(files[-1]):
             rows = pq.read_table(files[-1])
@@ -138,8 +138,8 @@ class _Tables:
                 if not left.num_rows:
                     known = ", ".join(sorted(map(str, set(rows[column].to_pylist()))))
                     raise InputError(
-                        f"System '{self.folder.name}' has no {column} {value} in table '{name}' of {engine}: it has"
-                        f" {known}."
+                        f"System '{self.folder.name}' has no {column} {value} in table '{name}' of {engine}: use "
+                        f"one of {known}."
                     )
                 rows = left
         return {column: rows[column].to_numpy() for column in rows.column_names}

@@ -30,7 +30,9 @@ def table_for(measured: Mapping[tuple[int, int], Table], heads: int, kv_heads: i
             low, high = max(below), min(above)
             return _unfolded(_mixed(measured[low, kv], measured[high, kv], (h - low) / (high - low)), fold)
     known = ", ".join(f"{h}/{kv}" for h, kv in sorted(measured))
-    raise InputError(f"No attention was measured that {heads} heads and {kv_heads} KV heads follow from: only {known}.")
+    raise InputError(
+        f"No measured attention covers {heads} heads and {kv_heads} KV heads: the measured ones are {known}."
+    )
 
 
 def _unfolded(table: Table, fold: int) -> Table:

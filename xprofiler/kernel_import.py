@@ -47,8 +47,8 @@ class KernelImport:
         take = f"`{INSTALL}`, then `{self.command}`, and `{self.options}`"
         if not self.compared:
             return (
-                f"import: kernels were measured on {self.device} at {_at(self.degrees)}, and neither they nor its data "
-                f"sheet were compared with servers under engine {self.engine} there; {take}"
+                f"import: kernels were measured on {self.device} at {_at(self.degrees)}, but neither they nor the "
+                f"data sheet were compared with servers of engine {self.engine} there; to use them, run {take}"
             )
         first = self.compared[0]
         errors = ", ".join(
@@ -60,7 +60,7 @@ class KernelImport:
         if not self.better_at:
             return f"import: kernels measured on {self.device} were no better than its data sheet: {off}"
         better = f"better than its data sheet at {_at(self.better_at)}"
-        return f"import: kernels measured on {self.device} were {better}: {off}; {take}"
+        return f"import: kernels measured on {self.device} were {better}: {off}; to use them, run {take}"
 
 
 def kernel_import(

@@ -36,7 +36,7 @@ def layers_profile(model: ModelSpec, folder: Path, dtype: str | None = None, ove
     _check_model(model, meta, folder)
     dtype = dtype or meta.get("variant")
     if dtype is None:
-        raise InputError(f"'{folder}' has no meta.yaml that names a dtype: pass --dtype.")
+        raise InputError(f"'{folder}' has no meta.yaml with a dtype: pass --dtype.")
     dense = _by_layer(folder / "dense.csv", "tokens", (*_IN_LAYER, "embedding", "final_layernorm"))
     rows = _by_layer(folder / "per_sequence.csv", "sequences", ("lm_head", "sampler"))
     nothing = Table(("bytes",), ((1.0,),), (0.0,))
@@ -90,12 +90,12 @@ def _check_model(model: ModelSpec, meta: dict[str, Any], folder: Path) -> None:
     except InputError:  # a model that isn't built in can't be compared
         return
     if measured.layers_fingerprint != model.layers_fingerprint:
-        raise InputError(f"'{folder}' holds layers of {named}, not of '{model.name}': pass --model {named}.")
+        raise InputError(f"'{folder}' has layers of {named}, not of '{model.name}': pass --model {named}.")
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> list[CsvRow]:
     if not path.is_file():
-        raise InputError(f"There is no file '{path}': a folder of layers needs it.")
+        raise InputError(f"There is no file '{path}', which a folder of layers must have: add it.")
     return csv_rows(path, *columns, "time_us")
 
 
@@ -106,7 +106,7 @@ def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[
         seconds[row["layer"]][row.number(axis)] = row.number("time_us") * _US
     for layer in needed:
         if layer not in seconds:
-            raise InputError(f"'{path}' has no layer '{layer}': it has {', '.join(sorted(seconds))}.")
+            raise InputError(f"'{path}' has no layer '{layer}': its layers are {', '.join(sorted(seconds))}.")
     return dict(seconds)
 
 
@@ -166,5 +166,7 @@ def _attention(path: Path) -> Table:
         growth = values[0, 0, n] - values[0, 0, n - 1]
         beyond[:, :, n] = np.where(np.isnan(beyond[:, :, n]), beyond[:, :, n - 1] + growth, beyond[:, :, n])
     if np.isnan(beyond).any():
-        raise InputError(f"'{path}' does not hold enough rows of chunks alone and of decoding alone to fill its grid.")
+        raise InputError(
+            f"'{path}' has too few rows of only chunks and of only decode to fill its grid: add measurements."
+        )
     return table(("chunk", "past", "decodes", "context"), points, values, beyond)

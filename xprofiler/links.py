@@ -132,7 +132,7 @@ def make_links(ranks: Ranks, pairs: tuple[tuple[int, int], ...], device: torch.d
     ranks.agree(_has_nccl)
     if len(set(ranks.all((ranks.host, identity(device))))) < ranks.size:
         raise Agreed(
-            f"{ranks.size} ranks share fewer GPUs, whose times can't be separated: start one rank for each GPU."
+            f"{ranks.size} ranks share fewer GPUs, so their times can't be separated: start one rank for each GPU."
         )
     return DirectLinks(ranks, pairs, device)
 
@@ -142,7 +142,7 @@ def _has_nccl() -> dict[str, Any]:
 
     if not (dist.is_available() and dist.is_nccl_available()):
         raise InputError(
-            f"torch {torch.__version__} has no NCCL to measure several GPUs together: profile one GPU with one rank, "
-            "or import published measurements with `exegpt profile import`."
+            f"torch {torch.__version__} has no NCCL, which measurements on several GPUs need: profile one GPU with "
+            "one rank, or import published measurements with `exegpt profile import`."
         )
     return {}

@@ -33,7 +33,7 @@ def muxserve_profiles(path: Path) -> dict[str, IterationProfile]:
     try:
         return {name: _profile(name, degrees) for name, degrees in models.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"'{path}' isn't a cost table of MuxServe's: {error}.") from None
+        raise InputError(f"'{path}' is not a cost table of MuxServe: {error}.") from None
 
 
 def _profile(name: str, degrees: dict[str, Any]) -> IterationProfile:
@@ -68,7 +68,7 @@ def _table(seconds: Array, batches: list[int], lengths: list[int]) -> Table:
     """Return the table of the largest rectangle of measured cells that begins with the smallest batch and length."""
     known = np.isfinite(seconds)
     if not known[0, 0]:
-        raise ValueError(f"nothing was measured with batch {batches[0]} and length {lengths[0]}")
+        raise ValueError(f"there is no measurement with batch {batches[0]} and length {lengths[0]}")
     columns = [int(np.cumprod(known[: rows + 1].all(axis=0)).sum()) for rows in range(len(batches))]
     rows = max(range(len(batches)), key=lambda row: (row + 1) * columns[row])
     values = seconds[: rows + 1, : columns[rows]]

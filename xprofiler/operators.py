@@ -67,8 +67,8 @@ def compose(
     """
     if model.encoder_layers:
         raise InputError(
-            f"'{model.name}' has an encoder, whose attention looks both ways, and operator tables hold causal "
-            "attention alone: use a decoder-only model, or the roofline."
+            f"'{model.name}' has an encoder with bidirectional attention, but operator tables hold only causal "
+            "attention: use a decoder-only model, or the roofline."
         )
     degrees = tuple(tp for tp in model.tp_degrees(max(operators.degrees)) if tp in operators.degrees)
     sizes, inter = (1e3, 1e6, 1e9), cluster.inter

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from xrunner.comm.ranks import Ranks
 
 _ROOFLINE_HERE = (
-    "this machine's two rates, which kernels miss and to which an engine adds: good for comparing, no promise (a small "
-    "model's run can take ten times as long); `exegpt profile` measures"
+    "it uses this machine's two peak rates, without the losses of kernels and the time of an engine: it compares "
+    "schedules, but does not promise times (a small model's run can take ten times as long); `exegpt profile` "
+    "measures real times"
 )
 
 
@@ -78,7 +79,7 @@ def _find_profile(
             rooflines.check_engine(engine, stored, stored.fingerprint)
             return stored, profile_text(stored)
     roofline = rooflines.stock_profile(model, cluster, dtype, kv_dtype, engine, front_end_s)
-    why = "" if text else ", none that was measured fits this model, cluster and dtype"
+    why = "" if text else ", because no measured profile fits this model, cluster and dtype"
     whose = _ROOFLINE_HERE if here and engine is None else rooflines.engine_text(roofline, engine is not None)
     return roofline, f"profile: roofline{why}; {whose}"
 
@@ -105,9 +106,11 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
         for name in ENGINES:
             served = _under(name, profile, schedule.model.spec, schedule.cluster)
             if served.fingerprint == searched.fingerprint:
-                return served, f"profile: with the time of engine {name}, as in the search for the schedule"
+                return served, f"profile: it includes the time of engine {name}, as in the search for the schedule"
     other = f"another profile, {searched.source} ({searched.fingerprint})"
-    return profile, f"profile: the search for the schedule had {other}; pass it as --profile FILE for the same figures"
+    return profile, (
+        f"profile: the schedule was found with {other}; pass that profile as --profile FILE for the same figures"
+    )
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
@@ -121,7 +124,7 @@ def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
         kind = profile.device
     if cluster.name.startswith("local") or kind == cluster.device.kind:
         return ""
-    return f", whose times are of {kind} and not of {cluster.device.kind}"
+    return f", measured on {kind}, not on {cluster.device.kind}"
 
 
 def _attention_note(profile: Profile, attention: str) -> str:
@@ -129,7 +132,7 @@ def _attention_note(profile: Profile, attention: str) -> str:
     measured = profile.provenance.get("attention")
     if measured is None or measured.split()[0] == attention:
         return ""
-    return f", measured with attention by {measured} and not by {attention}"
+    return f", measured with {measured} attention, not with {attention}"
 
 
 def _spread_note(profile: Profile) -> str:
@@ -139,8 +142,8 @@ def _spread_note(profile: Profile) -> str:
     if is_calm(profile):
         return ""
     return (
-        f"; its times vary by {profile.spread:.0%}, since the machine was busy: run `exegpt profile` again when it is "
-        "quiet"
+        f"; its times vary by {profile.spread:.0%}, because the machine was busy: run `exegpt profile` again when "
+        "the machine is idle"
     )
 
 
@@ -149,7 +152,9 @@ def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profil
 
     profile = document.read(Profile, path)
     if not profile.is_for(model):
-        raise InputError(f"The profile '{path}' is for another model than '{model.name}': profile this one.")
+        raise InputError(
+            f"The profile '{path}' is for another model than '{model.name}': run `exegpt profile` for this model."
+        )
     if dtype not in (None, profile.dtype):
         raise InputError(f"The profile '{path}' is in {profile.dtype}, not in {dtype}: pass --dtype {profile.dtype}.")
     return profile

@@ -239,9 +239,7 @@ def roofline_profile(
     spec, kv_dtype = cluster.device, kv_dtype or usual_kv_dtype(dtype)
     if spec.flops_s.get(dtype, 0.0) <= 0 or spec.bandwidth_bytes_s <= 0:
         known = ", ".join(spec.flops_s) or "none"
-        raise InputError(
-            f"Device '{spec.kind}' has no rate for {dtype}: it has rates for {known}, of which --dtype takes one."
-        )
+        raise InputError(f"Device '{spec.kind}' has no rate for {dtype}: pass one of {known} as --dtype.")
     device = _device(spec, cluster.intra, dtype, kv_dtype, engine)
     return Profile(
         version=Profile.VERSION,

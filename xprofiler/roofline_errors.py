@@ -46,7 +46,7 @@ LIMITS = (
     Limit("vllm", "A100-80GB", "the time per token is about 9 % too short"),
     Limit("vllm", None, "decoding attention without grouped queries is too slow, 24 % at 80 sequences"),
     Limit(
-        "vllm", None, "the 99th percentile of the time to first token near saturation is off by a factor of up to 1.8"
+        "vllm", None, "the 99th percentile of the time to first token near saturation is wrong by a factor of up to 1.8"
     ),
     Limit(None, "L40S", "all-reduces depend on the board: one has 5.3 and 1.5 GB/s among 4 and 8 GPUs, not 18 and 17"),
     Limit(None, "RTXPRO6000", "all-reduces depend on the board: one has 37, 27 and 22 GB/s among 2, 4 and 8, not 14.6"),

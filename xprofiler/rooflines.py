@@ -77,17 +77,17 @@ def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
 
     if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
         return ()
-    summed = "what it takes of a GPU's memory is summed from its allocations"
-    texts = [f"engine exegpt: {summed}, not measured"]
+    summed = "the GPU memory that it uses is the sum of its allocations"
+    texts = [f"engine exegpt: {summed}, not a measurement"]
     if own.source != "measured":
         texts = [
-            f"engine exegpt: nothing was measured on a GPU; {summed}, its own time is a CPU's, and kernels, links and "
-            "sampling are taken as vLLM's"
+            f"engine exegpt: nothing was measured on a GPU; {summed}, its own time is that of a CPU, and kernels, "
+            "links and sampling are assumed to equal those of vLLM"
         ]
     if own is not chosen:
         theirs = engine_of(chosen).name
         names = ", ".join(policy for policy in TRAITS if not runs(theirs, policy))
-        texts.insert(0, f"engines: {theirs} doesn't run {names}, which are predicted with engine exegpt")
+        texts.insert(0, f"engines: {theirs} does not run {names}; the predictions for them use engine exegpt")
     return tuple(texts)
 
 
@@ -118,20 +118,20 @@ def check_engine(engine: str | None, profile: "Profile | None" = None, which: st
     find_engine(engine)
     if profile is not None and profile.source != "operators" and engine_of(profile).name != engine:
         raise InputError(
-            f"--engine {engine} is for rooflines and imported kernels, and the times of the profile '{which}' are its "
-            f"own engine's ({engine_of(profile).name}): leave one of them out."
+            f"--engine {engine} requires a roofline or imported kernels, but the profile '{which}' was measured "
+            f"with engine {engine_of(profile).name}: leave one of them out."
         )
 
 
 def engine_text(profile: "Profile", typed: bool = True) -> str:
     """Return a text that names the engine whose time is in a roofline."""
     name = profile.provenance["engine"]
-    whose = "no engine's own time is in it" if name == "none" else f"with the time of engine {name}"
+    whose = "without the time of an engine" if name == "none" else f"with the time of engine {name}"
     parts = [whose + ("" if typed or name == "none" else ", the default")]
     if profile.in_flight > 1:
         parts.append(f"{profile.in_flight} iterations in flight")
     if profile.front_end_s:
-        parts.append(f"{duration_text(profile.front_end_s)} of each request outside the engine")
+        parts.append(f"{duration_text(profile.front_end_s)} per request outside the engine")
     parts += [text for text in (profile.provenance.get("sampling"),) if text]
     return ", ".join(parts)
 
@@ -150,15 +150,22 @@ def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
     rows = [row for row in of_engine if row.device == device]
     if not of_engine:
         known = " and ".join(dict.fromkeys(row.engine for row in COMPARED))
-        return (f"accuracy: no measurement was compared with rooflines under engine {engine}, only under {known}",)
+        return (
+            (f"accuracy: rooflines of engine {engine} were not compared with measurements; only those of {known} were"),
+        )
     if not rows:
         known = ", ".join(dict.fromkeys(row.device for row in of_engine))
         nothing = (
-            f"accuracy: no measurement of {device} was compared with rooflines under engine {engine}, only of {known}"
+            f"accuracy: rooflines of engine {engine} were not compared with measurements on {device}, only on {known}"
         )
         return (nothing, *_limits(engine, device))
     if not is_stock(cluster):
-        return (f"accuracy: measurements of {device} were compared, and this cluster's device or link is another",)
+        return (
+            (
+                f"accuracy: rooflines were compared with measurements on {device}, but this cluster has another device "
+                "or link"
+            ),
+        )
     return (_errors_text(rows), *_limits(engine, device))
 
 
@@ -170,9 +177,9 @@ def _errors_text(rows: "list[RooflineErrors]") -> str:
     off = ", ".join(f"{row.median_error:.0%} at TP{row.tp} ({row.rows})" for row in rows)
     beyond = sum(row.rows * row.beyond_quarter for row in rows) / sum(row.rows for row in rows)
     return (
-        f"accuracy: {first.quantity} under engine {first.engine} on {first.device} was off by {off}: medians over so "
-        f"many of {SOURCES[first.engine]} that nothing was fitted to, {first.load}; {beyond:.0%} of them by more than "
-        "a quarter"
+        f"accuracy: {first.quantity} of engine {first.engine} on {first.device} had median errors of {off}, by "
+        f"tensor-parallel degree (number of measurements); source: {SOURCES[first.engine]}, with {first.load}, not "
+        f"used for fitting; {beyond:.0%} of the errors exceed a quarter"
     )
 
 

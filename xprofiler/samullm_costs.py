@@ -89,11 +89,17 @@ def _degree(tp: int, phases: dict[str, list[TimedIteration]], load_s: float | No
     Work per token and position comes from the FLOPs of the two extreme single prompts.
     """
     if set(phases) != {"prefill", "decode"}:
-        raise InputError(f"'{POINTS}' has the phases {sorted(phases)} at degree {tp}: both are needed.")
+        raise InputError(
+            f"'{POINTS}' has only the phases {sorted(phases)} at degree {tp}, but both phases are needed: add the "
+            "other."
+        )
     single = [point for point in phases["prefill"] if point.batch == 1]
     short, long = min(single, key=lambda p: p.total), max(single, key=lambda p: p.total)
     if short.total == long.total:
-        raise InputError(f"'{POINTS}' times prompts of one length only at degree {tp}: no line goes through that.")
+        raise InputError(
+            f"'{POINTS}' has prompts of only one length at degree {tp}, which is too few for a line: add another "
+            "length."
+        )
     per_position = (long.macs / long.total - short.macs / short.total) / (long.total - short.total)
     per_token = short.macs / short.total - per_position * short.total
     # the longest batches filled the cache, if a context allowed it
@@ -140,7 +146,7 @@ def _loading(path: Path) -> dict[tuple[str, int], float]:
     try:
         return {(row["model"].rsplit("/", 1)[-1], int(row["tp"])): float(row["value"]) for row in data[HOST]}
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InputError(f"'{path}' has no list '{HOST}' of loading seconds by model and tp.") from None
+        raise InputError(f"'{path}' has no list '{HOST}' of loading seconds by model and tp: add it.") from None
 
 
 def _outputs(path: Path) -> dict[str, LengthDistribution]:

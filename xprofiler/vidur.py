@@ -53,11 +53,11 @@ class _Files:
         """
         rows = self.rows[kind]
         if not rows:
-            raise InputError(f"'{self.folder}' has no {kind} file of Vidur's.")
+            raise InputError(f"'{self.folder}' has no {kind} file of Vidur.")
         matching = [row for row in rows if all(row.whole(key) == value for key, value in shape.items())]
         if not matching:
             known = {", ".join(f"{key} {row[key]}" for key in shape) for row in rows}
-            raise InputError(f"The {kind} files in '{self.folder}' don't fit '{model}': they have {'; '.join(known)}.")
+            raise InputError(f"The {kind} files in '{self.folder}' do not fit '{model}': they have {'; '.join(known)}.")
         return matching
 
 
@@ -87,8 +87,8 @@ def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_
     degrees = sorted(mlp.keys() & attention.keys() & reduce.keys())
     if not degrees:
         raise InputError(
-            f"The files in '{folder}' have no tensor-parallel degree in common: mlp has {sorted(mlp)}, attention"
-            f" {sorted(attention)}, all_reduce {sorted(reduce)}."
+            f"The files in '{folder}' have no tensor-parallel degree in common: mlp has {sorted(mlp)}, attention "
+            f"{sorted(attention)}, and all_reduce {sorted(reduce)}."
         )
     nothing = Table(("bytes",), ((1.0,),), (0.0,))
     within, between = (_workers(files.rows["send_recv"], 2, n) for n in (2, 1))

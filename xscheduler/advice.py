@@ -57,14 +57,16 @@ def _figures(best: Answer, other: Answer) -> list[str]:
     if many and most:
         lost = 1 - many / most
         fewer = f"{figure_text(most)} in the best ({lost:.0%} fewer)"
-        reasons.append((lost, f"about {figure_text(many)} sequences are decoded at a time, {fewer}"))
+        reasons.append((lost, f"about {figure_text(many)} sequences are decoded at a time instead of {fewer}"))
     if other[1].tpot_s and best[1].tpot_s:
         slower = other[1].tpot_s / best[1].tpot_s - 1
-        times = f"{duration_text(other[1].tpot_s)}, in the best {duration_text(best[1].tpot_s)}"
+        times = f"{duration_text(other[1].tpot_s)} instead of {duration_text(best[1].tpot_s)} in the best"
         reasons.append((slower, f"a token takes {times} ({more_text(slower + 1)})"))
     idles, least = idle(other[1]), idle(best[1])
     if idles is not None and least is not None:
-        reasons.append((idles - least, f"devices idle {idles:.0%} of the time, in the best {least:.0%}"))
+        reasons.append(
+            (idles - least, (f"devices are idle {idles:.0%} of the time instead of {least:.0%} in the best"))
+        )
     return [text for lost, text in sorted(reasons, reverse=True) if lost > _WORTH_SAYING]
 
 
@@ -75,21 +77,23 @@ def _ways(best: Answer, other: Answer) -> list[str]:
     one_stack = not schedule.model.spec.encoder_layers
     reasons = []
     if one_stack and ahead.mixed and not (traits.mixed or traits.disaggregated):
-        reasons.append("prompts and decoding read the weights one after the other, in the best together")
+        reasons.append(
+            "prefill and decode read the weights one after the other, but the best schedule reads them once for both"
+        )
     if one_stack and traits.disaggregated and not ahead.disaggregated:
-        reasons.append("every layer's weights are held twice")
+        reasons.append("each layer's weights are stored twice")
     if ahead.early_termination and not traits.early_termination:
         output = schedule.workload.output
         longest = expected_longest(output, schedule.control.batch or 1)
         if output.mean < (1 - _WORTH_SAYING) * longest:
-            lengths = f"{figure_text(longest)} tokens where the mean is {figure_text(output.mean)}"
-            reasons.append(f"a batch is kept to its longest output, {lengths}")
+            lengths = f"{figure_text(longest)} tokens, although the mean output has {figure_text(output.mean)}"
+            reasons.append(f"a batch runs until its longest output ends, {lengths}")
     return reasons
 
 
 WIDTHS = {
-    "measured": "the profile was measured with at most {}: --profile roofline goes beyond that",
-    "resident": "at most {} may be: pass more requests, or fix the batch by hand",
+    "measured": "the profile was measured with at most {}: --profile roofline also covers more",
+    "resident": "at most {} are allowed: pass more requests, or fix the batch with an option",
 }
 """The constraints on sequences decoded at a time, with the text for each."""
 
@@ -104,7 +108,7 @@ def busy_text(estimate: Estimate) -> str:
     """Return the sentence for an answer that cannot be improved."""
     idles = idle(estimate)
     busy = "the devices are busy" + ("" if idles is None else f" {1 - idles:.0%} of the time")
-    return f"{busy}, and no bound 10% looser would give more"
+    return f"{busy}, and a bound 10% looser would not give more throughput"
 
 
 def use_of(answer: Answer) -> str:
@@ -138,7 +142,8 @@ def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: C
         return no_better if reached else f"{asked} would not be enough"
     if answer.estimate is None:
         return (
-            f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with {loose.schedule.policy}"
+            f"{asked} would give {figure_text(loose.estimate.throughput_tok_s)} tokens/s with policy "
+            f"{loose.schedule.policy}"
         )
     gain = loose.estimate.throughput_tok_s / answer.estimate.throughput_tok_s - 1
     if gain < 0.005:  # less is printed as 0%

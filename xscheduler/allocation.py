@@ -106,7 +106,9 @@ def minimax_split(layers: int, layer_seconds: Sequence[float], other_seconds: Se
     of layers, so a greedy choice is optimal: each layer goes to the stage whose time with this layer is the lowest.
     """
     if not len(layer_seconds) <= layers:
-        raise InputError(f"{layers} layers can't be split into {len(layer_seconds)} stages: each needs one at least.")
+        raise InputError(
+            f"{layers} layers can't be split into {len(layer_seconds)} stages: each stage needs at least one layer."
+        )
     counts = [1] * len(layer_seconds)
     both = zip(layer_seconds, other_seconds, strict=True)
     queue = [(2 * layer + other, i) for i, (layer, other) in enumerate(both)]
@@ -225,8 +227,8 @@ def uniform_stages(
     count = cluster.devices // tp
     if layers and (len(layers), sum(layers)) != (count, model.layers):
         raise InputError(
-            f"Stages of {', '.join(map(str, layers))} layers aren't {count} stages of the {model.layers} layers of "
-            f"'{model.name}': name the layers of each stage."
+            f"Stages of {', '.join(map(str, layers))} layers aren't {count} stages with the {model.layers} layers "
+            f"of '{model.name}': pass the layers of each stage."
         )
 
     def cuts(whole: int) -> list[tuple[int, int] | None]:

@@ -50,7 +50,7 @@ def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
     device = cluster.device
     if engine == "tensorrt-llm":  # trtllm-serve 1.2: max_num_tokens, max_batch_size, GUARANTEED_NO_EVICT, block reuse
         return EngineDefaults(engine, 8192, 2048, "reserve", prefix_caching=True)
-    # vLLM 0.32, vllm/engine/arg_utils.py, server defaults: depend on the memory that CUDA reports and the device's name
+    # vLLM's server defaults (see launch_command.RELEASES): by the memory that CUDA reports and the device's name
     memory = device.shown_bytes
     if memory >= 160 * _GIB:
         sizes = 16_384, 1024
@@ -58,7 +58,7 @@ def engine_defaults(engine: str, cluster: ClusterSpec) -> EngineDefaults:
         sizes = 8192, 1024
     else:
         sizes = 2048, 256
-    if engine == "sglang":  # sglang/srt/server_args.py of 0.5: chunk size by memory; at least 2,048 requests
+    if engine == "sglang":  # SGLang's (see RELEASES): chunk size by memory; at least 2,048 requests
         chunk = next((size for gib, size in ((160, 16_384), (60, 8192), (35, 4096)) if memory >= gib * _GIB), 2048)
         return EngineDefaults(engine, chunk, 2048, "grow", prefix_caching=True)
     if engine.startswith("vllm"):
@@ -129,8 +129,10 @@ def follow(setting: Setting, settings: EngineSettings, engine: str | None = None
     schedule = engine_schedule(setting, policy, tp_degree, *cache, replicas, stages, **variables)
     schedule = replace(schedule, admission=admission, prefix_caching=caching)
     if not settings.tp_degree and setting.cluster.devices > replicas:
-        widest = f"{stages_text(schedule)}, as wide as the model and a node allow"
-        rules.append(f"tensor parallelism: {widest}; --tp-degree takes another degree, --replicas copies")
+        widest = f"{stages_text(schedule)}, the widest degree that the model and a node allow"
+        rules.append(
+            f"tensor parallelism: {widest}; --tp-degree sets another degree, --replicas sets the number of replicas"
+        )
     return schedule, (*assumed, *rules)
 
 
@@ -161,11 +163,15 @@ def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Sch
     needed = [name for name, kind in kinds(control).items() if kind in ("prompts", "period", "residents")]
     missing = [f"--{name.replace('_', '-')}" for name in needed if name not in fixed]
     if missing:
-        raise InputError(f"A schedule of policy {policy} needs {' and '.join(missing)}: pass {missing[0]} 8, say.")
+        raise InputError(
+            f"A schedule of policy {policy} needs {' and '.join(missing)}: pass {missing[0]} 8, for example."
+        )
     for name in ("kv_blocks", "block_size", "prefix_caching"):
         if getattr(settings, name):
             option = f"--{name.replace('_', '-')}"
-            raise InputError(f"{option} is for policies that engines have, not for {policy}: leave it out.")
+            raise InputError(
+                f"{option} is not an option of policy {policy}: leave it out, or choose a policy that engines have."
+            )
     rule = admission_rule(settings.admission, policy)
     answer = search_schedule(setting, None, policies=(policy,), fixed=fixed)
     if answer.schedule is None:
@@ -173,7 +179,7 @@ def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Sch
     best = answer.schedule
     free = best.control.decisions | best.tensor_parallelism | {"encode_tp_gpus": None, "replicas": best.replicas}
     chosen = [f"{name}={value}" for name, value in free.items() if name not in fixed and value]
-    said = f"not given, and the best of all: {', '.join(chosen)}, on {stages_text(best)}"
+    said = f"options that you did not pass were searched: {', '.join(chosen)} is best, on {stages_text(best)}"
     return replace(best, admission=rule), (said,) if chosen else ()
 
 
@@ -191,7 +197,7 @@ def _variables(
     assume(budget := traits.name_of("tokens"), defaults.max_num_batched_tokens, whose)
     assume(traits.name_of("prompts"), 1, "as in the Orca paper")
     most = min(defaults.max_num_seqs, variables[budget] if budget else defaults.max_num_seqs)
-    why = whose if most == defaults.max_num_seqs else "one per token of the budget"
+    why = whose if most == defaults.max_num_seqs else "one for each token of the budget"
     assume(traits.name_of("residents"), most, why)
     return variables, assumed
 
@@ -252,7 +258,7 @@ def engine_schedule(
     if tp_degree not in model.tp_degrees(tp_degree):
         fit = model.tp_degrees(setting.cluster.devices_per_node)
         raise InputError(
-            f"A tensor-parallel degree of {tp_degree} doesn't fit model '{model.name}' on nodes of "
+            f"A tensor-parallel degree of {tp_degree} is not possible for model '{model.name}' on nodes of "
             f"{counted(setting.cluster.devices_per_node, 'device')}: use one of {', '.join(map(str, fit))}."
         )
     part = _part(setting.cluster, replicas, tp_degree, len(stages) if isinstance(stages, tuple) else stages)
@@ -264,11 +270,11 @@ def engine_schedule(
     longest = most_cached(lengths.input.max, lengths.output.max, bool(model.encoder_layers))
     if kv_blocks * block_size < longest:
         short = f"{kv_blocks:,} KV blocks of {block_size:,} tokens"
-        short += f", all that memory holds on {setting.cluster.name}," if fits else ""
-        way = "lower --block-size, shorten the requests, or take larger devices" if fits else ""
+        short += f", which is all that the memory of {setting.cluster.name} holds," if fits else ""
+        way = "lower --block-size, shorten the requests, or use devices with more memory" if fits else ""
         raise InputError(
             f"{short} can't hold the longest request of {longest:,} tokens: "
-            f"{way or f'pass --kv-blocks {-(-longest // block_size)} at least'}."
+            f"{way or f'pass --kv-blocks {-(-longest // block_size)} or more'}."
         )
     schedule = Schedule(
         version=Schedule.VERSION,
@@ -307,16 +313,18 @@ def _room(setting: Setting, stages: tuple[Stage, ...], step: "Step") -> int:
     gib = {name: figure_text(getattr(fullest, name) / 2**30, 4) for name in ("weights", "usable", "held", "workspace")}
     if replica.room((1.0, 1.0)) < 1:
         raise InputError(
-            f"The weights of '{model.name}' in {setting.profile.dtype} take {gib['weights']} GiB of a device on "
-            f"{cluster.name} and the engine itself {gib['held']} GiB, of {gib['usable']} GiB that may be used: take "
-            f"more or larger devices{'' if setting.profile.dtype == 'fp8' else ', fewer replicas, or --dtype fp8'}."
+            f"On each device of {cluster.name}, the weights of '{model.name}' in {setting.profile.dtype} take "
+            f"{gib['weights']} GiB and the engine takes {gib['held']} GiB, but only {gib['usable']} GiB are usable: "
+            "use more devices or devices with more "
+            f"memory{'' if setting.profile.dtype == 'fp8' else ', fewer replicas, or --dtype fp8'}."
         )
     if room < 1:
         raise InputError(
-            f"'{model.name}' doesn't start on {cluster.name}: of the {gib['usable']} GiB of a device that may be used "
-            f"weights take {gib['weights']} GiB, the engine itself {gib['held']} GiB, and iterations of {step[0]:,.0f} "
-            f"tokens and {step[1]:,.0f} sequences {gib['workspace']} GiB, which leaves no room for keys and values; "
-            "lower --max-num-batched-tokens or --max-num-seqs, or take larger devices."
+            f"'{model.name}' can't start on {cluster.name}, because no memory is left for KV blocks: of the "
+            f"{gib['usable']} usable GiB of a device, the weights take {gib['weights']} GiB, the engine "
+            f"{gib['held']} GiB, and iterations of {step[0]:,.0f} tokens and {step[1]:,.0f} sequences "
+            f"{gib['workspace']} GiB; lower --max-num-batched-tokens or --max-num-seqs, or use devices with more "
+            "memory."
         )
     return room
 
@@ -325,8 +333,8 @@ def _check_engine(setting: Setting, policy: str, variables: "Mapping[str, int]")
     """Raise InputError for settings that no engine supports."""
     if TRAITS[policy].splits_prompts and setting.model.encoder_layers:
         raise InputError(
-            f"An encoder reads its whole input at once, so '{setting.model.name}' can't be served in chunks: pass "
-            "--policy orca."
+            f"The encoder of '{setting.model.name}' reads a whole prompt at once, so prompts can't be split into "
+            "chunks: pass --policy orca."
         )
     TRAITS[policy].control.check(variables)
 
@@ -342,13 +350,16 @@ def _part(cluster: "ClusterSpec", replicas: int, tp_degree: int = 1, stages: int
     sizes = [n for n in replica_sizes(cluster) if most_replicas(cluster, n) >= replicas]
     if not sizes:
         most = f"it has {counted(cluster.devices, 'device')}"
-        raise InputError(f"{replicas:,} replicas are too many for {cluster.name}: {most}, and each replica needs one.")
+        raise InputError(
+            f"{replicas:,} replicas do not fit on {cluster.name}: {most}, and each replica needs at least one; use "
+            "fewer replicas."
+        )
     devices, per_node = sizes[-1], cluster.devices_per_node
     if stages is not None:
         asked = stages * tp_degree
         if asked not in sizes:
             each = f"{counted(stages, 'stage')} of {counted(tp_degree, 'device')}"
-            raise InputError(f"{counted(replicas, 'replica')} of {each} don't fit on {cluster.name}: take fewer.")
+            raise InputError(f"{counted(replicas, 'replica')} of {each} do not fit on {cluster.name}: use fewer.")
         devices = asked
     if tp_degree <= devices <= per_node:
         devices -= devices % tp_degree
@@ -380,18 +391,20 @@ def resident(schedule: Schedule, profile: "Profile") -> tuple[Schedule, tuple[st
     notes = []
     if allowed is None:
         if needed() > blocks:
-            lack = f"the steady state fills {needed():,} KV blocks and the schedule has {blocks:,}"
-            notes.append(f"{lack}: requests will wait for them, which --replay shows")
+            lack = f"the steady state needs {needed():,} KV blocks, but the schedule has {blocks:,}"
+            notes.append(f"{lack}, so requests will wait for free blocks; --replay shows how long")
         return schedule, tuple(notes)
     step = _step(schedule.control, schedule.workload)
     room = scenario.replica.room(step) * BLOCK_SIZE // schedule.block_size
     if blocks > room:
-        notes.append(f"{blocks:,} KV blocks are more than the {room:,} that memory holds by this estimate")
+        notes.append(
+            f"the schedule has {blocks:,} KV blocks, more than the {room:,} that fit in memory by this estimate"
+        )
     if needed() <= blocks:
         return schedule, tuple(notes)
     most = bisect.bisect_right(range(1, allowed), blocks, key=needed)
     notes.append(
-        f"{blocks:,} KV blocks hold about {most:,} sequences at a time, and --max-num-seqs allows "
-        f"{allowed:,}: the others wait in the queue, and the figures are for {most:,}"
+        f"{blocks:,} KV blocks hold about {most:,} sequences at a time, although --max-num-seqs allows {allowed:,}; "
+        f"the other requests wait in the queue, and the figures are for {most:,}"
     )
     return replace(schedule, control=schedule.control.with_batch(max(1, most))), tuple(notes)

@@ -1,4 +1,4 @@
-"""Convert schedules to launch commands of another engine (flags of vLLM 0.33), and predict what that engine does."""
+"""Convert schedules to launch commands of another engine, and predict its performance."""
 
 from dataclasses import dataclass, replace
 
@@ -49,17 +49,17 @@ class Target:
         """
         model, predicted = setting.model, engine_of(setting.profile).name
         if model.architecture == "t5":
-            raise InputError(f"{self.engine} doesn't run encoder-decoders like '{model.name}': leave --export out.")
+            raise InputError(f"{self.engine} can't run encoder-decoder models like '{model.name}': leave --export out.")
         if not predicted.startswith(self.engine):
             raise InputError(
-                f"--export {self.engine} prints flags with their performance under {self.engine}, and predictions are "
-                f"those of engine {predicted}: pass --engine {self.engine}, or leave --export out."
+                f"--export {self.engine} prints flags with the predicted performance of {self.engine}, but the "
+                f"predictions are for engine {predicted}: pass --engine {self.engine}, or leave --export out."
             )
         if not any(runs(self.engine, policy) for policy in policies):
             known = ", ".join(policy for policy in TRAITS if runs(self.engine, policy))
             raise InputError(
-                f"--export {self.engine} needs a policy that {self.engine} runs ({known}), and --policy names "
-                f"{', '.join(policies)}: add one, or leave --policy out."
+                f"--export {self.engine} needs a policy that {self.engine} runs ({known}), but --policy has only "
+                f"{', '.join(policies)}: add one of them, or leave --policy out."
             )
         _dtypes(model, setting.profile.dtype, setting.kv_dtype)
 
@@ -77,9 +77,13 @@ class Target:
         With `alike`, the prompts share prefixes as the workload says.
         """
         longest, length = _longest(followed)
-        cached = "prompts begin alike as the workload says" if alike else "no prompts begin alike, and reuse is extra"
+        cached = (
+            "prompts share prefixes as in the workload"
+            if alike
+            else ("no prompts share a prefix, and any reuse is a gain")
+        )
         commands, where = _placed(self._command(followed, longest), followed)
-        caching = f"prefix caching: on, {self.engine}'s default; the prediction assumes that {cached}"
+        caching = f"prefix caching: on, the default of {self.engine}; the prediction assumes that {cached}"
         return Export(tuple(commands), followed, estimate, (*where, length, caching))
 
     def _command(self, schedule: Schedule, longest: int) -> str:
@@ -139,12 +143,12 @@ def _placed(command: str, schedule: Schedule) -> tuple[list[str], list[str]]:
     if nodes == 1:
         if copies > 1 or rest:
             each = f"each of {copies} nodes" if copies > 1 else "one node"
-            other = f", and with --data-parallel-size {rest} on another," if rest else ""
+            other = f" and, with --data-parallel-size {rest}, on another node," if rest else ""
             where.append(f"run it on {each}{other} behind a load balancer")
         return [command], where
     each = f"for each of the {copies} replicas " if copies > 1 else ""
     spread = f"{command} --nnodes {nodes} --master-addr $NODE0 --node-rank "
-    where = [f"{each}run one command on each of {nodes} nodes, $NODE0 the first one's address"]
+    where = [f"{each}run one command on each of {nodes} nodes; $NODE0 is the address of the first node"]
     return [f"{spread}{rank}{' --headless' if rank else ''}" for rank in range(nodes)], where
 
 
@@ -156,7 +160,9 @@ def _longest(schedule: Schedule) -> tuple[int, str]:
     context, held = schedule.model.spec.context, schedule.kv_blocks * schedule.block_size
     if held >= context:
         return context, f"--max-model-len {context} is the model's context"
-    return held, f"--max-model-len {held} is what the KV cache holds of the model's context of {context:,} tokens"
+    return held, (
+        f"--max-model-len {held} is the number of tokens that fit in the KV cache; the model's context has {context:,}"
+    )
 
 
 def _dtypes(model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
@@ -172,7 +178,7 @@ def _dtypes(model: ModelSpec, dtype: str, kv_dtype: str) -> dict[str, str]:
         held = _DTYPES.get(kv_dtype, kv_dtype)
     else:
         raise InputError(
-            f"vllm keeps keys and values in the model's dtype, bf16, fp16 or fp8, not in {kv_dtype}: leave --kv-dtype "
-            f"{kv_dtype} or --export out."
+            f"vllm stores keys and values in the model's dtype, bf16, fp16 or fp8, not in {kv_dtype}: leave out "
+            f"--kv-dtype {kv_dtype} or --export."
         )
     return {**flags, "kv-cache-dtype": held}

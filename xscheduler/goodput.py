@@ -160,7 +160,7 @@ class Meter:
         known = next((v.excess for v in alike if v.excess and v.same(schedule, rate)), None)
         if known is None:
             known = self._replayed(schedule, rate, count, ends=False).excess
-            assert known is not None, "no bound ends it"
+            assert known is not None, "no bound limits a growing queue"
         return known
 
     def _verdict(self, schedule: Schedule, rate: float, count: int, measured: bool = False) -> Verdict:

@@ -41,7 +41,7 @@ def highest_goodput(
     admission: tuple[Admission, ...] = ("grow",) if grows and GROWING.issuperset(policies) else ("reserve",)
     arrivals = arrivals_of(setting, "poisson", 0)
     where = (setting.model, setting.cluster, setting.workload, setting.profile, arrivals)
-    with output.progress("searching the highest goodput") as progress:
+    with output.progress("searching for the highest goodput") as progress:
         rated = tune_at(
             *where,
             RateBounds(bound_s * (1 - MARGIN)),

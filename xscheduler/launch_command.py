@@ -1,7 +1,7 @@
 """Read a running server's launch command, with vLLM's or SGLang's flags, as the settings to simulate.
 
 A flag that changes the prediction and isn't modelled is an error; flags that change nothing are listed. Flags are those
-of vLLM 0.33 (`vllm serve`, vllm/engine/arg_utils.py) and SGLang 0.5 (`python -m sglang.launch_server`).
+of `vllm serve` and `python -m sglang.launch_server`, in the releases of `RELEASES`.
 """
 
 import shlex
@@ -14,6 +14,8 @@ from xcore.errors import InputError
 Read = Callable[[str], Any]
 Number = TypeVar("Number", int, float)
 
+RELEASES = {"vllm": "vLLM 0.33", "sglang": "SGLang 0.5"}
+"""Engine releases whose flags and defaults are followed (vllm/engine/arg_utils.py, sglang/srt/server_args.py)."""
 POLICY = "chunked"
 """The only policy that these servers run."""
 
@@ -34,11 +36,11 @@ class Launch:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences on what the command says or leaves out that the simulation doesn't model."""
-        notes = [f"flags that change nothing here: {', '.join(self.unmodelled)}"] if self.unmodelled else []
+        notes = [f"flags that do not change this prediction: {', '.join(self.unmodelled)}"] if self.unmodelled else []
         if self.engine == "sglang" and "policy" not in self.settings:
             notes.append(
-                "sglang: without --enable-mixed-chunk, prefill and decoding take turns; simulated as with it, in one "
-                "iteration"
+                "sglang: without --enable-mixed-chunk, prefill and decode take turns; the simulation runs them in "
+                "one iteration, as with this flag"
             )
         return tuple(notes)
 
@@ -61,14 +63,14 @@ def _count(text: str) -> int:
 def _counts(text: str) -> tuple[int, ...]:
     counts = tuple(_parsed(int, part) for part in text.split(","))
     if min(counts) < 1:
-        raise ValueError("whole numbers above 0, between commas")
+        raise ValueError("whole numbers above 0, separated by commas")
     return counts
 
 
 def _share(text: str) -> float:
     share = _parsed(float, text)
     if not 0 < share <= 1:
-        raise ValueError("a share above 0, at most 1")
+        raise ValueError("a share above 0 and at most 1")
     return share
 
 
@@ -181,7 +183,9 @@ def _launch(engine: str, found: dict[str, Any], named: list[str]) -> Launch:
     model, longest, stages = settings.pop("model"), settings.pop("longest", None), settings.pop("stages", 1)
     if len(settings.get("layers", (0,) * stages)) != stages:
         given = ",".join(map(str, settings["layers"]))
-        raise InputError(f"--command has {LAYER_PARTITION}={given} for {stages} pipeline stages: name one number each.")
+        raise InputError(
+            f"--command has {LAYER_PARTITION}={given}, but {stages} pipeline stages: write one number for each stage."
+        )
     settings.setdefault("tp_degree", 1)
     settings.setdefault("replicas", 1)
     return Launch(engine, model, settings | {"stages": stages}, tuple(named), longest)
@@ -200,8 +204,8 @@ def _engine(words: list[str]) -> tuple[str, list[str], dict[str, Any]]:
         if len(words) > 2 and words[0].startswith("python") and words[1] == "-m" and words[2] == module:
             return engine, words[3:], said
     raise InputError(
-        f"--command '{' '.join(words[:3])} …' is neither vLLM's nor SGLang's: begin it with `vllm serve` or `python -m "
-        "sglang.launch_server`."
+        f"--command '{' '.join(words[:3])} …' is not a command of vLLM or SGLang: begin it with `vllm serve` or "
+        "`python -m sglang.launch_server`."
     )
 
 
@@ -222,23 +226,25 @@ def _flags(engine: str, words: list[str]) -> Iterator[tuple[str | None, str]]:
         if flag in _SWITCHES[engine] or flag in _NAMED_SWITCHES:
             if equals:
                 raise InputError(
-                    f"--command has {word}, and --{flag} takes no value: write the flag alone, or leave it out."
+                    f"--command has {word}, but --{flag} takes no value: write the flag alone, or leave it out."
                 )
             yield flag, ""
         elif flag in _VALUES[engine] or flag in _NAMED:
             if not equals and not rest:
-                raise InputError(f"--command ends with {word}, which takes a value.")
+                raise InputError(
+                    f"--command ends with {word}, but this flag needs a value: add the value, or leave the flag out."
+                )
             yield flag, value if equals else rest.pop(0)
         else:
             raise InputError(
-                f"--command has {word}, which may change what the server does and isn't modelled: leave it out to "
-                "simulate the server without it."
+                f"--command has {word}, which is not modelled for {RELEASES[engine]} and may change the server's "
+                "performance: leave it out to simulate the server without it."
             )
 
 
 def _take(found: dict[str, Any], name: str, value: Any, what: str) -> None:
     if name in found and found[name] != value and None not in (found[name], value):
-        raise InputError(f"--command says {what} twice, as {found[name]} and as {value}: leave one of them out.")
+        raise InputError(f"--command sets {what} twice, to {found[name]} and to {value}: leave one of them out.")
     found[name] = value if value is not None else found.get(name)
 
 

@@ -253,11 +253,11 @@ def _count(goodput: float, highest: float) -> int:
 
 def _check_method(method: Method, size: int) -> None:
     if method == "optuna":
-        raise InputError("Search method optuna supports no arrival rate: use bnb or exhaustive with --rate.")
+        raise InputError("Search method optuna does not support arrival rates: use bnb or exhaustive with --rate.")
     if method == "exhaustive" and size > MOST_EXHAUSTIVE:
         raise InputError(
-            f"An exhaustive search at a rate of arrival would replay {size:,} schedules, more than "
-            f"{MOST_EXHAUSTIVE:,}: name one policy with --policy, or use bnb."
+            f"An exhaustive search at an arrival rate would replay {size:,} schedules, more than "
+            f"{MOST_EXHAUSTIVE:,}: choose one policy with --policy, or use bnb."
         )
 
 
@@ -388,15 +388,15 @@ def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count:
     """Return a policy's best schedule at `rate`, measured with `count` requests."""
     members, problem = search.members, search.problem
     if best is None:
-        late = "sustains no rate: even nearly idle, its requests are late"
+        late = "sustains no rate: its requests are late even at the lowest rate"
         fits = any(member.ceiling > 0 for member in members)
         return Alternative(policy, None, None, late if fits else why_infeasible(policy, members, problem))
     reached, steady = best.goodput_seq_s, best.steady
-    why = best.broken or f"its steady throughput ends it, limited by {steady.binding}"
+    why = best.broken or f"its steady throughput is reached, limited by {steady.binding}"
     if reached < rate:
         if not reached:
-            return Alternative(policy, None, None, f"sustains no rate: nearly idle, {best.broken}")
-        return Alternative(policy, None, None, f"sustains {figure_text(reached)}/s at most; beyond, {why}")
+            return Alternative(policy, None, None, f"sustains no rate: even at the lowest rate, {best.broken}")
+        return Alternative(policy, None, None, f"sustains at most {figure_text(reached)}/s; above this rate, {why}")
     estimate = replace(
         search.meter.served_at(best.schedule, rate, count),
         memory_bytes=steady.memory_bytes,
@@ -407,12 +407,12 @@ def _alternative(search: OpenSearch, best: Sustained | None, rate: float, count:
         binding="latency" if best.broken else steady.binding,
         extrapolated=steady.extrapolated,
     )
-    return Alternative(policy, best.schedule, estimate, f"sustains {figure_text(reached)}/s; beyond, {why}")
+    return Alternative(policy, best.schedule, estimate, f"sustains {figure_text(reached)}/s; above this rate, {why}")
 
 
 def _who(bound: BoundMeaning) -> str:
     """Return the requests that must keep a latency bound at a rate."""
-    longest = f"{percent_text(OF_LONGEST)} of the requests whose outputs are the longest {percent_text(LONGEST)}"
+    longest = f"{percent_text(OF_LONGEST)} of the requests with the longest {percent_text(LONGEST)} of outputs"
     return longest if bound.of_length else bound.latency_text
 
 
@@ -420,21 +420,22 @@ def _assumptions(
     bounds: RateBounds, bound: BoundMeaning, arrivals: Arrivals, rate: float, winner: Alternative | None
 ) -> tuple[str, ...]:
     many = arrivals.sample(REQUESTS, winner.schedule.replicas if winner and winner.schedule else 1, bound).count
-    few = "; percentiles of so few requests are unreliable: pass a longer trace" if arrivals.count < FEW else ""
+    few = "; with so few requests, percentiles are unreliable: pass a longer trace" if arrivals.count < FEW else ""
     assumptions = []
     if bounds.latency_s is not None:
-        assumptions.append(f"bound: kept by {_who(bound)}, counted from arrival")
+        assumptions.append(f"bound: it holds for {_who(bound)}, counted from the arrival")
     assumptions.append(
-        f"arrivals: {figure_text(rate, 6)}/s, an open system: latency counts from arrival, and figures are "
-        f"measured by the event simulator over {many:,} requests, the first {WARM_UP:.0%} left out{few}"
+        f"arrivals: {figure_text(rate, 6)}/s in an open system, so latency counts from the arrival; the figures "
+        f"come from the event simulator over {many:,} requests, without the first {WARM_UP:.0%}{few}"
     )
-    sure = f", with {SIGMAS:g} standard errors to spare" if arrivals.random else ""
-    ends = "" if bounds.end_queues else "; as no bound ends a growing queue, never above the steady throughput"
+    sure = f", with a margin of {SIGMAS:g} standard errors" if arrivals.random else ""
+    ends = "" if bounds.end_queues else "; no bound limits a growing queue, so it is at most the steady throughput"
     assumptions.append(f"goodput: the highest rate within all bounds, to {PRECISION:.2%}{sure}{ends}")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
-            f"the answer uses times beyond the profile's grid in {asked}: extrapolated linearly, so less certain"
+            f"the answer uses times beyond the profile's grid in {asked}: they are extrapolated linearly and less "
+            "certain"
         )
     return tuple(assumptions)
 
@@ -446,12 +447,13 @@ def _cache_assumptions(problem: SearchProblem, caching: Workload | None, arrival
         texts.append("admission grow: the replays preempt requests as an engine with this admission rule does")
     if caching and arrivals.prefixes is None:
         texts.append(
-            f"prefix caching: workload {caching.name} doesn't say which prompts share a prefix, so none is assumed to"
+            f"prefix caching: workload {caching.name} does not say which prompts share a prefix, so no prompts "
+            "share one"
         )
     elif caching and arrivals.prefixes:
         found = arrivals.prefixes.found(arrivals.inputs, BLOCK_SIZE).sum() / arrivals.inputs.sum()
         texts.append(
-            f"prefix caching: a cache without end would have {percent_text(found)} of the prompts' tokens, and steady "
-            "throughputs leave these out; replays find what the KV blocks hold"
+            f"prefix caching: an unlimited cache would hold {percent_text(found)} of the prompts' tokens, and "
+            "steady throughputs leave them out; replays use only what fits in the KV blocks"
         )
     return tuple(texts)

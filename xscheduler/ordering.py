@@ -50,7 +50,9 @@ class OrderChoice:
         check_choice(name, tuple(ORDERS), "--order")
         for option, value in (("--ranker", ranker), ("--ranker-tau", tau)):
             if value is not None and name != "learned":
-                raise InputError(f"{option} {value} is for --order learned, and the order is {name}: leave it out.")
+                raise InputError(
+                    f"{option} {value} is only for --order learned, but the order is {name}: leave it out."
+                )
         return OrderChoice(name, guarded, ranker, tau)
 
     @property
@@ -155,15 +157,15 @@ def check_known(choice: OrderChoice, requests: Sequence[Request]) -> None:
         lacking = next((request for request in requests if getattr(request, name) is None), None)
         if lacking:
             raise InputError(
-                f"--order {choice.name} needs {name} of each request, which request '{lacking.id}' lacks: choose "
+                f"--order {choice.name} needs {name} of each request, but request '{lacking.id}' has none: choose "
                 "another order."
             )
     known = [_known(request) for request in requests]
     if choice.kind.oracle and not all(known):
         unknown = requests[known.index(False)]
         raise InputError(
-            f"--order {choice.name} needs the length of each output before the run, and request '{unknown.id}' may "
-            "end at any token: choose another order, or give every request ignore_eos."
+            f"--order {choice.name} needs the length of each output before the run, but request '{unknown.id}' may "
+            "end at any token: choose another order, or set ignore_eos for all requests."
         )
     if choice.name == "learned":
         find_ranker(choice)
@@ -179,7 +181,9 @@ def find_ranker(choice: OrderChoice) -> Ranker:
 def prompt_scores(ranker: Ranker, requests: Sequence[Request], tokenizer: Any) -> list[float]:
     """Return each request's score by the text of its prompt; InputError if the model has no tokenizer to decode it."""
     if tokenizer is None:
-        raise InputError("--order learned reads prompts as text, and the model has no tokenizer.json: choose another.")
+        raise InputError(
+            "--order learned reads prompts as text, but the model has no tokenizer.json: choose another order."
+        )
     prompts = [tokenizer.decode(list(request.prompt_ids)) for request in requests]
     return np.asarray(ranker.scores(prompts), dtype=np.float64).tolist() if prompts else []
 
@@ -193,12 +197,12 @@ def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
         return
     if choice.name not in SERVED:
         raise InputError(
-            f"--order {choice.name} needs what a server isn't told of its requests: use one of {', '.join(SERVED)}."
+            f"--order {choice.name} needs request data that a server does not receive: use one of {', '.join(SERVED)}."
         )
     if latency_bound_s not in (None, inf):
         raise InputError(
-            "A server accepts requests that are in time in order of arrival: leave --latency-bound, or --order and "
-            "--starvation-guard, out."
+            "A server with a latency bound accepts requests in order of arrival: leave out --latency-bound, or "
+            "--order and --starvation-guard."
         )
     if choice.name == "learned":
         find_ranker(choice)

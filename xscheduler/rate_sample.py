@@ -116,7 +116,9 @@ class Arrivals:
         first = sorted(workload.requests, key=lambda r: r.arrival_s)[:REQUESTS]
         times = np.array([r.arrival_s for r in first])
         if times[-1] <= times[0]:
-            raise InputError(f"The first {len(first)} requests arrive all at once: pass Poisson arrivals with --rate.")
+            raise InputError(
+                f"The first {len(first)} requests all arrive at the same time: pass --rate for Poisson arrivals."
+            )
         prefixes = Prefixes.of(first, BLOCK_SIZE)
         return Arrivals(*_clipped(*_columns(first), context), times - times[0], False, prefixes)
 
@@ -212,5 +214,5 @@ def arrivals_of(setting: "Setting", pattern: str, seed: int) -> Arrivals:
     if pattern == "poisson":
         return Arrivals.poisson(workload, longest, seed, setting.cluster.devices)
     if not workload.requests or max(r.arrival_s for r in workload.requests) <= 0:
-        raise InputError(f"Workload {workload.name} has no arrivals: pass a trace with an arrival column.")
+        raise InputError(f"Workload {workload.name} has no arrivals: use a trace with an arrival column.")
     return Arrivals.traced(workload, longest)

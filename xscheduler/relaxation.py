@@ -42,10 +42,10 @@ class Gain:
             times = (duration_text(seconds) for seconds in (RELAXED * self.limit, self.limit))
             return f"a bounded {TIMES[self.name]} of {' instead of '.join(times)} {more}"
         if self.name == "memory":
-            return f"{_TENTH} more of it {more}"
+            return f"{_TENTH} more memory {more}"
         if self.name in WIDTHS:
-            return f"at most {self.limit:,.0f} sequences are decoded at once, and {_TENTH} more {more}"
-        return f"{self.name}={_raised(int(self.limit))} instead of {self.limit:.0f}, which is fixed, {more}"
+            return f"at most {self.limit:,.0f} sequences are decoded at once; {_TENTH} more sequences {more}"
+        return f"{self.name} is fixed; {self.name}={_raised(int(self.limit))} instead of {self.limit:.0f} {more}"
 
 
 def largest_gain(

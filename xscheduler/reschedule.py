@@ -53,8 +53,8 @@ def rescheduler(setting: Setting, arrivals: bool = False) -> "Reschedule":
 
     def reschedule(workload: Workload, held: Schedule) -> Schedule | None:
         means = [figure_text(distribution.mean, 4) for distribution in (workload.input, workload.output)]
-        note = f"lengths have changed, to {means[0]} input and {means[1]} output tokens on average"
-        output.note(f"{note}: searching again")
+        note = f"lengths have changed to {means[0]} input and {means[1]} output tokens on average"
+        output.note(f"{note}: searching for another schedule")
         schedule, why_not = in_a_process(SearchInput(replace(setting, workload=workload), held, most, arrivals))
         output.note(f"found: {schedule_text(schedule)}" if schedule else f"the run keeps its schedule: {why_not}")
         return schedule
@@ -72,7 +72,7 @@ def in_a_process(search_input: SearchInput) -> NewSchedule:
     try:
         searching = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8")
     except OSError as error:  # for example, too little memory, which must not end the run
-        return NewSchedule(None, f"the search can't be started ({(error.strerror or str(error)).lower()})")
+        return NewSchedule(None, f"the search could not be started ({(error.strerror or str(error)).lower()})")
     with searching as process:
         assert process.stdin and process.stdout
         try:
@@ -140,7 +140,7 @@ def best(setting: Setting, held: Schedule, most: int | None = None) -> NewSchedu
         if need != have or rates[0] >= (1 - WORTH) * rates[1]:
             return NewSchedule(stays.schedule)
     if need != have:
-        return NewSchedule(None, f"the best schedule for them needs {need} devices, and this job has {have}")
+        return NewSchedule(None, f"the best schedule for the new lengths needs {need} devices, but this run has {have}")
     return NewSchedule(free.schedule)
 
 
@@ -162,7 +162,7 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
     schedule = replace(_with_cache_of(held, found.schedule), latency_bound_s=held.latency_bound_s)
     if ranks_needed(schedule) != ranks_needed(held):
         need, have = ranks_needed(schedule), ranks_needed(held)
-        return NewSchedule(None, f"the best schedule for them needs {need} devices, and this job has {have}")
+        return NewSchedule(None, f"the best schedule for the new lengths needs {need} devices, but this run has {have}")
     return NewSchedule(schedule)
 
 

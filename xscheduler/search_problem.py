@@ -53,7 +53,11 @@ def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str
             f"Policy {policies[0]} has no" if len(policies) == 1 else f"None of the policies {', '.join(policies)} has"
         )
         able = [policy for policy in TRAITS if set(fixed) <= set(variables_of(policy))]
-        way = f"{', '.join(able)} {'has' if len(able) == 1 else 'have'}" if able else "leave one out: no policy has all"
+        way = (
+            f"{', '.join(able)} {'has' if len(able) == 1 else 'have'}"
+            if able
+            else ("leave one out, because no policy has all of them")
+        )
         raise InputError(f"{who} {names}; {way}.")
     return having
 

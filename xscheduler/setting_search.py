@@ -187,6 +187,6 @@ def infeasible_text(answer: "Tuned", bound_s: float | None) -> str:
     if answer.lowest_latency_s is None:
         return f"No schedule fits: {'; '.join(reasons(answer.alternatives))}."
     if bound_s is None or answer.lowest_latency_s <= bound_s:  # the latency bound can be met, but another bound can't
-        return f"No schedule meets what was asked for: {'; '.join(reasons(answer.alternatives))}."
+        return f"No schedule meets the requested settings: {'; '.join(reasons(answer.alternatives))}."
     lowest = duration_text(answer.lowest_latency_s)
     return f"No schedule meets the bound of {format_duration(bound_s)}: the lowest reachable latency is {lowest}."

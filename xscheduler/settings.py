@@ -89,13 +89,16 @@ def find_setting(
         assumptions.append("model: opt-13b, the default")
     spec = find_model(model)
     if not Path(model).is_dir() and (sizes := stands_for(model)):
-        context = f"a context of {spec.context:,} tokens" if spec.longest_request else "no longest request"
+        context = f"a context of {spec.context:,} tokens" if spec.longest_request else "an unlimited request length"
         assumptions.append(f"model: '{model}' has the sizes of {sizes}, with {context}")
     if cluster is None:
         cluster = "local" if Path(model).is_dir() else "4xA40"
         assumptions.append(f"cluster: {cluster}, the default")
     if device and cluster != "local":
-        raise InputError(f"--device {device} is this machine's, and the cluster is '{cluster}': leave one of them out.")
+        raise InputError(
+            f"--device {device} selects a device of this machine, but the cluster is '{cluster}': leave one of them "
+            "out."
+        )
     where = _local(device, memory_fraction) if cluster == "local" else parse_cluster(cluster, memory_fraction)
     described = cluster == "local" or cluster.endswith((".yaml", ".yml"))
     assumptions += _one_node_text(where)
@@ -107,11 +110,11 @@ def find_setting(
         workload = parse_workload(workload, named, parse_rate(rate) if rate else None, assumptions.append)
     load, scaling = fit_context(workload, spec, scale_to_context)
     if load.correlation is not None and not one_by_one:
-        scaling.append(f"inputs and outputs independent; their correlation in the trace is {load.correlation:+.2f}")
+        scaling.append(f"inputs and outputs are independent; their correlation in the trace is {load.correlation:+.2f}")
     if not one_by_one and any(request.identity for request in load.requests or ()):
         scaling.append(
-            f"prompts: {workload.name} says which begin alike, which a steady state ignores; searches at a rate use it "
-            "with --prefix-caching, replays too"
+            f"prompts: {workload.name} says which prompts share prefixes; a steady state ignores this, but replays "
+            "and searches at a rate use it with --prefix-caching"
         )
     dtype, kv_dtype = _known_dtype(dtype, "--dtype"), _known_dtype(kv_dtype, "--kv-dtype")
     named_file = profile not in (None, "roofline")
@@ -142,17 +145,24 @@ def _one_node_text(cluster: ClusterSpec) -> list[str]:
     if cluster.name != f"{devices}x{kind}" or devices not in range(16, 1 << 20, 8):
         return []
     nodes = f"{devices // 8}x8x{kind}"
-    return [f"cluster: {cluster.name} is one node, all its devices linked alike; nodes of eight are {nodes}"]
+    return [
+        (f"cluster: {cluster.name} is one node with equal links between all devices; write {nodes} for nodes of eight")
+    ]
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
     """Return sentences on the dtype of keys and values where the user chose none or it differs from the profile's."""
     timed = profile.provenance.get("kv_dtype", kept)
     if timed != kept:
-        return [f"warning: keys and values are in {kept}, and the profile was made for {timed}: make another"]
+        return [
+            (
+                f"warning: keys and values are in {kept}, but the profile was measured for {timed}: measure a profile "
+                f"for {kept}"
+            )
+        ]
     if asked or kept == profile.dtype:
         return []
-    return [f"keys and values: {kept}, the default beside weights in {profile.dtype}; --kv-dtype takes another"]
+    return [f"keys and values: {kept}, the default for weights in {profile.dtype}; --kv-dtype sets another dtype"]
 
 
 def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
@@ -188,15 +198,15 @@ def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
     if cluster.name.startswith("local"):
         return "bf16", "the default on this machine's GPU"
     if model.dtype is None:
-        return "fp16", "the default where the checkpoint doesn't say its own"
-    dtype, why = model.dtype, "the checkpoint's own"
+        return "fp16", "the default, because the checkpoint does not name its dtype"
+    dtype, why = model.dtype, "the checkpoint's dtype"
     if dtype == "fp32":
-        dtype, why = "bf16", "since checkpoints in fp32 are served in 16 bits"
+        dtype, why = "bf16", "because checkpoints in fp32 are served in 16 bits"
     if dtype in cluster.device.flops_s or not cluster.device.flops_s:
         return dtype, why
     if "fp16" not in cluster.device.flops_s:
-        return next(iter(cluster.device.flops_s)), f"since {cluster.device.kind} doesn't compute in {dtype}, {why}"
-    return "fp16", f"since {cluster.device.kind} doesn't compute in {dtype}, {why}"
+        return next(iter(cluster.device.flops_s)), f"because {cluster.device.kind} does not compute in {dtype}, {why}"
+    return "fp16", f"because {cluster.device.kind} does not compute in {dtype}, {why}"
 
 
 def _local(device: str | None, memory_fraction: float | None) -> ClusterSpec:

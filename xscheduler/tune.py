@@ -239,19 +239,19 @@ def check_asked(
     """
     for policy in policies:
         if policy not in SPACES and (policy not in TRAITS or TRAITS[policy].disaggregated):
-            raise InputError(f"Policy '{policy}' can't be searched: {', '.join(SPACES)} can.")
+            raise InputError(f"Policy '{policy}' can't be searched: use one of {', '.join(SPACES)}.")
     growing = [name for name in SPACES if TRAITS[name].grows and name in GROWING]
     if "reserve" not in admission and not set(policies) & set(growing):
         raise InputError(
-            f"No steady state with admission 'grow' is known for {', '.join(policies)}: use --admission reserve, or "
-            f"{', '.join(growing)}."
+            f"Admission 'grow' has no steady-state formula for {', '.join(policies)}: use --admission reserve, or "
+            f"one of {', '.join(growing)}."
         )
     for name, value in fixed.items():
         known = sorted({*control_variables(), *ALLOCATION})
         if name not in known:
-            raise InputError(f"The variable {name} can't be fixed here: {', '.join(known)} can.")
+            raise InputError(f"The variable {name} can't be fixed here: fix one of {', '.join(known)}.")
         if value < 1:
-            raise InputError(f"The variable {name} was fixed to {value}: it must be at least 1.")
+            raise InputError(f"The variable {name} was fixed to {value}, but it must be at least 1.")
     for policy in policies:
         TRAITS[policy].control.check(fixed)
     with_variables(policies, fixed)
@@ -352,15 +352,15 @@ def _lead(best: Alternative, following: Alternative | None) -> str:
         return "the best"
     share = _rate(following) / _rate(best)
     if share >= 1 - TIE:
-        return f"the best, with {following.policy} as good"
-    return f"the best; the next, {following.policy}, reaches {percent_text(share)} of its throughput"
+        return f"the best; {following.policy} is equally good"
+    return f"the best; the next policy, {following.policy}, reaches {percent_text(share)} of its throughput"
 
 
 def _behind(best: Alternative, other: Alternative) -> tuple[str, list[str]]:
     """Return a policy's distance to the best, and its causes."""
     share = _rate(other) / _rate(best)
     if share >= 1 - TIE:
-        return f"as good as {best.policy}", []
+        return f"equal to {best.policy}", []
     assert other.schedule and other.estimate and best.schedule and best.estimate
     reasons = why_behind((best.schedule, best.estimate), (other.schedule, other.estimate))
     return f"{percent_text(share)} of {best.policy}'s throughput", reasons
@@ -405,15 +405,15 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
     if without:
         return f"it has no {', '.join(without)}, which {'is' if len(without) == 1 else 'are'} fixed"
     if not members and problem.load.encoder_decoder and TRAITS[policy].splits_prompts:
-        return "an encoder reads its whole input at once, so prompts can't come in chunks"
+        return "its encoder reads a whole prompt at once, so prompts can't be split into chunks"
     if not members and not problem.admissions(policy):
-        return "no steady state with admission grow is known for it"
+        return "it has no steady-state formula for admission grow"
     if not members and TRAITS[policy].disaggregated and problem.cost_model.cluster.devices == 1:
-        return "it needs two devices at least: some encode, the others decode"
+        return "it needs at least two devices, because some encode and the others decode"
     if not members and not any(problem.layouts(n, uniform=False) for n in problem.replica_sizes()):
         asked = ", ".join(f"{name}={value}" for name, value in problem.fixed.items())
         devices = counted(problem.cost_model.cluster.devices, "device")
-        return f"no allocation of its {devices} has what was asked for ({asked})"
+        return f"no allocation of its {devices} has the requested values ({asked})"
     if not members:
         return _too_large(policy, problem)
     closest = min(members, key=lambda member: member.quickest_s)
@@ -431,11 +431,11 @@ def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily],
             name, least = closest.variables[0].name, closest.values(closest.lowest)[0]
             if least > 1:  # fixed by the user
                 return f"{name}={least:,} needs {percent_text(figure)} of the memory"
-            return "not even one sequence fits into memory beside the weights"
+            return "not even one sequence fits in memory besides the weights"
         if constraint.name in WIDTHS:
             return f"even its smallest batch would {too_wide(problem.widest, figure)}"
         return f"its lowest {TIMES[constraint.name]} is {beyond_text(figure, constraint.limit)}"
-    return "none of its schedules fits into memory and keeps every bound"
+    return "none of its schedules fits in memory and meets all bounds"
 
 
 def _too_large(policy: str, problem: SearchProblem) -> str:
@@ -443,31 +443,33 @@ def _too_large(policy: str, problem: SearchProblem) -> str:
     model, cluster, dtype = problem.cost_model.model, problem.cost_model.cluster, problem.cost_model.profile.dtype
     weights = model.parameters * BYTES[dtype] / 2**30
     memory = cluster.devices * problem.cost_model.engine_memory.usable_bytes(cluster) / 2**30
-    twice = ", here held twice," if TRAITS[policy].disaggregated and not model.encoder_layers else ""
+    twice = " (each layer is stored twice)" if TRAITS[policy].disaggregated and not model.encoder_layers else ""
     return (
-        f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no room for one sequence in the "
-        f"{figure_text(memory, 4)} GiB of {cluster.name} that may be used"
+        f"its weights of {figure_text(weights, 4)} GiB in {dtype}{twice} leave no space for one sequence in the "
+        f"{figure_text(memory, 4)} usable GiB of {cluster.name}"
     )
 
 
 def _assumptions(problem: SearchProblem, policies: tuple[str, ...], winner: Alternative | None) -> tuple[str, ...]:
     limits, assumptions = problem.limits, []
     if limits.latency_s is not None:
-        assumptions.append(f"bound: kept by {problem.bound.latency_text}, counted from the start of the prefill")
+        assumptions.append(f"bound: it holds for {problem.bound.latency_text}, counted from the start of the prefill")
     if winner and winner.estimate and winner.estimate.extrapolated:
         asked = ", ".join(winner.estimate.extrapolated)
         assumptions.append(
-            f"the answer uses times beyond the profile's grid in {asked}: extrapolated linearly, so less certain"
+            f"the answer uses times beyond the profile's grid in {asked}: they are extrapolated linearly and less "
+            "certain"
         )
     if winner and winner.estimate and winner.schedule and winner.schedule.admission == "grow":
         often = figure_text(winner.estimate.preemptions_per_request)
         assumptions.append(
-            "admission grow: the cache has room for the 95th percentile of what is held at a time; a request is "
-            f"preempted {often} times on average"
+            "admission grow: the cache holds the 95th percentile of the KV blocks in use; a request is preempted "
+            f"{often} times on average"
         )
     reserving = [name for name in policies if "grow" in problem.admission and "grow" not in problem.admissions(name)]
     if reserving:
         assumptions.append(
-            f"admission grow isn't searched for {', '.join(reserving)}: no steady-state formula covers it"
+            f"admission grow is not searched for {', '.join(reserving)}: it has no steady-state formula with these "
+            "policies"
         )
     return tuple(assumptions)

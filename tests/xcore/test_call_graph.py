@@ -17,12 +17,12 @@ def node(name, *prompts, **options):
     [
         ((), (), "needs nodes"),
         ((node("a", 1), node("a", 1)), (), "name of its own"),
-        ((node("a", 1),), (("a", "b"),), "name b, which is no node"),
+        ((node("a", 1),), (("a", "b"),), "name b, but the nodes are"),
         ((node("a"),), (), "'a' has no calls"),
         (
             (node("a"), node("b")),
             (("a", "b"), ("b", "a")),
-            "The edges between a, b go round: take one of them out; a node that reads",
+            "The edges between a, b form a cycle: remove one of them; a node that reads",
         ),
         (
             (node("c"), node("a"), node("d"), node("b")),
@@ -31,7 +31,7 @@ def node(name, *prompts, **options):
         ),
         ((node("a", 1, rounds=(2,)),), (), "needs an edge to itself"),
         ((node("a", 1), node("b", 1)), (("a", "b", "separate"),), "separate calls"),
-        ((node("a", 1), node("b")), (("a", "b"), ("a", "b", "final")), "Two edges lead from 'a' to 'b'"),
+        ((node("a", 1), node("b")), (("a", "b"), ("a", "b", "final")), "There are two edges from 'a' to 'b'"),
     ],
 )
 def test_what_is_no_application(nodes, edges, message):
@@ -42,8 +42,8 @@ def test_what_is_no_application(nodes, edges, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rounds": (1, 2)}, "'a' has 2 numbers of rounds, the smallest 1, for 1 prompts"),
-        ({"rounds": (0,)}, "'a' has 1 numbers of rounds, the smallest 0"),
+        ({"rounds": (1, 2)}, "'a' has 2 numbers of rounds for 1 prompts, the smallest is 1"),
+        ({"rounds": (0,)}, "'a' has 1 numbers of rounds for 1 prompts, the smallest is 0"),
         ({"times": 0}, "'a' has times of 0"),
         ({"longest_output": 0}, "'a' has longest_output of 0"),
     ],

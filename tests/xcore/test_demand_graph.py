@@ -42,15 +42,15 @@ def test_a_loop_that_may_end_is_legal_and_travels(tmp_path):
 @pytest.mark.parametrize(
     ("units", "start", "sentence"),
     [
-        ((thought("search"), search("thought")), "thought", "always goes round thought → search → thought"),
+        ((thought("search"), search("thought")), "thought", "always repeats the cycle thought → search → thought"),
         (
             (thought("act", END),),
             "thought",
-            "from 'thought' to 'act', which is no unit of it: name one of thought or end",
+            "from 'thought' to 'act', which is not one of its units: write one of thought or end",
         ),
-        ((thought(END),), "act", "from 'start' to 'act', which is no unit of it: name one of thought."),
-        ((thought("search", "thought"), search("thought")), "thought", "has no way from 'thought' to 'end'"),
-        ((thought(END), thought(END)), "thought", "needs units of different names"),
+        ((thought(END),), "act", "from 'start' to 'act', which is not one of its units: write one of thought."),
+        ((thought("search", "thought"), search("thought")), "thought", "has no path from 'thought' to 'end'"),
+        ((thought(END), thought(END)), "thought", "needs units with unique names"),
     ],
 )
 def test_a_graph_that_no_run_could_end_in_is_refused_in_one_sentence(units, start, sentence):
@@ -61,14 +61,14 @@ def test_a_graph_that_no_run_could_end_in_is_refused_in_one_sentence(units, star
 
 
 def test_units_with_samples_of_different_numbers_are_refused():
-    with pytest.raises(InputError, match=r"as many input_tokens.*got 2, 1, 2 and 0"):
+    with pytest.raises(InputError, match=r"equally many input_tokens.*got 2, 1, 2 and 0"):
         DemandStep("thought", "llm", (END,), (1, 2), (1,), (1, 1))
     with pytest.raises(InputError, match="has a sample above 10,000,000"):
         DemandStep("thought", "llm", (END,), (10**40,), (1,), (1,))
     for negative in ((-1, 1, 1), (1, -1, 1), (1, 1, 0)):
         with pytest.raises(InputError, match=r"below [01]: remove that sample"):
             DemandStep("thought", "llm", (END,), *((sample,) for sample in negative))
-    with pytest.raises(InputError, match="negative or endless"):
+    with pytest.raises(InputError, match="negative or infinite"):
         DemandStep("search", "search", (END,), seconds=(float("inf"),))
     with pytest.raises(InputError, match="seconds alone"):
         DemandStep("search", "search", (END,))
@@ -106,7 +106,7 @@ def test_the_last_thousand_calls_count():
         ((call("thought", END), call("thought", END)), "names 'end' as the next"),
         ((call("thought", END, output_tokens=None),), "line 1: a call of 'thought' needs input_tokens and output"),
         ((call("thought", END, tokens=3),), "tokens is not known"),
-        ((call("thought", "search"), call("search", "thought")), "always goes round"),
+        ((call("thought", "search"), call("search", "thought")), "always repeats the cycle"),
         ((), "There are no calls to learn from"),
     ],
 )
@@ -117,7 +117,7 @@ def test_a_log_that_is_wrong_is_refused(tmp_path, calls, sentence):
 
 def test_a_unit_has_one_backend(tmp_path):
     calls = call("thought", END), call("thought", END, run=1, backend="docker", seconds=1.0)
-    with pytest.raises(InputError, match="on llm and on docker: give each its own name"):
+    with pytest.raises(InputError, match="on both llm and docker: use a different unit name"):
         learn(read_calls(write_log(tmp_path / "calls.jsonl", *calls)))
 
 
@@ -132,7 +132,7 @@ def test_the_published_form_is_read(tmp_path):
     (read,) = read_demand_graphs(path)
     assert read == graph(DemandStep("thought", "llm", (END,), (9,), (3,), (2,)))
     path.write_text(json.dumps({"react": {**units, "thought": {**units["thought"], "next": ["thought"]}}}))
-    with pytest.raises(InputError, match="always goes round thought → thought"):
+    with pytest.raises(InputError, match="always repeats the cycle thought → thought"):
         read_demand_graphs(path)
     path.write_text("{}")
     with pytest.raises(InputError, match="has no demand graphs"):

@@ -188,7 +188,7 @@ def test_a_line_without_an_end_is_not_read_to_the_end(tmp_path, monkeypatch):
     (tmp_path / "t").write_text("short\n" + "x" * 11)
     lines = document.read_lines(tmp_path / "t")
     assert next(lines) == "short\n"
-    with pytest.raises(InputError, match="a line of over 10 characters"):
+    with pytest.raises(InputError, match="a line of more than 10 characters"):
         next(lines)
 
 

@@ -94,7 +94,7 @@ def test_a_missing_value_is_named_with_its_row(tmp_path):
     with pytest.raises(InputError, match="row 2, column 'arrival': None is not an arrival"):
         read_trace(path)
     path = parquet(tmp_path, ISL=[1, 2], output=[None, 3])
-    with pytest.raises(InputError, match="row 1, column 'output': there is no value"):
+    with pytest.raises(InputError, match="row 1, column 'output': the value is missing"):
         read_trace(path)
 
 
@@ -168,5 +168,5 @@ def test_whole_numbers_of_any_length_are_refused(tmp_path, digits):
 
 def test_compressed_names_are_refused_with_the_way_out(tmp_path):
     (tmp_path / "t.csv.gz").write_bytes(b"\x1f\x8b\x08\x00")
-    with pytest.raises(InputError, match=r"unpack \.gz"):
+    with pytest.raises(InputError, match=r"decompress \.gz"):
         read_trace(tmp_path / "t.csv.gz")

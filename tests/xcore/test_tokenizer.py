@@ -118,7 +118,7 @@ def test_a_text_without_tokens_is_refused_by_its_request(model, tmp_path):
     directory = with_tokenizer(model, tmp_path, words | {"pre_tokenizer": None, "decoder": None})
     (tmp_path / "r.jsonl").write_text('{"id": "q", "prompt": "zz", "max_tokens": 2}\n')
     spec = ModelSpec.from_directory(directory)
-    with pytest.raises(InputError, match="Request 'q' has a prompt of text, and the tokenizer can't encode the text"):
+    with pytest.raises(InputError, match="Request 'q' has a text prompt, and the tokenizer can't encode the text"):
         read_for_model(str(tmp_path / "r.jsonl"), directory, spec, None, 0, print)
     with pytest.raises(ApiError) as error:
         ServedModel.read(directory, None).encode("zz")

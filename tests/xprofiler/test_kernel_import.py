@@ -60,7 +60,7 @@ def test_what_was_never_compared_promises_nothing():
     for cluster, engine in (("2xRTXPRO6000", "vllm"), ("8xH100-SXM", "sglang"), ("8xH200-SXM", "vllm-0.11")):
         kernels = found(cluster, engine)
         assert kernels.compared == () and "better" not in kernels.text and kernels.command in kernels.text
-        assert f"neither they nor its data sheet were compared with servers under engine {engine}" in kernels.text
+        assert f"neither they nor the data sheet were compared with servers of engine {engine}" in kernels.text
     assert "--engine sglang --model" in found("1xH100-SXM", "sglang", LLAMA).command
     assert "--engine trtllm --model" in found("1xH100-SXM", "tensorrt-llm", LLAMA).command
 

@@ -75,7 +75,7 @@ def test_meta_names_dtype_and_device_and_the_profile_survives_json(profile):
 
 
 def test_another_model_is_refused(folder):
-    with pytest.raises(InputError, match=r"holds layers of meta-llama/Llama-3\.1-8B, not of 'opt-13b'"):
+    with pytest.raises(InputError, match=r"has layers of meta-llama/Llama-3\.1-8B, not of 'opt-13b'"):
         layers_profile(builtin_model("opt-13b"), folder)
 
 

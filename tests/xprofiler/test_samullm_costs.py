@@ -61,7 +61,7 @@ def test_a_table_is_written_and_read(folder, tmp_path):
     [
         (POINTS, "model,tp\n", "no column"),
         (POINTS, HEAD + "m,1,prefill,1,1,1,1e-6,slow,0,0\n", "row 2, column 'exec_s': 'slow' must be a number"),
-        (POINTS, HEAD + "m,1,prefill,1,1,1,1e-6,1,0,0\n", "both are needed"),
+        (POINTS, HEAD + "m,1,prefill,1,1,1,1e-6,1,0,0\n", "both phases are needed"),
         (LOADING, "{}", "no list"),
         (OUTPUTS, "model\n", "no column"),
     ],

@@ -72,12 +72,14 @@ def test_who_has_no_formula_for_it_says_so():
     assert TRAITS["rra"].grows
     policies = ("chunked", "rra")
     both = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=BOTH)
-    assert "admission grow isn't searched for rra: no steady-state formula covers it" in both.assumptions
+    assert (
+        "admission grow is not searched for rra: it has no steady-state formula with these policies" in both.assumptions
+    )
     assert {a.policy: a.schedule.admission for a in both.alternatives} == {"chunked": "grow", "rra": "reserve"}
     grow = tune(OPT, ONE, WORKLOAD, PROFILE, policies=policies, admission=("grow",))
     assert grow.alternatives[1].schedule is None
-    assert grow.alternatives[1].reason == "no steady state with admission grow is known for it"
-    with pytest.raises(InputError, match="No steady state with admission 'grow' is known for rra: use"):
+    assert grow.alternatives[1].reason == "it has no steady-state formula for admission grow"
+    with pytest.raises(InputError, match="Admission 'grow' has no steady-state formula for rra: use"):
         tune(OPT, ONE, WORKLOAD, PROFILE, policies=("rra",), admission=("grow",))
 
 

@@ -83,9 +83,9 @@ def test_the_greatest_difference_is_named_first():
     """Twice the seconds a token, a third fewer sequences at a time, a tenth more idle."""
     best, other = estimate(tokens=1000.0, sequences=100.0), estimate(310.0, 10.0, tpot=0.04, busy=0.8)
     assert why_behind((schedule("orca"), best), (schedule("orca"), other)) == [
-        "a token takes 40 ms, in the best 20 ms (2 times as much)",
-        "about 12 sequences are decoded at a time, 18 in the best (33% fewer)",
-        "devices idle 20% of the time, in the best 10%",
+        "a token takes 40 ms instead of 20 ms in the best (2 times as much)",
+        "about 12 sequences are decoded at a time instead of 18 in the best (33% fewer)",
+        "devices are idle 20% of the time instead of 10% in the best",
     ]
 
 
@@ -106,12 +106,14 @@ def test_what_follows_from_a_policy_is_said_of_that_policy_alone():
     def said(best, other):
         return "; ".join(why_behind((made(best), estimate()), (made(other), estimate())))
 
-    assert "in the best together" in said("chunked", "rra")
-    assert "in the best together" not in said("rra", "static")
-    assert all("in the best together" not in said("chunked", other) for other in ("orca", "waa-c"))
-    assert "held twice" in said("rra", "waa-c") and "held twice" not in said("waa-m", "waa-c")
-    assert "a batch is kept to its longest output, 45.6 tokens where the mean is 32" in said("rra", "static")
-    assert "kept to its longest" not in said("static", "hybrid")
+    assert "the best schedule reads them once" in said("chunked", "rra")
+    assert "the best schedule reads them once" not in said("rra", "static")
+    assert all("the best schedule reads them once" not in said("chunked", other) for other in ("orca", "waa-c"))
+    assert "stored twice" in said("rra", "waa-c") and "stored twice" not in said("waa-m", "waa-c")
+    assert "a batch runs until its longest output ends, 45.6 tokens, although the mean output has 32" in said(
+        "rra", "static"
+    )
+    assert "until its longest output" not in said("static", "hybrid")
     alike = {"workload": Workload.fixed(9, 9)}
     t5 = builtin_model("t5-3b")  # two stacks: an encoder's weights aren't a decoder's
     for other in ("rra", "waa-c"):
@@ -133,12 +135,12 @@ def test_every_policy_is_placed_beside_the_best():
         if one is not best:
             share = shares[one.policy]
             behind = f"{100 * share:.3g}% of {best.policy}'s throughput: "
-            assert one.reason.startswith(behind if share < 1 - TIE else f"as good as {best.policy}")
+            assert one.reason.startswith(behind if share < 1 - TIE else f"equal to {best.policy}")
     following = max(shares, key=shares.get)
     if shares[following] >= 1 - TIE:
-        assert best.reason.startswith(f"the best, with {following} as good; ")
+        assert best.reason.startswith(f"the best; {following} is equally good; ")
         return
-    said = re.match(rf"the best; the next, {following}, reaches ([\d.]+)% of its throughput; ", best.reason)
+    said = re.match(rf"the best; the next policy, {following}, reaches ([\d.]+)% of its throughput; ", best.reason)
     assert float(said[1]) == pytest.approx(100 * shares[following], rel=5e-3)  # one measure for both sides
 
 
@@ -155,10 +157,10 @@ def test_a_batch_too_wide_says_for_what():
     model, given = builtin_model("gpt2"), {"policies": ("static",), "fixed": fixed}
     said = tune(model, device, task("T"), narrow, **given).alternatives[0].reason
     assert said.endswith(
-        "decode 8 sequences at a time, and the profile was measured with at most 4: --profile roofline goes beyond that"
+        "decode 8 sequences at a time, and the profile was measured with at most 4: --profile roofline also covers more"
     )
     said = tune(model, device, task("T"), narrow, most_resident=3, **given).alternatives[0].reason
-    way = "at most 3 may be: pass more requests, or fix the batch by hand"
+    way = "at most 3 are allowed: pass more requests, or fix the batch with an option"
     assert said == f"even its smallest batch would decode 8 sequences at a time, and {way}"
 
 
@@ -177,7 +179,7 @@ def tuned(tokens, policy="orca", cluster=A40):
         (100.0, 100.05, "no better schedule was found for {asked}"),
         (100.0, 99.0, "no better schedule was found for {asked}"),
         (100.0, None, "no better schedule was found for {asked}"),
-        (None, 150.0, "{asked} would give 150 tokens/s with rra"),
+        (None, 150.0, "{asked} would give 150 tokens/s with policy rra"),
         (None, None, "{asked} would not be enough"),
     ],
 )

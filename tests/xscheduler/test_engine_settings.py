@@ -35,5 +35,5 @@ def test_the_least_blocks_of_an_engine_hold_its_longest_request(model, policy, b
     variables = {"max_num_seqs": 1, "prefills_per_step": 1}
     assert engine_schedule(setting, policy, 1, blocks, 16, **variables).kv_blocks == blocks
     longer = find_setting(model, "1xA100-80GB", f"2048/{outputs + 1}", "roofline")
-    with pytest.raises(InputError, match=f"pass --kv-blocks {blocks + 1} at least"):
+    with pytest.raises(InputError, match=f"pass --kv-blocks {blocks + 1} or more"):
         engine_schedule(longer, policy, 1, blocks, 16, **variables)

@@ -61,7 +61,7 @@ def test_a_replica_over_nodes_has_a_command_for_each():
     assert "--tensor-parallel-size 8 --pipeline-parallel-size 2" in first
     assert first.endswith("--nnodes 2 --master-addr $NODE0 --node-rank 0")
     assert second == first[:-1] + "1 --headless"
-    assert found.notes[0] == "run one command on each of 2 nodes, $NODE0 the first one's address"
+    assert found.notes[0] == "run one command on each of 2 nodes; $NODE0 is the address of the first node"
     more = exported(pipeline("4x8xH100-SXM", 8, 2, replicas=2))
     assert more.notes[0].startswith("for each of the 2 replicas run one command on each of 2 nodes")
 
@@ -70,7 +70,7 @@ def test_a_replica_over_nodes_has_a_command_for_each():
     ("replicas", "where"),
     [
         (8, "run it on each of 2 nodes behind a load balancer"),
-        (7, "run it on one node, and with --data-parallel-size 3 on another, behind a load balancer"),
+        (7, "run it on one node and, with --data-parallel-size 3, on another node, behind a load balancer"),
     ],
 )
 def test_replicas_on_several_nodes_are_started_on_each(replicas, where):
@@ -88,7 +88,10 @@ def test_the_longest_request_is_the_context_where_the_cache_holds_one():
     found = exported(pipeline("1xRTX4090", 1, 1))
     held = found.schedule.kv_blocks * found.schedule.block_size
     assert 0 < held < 131072 and flags(found.command)["--max-model-len"] == str(held)
-    assert f"--max-model-len {held} is what the KV cache holds of the model's context of 131,072 tokens" in found.notes
+    assert (
+        f"--max-model-len {held} is the number of tokens that fit in the KV cache; the model's context has 131,072"
+        in found.notes
+    )
 
 
 def test_the_prediction_is_of_what_the_engine_does():
@@ -98,7 +101,7 @@ def test_the_prediction_is_of_what_the_engine_does():
     assert (found.schedule.admission, found.schedule.prefix_caching) == ("grow", True)
     assert found.schedule.kv_blocks > 20_000 and found.estimate.kv_blocks == found.schedule.kv_blocks
     assert found.estimate.engine == "vllm" and found.estimate.preemptions_per_request == 0
-    assert found.notes[-1].startswith("prefix caching: on, vllm's default; the prediction assumes that no prompts")
+    assert found.notes[-1].startswith("prefix caching: on, the default of vllm; the prediction assumes that no prompts")
 
 
 def test_eight_bit_weights_are_quantised_as_they_are_loaded():
@@ -111,10 +114,14 @@ def test_eight_bit_weights_are_quantised_as_they_are_loaded():
 @pytest.mark.parametrize(
     ("setting", "policies", "words"),
     [
-        (("t5-11b", "1xH100-SXM", {}), POLICIES, "doesn't run encoder-decoders like 't5-11b'"),
-        (("llama-3.1-8b", "1xH100-SXM", {}), ("rra", "static"), r"vllm runs \(chunked\), and --policy names rra, st"),
-        (("llama-3.1-8b", "1xH100-SXM", {"engine": "sglang"}), POLICIES, "those of engine sglang: pass --engine vllm"),
-        (("llama-3.1-8b", "1xH100-SXM", {"kv_dtype": "fp32"}), POLICIES, "not in fp32: leave --kv-dtype fp32"),
+        (("t5-11b", "1xH100-SXM", {}), POLICIES, "can't run encoder-decoder models like 't5-11b'"),
+        (
+            ("llama-3.1-8b", "1xH100-SXM", {}),
+            ("rra", "static"),
+            r"vllm runs \(chunked\), but --policy has only rra, st",
+        ),
+        (("llama-3.1-8b", "1xH100-SXM", {"engine": "sglang"}), POLICIES, "for engine sglang: pass --engine vllm"),
+        (("llama-3.1-8b", "1xH100-SXM", {"kv_dtype": "fp32"}), POLICIES, "not in fp32: leave out --kv-dtype fp32"),
     ],
 )
 def test_what_the_engine_does_not_run_is_refused(setting, policies, words):

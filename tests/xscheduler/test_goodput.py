@@ -204,7 +204,7 @@ def test_a_search_caches_prefixes_and_uses_all_memory_for_them():
     assert grown.tuned.schedule.admission == "grow" and grown.tuned.schedule.prefix_caching
     assert grown.highest_rate_seq_s == pytest.approx(caching.highest_rate_seq_s, rel=0.05)
     assert max(caching.tuned.estimate.memory_bytes) > 1.2 * max(plain.tuned.estimate.memory_bytes)
-    assert any("a cache without end would have" in text for text in caching.tuned.assumptions)
+    assert any("an unlimited cache would hold" in text for text in caching.tuned.assumptions)
 
 
 def test_a_search_replays_growth_with_its_preemptions():
@@ -330,7 +330,7 @@ def test_the_answer_keeps_the_bounds_at_its_rate():
     assert 0 < found.tuned.search.evaluations <= found.tuned.search.space
     assert found.tuned.search.replays > 0
     assert [text for text in found.tuned.assumptions if "counted from" in text] == [
-        "bound: kept by 99% of all requests, counted from arrival"
+        "bound: it holds for 99% of all requests, counted from the arrival"
     ]
 
 

@@ -45,7 +45,7 @@ def test_sglang_mixes_prompts_with_decoding_only_where_it_says_so():
     mixed, alone = read_launch(f"{command} --enable-mixed-chunk"), read_launch(command)
     assert mixed.settings["policy"] == "chunked" and mixed.notes == ()
     assert "policy" not in alone.settings and "without --enable-mixed-chunk" in alone.notes[0]
-    assert read_launch("vllm serve m --port 1").notes == ("flags that change nothing here: --port",)
+    assert read_launch("vllm serve m --port 1").notes == ("flags that do not change this prediction: --port",)
 
 
 def test_the_layers_of_pipeline_stages_are_a_variable_of_vllm():
@@ -61,26 +61,29 @@ def test_what_isnt_said_is_one_device():
 @pytest.mark.parametrize(
     ("command", "said"),
     [
-        ("trtllm-serve m", "neither vLLM's nor SGLang's"),
-        ("", "neither vLLM's nor SGLang's"),
+        ("trtllm-serve m", "is not a command of vLLM or SGLang"),
+        ("", "is not a command of vLLM or SGLang"),
         ("vllm serve", "names no model"),
         ("vllm serve 'm", "close its quotes"),
-        ("vllm serve m --enforce-eager", "--enforce-eager, which may change"),
-        ("vllm serve m --speculative-config {}", "--speculative-config, which may change"),
-        ("vllm serve m --no-enable-chunked-prefill", "--no-enable-chunked-prefill, which may change"),
+        ("vllm serve m --enforce-eager", "--enforce-eager, which is not modelled for vLLM"),
+        ("vllm serve m --speculative-config {}", "--speculative-config, which is not modelled for vLLM"),
+        ("vllm serve m --no-enable-chunked-prefill", "--no-enable-chunked-prefill, which is not modelled for vLLM"),
         ("vllm serve m --max-num-seqs many", "--max-num-seqs many, which isn't a whole number above 0"),
         ("vllm serve m --max-num-seqs ²", "--max-num-seqs ², which isn't a whole number above 0"),
-        ("vllm serve m --gpu-memory-utilization 90", "isn't a share above 0, at most 1"),
-        ("vllm serve m --gpu-memory-utilization x", "x, which isn't a share above 0, at most 1"),
+        ("vllm serve m --gpu-memory-utilization 90", "isn't a share above 0 and at most 1"),
+        ("vllm serve m --gpu-memory-utilization x", "x, which isn't a share above 0 and at most 1"),
         ("vllm serve m --enable-prefix-caching=False", "--enable-prefix-caching takes no value"),
         ("vllm serve m --trust_remote_code=true", "--trust-remote-code takes no value"),
         ("python -m sglang.launch_server --model m --disable-radix-cache=0", "--disable-radix-cache takes no value"),
         ("vllm serve m --quantization awq", "isn't one of fp8"),
-        ("vllm serve m --max-num-seqs", "ends with --max-num-seqs, which takes a value"),
-        ("vllm serve m -tp 2 --tensor-parallel-size 4", "says --tensor-parallel-size twice, as 2 and as 4"),
-        ("VLLM_PP_LAYER_PARTITION=9,9,14 vllm serve m -pp 2", "PARTITION=9,9,14 for 2 pipeline stages"),
-        ("VLLM_PP_LAYER_PARTITION=9,x vllm serve m -pp 2", "9,x, which isn't whole numbers above 0, between commas"),
-        ("vllm serve m -tp 2 n", "says the model twice, as m and as n"),
+        ("vllm serve m --max-num-seqs", "ends with --max-num-seqs, but this flag needs a value"),
+        ("vllm serve m -tp 2 --tensor-parallel-size 4", "sets --tensor-parallel-size twice, to 2 and to 4"),
+        ("VLLM_PP_LAYER_PARTITION=9,9,14 vllm serve m -pp 2", "PARTITION=9,9,14, but 2 pipeline stages"),
+        (
+            "VLLM_PP_LAYER_PARTITION=9,x vllm serve m -pp 2",
+            "9,x, which isn't whole numbers above 0, separated by commas",
+        ),
+        ("vllm serve m -tp 2 n", "sets the model twice, to m and to n"),
     ],
 )
 def test_what_cant_be_simulated_is_refused_by_name(command, said):

@@ -145,10 +145,10 @@ STEADY = replace(ESTIMATE, memory_bytes=(3e9,), binding="memory", extrapolated=(
 @pytest.mark.parametrize(
     ("low", "broken", "reason", "binding"),
     [
-        (2.5, "", "sustains 2.5/s; beyond, its steady throughput ends it, limited by memory", "memory"),
-        (2.0, "it is late", "sustains 2/s; beyond, it is late", "latency"),
-        (1.99, "it is late", "sustains 1.99/s at most; beyond, it is late", None),
-        (0.0, "it is late", "sustains no rate: nearly idle, it is late", None),
+        (2.5, "", "sustains 2.5/s; above this rate, its steady throughput is reached, limited by memory", "memory"),
+        (2.0, "it is late", "sustains 2/s; above this rate, it is late", "latency"),
+        (1.99, "it is late", "sustains at most 1.99/s; above this rate, it is late", None),
+        (0.0, "it is late", "sustains no rate: even at the lowest rate, it is late", None),
     ],
 )
 def test_a_policy_is_served_at_a_rate_that_it_sustains(low, broken, reason, binding):
@@ -171,7 +171,7 @@ def test_a_policy_that_sustains_nothing_is_late_or_does_not_fit(monkeypatch):
         search = SimpleNamespace(members=[SimpleNamespace(ceiling=ceiling) for ceiling in ceilings], problem=None)
         return _alternative(search, None, 2.0, 0, "rra").reason
 
-    assert reason(0.0, 0.5) == "sustains no rate: even nearly idle, its requests are late"
+    assert reason(0.0, 0.5) == "sustains no rate: its requests are late even at the lowest rate"
     assert reason(0.0) == "rra is too large"
 
 
@@ -183,19 +183,20 @@ def arrivals(count, random):
 def test_what_was_assumed_is_said():
     few = _assumptions(RateBounds(2.0), PAPER_BOUND, arrivals(499, True), 1234.56, None)
     assert few == (
-        "bound: kept by 95% of the requests whose outputs are the longest 2%, counted from arrival",
-        "arrivals: 1,234.56/s, an open system: latency counts from arrival, and figures are measured by the event "
-        "simulator over 499 requests, the first 10% left out; percentiles of so few requests are unreliable: pass a "
+        "bound: it holds for 95% of the requests with the longest 2% of outputs, counted from the arrival",
+        "arrivals: 1,234.56/s in an open system, so latency counts from the arrival; the figures come from the event "
+        "simulator over 499 requests, without the first 10%; with so few requests, percentiles are unreliable: pass a "
         "longer trace",
-        "goodput: the highest rate within all bounds, to 0.25%, with 1.5 standard errors to spare",
+        "goodput: the highest rate within all bounds, to 0.25%, with a margin of 1.5 standard errors",
     )
     winner = Alternative("orca", replace(MADE, replicas=2), replace(ESTIMATE, extrapolated=("head", "rest")), "")
     trace = _assumptions(RateBounds(None, tpot_s=0.1), ALL_REQUESTS, arrivals(500, False), 2.0, winner)
-    assert trace[0].endswith("over 500 requests, the first 10% left out")
+    assert trace[0].endswith("over 500 requests, without the first 10%")
     assert trace[1:] == (
-        "goodput: the highest rate within all bounds, to 0.25%; as no bound ends a growing queue, never above the "
+        "goodput: the highest rate within all bounds, to 0.25%; no bound limits a growing queue, so it is at most the "
         "steady throughput",
-        "the answer uses times beyond the profile's grid in head, rest: extrapolated linearly, so less certain",
+        "the answer uses times beyond the profile's grid in head, rest: "
+        "they are extrapolated linearly and less certain",
     )
 
 

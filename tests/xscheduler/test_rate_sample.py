@@ -59,7 +59,7 @@ def test_every_device_may_be_a_replica_with_enough_requests_unless_few_were_aske
 
 def test_requests_that_come_all_at_once_have_no_pattern():
     rows = [RequestLengths(5, 5, 3.0)] * 4
-    with pytest.raises(InputError, match="The first 4 requests arrive all at once"):
+    with pytest.raises(InputError, match="The first 4 requests all arrive at the same time"):
         Arrivals.traced(Workload.from_requests("t", rows), None)
 
 

@@ -82,7 +82,7 @@ def named(reason):
     for name, text in TIMES.items():
         if f"a bounded {text} of" in reason:
             return name, share
-    fixed = re.search(r"(\w+)=\d+ instead of \d+, which is fixed", reason)
+    fixed = re.search(r"(\w+) is fixed; \w+=\d+ instead of \d+", reason)
     return fixed[1] if fixed else "memory", share
 
 
@@ -138,7 +138,7 @@ def test_an_answer_that_nothing_betters_says_that_the_devices_are_busy():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(1000, 1), {"policies": ("orca",)})
     said = found.alternatives[0].reason
-    assert said.endswith("the devices are busy 100% of the time, and no bound 10% looser would give more")
+    assert said.endswith("the devices are busy 100% of the time, and a bound 10% looser would not give more throughput")
     assert f"limited by {found.estimate.binding}: " in said
 
 
@@ -153,6 +153,6 @@ def test_a_bound_on_sequences_is_named():
     model, cluster = builtin_model("opt-13b"), parse_cluster("1xA40")
     found = answer(model, cluster, Workload.fixed(100, 100), {"policies": ("orca",), "most_resident": 10})
     assert re.search(
-        r"at most 10 sequences are decoded at once, and 10% more would give at least [\d.]+% more",
+        r"at most 10 sequences are decoded at once; 10% more sequences would give at least [\d.]+% more",
         found.alternatives[0].reason,
     )

@@ -85,7 +85,7 @@ def test_a_job_of_other_devices(setting, pipeline):
     """A schedule by hand: on fewer devices than the cluster has."""
     half = replace(pipeline, stages=pipeline.stages[:2], kv_blocks=10)
     schedule, why_not = best(replace(setting, workload=task("C1")), half)
-    assert schedule is None and "needs 4 devices, and this job has 2" in why_not
+    assert schedule is None and "needs 4 devices, but this run has 2" in why_not
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_a_search_that_is_ended_leaves_the_schedule_as_it_is(setting, pipeline, 
     monkeypatch.setattr(reschedule, "_PROCESS", ends)
     assert reschedule.rescheduler(setting)(task("T"), pipeline) is None
     printed = " ".join(capsys.readouterr().err.split())
-    assert "lengths have changed, to 128.5 input and 128 output tokens on average" in printed
+    assert "lengths have changed to 128.5 input and 128 output tokens on average" in printed
     assert "the run keeps its schedule: the search was ended (exit code 3)" in printed
 
 
@@ -110,7 +110,7 @@ def test_a_search_that_cannot_be_started_leaves_the_schedule_as_it_is(setting, p
     monkeypatch.setattr(reschedule.subprocess, "Popen", fails)
     assert reschedule.rescheduler(setting)(task("T"), pipeline) is None
     printed = " ".join(capsys.readouterr().err.split())
-    assert "the run keeps its schedule: the search can't be started (cannot allocate memory)" in printed
+    assert "the run keeps its schedule: the search could not be started (cannot allocate memory)" in printed
 
 
 RUN = """

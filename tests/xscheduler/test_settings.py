@@ -36,7 +36,7 @@ def test_longer_rows_of_a_trace_are_left_out_and_counted(longer, warned):
     assert fitting.requests == trace.requests[: 100 - longer]
     assert (fitting.input.max, fitting.output.max) == (100, 50)
     assert note.startswith("warning: ") is warned
-    assert f"{longer} of 100 rows of trace are longer than the context of 2,048 tokens: left out" in note
+    assert f"{longer} of 100 rows of trace are longer than the context of 2,048 tokens and are left out" in note
 
 
 def test_a_trace_whose_rows_all_fit_stays_as_it_is():
@@ -93,16 +93,16 @@ def test_runs_of_a_trace_leave_out_or_scale_rows_beyond_the_context(tmp_path):
     spec, notes = builtin_model("gpt2"), []
     (tmp_path / "t.csv").write_text("input,output\n" + "512,1536\n" * 9)
     read = partial(read_for_model, str(tmp_path / "t.csv"), tmp_path, spec, None, 0, notes.append)
-    with pytest.raises(InputError, match=r"None of the 9 rows of t\.csv fits the context of 'gpt2', 1,024 tokens"):
+    with pytest.raises(InputError, match=r"None of the 9 rows of t\.csv fits the context of 'gpt2' \(1,024 tokens\)"):
         read()
     requests, _ = read(scale=True)
     assert {(len(request.prompt_ids), request.max_tokens) for request in requests} == {(256, 768)}
-    assert notes == ["lengths of workload t.csv times 0.5, to fit the context of 1,024 tokens"]
+    assert notes == ["the lengths of workload t.csv are multiplied by 0.5 to fit the context of 1,024 tokens"]
     (tmp_path / "t.csv").write_text("input,output\n" + "10,5\n" * 39 + "512,1536\n")
     notes.clear()
     requests, _ = read()
     assert len(requests) == 39
-    assert notes == ["1 of 40 rows of t.csv are longer than the context of 1,024 tokens: left out"]
+    assert notes == ["1 of 40 rows of t.csv are longer than the context of 1,024 tokens and are left out"]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_runs_of_a_trace_leave_out_or_scale_rows_beyond_the_context(tmp_path):
 )
 def test_scaling_without_a_trace_is_refused(command):
     done = run_command(*command.split())
-    assert done.code == 2 and "--scale-to-context scales a trace's lengths, and there is no trace" in done.err
+    assert done.code == 2 and "--scale-to-context scales the lengths of a trace, but there is no trace" in done.err
 
 
 def test_weights_in_8_bits_leave_keys_and_values_in_16():

@@ -127,8 +127,7 @@ def test_a_model_too_large_for_the_devices_says_so():
     assert all("two devices" in reasons.pop(policy) for policy in ("waa-c", "waa-m"))
     weights, room = 2 * OPT.parameters / 2**30, 0.2887 * 48
     assert set(reasons.values()) == {
-        f"its weights of {weights:.4g} GiB in fp16 leave no room for one sequence in the {room:.4g} GiB of tiny that "
-        "may be used"
+        f"its weights of {weights:.4g} GiB in fp16 leave no space for one sequence in the {room:.4g} usable GiB of tiny"
     }
 
 
@@ -199,7 +198,7 @@ def test_bad_requests_are_refused_in_a_sentence():
         answer(fixed=FrozenDict(kv_blocks=2))
     with pytest.raises(InputError, match="fixed to 0"):
         answer(fixed=FrozenDict(encode_batch=0))
-    with pytest.raises(InputError, match="A budget of 128 tokens per iteration can't give 512 sequences a token each"):
+    with pytest.raises(InputError, match="A budget of 128 tokens per iteration is too small for 512 sequences"):
         answer(policies=("chunked",), fixed=FrozenDict(max_num_seqs=512, max_num_batched_tokens=128))
     with pytest.raises(InputError, match="search method"):
         answer(method="guess")
@@ -228,7 +227,7 @@ def test_a_bound_for_fewer_requests_gives_more():
 def test_an_allocation_that_can_not_be_is_told_from_a_lack_of_memory():
     found = tune(OPT, A40, task("S"), ROOFLINE, policies=("rra",), fixed={"tp_degree": 64})
     assert found.schedule is None
-    assert found.alternatives[0].reason == "no allocation of its 4 devices has what was asked for (tp_degree=64)"
+    assert found.alternatives[0].reason == "no allocation of its 4 devices has the requested values (tp_degree=64)"
 
 
 def test_progress_is_told_before_every_policy():
@@ -299,17 +298,17 @@ def test_every_policy_is_told_apart_from_the_best_by_its_share():
     best, good = alternative("orca", 100.0, "full"), alternative("chunked", 99.6, "late")
     slow, none = alternative("rra", 75.0, "wide"), alternative("static", None, "too large")
     told = {a.policy: (a.reason, a.clause) for a in _compared((none, slow, best, good), best)}
-    assert told["orca"] == ("the best, with chunked as good; full", "full")
-    assert told["chunked"] == ("as good as orca; late", "as good as orca")
+    assert told["orca"] == ("the best; chunked is equally good; full", "full")
+    assert told["chunked"] == ("equal to orca; late", "equal to orca")
     assert told["static"] == ("too large", "")
-    fewer = "about 1.35 sequences are decoded at a time, 1.8 in the best (25% fewer)"
-    together = "prompts and decoding read the weights one after the other, in the best together"
+    fewer = "about 1.35 sequences are decoded at a time instead of 1.8 in the best (25% fewer)"
+    together = "prefill and decode read the weights one after the other, but the best schedule reads them once for both"
     assert told["rra"] == (
         f"75% of orca's throughput: {fewer}; {together}; wide",
         f"75% of orca's throughput: {fewer}",
     )
     (behind, ahead) = _compared((slow, best), best)
-    assert ahead.reason == "the best; the next, rra, reaches 75% of its throughput; full"
+    assert ahead.reason == "the best; the next policy, rra, reaches 75% of its throughput; full"
     assert behind.clause == told["rra"][1]
     assert _compared((none, best), best)[1].reason == "the best; full"
 
@@ -353,12 +352,12 @@ def test_the_lowest_latency_is_looked_for_where_it_may_be_lower(monkeypatch):
 def test_why_nothing_is_feasible_is_said():
     t5 = builtin_model("t5-3b")
     chunks = tune(t5, ONE, task("S"), roofline_profile(t5, ONE), policies=("chunked",)).alternatives[0].reason
-    assert chunks == "an encoder reads its whole input at once, so prompts can't come in chunks"
+    assert chunks == "its encoder reads a whole prompt at once, so prompts can't be split into chunks"
     for bound, name in (("ttft_s", "time to first token"), ("tpot_s", "time per output token")):
         (orca,) = answer(None, policies=("orca",), **{bound: 1e-4}).alternatives
         assert re.fullmatch(rf"its lowest {name} is [\d.]+ ms, over 0.1 ms", orca.reason)
     (full,) = tune(MODEL, ONE, SHORT, profile(), policies=("orca",), kv_blocks=1).alternatives
-    assert full.reason == "not even one sequence fits into memory beside the weights"
+    assert full.reason == "not even one sequence fits in memory besides the weights"
 
 
 def test_unless_asked_otherwise_the_search_is_exact_and_over_everything(monkeypatch):
@@ -385,7 +384,7 @@ def test_what_is_fixed_is_at_least_one():
     with pytest.raises(InputError, match="fixed to 0"):
         check_asked(("rra",), {"encode_batch": 0})
     check_asked(("orca", "rra"), {}, ("grow",))
-    with pytest.raises(InputError, match="known for static, rra: use --admission reserve, or orca, chunked"):
+    with pytest.raises(InputError, match="formula for static, rra: use --admission reserve, or one of orca, chunked"):
         check_asked(("static", "rra"), {}, ("grow",))
 
 
@@ -393,7 +392,7 @@ def test_what_is_fixed_is_at_least_one():
 def test_what_was_assumed_is_said(bound):
     found = tune(MODEL, ONE, SHORT, profile(), latency_bound_s=2.0, bound=bound, policies=("orca",)).assumptions
     who = "a sequence of the 99th-percentile output length" if bound.of_length else "99% of all requests"
-    assert found[0] == f"bound: kept by {who}, counted from the start of the prefill"
+    assert found[0] == f"bound: it holds for {who}, counted from the start of the prefill"
     free = tune(
         MODEL, ONE, SHORT, profile(), bound=bound, policies=("orca",), admission=("reserve", "grow")
     ).assumptions
@@ -405,4 +404,4 @@ def test_what_may_be_the_answer_by_a_tie_is_told_to_be_as_good():
     best, other = alternative("rra", 200.0, "full"), alternative("orca", 199.0, "late")
     assert preferred([best, other], lambda a: a.estimate.throughput_tok_s, lambda a: a.policy) is other
     ahead, behind = _compared((best, other), best)
-    assert ahead.reason == "the best, with orca as good; full" and behind.reason == "as good as rra; late"
+    assert ahead.reason == "the best; orca is equally good; full" and behind.reason == "equal to rra; late"

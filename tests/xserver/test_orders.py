@@ -54,9 +54,9 @@ def test_requests_that_a_ranker_expects_to_be_short_come_first(model, ranker, tm
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--order", "srtf"), "--order srtf needs what a server isn't told of its requests: use one of fcfs, mlfq"),
-        (("--order", "edf"), "--order edf needs what a server isn't told"),
-        (("--order", "mlfq", "-l", "5s"), "leave --latency-bound, or --order and --starvation-guard, out"),
+        (("--order", "srtf"), "--order srtf needs request data that a server does not receive: use one of fcfs, mlfq"),
+        (("--order", "edf"), "--order edf needs request data that a server"),
+        (("--order", "mlfq", "-l", "5s"), "leave out --latency-bound, or --order and --starvation-guard"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
     ],
 )

@@ -409,7 +409,7 @@ def test_a_plan_whose_engine_finds_no_memory_is_left_for_the_one_before(several,
     while several.get("/ready")[0] == 503:
         time.sleep(0.05)
     assert shown["plan"] == to_dict(changed) and shown["replans"]["failed"] == 1
-    assert shown["last"] == "the plan before is followed again, and stays: the engine of tiny can't be started"
+    assert shown["last"] == "the server returns to the earlier plan and keeps it: the engine of tiny can't be started"
 
 
 def test_sigterm_ends_the_server_when_all_models_requests_are_answered(several, want):

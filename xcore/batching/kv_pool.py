@@ -73,7 +73,7 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Return the numbers of `count` free blocks. The caller checks `available` first; MemoryError otherwise."""
         if count > self.available:
-            raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
+            raise MemoryError(f"{count} KV blocks were requested, but only {self.available} of {self.total} are free")
         known = max(0, len(self._returned) - count)
         taken = self._returned[known:][::-1]
         del self._returned[known:]
@@ -84,7 +84,7 @@ class BlockPool:
     def free(self, blocks: list[int]) -> None:
         """Free blocks that `allocate` gave."""
         if len(blocks) > self.held:
-            raise ValueError(f"{len(blocks)} KV blocks came back, but only {self.held} were held")
+            raise ValueError(f"{len(blocks)} KV blocks were freed, but only {self.held} were allocated")
         self._returned.extend(reversed(blocks))
 
     def check(self, held: Counter[int]) -> None:

@@ -87,9 +87,9 @@ class Ledger:
             need = self.most_blocks(sequence)
             if need > self.pool.total:
                 raise InputError(
-                    f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} +"
-                    f" {sequence.max_output} tokens, and the cache has {self.pool.total}: shorten it or give the "
-                    "cache more memory."
+                    f"Request {sequence.index} needs {need} KV blocks for {sequence.input_tokens} + "
+                    f"{sequence.max_output} tokens, but the cache has {self.pool.total}: shorten the request or "
+                    "give the cache more memory."
                 )
             self.waiting.push(sequence)
 

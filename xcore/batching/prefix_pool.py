@@ -88,7 +88,7 @@ class PrefixPool:
         for block in reversed(blocks):
             holders = self._holders.pop(block, 0)
             if not holders:
-                raise ValueError(f"KV block {block} came back, but nobody held it")
+                raise ValueError(f"KV block {block} was freed, but no sequence held it")
             if holders > 1:
                 self._holders[block] = holders - 1
             elif block in self._keys:
@@ -99,7 +99,7 @@ class PrefixPool:
     def publish(self, block: int, key: Hashable) -> None:
         """Publish a held block under a key; ValueError if the block is free or has a key already."""
         if block not in self._holders or block in self._keys:
-            raise ValueError(f"KV block {block} can't be published: it is free, or was published before")
+            raise ValueError(f"KV block {block} can't be published: it is free, or it was already published")
         self._keys[block] = key
         self._published.setdefault(key, OrderedDict())[block] = None
 
@@ -135,9 +135,9 @@ class PrefixPool:
     def check(self, held: Counter[int]) -> None:
         """Raise AssertionError unless as many sequences hold each block as `held` counts, and the others are free."""
         if held != Counter(self._holders):
-            raise AssertionError(f"sequences hold {dict(held)}, and the pool counts {self._holders}")
+            raise AssertionError(f"sequences hold {dict(held)}, but the pool counts {self._holders}")
         if sorted([*self._unpublished, *self._kept, *held]) != list(range(self._untouched)):
             raise AssertionError(f"{len(held)} held + {self.available} free blocks are not {self.total}")
         published = {block: key for key, blocks in self._published.items() for block in blocks}
         if published != self._keys or not self._kept.keys() <= published.keys() <= held.keys() | self._kept.keys():
-            raise AssertionError(f"blocks {sorted(published)} can be found, and {list(self._kept)} are kept for that")
+            raise AssertionError(f"blocks {sorted(published)} are published, but the pool keeps {list(self._kept)}")

@@ -48,7 +48,9 @@ class QuotaPool(BlockPool):
     def resize(self, quota: int) -> None:
         """Set another quota, of no fewer blocks than are held."""
         if quota // self.parts < max(1, self.held):
-            raise ValueError(f"a quota of {quota} parts for {self.held} blocks of {self.parts}")
+            raise ValueError(
+                f"the quota of {quota} parts is too small: {self.held} blocks of {self.parts} parts are in use"
+            )
         self.quota, self.total = quota, min(quota, self._store.total) // self.parts
 
     def parts_for(self, blocks: int) -> int:
@@ -85,7 +87,9 @@ class MergedPool:
         self, merged: "MergedBlocks", block_bytes: int, block_size: int, pieces: int = 1, quota: int | None = None
     ):
         if block_bytes > merged.bytes:
-            raise InputError(f"A block of {block_bytes:,} bytes fits no merged block of {merged.bytes:,} bytes.")
+            raise InputError(
+                f"A block of {block_bytes:,} bytes does not fit in a merged block of {merged.bytes:,} bytes."
+            )
         check_size(merged.total, block_size)
         self._merged, self.block_size, self._pieces = merged, block_size, pieces
         self.slots = merged.bytes // block_bytes
@@ -123,7 +127,7 @@ class MergedPool:
     def resize(self, quota: int) -> None:
         """Set another quota, of no fewer merged blocks than the model has."""
         if quota < max(1, self._own):
-            raise ValueError(f"a quota of {quota} merged blocks, of which the model has {self._own}")
+            raise ValueError(f"the quota of {quota} merged blocks is too small: the model holds {self._own}")
         self.quota = quota
 
     def set_total(self, total: int) -> None:
@@ -137,7 +141,7 @@ class MergedPool:
     def allocate(self, count: int) -> list[int]:
         """Return the numbers of `count` blocks, first in own merged blocks; MemoryError if too few are available."""
         if count > self.available:
-            raise MemoryError(f"{count} KV blocks were asked for, {self.available} of {self.total} are free")
+            raise MemoryError(f"{count} KV blocks were requested, but only {self.available} of {self.total} are free")
         if self.slots == 1:  # no merged block is ever half full
             self._own += count
             return [block * self._apart for block in self._merged.take(count)]
@@ -160,7 +164,7 @@ class MergedPool:
         """Free blocks that `allocate` gave; a merged block whose slots are all free returns to the common memory."""
         if self.slots == 1:
             if len(blocks) > self._own:
-                raise ValueError(f"{len(blocks)} KV blocks came back, but only {self._own} were held")
+                raise ValueError(f"{len(blocks)} KV blocks were freed, but only {self._own} were allocated")
             self._own -= len(blocks)
             self._merged.give([block // self._apart for block in blocks])
             return
@@ -168,7 +172,7 @@ class MergedPool:
             merged, begin = divmod(block, self._apart)
             slot, slots = begin // self._pieces, self._open.setdefault(merged, [])
             if slot in slots:
-                raise ValueError(f"KV block {block} came back twice")
+                raise ValueError(f"KV block {block} was freed twice")
             slots.append(slot)
             if len(slots) == self.slots:
                 del self._open[merged]
@@ -196,7 +200,10 @@ class MergedBlocks:
         bytes = merged_bytes(sizes)
         total = int(memory_bytes // bytes)
         if total < 1:
-            raise InputError(f"A memory of {memory_bytes:,.0f} bytes has no merged block of {bytes:,}: give it more.")
+            raise InputError(
+                f"A memory of {memory_bytes:,.0f} bytes can't hold a merged block of {bytes:,} bytes: increase the "
+                "memory."
+            )
         return MergedBlocks(total, bytes)
 
     @property

@@ -26,6 +26,6 @@ class OrderKind:
             for name in self.needs:
                 if getattr(own, name) is None:
                     raise InputError(
-                        f"Order {self.name} needs {name} of each request, which request {place} lacks: choose another "
-                        "order."
+                        f"Order {self.name} needs {name} of each request, but request {place} has none: choose "
+                        "another order."
                     )

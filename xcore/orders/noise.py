@@ -26,7 +26,7 @@ def noisy_scores(lengths: Sequence[int], tau: float, seed: int) -> NDArray[np.fl
     Raises InputError for a tau that isn't above 0 and at most 1.
     """
     if not 0.0 < tau <= 1.0:
-        raise InputError(f"The ranker's tau is {tau:g}: it must be above 0 and at most 1.")
+        raise InputError(f"The ranker's tau is {tau:g}, but it must be above 0 and at most 1.")
     logs = np.log(np.asarray(lengths, dtype=np.float64))
     noise = np.random.default_rng(seed).standard_normal(len(logs))
     low, high = 0.0, 1.0

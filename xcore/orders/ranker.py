@@ -54,7 +54,7 @@ class Ranker:
             with open(path, "wb") as file:
                 np.savez(file, version=np.int64(VERSION), **arrays)
         except OSError as error:
-            raise InputError(f"'{path}' can't be written: {error.strerror}.") from None
+            raise InputError(f"'{path}' can't be written ({error.strerror}): choose another file.") from None
 
     @staticmethod
     def load(path: Path) -> "Ranker":
@@ -69,9 +69,14 @@ class Ranker:
             raise InputError(f"'{path}' is not a ranker: train one with `exegpt rank train`.") from None
         ranker = Ranker(*arrays)
         if version != VERSION:
-            raise InputError(f"'{path}' is a ranker of version {version}, this exegpt's is {VERSION}: train it anew.")
+            raise InputError(
+                f"'{path}' is a ranker of version {version}, but this version of exegpt reads version {VERSION}: "
+                "train it again."
+            )
         if not ranker._fits() or not all(np.isfinite(array).all() for array in arrays):
-            raise InputError(f"'{path}' has arrays of no ranker, of another shape or not finite: train it anew.")
+            raise InputError(
+                f"'{path}' has arrays with wrong names, shapes or non-finite values: train the ranker again."
+            )
         return ranker
 
     def _fits(self) -> bool:

@@ -25,7 +25,7 @@ def traits_of(policy: str) -> Traits:
     """Return a policy's traits; InputError for an unknown one."""
     if policy not in TRAITS:
         known = ", ".join(TRAITS)
-        raise InputError(f"There is no policy '{policy}': use one of {known}, or name its file with --plugin.")
+        raise InputError(f"There is no policy '{policy}': use one of {known}, or pass the policy's file with --plugin.")
     return TRAITS[policy]
 
 

@@ -57,8 +57,8 @@ class ChunkedControl(Control):
         budget, residents = variables.get("max_num_batched_tokens"), variables.get("max_num_seqs")
         if budget is not None and residents is not None and budget < residents:
             raise InputError(
-                f"A budget of {budget:,} tokens per iteration can't give {residents:,} sequences a token each: raise "
-                "--max-num-batched-tokens or lower --max-num-seqs."
+                f"A budget of {budget:,} tokens per iteration is too small for {residents:,} sequences with one "
+                "token each: raise --max-num-batched-tokens or lower --max-num-seqs."
             )
 
 

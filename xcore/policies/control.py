@@ -158,5 +158,5 @@ def name_of(record: type[Control], kind: Kind) -> str | None:
 def batch_name(record: type[Control]) -> str:
     """Return the name of the variable that is the batch."""
     name = name_of(record, "residents") or name_of(record, "prompts")
-    assert name is not None, f"{record.__name__} limits neither residents nor prompts"
+    assert name is not None, f"{record.__name__} limits neither resident sequences nor prompts"
     return name

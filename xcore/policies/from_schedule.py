@@ -15,8 +15,8 @@ def checked(schedule: Schedule) -> Schedule:
     phases = {stage.phase for stage in schedule.stages}
     if phases != ({"encode", "decode"} if traits.disaggregated else {"both"}):
         raise InputError(
-            f"A schedule of policy {traits.name} can't have stages of phase {', '.join(sorted(phases))}: WAA parts "
-            "encode and decode, every other policy does both on each."
+            f"A schedule of policy {traits.name} can't have stages of phase {', '.join(sorted(phases))}: only WAA "
+            "has separate stages for encode and decode; with other policies each stage does both."
         )
     _check_cache(schedule)
     return schedule
@@ -27,12 +27,14 @@ def _check_cache(schedule: Schedule) -> None:
     traits = schedule.traits
     if schedule.admission == "grow" and not traits.grows:
         growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
-        raise InputError(f"Policy {traits.name} can't have admission 'grow': use --admission reserve, or {growing}.")
+        raise InputError(
+            f"Policy {traits.name} can't use admission 'grow': pass --admission reserve, or choose one of {growing}."
+        )
     if schedule.prefix_caching and (schedule.model.spec.encoder_layers or not traits.caches_prefixes):
         caching = ", ".join(traits.name for traits in TRAITS.values() if traits.caches_prefixes)
         raise InputError(
-            f"Prefixes can't be cached with policy {traits.name} and model '{schedule.model.spec.name}': leave "
-            f"--prefix-caching out, or use a decoder-only model with {caching}."
+            f"Policy {traits.name} can't cache prefixes with model '{schedule.model.spec.name}': remove "
+            f"--prefix-caching, or use a decoder-only model with {caching}."
         )
 
 
@@ -49,8 +51,8 @@ def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
     traits, spec = checked(schedule).traits, schedule.model.spec
     if traits.splits_prompts and spec.encoder_layers:
         raise InputError(
-            f"Policy '{traits.name}' can't split the prompts of model '{spec.name}', whose encoder reads them whole: "
-            "take another, orca for one."
+            f"Policy '{traits.name}' can't split the prompts of model '{spec.name}', because its encoder reads a "
+            "whole prompt at once: choose another policy, for example orca."
         )
     encode_stages = sum(stage.phase == "encode" for stage in schedule.stages)
     adjusted = _adjustment(schedule, adjustment) if traits.adjustable else None
@@ -61,9 +63,9 @@ def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | Non
     if threshold is None:
         return None
     if not 0 <= threshold <= 1:
-        raise InputError(f"The adjustment is {threshold}: it must be a share, from 0 to 1.")
+        raise InputError(f"The adjustment is {threshold}, but it must be a share between 0 and 1.")
     prompts, target = schedule.control.of_kind("prompts"), schedule.control.of_kind("target")
-    assert prompts and target, "a policy with a target limits the prompts of a batch"
+    assert prompts and target, "a policy with a target must limit the prompts of a batch"
     return Adjustment(threshold, schedule.workload.input.mean, prompts, target)
 
 

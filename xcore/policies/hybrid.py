@@ -32,7 +32,7 @@ class HybridControl(Control):
 
 TRAITS = Traits(
     name="hybrid",
-    what="static, with more micro-batches for encoding than for decoding (DeepSpeed)",
+    what="static batches, with more micro-batches for encode than for decode (DeepSpeed)",
     control=HybridControl,
     compiled=0,
     early_termination=False,

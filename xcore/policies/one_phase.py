@@ -31,8 +31,8 @@ class OnePhasePolicy:
         control = schedule.control
         if not isinstance(control, orca.OrcaControl):
             raise InputError(
-                f"A model that shares devices can't follow policy {schedule.policy}: its schedule needs the limits of "
-                f"{orca.TRAITS.name}; tune again."
+                f"A model that shares devices can't use policy {schedule.policy}: its schedule needs the limits of "
+                f"policy {orca.TRAITS.name}; run `exegpt tune` again."
             )
         tokens = control.prefills_per_step * max(1, round(schedule.workload.input.mean))
         return OnePhasePolicy(control.max_num_seqs, tokens, decode_share=decode_share)

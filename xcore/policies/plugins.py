@@ -45,14 +45,14 @@ def _register(path: Path, name: str) -> None:
         raise InputError(f"There is no plug-in file '{path}'.")
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise InputError(f"The plug-in '{path}' is no Python file: its name must end in .py.")
+        raise InputError(f"The plug-in '{path}' is not a Python file: its name must end in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
         policies = [value for value in vars(module).values() if isinstance(value, Traits)]
         if all(_is_registered(traits) for traits in policies) and not _registered_by(policies, name):
-            raise InputError(f"The plug-in '{path}' defines no policy: it needs a Traits at its top level.")
+            raise InputError(f"The plug-in '{path}' defines no policy: define a Traits at its top level.")
         for traits in policies:
             if not _is_registered(traits):
                 register(traits)
@@ -61,7 +61,7 @@ def _register(path: Path, name: str) -> None:
         if isinstance(error, InputError):
             raise InputError(str(error) if str(path) in str(error) else f"The plug-in '{path}': {error}") from None
         if isinstance(error, Exception | SystemExit):  # whatever the file's code raises
-            raise InputError(f"The plug-in '{path}' can't be loaded ({error_text(error)}): repair it.") from error
+            raise InputError(f"The plug-in '{path}' can't be loaded ({error_text(error)}): correct it.") from error
         raise
 
 

@@ -42,11 +42,11 @@ class Registry(MutableMapping[str, Traits]):
         """
         name = traits.name
         if name in self._traits:
-            raise InputError(f"There is a policy '{name}' already: give this one another name.")
+            raise InputError(f"There is already a policy '{name}': choose another name.")
         if not name or name != name.lower() or set(name) & set(", \t\n"):
             raise InputError(f"A policy can't have the name {name!r}: use small letters, digits and hyphens.")
         if not (isinstance(traits.control, type) and issubclass(traits.control, Control)):
-            raise InputError(f"The control record of policy '{name}' is no class derived from Control.")
+            raise InputError(f"The control record of policy '{name}' is not a class derived from Control.")
         if not (traits.name_of("residents") or traits.name_of("prompts")):
             raise InputError(
                 f"Policy '{name}' limits neither resident sequences nor prompts: annotate a variable of its dataclass "
@@ -55,8 +55,8 @@ class Registry(MutableMapping[str, Traits]):
         records = {known.control.__name__: known for known in self._traits.values() if known.control != traits.control}
         if same := records.get(traits.control.__name__):  # messages between processes name it
             raise InputError(
-                f"The control record of policy '{name}' has the name of that of '{same.name}', "
-                f"{traits.control.__name__}: give it another one."
+                f"The control record of policy '{name}' is called {traits.control.__name__}, like the record of "
+                f"policy '{same.name}': choose another name."
             )
         self._traits[name] = traits
 
@@ -75,11 +75,13 @@ def _installed(entry: EntryPoint) -> Traits:
         traits: object = entry.load()
     except Exception as error:  # whatever the package's code raises
         raise InputError(
-            f"The policy '{entry.name}' of package '{package}' can't be loaded ({error_text(error)}): repair the "
+            f"The policy '{entry.name}' of package '{package}' can't be loaded ({error_text(error)}): correct the "
             "package, or uninstall it."
         ) from error
     if not isinstance(traits, Traits):
-        raise InputError(f"'{entry.value}' of package '{package}' is a {type(traits).__name__}, and no Traits.")
+        raise InputError(
+            f"'{entry.value}' of package '{package}' is of type {type(traits).__name__}, but it must be a Traits."
+        )
     return traits
 
 

@@ -58,7 +58,7 @@ class RRAControl(Control):
 
 TRAITS = Traits(
     name="rra",
-    what="encode a batch, decode N_D iterations, again (ExeGPT)",
+    what="prefill of a batch, then N_D decode iterations, repeated (ExeGPT)",
     control=RRAControl,
     compiled=3,
     grows=True,

@@ -38,7 +38,7 @@ class StaticControl(Control):
 
 TRAITS = Traits(
     name="static",
-    what="a batch runs to its longest output (FasterTransformer)",
+    what="a batch runs until its longest output ends (FasterTransformer)",
     control=StaticControl,
     compiled=0,
     early_termination=False,

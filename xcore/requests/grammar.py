@@ -129,7 +129,7 @@ class Grammars:
             if matcher.is_error():
                 raise InputError(f"llguidance refuses it: {_first_line(matcher.get_error())}.")
             if not any(allowed) and not matcher.is_accepting():
-                raise InputError("no token can begin an output that follows it.")
+                raise InputError("no token can begin an output that matches it.")
             return matcher
 
     def _read_tokenizer(self) -> "LLTokenizer":
@@ -139,7 +139,7 @@ class Grammars:
             raise InputError("the package llguidance is not installed: pip install llguidance.") from None
         if self._tokenizer is None:
             if self._path is None or not self._path.is_file():
-                raise InputError("the model has no tokenizer.json, which grammars need.")
+                raise InputError("the model has no tokenizer.json, and grammars need one.")
             text = read_text(self._path)
             with refusing(f"llguidance can't use '{self._path}'"):
                 self._tokenizer = LLTokenizer(text, self._vocab, sorted(self._eos) or None)

@@ -29,15 +29,19 @@ _CHOICE: dict[str, tuple[type[float], Callable[[Any], bool], str]] = {
     "temperature": (
         float,
         lambda value: not value or _LEAST <= value <= _MOST,
-        f"0, which is greedy, or at least {_LEAST}",
+        f"0 (greedy), or at least {_LEAST}",
     ),
-    "top_k": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0, which is all"),
-    "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and up to 1, which is all"),
-    "repetition_penalty": (float, lambda value: _LEAST <= value <= _MOST, f"a number of at least {_LEAST}; 1 is none"),
+    "top_k": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0 (0: all tokens)"),
+    "top_p": (float, lambda value: 0 < value <= 1, "a number above 0 and at most 1 (1: all tokens)"),
+    "repetition_penalty": (
+        float,
+        lambda value: _LEAST <= value <= _MOST,
+        (f"a number of at least {_LEAST} (1: no penalty)"),
+    ),
     "seed": (int, lambda value: -(2**63) <= value < 2**63, "a whole number of 64 bits"),
-    "frequency_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2; 0 is none"),
-    "presence_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2; 0 is none"),
-    "min_p": (float, lambda value: 0 <= value <= 1, "a number from 0, which is all, to 1"),
+    "frequency_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0: no penalty)"),
+    "presence_penalty": (float, lambda value: -2 <= value <= 2, "a number from -2 to 2 (0: no penalty)"),
+    "min_p": (float, lambda value: 0 <= value <= 1, "a number from 0 (all tokens) to 1"),
     "logprobs": (int, lambda value: 0 <= value <= 20, "a whole number from 0 to 20"),
     "min_tokens": (int, lambda value: 0 <= value < 2**31, "a whole number of at least 0"),
 }
@@ -99,7 +103,7 @@ def read_requests(
     if is_trace(source, columns):
         rows = read_trace(source, columns, note)
         if any(row.identity for row in rows):
-            note(f"which prompts of '{source}' begin alike is not used: prompts are drawn at random")
+            note(f"shared prefixes of the prompts in '{source}' are not used: the prompts are drawn at random")
         fitted = fit(rows)
         labels = labels_of(read_labels(source, columns), rows, fitted, model.longest_request)
         drawn = random_requests(fitted, model.vocab, seed)
@@ -107,7 +111,9 @@ def read_requests(
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
     elif columns:
         named = ",".join(f"{column}={name}" for column, name in columns.items())
-        raise InputError(f"--columns {named} names the columns of a trace, and '{source}' is none: leave it out.")
+        raise InputError(
+            f"--columns {named} names columns of a trace, but '{source}' is not a trace: leave --columns out."
+        )
     else:
         entries = request_lines(source)
     requests: list[Request] = []
@@ -117,7 +123,9 @@ def read_requests(
         try:
             request = entry if isinstance(entry, Request) else _parse(entry, where, encode)
             if request.id in seen:
-                raise InputError(f"Request '{request.id}' ({where}) has the id of an earlier one: ids must be unique.")
+                raise InputError(
+                    f"Request '{request.id}' ({where}) has the same id as an earlier request: ids must be unique."
+                )
             check_request(request, model)
             check(request)
         except InputError as error:
@@ -151,18 +159,24 @@ def check_request(request: Request, model: ModelSpec, skippable: bool = True) ->
         raise InputError(f"{name} has max_tokens = {request.max_tokens}: it must be at least 1.")
     if len(request.output_ids) >= request.max_tokens:
         raise InputError(
-            f"{name} has {len(request.output_ids)} tokens of output already, and max_tokens = {request.max_tokens}."
+            f"{name} already has {len(request.output_ids)} output tokens, but max_tokens = {request.max_tokens}: "
+            "raise max_tokens."
         )
     outside = next((i for i in (*request.prompt_ids, *request.output_ids) if not 0 <= i < model.vocab), None)
     if outside is not None:
-        raise InputError(f"{name} has the token id {outside}: the model's vocabulary is 0 to {model.vocab - 1}.")
+        raise InputError(
+            f"{name} has the token id {outside}, but the model's vocabulary is 0 to {model.vocab - 1}: correct the "
+            "token id."
+        )
     _check_choice(request, model.vocab)
     if request.prompt_logprobs and model.encoder_layers:
-        raise InputError(f"{name} asks for prompt_logprobs, which an encoder-decoder's prompts don't have.")
+        raise InputError(
+            f"{name} asks for prompt_logprobs, but an encoder-decoder has none for prompts: remove prompt_logprobs."
+        )
     tokens = len(request.prompt_ids) + request.max_tokens
     if model.longest_request is not None and tokens > model.longest_request:
-        parts = f"{len(request.prompt_ids):,} of prompt, {request.max_tokens:,} of output"
-        skipped = ", or run the others with --skip-invalid" if skippable else ""
+        parts = f"{len(request.prompt_ids):,} for the prompt and {request.max_tokens:,} for the output"
+        skipped = ", or skip it with --skip-invalid" if skippable else ""
         raise TooLong(
             f"{name} needs {tokens:,} tokens ({parts}), but the model's context is {model.longest_request:,}: "
             f"shorten it{skipped}."
@@ -179,14 +193,14 @@ def _check_choice(request: Request, vocab: int) -> None:
     if request.min_tokens > request.max_tokens:
         raise InputError(f"{name} has min_tokens = {request.min_tokens}: it must be at most max_tokens.")
     if (request.logprobs or 0) > vocab:
-        raise InputError(f"{name} has logprobs = {request.logprobs}: the vocabulary has {vocab} tokens.")
+        raise InputError(f"{name} has logprobs = {request.logprobs}, but the vocabulary has only {vocab} tokens.")
     biased = [token for token, _ in request.logit_bias]
     for key, tokens in (("logit_bias", biased), ("stop_token_ids", request.stop_token_ids)):
         outside = next((token for token in tokens if not 0 <= token < vocab), None)
         if outside is not None:
-            raise InputError(f"{name} has the token id {outside} in {key}: the vocabulary is 0 to {vocab - 1}.")
+            raise InputError(f"{name} has the token id {outside} in {key}, but the vocabulary is 0 to {vocab - 1}.")
     if len(set(biased)) < len(biased):
-        raise InputError(f"{name} has two values of logit_bias for the same token.")
+        raise InputError(f"{name} has two logit_bias values for the same token.")
     unusable = next((bias for _, bias in request.logit_bias if not abs(bias) <= _MOST_BIAS), None)
     if unusable is not None:
         raise InputError(f"{name} has a logit_bias of {unusable!r}: it must be a number from -100 to 100.")
@@ -243,13 +257,13 @@ def read_entry(line: str, where: str) -> dict[str, Any]:
 def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Request:
     """Build the request of these keys; InputError if they are wrong."""
     if not isinstance(entry.get("id"), str) or not entry["id"]:
-        raise InputError(f"The request in {where} has no id: every request needs its own, a string.")
+        raise InputError(f"The request in {where} has no id: each request needs a unique id (a string).")
     name = f"Request '{entry['id']}'"
     unknown = next((key for key in entry if key not in _KEYS), None)
     if unknown:
-        raise InputError(f"{name} has the unknown key '{unknown}': the keys are {', '.join(_KEYS)}.")
+        raise InputError(f"{name} has the unknown key '{unknown}': the known keys are {', '.join(_KEYS)}.")
     if "max_tokens" not in entry:
-        raise InputError(f"{name} has no max_tokens: every request needs the most output tokens that it may have.")
+        raise InputError(f"{name} has no max_tokens: each request needs a maximum number of output tokens.")
     if not _is_int(entry["max_tokens"]):
         raise InputError(f"{name} has max_tokens = {entry['max_tokens']!r}: it must be a whole number.")
     if not isinstance(entry.get("ignore_eos", False), bool):
@@ -257,7 +271,8 @@ def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Requ
     arrival = entry.get("arrival_s", 0.0)
     if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= _LATEST_S:
         raise InputError(
-            f"{name} has arrival_s = {arrival!r}: it must be seconds since the run began, from 0 to {_LATEST_S:,}."
+            f"{name} has arrival_s = {arrival!r}: it must be the seconds since the start of the run, from 0 to "
+            f"{_LATEST_S:,}."
         )
     ids = tuple(_prompt_ids(entry, name, encode))
     choice = _choice(entry, name)
@@ -320,7 +335,8 @@ def _name(key: str) -> Callable[[Any, str], str]:
 def _deadline(value: Any, name: str) -> float:
     if not _is_number(value) or not 0 <= value <= _LATEST_S:
         raise InputError(
-            f"{name} has deadline_s = {value!r}: it must be seconds after its arrival, from 0 to {_LATEST_S:,}."
+            f"{name} has deadline_s = {value!r}: it must be the seconds after the request's arrival, from 0 to "
+            f"{_LATEST_S:,}."
         )
     return float(value)
 
@@ -339,7 +355,7 @@ _OTHERS: dict[str, Callable[[Any, str], Any]] = {
 
 def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequence[int]:
     if ("prompt" in entry) == ("prompt_ids" in entry):
-        raise InputError(f"{name} needs either prompt or prompt_ids, and not both.")
+        raise InputError(f"{name} needs either prompt or prompt_ids, not both.")
     if "prompt" not in entry:
         if not isinstance(entry["prompt_ids"], list) or not all(map(_is_int, entry["prompt_ids"])):
             raise InputError(f"{name} has prompt_ids that are not a list of whole numbers.")
@@ -347,11 +363,11 @@ def _prompt_ids(entry: dict[str, Any], name: str, encode: Encode | None) -> Sequ
     if not isinstance(entry["prompt"], str):
         raise InputError(f"{name} has a prompt that is not text: {entry['prompt']!r}.")
     if encode is None:
-        raise InputError(f"{name} has a prompt of text, but the model has no tokenizer.json: give prompt_ids.")
+        raise InputError(f"{name} has a text prompt, but the model has no tokenizer.json: pass prompt_ids instead.")
     try:
         return encode(entry["prompt"])
     except InputError as error:
-        raise InputError(f"{name} has a prompt of text, and {error}") from None
+        raise InputError(f"{name} has a text prompt, and {error}") from None
 
 
 def _is_int(value: Any) -> bool:

@@ -26,7 +26,7 @@ class BoundMeaning:
 
     def __post_init__(self) -> None:
         if not 0 < self.percentile < 100:
-            raise InputError(f"A bound can't be for {self.percentile:g}% of the requests: pass --percentile 99.")
+            raise InputError(f"A bound can't hold for {self.percentile:g}% of the requests: pass --percentile 99.")
 
     @property
     def share(self) -> float:

@@ -283,10 +283,10 @@ def device_kind(kind: str) -> DeviceSpec:
     if len(kinds) == 1:
         return _KINDS[kinds[0]][0]
     if kinds:
-        raise InputError(f"'{kind}' may be {' or '.join(kinds)}: say which.")
+        raise InputError(f"'{kind}' is ambiguous: write {' or '.join(kinds)}.")
     raise InputError(
-        f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}; `exegpt show 8x{KINDS[0]} --yaml` prints "
-        "a file in which to describe another one."
+        f"There is no device kind '{kind}': the kinds are {', '.join(KINDS)}; to describe another device, edit the "
+        f"file that `exegpt show 8x{KINDS[0]} --yaml` prints."
     )
 
 
@@ -381,7 +381,7 @@ def _from_yaml(path: Path) -> ClusterSpec:
         except InputError as error:
             problems.append(str(error).rstrip("."))
     elif "device" not in data:
-        problems.append("it needs the kind of its devices, or device, intra and inter")
+        problems.append("it needs either the kind of its devices, or device, intra and inter")
     elif isinstance(data["device"], dict):
         data["device"] = {"kind": path.stem} | data["device"]
     if like or problems:  # if the kind is wrong, any kind serves to check the rest
@@ -399,6 +399,6 @@ def _from_yaml(path: Path) -> ClusterSpec:
     cluster, wrong = validated(ClusterSpec, {"name": path.stem} | data, also=("kind",))
     if cluster is None or problems:
         lacking = any(text.endswith("is missing") and text.startswith("int") for text in wrong)
-        way = [f"`exegpt show 8x{KINDS[0]} --yaml` prints a whole file"] if lacking else []
+        way = [f"`exegpt show 8x{KINDS[0]} --yaml` prints a complete file"] if lacking else []
         raise InputError(f"'{path}': {'; '.join([*problems, *wrong, *way])}.")
     return cluster

@@ -32,7 +32,9 @@ class Share(Spec):
 
     def __post_init__(self) -> None:
         if not 0 < self.decode <= 1:
-            raise InputError(f"A model decodes on a share of {self.decode:g} of its devices: above 0, at most 1.")
+            raise InputError(
+                f"A model's share of devices for decoding is {self.decode:g}: it must be above 0 and at most 1."
+            )
 
 
 @dataclass(frozen=True)
@@ -64,21 +66,25 @@ class PlannedModel(Spec):
 
     def __post_init__(self) -> None:
         if not self.devices:
-            raise InputError(f"Model '{self.name}' of the plan has no devices: plan again.")
+            raise InputError(f"Model '{self.name}' of the plan has no devices: run `exegpt plan` again.")
         if self.rate_seq_s is not None and self.rate_seq_s <= 0:
             raise InputError(
                 f"Model '{self.name}' of the plan has a rate of {self.rate_seq_s:g}/s: it must be above 0."
             )
         if self.requests is not None and self.requests < 1:
-            raise InputError(f"Model '{self.name}' of the plan has {self.requests} requests: at least 1.")
+            raise InputError(f"Model '{self.name}' of the plan has {self.requests} requests: it needs at least 1.")
         if self.rate_seq_s is not None and self.requests is not None:
-            raise InputError(f"Model '{self.name}' of the plan has a rate and a number of requests: plan again.")
+            raise InputError(
+                f"Model '{self.name}' of the plan has both a rate and a number of requests: run `exegpt plan` again."
+            )
         if self.attainment is not None and not 0 <= self.attainment <= 1:
-            raise InputError(f"Model '{self.name}' of the plan has an attainment of {self.attainment:g}: from 0 to 1.")
+            raise InputError(
+                f"Model '{self.name}' of the plan has an attainment of {self.attainment:g}: it must be from 0 to 1."
+            )
         for key in ("goodput_seq_s", "seconds", "normalised_latency"):
             value = getattr(self, key)
             if value is not None and not 0 <= value < math.inf:
-                raise InputError(f"Model '{self.name}' of the plan has {key} of {value:g}: at least 0.")
+                raise InputError(f"Model '{self.name}' of the plan has {key} of {value:g}: it must be at least 0.")
 
     @property
     def headroom(self) -> float | None:
@@ -102,13 +108,14 @@ class Plan(Spec):
     def __post_init__(self) -> None:
         if self.version != Plan.VERSION:
             raise InputError(
-                f"This plan has version {self.version}, this exegpt reads version {Plan.VERSION}: plan again."
+                f"This plan has version {self.version}, but this version of exegpt reads version {Plan.VERSION}: "
+                "run `exegpt plan` again."
             )
         taken = sorted(device for unit in self.units for device in unit[0].devices)
         if len(set(taken)) < len(taken) or not set(taken) <= set(range(self.cluster.devices)):
             raise InputError(
-                f"The plan's models have the devices {taken} of {self.cluster.devices}: each may be given once, or to "
-                "models that share all of theirs in one way; plan again."
+                f"The plan's models use the devices {taken} of {self.cluster.devices}: a device may belong to only "
+                "one model, or to models that share all their devices in the same way; run `exegpt plan` again."
             )
 
     @property

@@ -28,9 +28,9 @@ class PhaseLines(Spec):
         if not self.batches or any(len(of_one) != len(self.batches) for of_one in lines):
             raise InputError("A phase of a cost table needs a line for each of its batches, and at least one batch.")
         if self.batches[0] < 1 or any(b <= a for a, b in zip(self.batches, self.batches[1:], strict=False)):
-            raise InputError("The batches of a cost table must be increasing, from 1.")
+            raise InputError("The batches of a cost table must increase and start at 1.")
         if any(slope < 0 for of_one in lines for slope, _ in of_one):
-            raise InputError("The lines of a cost table must not fall: more work doesn't take less time.")
+            raise InputError("The lines of a cost table must not fall: more work can't take less time.")
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,11 @@ class DegreeCosts(Spec):
 
     def __post_init__(self) -> None:
         if self.tp < 1 or self.kv_tokens < 1 or self.macs_per_token <= 0 or self.macs_per_position < 0:
-            raise InputError(f"A degree of a cost table (tp {self.tp}) needs a cache, and work per token.")
+            raise InputError(
+                f"A degree of a cost table (tp {self.tp}) needs a positive cache size and positive work per token."
+            )
         if self.load_s is not None and self.load_s < 0:
-            raise InputError(f"Loading can't take {self.load_s:g} s.")
+            raise InputError(f"The loading time can't be {self.load_s:g} s.")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class ModelCosts(Spec):
     def __post_init__(self) -> None:
         degrees = [degree.tp for degree in self.degrees]
         if not degrees or len(set(degrees)) < len(degrees):
-            raise InputError(f"Model '{self.name}' of a cost table needs each of its degrees once (got {degrees}).")
+            raise InputError(
+                f"Model '{self.name}' of a cost table must have each of its degrees exactly once (got {degrees})."
+            )
 
     def degree(self, tp: int) -> DegreeCosts:
         """Return the costs at a degree; InputError if it wasn't measured."""
@@ -94,16 +98,18 @@ class CostTable(Spec):
     def __post_init__(self) -> None:
         if self.version != CostTable.VERSION:
             raise InputError(
-                f"This cost table has version {self.version}, this exegpt reads version {CostTable.VERSION}: import it "
-                "again."
+                f"This cost table has version {self.version}, but this version of exegpt reads version "
+                f"{CostTable.VERSION}: import it again."
             )
         names = [model.name for model in self.models]
         if len(set(names)) < len(names):
-            raise InputError("A cost table has each model once.")
+            raise InputError("A cost table must have each model exactly once.")
 
     def model(self, name: str) -> ModelCosts:
         """Return a model's costs; InputError names the known models."""
         for model in self.models:
             if model.name == name:
                 return model
-        raise InputError(f"The cost table has no model '{name}': {', '.join(model.name for model in self.models)}.")
+        raise InputError(
+            f"The cost table has no model '{name}': it has {', '.join(model.name for model in self.models)}."
+        )

@@ -41,8 +41,8 @@ class EngineMemory(Spec):
         sizes = (self.base_bytes, self.link_bytes, self.multicast_bytes, self.logit_bytes, self.graph_layer_bytes)
         if not 0 < self.fraction <= 1 or not all(0 <= size < 1e15 for size in sizes):
             raise InputError(
-                f"An engine's memory has the share {self.fraction} and the bytes {sizes}: the share is above 0 and at "
-                "most 1, bytes are 0 or more."
+                f"An engine's memory has the share {self.fraction} and the bytes {sizes}: the share must be above 0 "
+                "and at most 1, and the bytes must be at least 0."
             )
 
     def usable_bytes(self, cluster: ClusterSpec) -> float:

@@ -47,7 +47,7 @@ class LinkWait(Spec):
 
     def __post_init__(self) -> None:
         if not self.by_degree or min(self.by_degree)[0] < 2 or not self.least_bytes_s >= 0:
-            raise InputError("A wait per all-reduce needs seconds for tensor-parallel degrees of 2 or more.")
+            raise InputError("An engine's wait per all-reduce needs seconds for tensor-parallel degrees of at least 2.")
 
     def seconds(self, tp: int) -> float:
         """Return the wait at a tensor-parallel degree."""
@@ -99,11 +99,12 @@ class EngineSpec(Spec):
         rates = (self.clock, self.kv8_rate)
         if not all(0 < rate <= 1 for rate in rates) or not all(0 <= seconds <= 60 for seconds in (*own, *waits)):
             raise InputError(
-                f"Engine '{self.name}' is not usable: its times are 0 to 60 s, its rates above 0, at most 1."
+                f"Engine '{self.name}' is not usable: its times must be from 0 to 60 s, and its rates above 0 and "
+                "at most 1."
             )
         if not 1 <= self.in_flight <= MOST_IN_FLIGHT:
             raise InputError(
-                f"Engine '{self.name}' has {self.in_flight} iterations in flight: 1 or {MOST_IN_FLIGHT} can be."
+                f"Engine '{self.name}' has {self.in_flight} iterations in flight: it must have 1 to {MOST_IN_FLIGHT}."
             )
 
     def wait(self, link_bytes_s: float, tp: int) -> float:

@@ -28,8 +28,8 @@ class IterationTables(Spec):
     def __post_init__(self) -> None:
         if self.tp < 1 or not 0 < self.share <= 1:
             raise InputError(
-                f"Iterations on {self.tp} devices and a share of {self.share:g}: the degree is at least 1, "
-                "the share above 0 and at most 1."
+                f"Iterations were measured on {self.tp} devices and a share of {self.share:g}: the degree must be "
+                "at least 1, and the share above 0 and at most 1."
             )
         if not len(self.prefill.axes) == len(self.decode.axes) == 2:
             raise InputError(f"The iterations on {self.tp} devices need tables by batch and length.")
@@ -50,7 +50,7 @@ class IterationProfile(Spec):
     def __post_init__(self) -> None:
         if self.version != IterationProfile.VERSION:
             raise InputError(
-                f"This iteration profile has version {self.version}, this exegpt reads version "
+                f"This iteration profile has version {self.version}, but this version of exegpt reads version "
                 f"{IterationProfile.VERSION}: import it again."
             )
         if not self.tables:

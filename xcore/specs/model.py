@@ -78,7 +78,7 @@ class ModelSpec(Spec):
             _size(self.window, f"Model '{self.name}' has window")
         if self.heads % self.kv_heads:
             raise InputError(
-                f"Model '{self.name}' has {self.heads} heads, which its {self.kv_heads} KV heads do not divide."
+                f"Model '{self.name}' has {self.heads} heads, which {self.kv_heads} KV heads do not divide."
             )
 
     @functools.cached_property
@@ -303,7 +303,7 @@ class _Config:
             return 128  # transformers' default for this family
         hidden, heads = self.size(hidden_key), self.size(heads_key)
         if hidden % heads:
-            way_out = f"correct one of them{f', or give {key}' if key else ''}"
+            way_out = f"correct one of them{f', or add {key}' if key else ''}"
             raise InputError(
                 f"The config of model '{self.name}' has {hidden_key} = {hidden} and {heads_key} = {heads}, which does "
                 f"not divide it: {way_out}."
@@ -368,7 +368,9 @@ def attention_window(config: dict[str, Any], layer: int) -> int | None:
     types, first = config.get("layer_types"), config.get("max_window_layers", 28)
     if types:
         if not isinstance(types, list) or layer >= len(types):
-            raise InputError(f"The config has layer_types = {reprlib.repr(types)}: it must list every layer's.")
+            raise InputError(
+                f"The config has layer_types = {reprlib.repr(types)}: it must list the type of each layer."
+            )
         return window if types[layer] == "sliding_attention" else None
     if not isinstance(first, int):
         raise InputError(f"The config has max_window_layers = {reprlib.repr(first)}: it must be a whole number.")

@@ -50,9 +50,12 @@ _DERIVED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 _EXPERTS = "it is a mixture of experts, whose cost depends on which experts each token takes"
 _LATENT = "it is a mixture of experts with multi-head latent attention"
 _STATES = "it is a hybrid of attention and state-space or linear-attention layers"
-_WINDOWS = "its layers differ: some see a sliding window only, others everything"
+_WINDOWS = "its layers differ: some attend to a sliding window only, others to all tokens"
 _UNSUPPORTED: tuple[tuple[str, str], ...] = (
-    (r"(^|-)vl(-|$)|vision|llava|pixtral|omni|internvl", "it is multimodal, and its vision tower isn't costed"),
+    (
+        r"(^|-)vl(-|$)|vision|llava|pixtral|omni|internvl",
+        ("it is multimodal, and exegpt has no costs for its vision tower"),
+    ),
     (r"^(deepseek-v[234]|deepseek-r1|deepseek-chat|deepseek-coder-v2|kimi-k2|glm-5)", _LATENT),
     (r"qwen3\.[5-9]|qwen3-next|kimi-(k3|linear)|minimax-(text|m1)", _STATES),
     (r"mamba|jamba|zamba|rwkv|nemotron-(h|3|nano-(9|12|30)b)|granite-4|lfm2|bamba", _STATES),
@@ -60,14 +63,14 @@ _UNSUPPORTED: tuple[tuple[str, str], ...] = (
     (r"^mimo-v2|^step-3|^llama-4", "it is a mixture of experts with windows in some layers"),
     (r"mixtral|moe|dbrx|grok|arctic|ernie-4\.5|hunyuan|minimax|\d+b-a\d|glm-4\.[5-9]|\d+x\d+b|qwen3-max", _EXPERTS),
     (r"gemma-?[234]|gemma3|cohere2|command-r7b|command-a|exaone-4|olmo-?3", _WINDOWS),
-    (r"nemotron-(super|ultra|51b)|deci", "its layers are of unequal sizes, left by an architecture search"),
-    (r"^(gemma|codegemma)", "its architecture (gemma) isn't built"),
-    (r"^phi-?[1-9]", "its architecture (phi3) isn't built"),
+    (r"nemotron-(super|ultra|51b)|deci", "its layers have unequal sizes (the result of an architecture search)"),
+    (r"^(gemma|codegemma)", "its architecture (gemma) is not implemented"),
+    (r"^phi-?[1-9]", "its architecture (phi3) is not implemented"),
     (
         r"^(falcon|bloom|mpt|starcoder|command-r|gpt-j|gpt-neo|pythia|glm-4|chatglm)",
-        "its architecture isn't built",
+        "its architecture is not implemented",
     ),
-    (r"^(gpt-[345]|claude|gemini|o[134]-)", "it is a closed model of unpublished sizes"),
+    (r"^(gpt-[345]|claude|gemini|o[134]-)", "it is a closed model, and its sizes are not published"),
 )
 """Pattern of a name, and the reason why such a model isn't planned."""
 
@@ -98,16 +101,16 @@ def resolve(name: str, known: Mapping[str, str]) -> Named:
     plain = "-".join(word for word in words if word not in quantised and word != "dynamic")
     resolved = _derived(plain) or _tuned(plain, known)
     if resolved and quantised:
-        way = "--dtype fp8" if quantised == ["fp8"] else "the dtype that comes nearest"
+        way = "--dtype fp8" if quantised == ["fp8"] else "the closest dtype"
         raise InputError(
-            f"'{name}' is a quantised checkpoint ({', '.join(quantised)}), which can't be read: plan its original, "
-            f"--model {resolved.builtin}, with {way}."
+            f"'{name}' is a quantised checkpoint ({', '.join(quantised)}), which can't be read: plan the original "
+            f"model with --model {resolved.builtin} and {way}."
         )
     if resolved:
         return resolved
     for pattern, what in _UNSUPPORTED:
         if re.search(pattern, plain):
-            raise InputError(f"'{name}' is not supported: {what}; `exegpt list models` shows what can be planned.")
+            raise InputError(f"'{name}' is not supported: {what}; `exegpt list models` shows the supported models.")
     raise InputError(f"There is no built-in model or model directory '{name}': {_hint(plain, known)}")
 
 
@@ -148,4 +151,4 @@ def _hint(plain: str, known: Mapping[str, str]) -> str:
     near = list(dict.fromkeys(plain_names[name] for name in names))[:3]
     if near:
         return f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}."
-    return "`exegpt list models` shows those that are built in, and a directory with a config.json is read too."
+    return "`exegpt list models` shows the built-in models, and a directory with a config.json is accepted too."

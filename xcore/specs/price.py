@@ -18,7 +18,7 @@ def read_prices(path: Path) -> Prices:
     data = read_yaml(path, "price")
     if not isinstance(data, dict) or not data:
         raise InputError(
-            f"'{path}' has no prices: write a line like 'A40: 0.79' per device kind, the price of an hour."
+            f"'{path}' has no prices: write a line like 'A40: 0.79' for each device kind (the price of a device-hour)."
         )
     return {str(kind): _price(kind, value, path) for kind, value in data.items()}
 
@@ -44,4 +44,4 @@ def price_per_hour(prices: Prices, cluster: ClusterSpec) -> float:
     for known, price in prices.items():
         if kind.lower() in (known.lower(), _kind(known).lower()):
             return price * cluster.devices
-    raise InputError(f"The price file has no {kind}, only {', '.join(prices)}: add a line '{kind}: PRICE'.")
+    raise InputError(f"The price file has no price of {kind}, only of {', '.join(prices)}: add a line '{kind}: PRICE'.")

@@ -38,11 +38,11 @@ class Table(Spec):
         if len(self.axes) != len(self.points) or size != len(self.values) or not size:
             raise InputError(f"A table over {self.axes} needs {size} values on its grid (got {len(self.values)}).")
         if not all(a < b for p in self.points for a, b in itertools.pairwise((-math.inf, *p, math.inf))):
-            raise InputError(f"The grid of a table over {self.axes} must increase along every axis, and be finite.")
+            raise InputError(f"The grid of a table over {self.axes} must increase along each axis and be finite.")
         if not np.isfinite(self.values).all() or min(self.values) < 0:
-            raise InputError(f"A table over {self.axes} holds times that are negative or not finite.")
+            raise InputError(f"A table over {self.axes} has times that are negative or not finite.")
         if self.filled and not 0 <= min(self.filled) <= max(self.filled) < size:
-            raise InputError(f"A table over {self.axes} names filled values that it doesn't have.")
+            raise InputError(f"A table over {self.axes} lists filled values that it does not have.")
 
     @functools.cached_property
     def _grid(self) -> tuple[tuple[Array, ...], Array]:
@@ -141,9 +141,7 @@ def _check_axes(spec: Spec, **axes: int) -> None:
     for name, count in axes.items():
         table = getattr(spec, name)
         if table and len(table.axes) != count:
-            raise InputError(
-                f"A profile's table '{name}' has axes {', '.join(table.axes)}: their number must be {count}."
-            )
+            raise InputError(f"A profile's table '{name}' has the axes {', '.join(table.axes)}: it must have {count}.")
 
 
 @dataclass(frozen=True)
@@ -246,18 +244,19 @@ class Profile(Spec):
     def __post_init__(self) -> None:
         if self.version != Profile.VERSION:
             raise InputError(
-                f"This profile has version {self.version}, this exegpt reads {Profile.VERSION}: profile again."
+                f"This profile has version {self.version}, but this version of exegpt reads version "
+                f"{Profile.VERSION}: run `exegpt profile` again."
             )
         _check_axes(self, overhead=1, send=1, send_between_nodes=1, host_copy=1, switch=1)
         if not self.degrees or min(tables.tp for tables in self.degrees) < 1:
-            raise InputError("A profile needs the tables of at least one tensor-parallel degree, of 1 or more.")
+            raise InputError("A profile needs the tables of at least one tensor-parallel degree of at least 1.")
         if not 1 <= self.in_flight <= 2 or not 0 <= self.front_end_s <= 60:
             raise InputError(
-                f"This profile has {self.in_flight} iterations in flight and {self.front_end_s} s of front-end time: "
-                "1 or 2 iterations and 0 to 60 s can be."
+                f"This profile has {self.in_flight} iterations in flight and {self.front_end_s} s of front-end "
+                "time: it must have 1 or 2 iterations and 0 to 60 s."
             )
         if self.dtype not in BYTES:
-            raise InputError(f"This profile is in dtype '{self.dtype}', which is not known: {', '.join(BYTES)} are.")
+            raise InputError(f"This profile has the unknown dtype '{self.dtype}': use one of {', '.join(BYTES)}.")
 
     @functools.cached_property
     def fingerprint(self) -> str:

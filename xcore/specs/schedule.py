@@ -112,7 +112,7 @@ class Schedule(Spec):
         if self.kv_blocks < 1 or self.block_size < 1 or self.replicas < 1 or not self.stages:
             raise InputError("A schedule needs at least one stage, replica, KV block and token per block.")
         if self.replicas > MAX_DEVICES:
-            raise InputError(f"A schedule can't have {self.replicas:,} replicas: at most {MAX_DEVICES:,} can be.")
+            raise InputError(f"A schedule can't have {self.replicas:,} replicas: the maximum is {MAX_DEVICES:,}.")
         for name, dtype in (("dtype", self.dtype), ("kv_dtype", self.kv_dtype)):
             if dtype not in BYTES:
                 raise InputError(f"A schedule can't have {name} '{dtype}': use one of {', '.join(BYTES)}.")
@@ -156,13 +156,14 @@ class Schedule(Spec):
         devices = sorted(device for stage in self.stages for device in stage.devices)
         if devices != list(range(len(devices))):
             raise InputError(
-                f"The schedule's stages have the devices {devices}: each from 0 on must be in exactly one; tune again."
+                f"The schedule's stages use the devices {devices}: they must be numbered from 0, each in exactly "
+                "one stage; run `exegpt tune` again."
             )
         for stage in self.stages:
             if len(stage.devices) != stage.tp or stage.tp < 1:
                 raise InputError(
-                    f"A stage of degree {stage.tp} has the devices {list(stage.devices)}: it needs {stage.tp}; "
-                    "tune again."
+                    f"A stage with tensor-parallel degree {stage.tp} has the devices {list(stage.devices)}: it "
+                    f"needs {stage.tp} devices; run `exegpt tune` again."
                 )
         for phase in sorted({stage.phase for stage in self.stages}):
             self._check_layers(phase)
@@ -180,7 +181,7 @@ class Schedule(Spec):
                 ranges = ", ".join("none" if layers is None else "{}:{}".format(*layers) for layers in held)
                 raise InputError(
                     f"The stages of phase {phase} hold the {name} {ranges} of the {count} of model '{model.name}': "
-                    "each must be in exactly one, in order; tune again."
+                    "each must be in exactly one stage, in order; run `exegpt tune` again."
                 )
 
     def check_model(self, spec: ModelSpec) -> None:
@@ -188,7 +189,7 @@ class Schedule(Spec):
         if spec.sizes != self.model.spec.sizes:
             raise InputError(
                 f"This schedule is for model '{self.model.spec.name}' ({self.model.fingerprint}), not for "
-                f"'{spec.name}': tune for this model."
+                f"'{spec.name}': run `exegpt tune` for this model."
             )
 
     @classmethod

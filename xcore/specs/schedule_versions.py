@@ -38,12 +38,12 @@ def read_control(data: dict[str, Any]) -> dict[str, Any]:
     record, variables = traits_of(policy).control, data.get("control")
     if version == 1:
         if "control" in data:
-            raise InputError("control is a key of version 2, and the version is 1: tune again")
+            raise InputError("control is a key of version 2, but the version is 1: run `exegpt tune` again")
         variables = {name: value for name in OF_VERSION_1 if (value := rest.pop(name, None)) is not None}
         rest["version"] = VERSIONS[-1]
         _refuse_others(policy, record, variables)
     elif beside := [name for name in kinds(record) if name in data]:
-        raise InputError(f"{beside[0]} is a control variable: write it under control, or version 1 for this file")
+        raise InputError(f"{beside[0]} is a control variable: move it into control, or change this file's version to 1")
     elif "control" not in data:
         return rest
     if isinstance(variables, dict):
@@ -55,7 +55,10 @@ def check_version(version: object, read: tuple[int, ...] = VERSIONS) -> None:
     """Raise InputError for a version that isn't read."""
     if version not in read:
         known = " and ".join(map(str, VERSIONS))
-        raise InputError(f"This schedule has version {version}, this exegpt reads versions {known}: tune again.")
+        raise InputError(
+            f"This schedule has version {version}, but this version of exegpt reads versions {known}: run `exegpt "
+            "tune` again."
+        )
 
 
 def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, Any]) -> None:
@@ -63,8 +66,8 @@ def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, A
         if name not in kinds(record):
             own = ", ".join(declared(record))
             raise InputError(
-                f"A schedule of policy {policy} can't have {name} (got {value}): its variables are {own}; make it "
-                "null, or tune again"
+                f"A schedule of policy {policy} can't have {name} (got {value}), because its variables are {own}; "
+                "set it to null, or run `exegpt tune` again"
             )
 
 
@@ -86,7 +89,9 @@ def check_degrees(data: Mapping[str, Any], stages: Mapping[str, int | None]) -> 
         value, of_stages = data.get(name), stages[name]
         if value is not None and value != of_stages:
             has = "only stages of phase encode have it" if of_stages is None else f"its stages have {of_stages}"
-            raise InputError(f"A schedule can't have {name} {value}: {has}; make it null, or tune again.")
+            raise InputError(
+                f"A schedule can't have {name} {value}: {has}; set it to null, or run `exegpt tune` again."
+            )
 
 
 class AnyRecord:

@@ -34,7 +34,7 @@ class LengthDistribution(Spec):
                 f"(got {len(self.probabilities)} and {len(self.lengths)})."
             )
         if not 1 <= self.lengths[0] <= self.lengths[-1] <= MAX_TOKENS or (np.diff(self.s) <= 0).any():
-            raise InputError(f"The lengths of a distribution must be increasing, from 1 to {MAX_TOKENS:,} at most.")
+            raise InputError(f"The lengths of a distribution must increase, and be from 1 to {MAX_TOKENS:,}.")
         if not (self.p >= 0).all() or not math.isclose(self.p.sum(), 1.0, abs_tol=1e-6):
             raise InputError(f"Probabilities must be positive and sum to 1 (they sum to {self.p.sum():.6g}).")
 
@@ -247,7 +247,7 @@ class Workload(Spec):
 
         A rate that isn't the list's own stays.
         """
-        assert self.requests is not None, "distributions have no rows to leave out"
+        assert self.requests is not None, "a distribution has no rows to leave out"
         rows = tuple(row for row in self.requests if row.fits(context))
         if not rows:
             return None

@@ -91,32 +91,32 @@ def unit_of(moments: Sequence[float], column: str, names: Collection[str], path:
     """
     by_name = split_unit(column)[1]
     if by_name:
-        return ArrivalUnit(by_name, "as its name says")
+        return ArrivalUnit(by_name, "as the column's name says")
     low, high = min(moments), max(moments)
     epoch = next((unit for unit in _CLOCKS if _FIRST_S <= low * UNITS[unit] <= high * UNITS[unit] < _LAST_S), None)
     if epoch:
-        return ArrivalUnit(epoch, f"since its numbers are then dates from {_year(low * UNITS[epoch])}")
+        return ArrivalUnit(epoch, f"because its numbers are then dates from {_year(low * UNITS[epoch])}")
     dates = all(number_date(at) is not None for at in moments)
     if dates and any(word.startswith(DATE) for word in words_of(column)):
-        return ArrivalUnit(DATE, "as its name says")
+        return ArrivalUnit(DATE, "as the column's name says")
     whole = all(float(at).is_integer() for at in moments)
     kind = _known_kind(column, names, whole)
     if kind:
         return kind
     if low == high:
-        return ArrivalUnit("s", "which makes no difference")
+        return ArrivalUnit("s", "because the unit makes no difference")
     gap = (high - low) / (len(moments) - 1)
     plausible = [unit for unit in _CLOCKS if _is_plausible(gap * UNITS[unit], high - low, high, UNITS[unit])]
-    why = "since no other unit has a plausible rate"
+    why = "because no other unit gives a plausible rate"
     longest = _SLOWEST_FRACTION_S if len(moments) > _FEW else _SLOWEST_OF_FEW_S
     if len(plausible) > 1 and "s" in plausible and not whole and gap <= longest:
-        plausible, why = ["s"], "since its numbers have fractions, which clocks in smaller units mostly lack"
+        plausible, why = ["s"], "because its numbers have fractions, which are rare in clocks with smaller units"
     if dates and _are_plausible(moments):
         plausible.append(DATE)
     if len(plausible) == 1:
         return ArrivalUnit(plausible[0], why)
     if not plausible and gap <= _QUICKEST_S:
-        return ArrivalUnit("s", "since any other unit is quicker still")
+        return ArrivalUnit("s", "because each other unit gives a higher rate")
     raise _doubt(moments, column, plausible or list(_CLOCKS), path)
 
 
@@ -127,7 +127,7 @@ def in_seconds(moments: Sequence[float], unit: str, where: str) -> list[float]:
         wrong = next((at for at, date in zip(moments, dates, strict=True) if date is None), None)
         if wrong is not None:
             raise InputError(
-                f"{where}: {wrong:.15g} is not a date: dates are numbers like 20231116 or a spreadsheet's days."
+                f"{where}: {wrong:.15g} is not a date: dates are numbers like 20231116 or a spreadsheet's day numbers."
             )
         first = min(at for at in dates if at is not None)
         return [at - first for at in dates if at is not None]
@@ -197,8 +197,8 @@ def _doubt(moments: Sequence[float], column: str, plausible: Sequence[str], path
         rate = rate_text(len(moments), span_s) if span_s else "requests of one day"
         readings.append(f"{rate} if they are {unit_text(unit)} (--columns arrival={column}:{unit})")
     return InputError(
-        f"'{path}', column '{column}': its {len(moments):,} arrivals are {' or '.join(readings)}: choose one, or end "
-        f"the column's name in its unit, like {column}_ms."
+        f"The unit of column '{column}' in '{path}' is not clear, because its {len(moments):,} arrivals are "
+        f"{' or '.join(readings)}: choose one, or add the unit to the column's name, like {column}_ms."
     )
 
 

@@ -39,7 +39,9 @@ def random_arrivals_until(
 ) -> np.ndarray:
     """Draw `random_arrivals` of the requests that arrive before `end_s`; InputError for more than `most`."""
     if rate * end_s > most:
-        raise InputError(f"{rate:g} requests per second for {end_s:g} s are over {most:,}: shorten --duration.")
+        raise InputError(
+            f"{rate:g} requests per second for {end_s:g} s are more than {most:,} requests: shorten --duration."
+        )
     num = int(rate * end_s) + _BATCH
     while True:
         arrivals = random_arrivals(rate, num, seed, burstiness)
@@ -57,5 +59,5 @@ def trace_arrivals(seconds: Sequence[float], rate: float | None) -> np.ndarray:
     arrivals: np.ndarray = np.sort(np.asarray(seconds, dtype=np.float64))
     arrivals = arrivals - arrivals[0]
     if not arrivals[-1] > 0:
-        raise InputError("The trace has no arrivals: name their column with --columns arrival=NAME, or give a --rate.")
+        raise InputError("The trace has no arrivals: name their column with --columns arrival=NAME, or pass a --rate.")
     return arrivals if rate is None else arrivals * ((len(arrivals) - 1) / rate / arrivals[-1])

@@ -32,8 +32,8 @@ def fit_to_context(workload: Workload, tokens: int, model: str, scale: bool = Fa
     if workload.requests is None and lengths == (workload.input.lengths[0], workload.output.lengths[0]):
         if sum(lengths) > tokens:
             raise InputError(
-                f"Requests of {lengths[0]:,} + {lengths[1]:,} = {sum(lengths):,} tokens don't fit the context of "
-                f"'{model}', {tokens:,} tokens: shorten them, or take a model with a longer one."
+                f"Requests of {lengths[0]:,} + {lengths[1]:,} = {sum(lengths):,} tokens exceed the context of "
+                f"'{model}' ({tokens:,} tokens): shorten them, or use a model with a longer context."
             )
         return workload, []
     scaled, factor, clipped = workload.scaled_to(tokens)
@@ -44,8 +44,8 @@ def fit_to_context(workload: Workload, tokens: int, model: str, scale: bool = Fa
         named = replace(scaled, name=f"{workload.name} clipped to {tokens:,} tokens")
         return named, [f"{percent_text(clipped)} of the requests are longer than {context} and are clipped"]
     named = replace(scaled, name=f"{workload.name} × {figure_text(factor)}")
-    text = f"lengths of workload {workload.name} times {figure_text(factor)}, to fit {context}"
-    rest = f"; {percent_text(clipped)} of the requests are longer still and are clipped" if clipped else ""
+    text = f"the lengths of workload {workload.name} are multiplied by {figure_text(factor)} to fit {context}"
+    rest = f"; {percent_text(clipped)} of the requests are still too long and are clipped" if clipped else ""
     return named, [text + rest]
 
 
@@ -53,14 +53,17 @@ def _leave_longer_out(workload: Workload, rows: int, tokens: int, model: str) ->
     left = workload.within(tokens)
     if left is None:
         raise InputError(
-            f"None of the {rows:,} rows of {workload.name} fits the context of '{model}', {tokens:,} tokens: take a "
-            "model with a longer one, or scale all lengths with --scale-to-context."
+            f"None of the {rows:,} rows of {workload.name} fits the context of '{model}' ({tokens:,} tokens): use a "
+            "model with a longer context, or scale all lengths with --scale-to-context."
         )
     longer = rows - len(left.requests or ())
     if not longer:
         return workload, []
-    text = f"{longer:,} of {rows:,} rows of {workload.name} are longer than the context of {tokens:,} tokens: left out"
+    text = (
+        f"{longer:,} of {rows:,} rows of {workload.name} are longer than the context of {tokens:,} tokens and are "
+        "left out"
+    )
     if longer > MUCH_LEFT_OUT * rows:
-        rest = "the rest is not what was recorded; --scale-to-context scales all lengths instead"
+        rest = "the remaining rows differ from the recorded workload; --scale-to-context scales all lengths instead"
         text = f"warning: {text}, {percent_text(longer / rows)} of all; {rest}"
     return replace(left, name=f"{workload.name} up to {tokens:,} tokens"), [text]

@@ -39,7 +39,7 @@ def parse_rate(text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+)\s*/\s*(s|m)", text.strip())
     if not match or not 0 < float(match[1]) < math.inf:
         raise InputError(
-            f"'{text}' is not a rate of arrival: write a positive number per second or minute, like 5/s or 300/m."
+            f"'{text}' is not an arrival rate: write a positive number per second or minute, like 5/s or 300/m."
         )
     return float(match[1]) / (1 if match[2] == "s" else 60)
 
@@ -56,16 +56,16 @@ def parse_workload(
         workload = task(text)
     elif fixed:
         if not 1 <= int(fixed[1]) <= MAX_TOKENS or not 1 <= int(fixed[2]) <= MAX_TOKENS:
-            raise InputError(f"The lengths '{text}' are not usable: both must be between 1 and {MAX_TOKENS:,} tokens.")
+            raise InputError(f"The lengths '{text}' are not usable: both must be from 1 to {MAX_TOKENS:,} tokens.")
         workload = Workload.fixed(int(fixed[1]), int(fixed[2]))
     elif form_of(text):
         workload = Workload.from_requests(Path(text).name, read_trace(text, columns, note))
     elif turned := re.fullmatch(r"(\d{1,9})\s*[^\w./]*x?\s*(\d{1,9})", text):
-        raise InputError(f"'{text}' is not a workload: fixed lengths are written {turned[1]}/{turned[2]}.")
+        raise InputError(f"'{text}' is not a workload: write fixed lengths as {turned[1]}/{turned[2]}.")
     else:
         raise InputError(
-            f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the path "
-            f"of a trace ({', '.join(SUFFIXES)}; unpack .gz)."
+            f"'{text}' is not a workload: write a task ({', '.join(TASKS)}), fixed lengths like 2048/256, or the "
+            f"path of a trace ({', '.join(SUFFIXES)}; decompress .gz files first)."
         )
     return workload if rate is None else replace(workload, arrival_rate=rate)
 
@@ -101,11 +101,13 @@ def read_model_trace(
 
     def model_of(row: dict[str, Any], where: str) -> str:
         if "model" not in row:
-            raise InputError(f"'{path}' has no column 'model': name each row's in it, out of {', '.join(names)}.")
+            raise InputError(
+                f"'{path}' has no column 'model': add one that names the model of each row, one of {', '.join(names)}."
+            )
         if row["model"] not in names:
             value = reprlib.repr(row["model"])
             raise InputError(
-                f"{where}, column 'model': {value} is none of the models: write one of {', '.join(names)}."
+                f"{where}, column 'model': {value} is not one of the models: write one of {', '.join(names)}."
             )
         return str(row["model"])
 
@@ -185,7 +187,7 @@ def _read(
     used = (*(name for name in (names.input, names.output, names.arrival) if name), *names.identity.values(), *others)
     for count, (number, row) in enumerate(table.rows(used), 1):
         if count > MAX_ROWS:
-            raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of it.")
+            raise InputError(f"'{path}' has more than {MAX_ROWS:,} rows: use a part of the file.")
         where = f"'{path}', row {number}"
         own = take(row, where)
         input = _length(row.get(names.input), f"{where}, column '{names.input}'", 1)
@@ -222,8 +224,8 @@ def _seconds(
     where, numbers = f"'{path}', column '{columns.arrival}'", [at for at in moments if not isinstance(at, Moment)]
     if 0 < len(numbers) < len(moments):
         raise InputError(
-            f"{where}: {len(numbers):,} arrivals are numbers, like {numbers[0]:g}, and "
-            f"{len(moments) - len(numbers):,} are dates: write all in one way."
+            f"{where}: {len(numbers):,} arrivals are numbers, like {numbers[0]:g}, but "
+            f"{len(moments) - len(numbers):,} are dates: write all arrivals in the same way."
         )
     if numbers:
         asked = ArrivalUnit(columns.unit, "as --columns says") if columns.unit else None
@@ -236,8 +238,8 @@ def _seconds(
     span_s = max(seconds)
     if span_s > MAX_SECONDS:
         raise InputError(
-            f"{where}: its arrivals are up to {figure_text(span_s)} seconds apart, at most {MAX_SECONDS:,.0f} are "
-            "allowed: correct them, or take a part."
+            f"{where}: its arrivals span {figure_text(span_s)} seconds, but at most {MAX_SECONDS:,.0f} are allowed: "
+            "correct them, or use a part of the trace."
         )
     if span_s:
         note(f"'{path}': arrivals in column '{columns.arrival}'{text}: {rate_text(len(seconds), span_s)}")
@@ -249,24 +251,26 @@ def _open(path: Path) -> RowsFile:
         check_file(path, "trace file")
     form = form_of(path)
     if form is None:
-        raise InputError(f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)} (unpack .gz).")
+        raise InputError(
+            f"'{path}' is not a trace: its name must end in {', '.join(SUFFIXES)} (decompress .gz files first)."
+        )
     return _READERS[form](path)
 
 
 def _deadline(value: Any, where: str) -> float:
     seconds = _number(value)
     if not 0 <= seconds < math.inf:
-        raise InputError(f"{where}: {value!r} is not a deadline, which is seconds after the arrival, at least 0.")
+        raise InputError(f"{where}: {value!r} is not a deadline: write the seconds after the arrival, at least 0.")
     return seconds
 
 
 def _length(value: Any, where: str, least: int) -> int:
     number = _number(value)
     if value is None:
-        raise InputError(f"{where}: there is no value: a length is a whole number between 1 and {MAX_TOKENS:,}.")
+        raise InputError(f"{where}: the value is missing: write a length as a whole number from 1 to {MAX_TOKENS:,}.")
     if isinstance(value, bool) or not number.is_integer() or not least <= number <= MAX_TOKENS:
         raise InputError(
-            f"{where}: {reprlib.repr(value)} is not a length: it must be a whole number between 1 and {MAX_TOKENS:,}."
+            f"{where}: {reprlib.repr(value)} is not a length: it must be a whole number from 1 to {MAX_TOKENS:,}."
         )
     return int(number)
 

@@ -63,7 +63,9 @@ def _tokens(value: Any, where: str) -> int:
     except (TypeError, ValueError, OverflowError):
         tokens = math.nan
     if isinstance(value, bool) or not tokens >= 0 or not tokens.is_integer():
-        raise InputError(f"{where}: {reprlib.repr(value)} is not a number of tokens: write a whole one, at least 0.")
+        raise InputError(
+            f"{where}: {reprlib.repr(value)} is not a number of tokens: write a whole number of at least 0."
+        )
     return int(tokens)
 
 
@@ -74,17 +76,17 @@ def _ids(value: Any, where: str) -> list[Any]:
     if value is None or value == "":
         return []
     if not isinstance(value, list):
-        raise InputError(f"{where}: {reprlib.repr(value)} is not a list: write one, like [17, 4, 9].")
+        raise InputError(f"{where}: {reprlib.repr(value)} is not a list: write a list like [17, 4, 9].")
     return value
 
 
 def _token_ids(value: Any, where: str, input: int) -> tuple[int, ...]:
     ids = _ids(value, where)
     if any(type(token) is not int or not 0 <= token < 2**63 for token in ids):
-        raise InputError(f"{where}: {reprlib.repr(value)} are not tokens: they must be whole numbers, at least 0.")
+        raise InputError(f"{where}: {reprlib.repr(value)} are not tokens: they must be whole numbers of at least 0.")
     if ids and len(ids) != input:
         raise InputError(
-            f"{where}: it has {len(ids):,} tokens, and the row's input is {input:,}: correct one of the two."
+            f"{where}: it has {len(ids):,} tokens, but the row's input has {input:,}: correct one of the two."
         )
     return tuple(ids)
 
@@ -108,6 +110,6 @@ def blocks_note(requests: Sequence[RequestLengths]) -> str | None:
         return None
     like = "Qwen-Bailian's traces, which have a chat_id" if size == BAILIAN_BLOCK else "Mooncake's traces"
     return (
-        f"hash_ids of {odd:,} of {len(known):,} rows are more or fewer than their prompts' blocks of {size} tokens, as "
-        f"in {like}: tokens without a name are each prompt's own"
+        f"in {odd:,} of {len(known):,} rows the number of hash_ids differs from the prompt's blocks of {size} "
+        f"tokens, as in {like}: tokens without an id are treated as unique to their prompt"
     )

@@ -98,7 +98,7 @@ def expected_calls(path: Path, file: ModelsFile) -> ExpectedCalls | None:
     workloads: dict[str, Workload] = {}
     typed = read_application_file(where)
     for place, entry in enumerate(with_requests(entry, where.parent) for entry in typed.nodes):
-        models[entry.name] = model_for(entry, by_name, f"Node '{entry.name}' of '{where}' is on no model of '{path}'")
+        models[entry.name] = model_for(entry, by_name, f"Node '{entry.name}' of '{where}' names no model of '{path}'")
         workload = parse_workload(workload_beside(entry.workload, where.parent))
         try:
             own[entry.name] = own_lengths(entry, workload, node_stream(SEED, place))

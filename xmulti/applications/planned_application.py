@@ -98,8 +98,8 @@ def _tokenizer(model: PlannedModel) -> Any:
     tokenizer = load_tokenizer(Path(str(model.directory)))
     if tokenizer is None:
         raise InputError(
-            f"Model '{model.name}' has no {TOKENIZER}, and exchanges texts with one that has another: add it to "
-            f"'{model.directory}'."
+            f"Model '{model.name}' has no {TOKENIZER}, but it exchanges text with a model that has another "
+            f"tokenizer: add the file to '{model.directory}'."
         )
     return tokenizer
 
@@ -124,7 +124,7 @@ def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -
     instructions: dict[str, Ids] = {}
     drawn: dict[str, Workload] = {}
     for place, entry in enumerate(file.nodes):
-        model = model_for(entry, by_name, f"Node '{entry.name}' of '{path}' is on no model of the plan")
+        model = model_for(entry, by_name, f"Node '{entry.name}' of '{path}' names no model of the plan")
         texts = _Texts(entry, model, path.parent, node_stream(seed, place))
         try:
             own[entry.name], instructions[entry.name] = texts.own(), texts.instructions()
@@ -184,5 +184,5 @@ class _Texts:
             return part
         tokenizer = load_tokenizer(Path(str(self.model.directory)))
         if tokenizer is None:
-            raise InputError(f"model '{self.model.name}' has no {TOKENIZER}: write token ids, or add it.")
+            raise InputError(f"model '{self.model.name}' has no {TOKENIZER}: write token ids, or add this file.")
         return tuple(encode(tokenizer, part, begins))

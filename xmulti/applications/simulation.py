@@ -69,8 +69,9 @@ def simulate(
         tokens = max((call.input_tokens + call.output_tokens for call in application.calls), default=0)
         if tokens > limits.kv_tokens or not application.calls:
             raise InputError(
-                f"Application {application.index} ('{application.name}') has no calls, or one of {tokens:,} tokens "
-                f"where the LLM's cache has {limits.kv_tokens:,}: leave it out, or shorten the call."
+                f"Application {application.index} ('{application.name}') has no calls, or a call of {tokens:,} "
+                f"tokens, but the LLM's cache has only {limits.kv_tokens:,}: leave the application out, or shorten "
+                "the call."
             )
     return _Simulation(applications, order, limits, estimates, cache, start_up_s or {}, prewarming).run()
 

@@ -26,7 +26,9 @@ def own_lengths(entry: ApplicationNode, workload: Workload, rng: np.random.Gener
     rounds = entry.rounds or 1
     each = (rounds,) * entry.requests if isinstance(rounds, int) else rounds
     if len(each) != entry.requests:
-        raise InputError(f"it has {entry.requests} requests and rounds of {len(each)}: name as many.")
+        raise InputError(
+            f"it has {entry.requests} requests and {len(each)} numbers of rounds: write one number for each request."
+        )
     return [[int(length)] * n for length, n in zip(lengths, each, strict=True)]
 
 
@@ -58,8 +60,8 @@ def most_output(chain: Chain[Any], prompt_tokens: int, model: str, context: int)
     room = context - prompt_tokens
     if room < 1:
         raise InputError(
-            f"Call {chain.name} has a prompt of {prompt_tokens:,} tokens, and model '{model}' a context of "
-            f"{context:,}: let what it reads be shorter, by longest_output."
+            f"Call {chain.name} has a prompt of {prompt_tokens:,} tokens, but the context of model '{model}' has "
+            f"{context:,}: set longest_output to shorten what the call reads."
         )
     return min(room, chain.node.longest_output or room)
 

@@ -54,15 +54,15 @@ class ApplicationNode(Spec):
 
     def __post_init__(self) -> None:
         if self.prompts is not None and (self.requests is not None or self.rounds is not None):
-            raise InputError(f"Node '{self.name}' has prompts in '{self.prompts}': leave requests and rounds out.")
+            raise InputError(f"Node '{self.name}' has prompts in '{self.prompts}': leave out its requests and rounds.")
         check_requests(f"Node '{self.name}'", self.requests)
         if self.rounds is not None and self.requests is None:
-            raise InputError(f"Node '{self.name}' has rounds: it needs requests of its own.")
+            raise InputError(f"Node '{self.name}' has rounds, so it also needs its own requests.")
         fewest = min(self.rounds, default=0) if isinstance(self.rounds, tuple) else self.rounds
         if fewest is not None and fewest < 1:
-            raise InputError(f"Node '{self.name}' has rounds of {fewest}: at least 1.")
+            raise InputError(f"Node '{self.name}' has rounds of {fewest}: the number must be at least 1.")
         if self.load is not None and parse_duration(self.load) is None:
-            raise InputError(f"Node '{self.name}' has a load of {self.load}: write how long it takes, like 30s.")
+            raise InputError(f"Node '{self.name}' has a load of {self.load}: write the loading time, like 30s.")
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,9 @@ class CallLine(Spec):
     def __post_init__(self) -> None:
         given = [part for part in (self.prompt, self.prompt_ids, self.prompts, self.prompts_ids) if part is not None]
         if len(given) != 1 or not given[0] or not all(self.parts):
-            raise InputError("a call needs one of prompt, prompt_ids, prompts and prompts_ids, and no empty text")
+            raise InputError(
+                "a call needs exactly one of prompt, prompt_ids, prompts and prompts_ids, and no text may be empty"
+            )
 
     @property
     def parts(self) -> "tuple[str, ...] | tuple[tuple[int, ...], ...]":
@@ -114,7 +116,7 @@ class ApplicationFile(Spec):
 
     def __post_init__(self) -> None:
         if self.linked is not None and self.linked < 1:
-            raise InputError(f"An application has linked of {self.linked}: at least 1 GPU.")
+            raise InputError(f"An application has linked = {self.linked}: it must be at least 1 GPU.")
 
 
 def graph_of(path: Path, nodes: Sequence[GraphNode], edges: Sequence[GraphEdge]) -> CallGraph:
@@ -138,8 +140,7 @@ def model_for(entry: ApplicationNode, by_name: Mapping[str, Model], without: str
     called, named = by_name.get(entry.name), by_name.get(entry.model)
     if called and named and called is not named:
         raise InputError(
-            f"Node '{entry.name}' has the name of one model, and names another one, '{entry.model}': give it another "
-            "name."
+            f"Node '{entry.name}' has the name of one model, but names another model, '{entry.model}': rename the node."
         )
     model = called or named
     if model is None:
@@ -206,7 +207,7 @@ def read_application(
         directories[entry.name] = str(Path(entry.model).resolve()) if Path(entry.model).is_dir() else None
         assumptions += [f"{entry.name}: {text}" for text in (*setting.assumptions, *assumption)]
     if setting is None:
-        raise InputError(f"'{path}' has no nodes.")
+        raise InputError(f"'{path}' has no nodes: write at least one.")
     graph = graph_of(path, nodes, file.edges)
     table = CostTable(CostTable.VERSION, "profiles", setting.cluster.name, tuple(models))
     linked = file.linked or setting.cluster.devices_per_node
@@ -226,19 +227,22 @@ def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
 
 def _without_edges(file: ModelsFile, path: Path) -> ApplicationFile:
     if file.applications is not None:
-        raise InputError(f"'{path}' plans for the application in '{file.applications}': pass that file itself.")
+        raise InputError(f"'{path}' plans for the application in '{file.applications}': pass that file instead.")
     for entry in file.models:
         if entry.requests is None or entry.latency_bound is not None:
             raise InputError(
-                f"Model '{entry.name}' has a rate or a bound: plans of stages are for numbers of requests alone; write "
-                "requests in their place, or choose another --method."
+                f"Model '{entry.name}' has a rate or a bound, but plans of stages support only numbers of requests: "
+                "write requests instead, or choose another --method."
             )
     return ApplicationFile(tuple(ApplicationNode(e.name, e.model, e.workload or "", e.requests) for e in file.models))
 
 
 def _check_cluster(cluster: ClusterSpec) -> None:
     if cluster.nodes > 1:
-        raise InputError(f"{cluster.name} has {cluster.nodes} nodes: plans of stages are for one.")
+        raise InputError(
+            f"{cluster.name} has {cluster.nodes} nodes, but plans of stages support one node: use a cluster with "
+            "one node."
+        )
 
 
 def _node(entry: ApplicationNode, setting: Setting) -> GraphNode:
@@ -269,11 +273,14 @@ def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[Model
     from xmulti.stages.profiled_costs import profiled_model
 
     if setting.model.encoder_layers:
-        raise InputError(f"{setting.model.name} is an encoder-decoder: plans of stages are for decoders alone.")
+        raise InputError(
+            f"{setting.model.name} is an encoder-decoder, but plans of stages support only decoder-only models: use "
+            "another model."
+        )
     degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
     typed_s = parse_duration(entry.load) if entry.load is not None else None
     load_s = {tp: typed_s or loading_s(setting, 1 / tp) for tp in degrees}
-    how = f"loading: {loading_text(setting.cluster.is_cpu)}, {loading_s(setting):.0f} s on one"
+    how = f"loading: {loading_text(setting.cluster.is_cpu)}, which takes {loading_s(setting):.0f} s on one"
     assumptions = [] if typed_s else [how]
     costs = profiled_model(
         entry.name,

@@ -41,15 +41,15 @@ class GraphNode(Spec):
 
     def __post_init__(self) -> None:
         if self.prompt < 0 or any(tokens < 0 for tokens in self.prompts):
-            raise InputError(f"Node '{self.name}' has a prompt of fewer than 0 tokens.")
+            raise InputError(f"Node '{self.name}' has a prompt with a negative number of tokens.")
         if self.rounds and (len(self.rounds) != len(self.prompts) or min(self.rounds) < 1):
             raise InputError(
-                f"Node '{self.name}' has {len(self.rounds)} numbers of rounds, the smallest {min(self.rounds)}, for "
-                f"{len(self.prompts)} prompts: each prompt needs one, at least 1."
+                f"Node '{self.name}' has {len(self.rounds)} numbers of rounds for {len(self.prompts)} prompts, the "
+                f"smallest is {min(self.rounds)}: each prompt needs one number of at least 1."
             )
         for key, value in (("times", self.times), ("longest_output", self.longest_output)):
             if value is not None and value < 1:
-                raise InputError(f"Node '{self.name}' has {key} of {value}: at least 1.")
+                raise InputError(f"Node '{self.name}' has {key} of {value}: it must be at least 1.")
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,16 @@ class CallGraph(Spec):
         names = [node.name for node in self.nodes]
         if not names or len(set(names)) < len(names):
             got = ", ".join(map(repr, names)) or "none"
-            raise InputError(f"An application needs nodes, each with a name of its own (got {got}).")
+            raise InputError(f"An application needs nodes with unique names (got {got}).")
         unknown = sorted({name for edge in self.edges for name in (edge.source, edge.target)} - set(names))
         if unknown:
-            raise InputError(f"Edges name {', '.join(unknown)}, which is no node: the nodes are {', '.join(names)}.")
+            raise InputError(
+                f"Edges name {', '.join(unknown)}, but the nodes are {', '.join(names)}: correct the edges."
+            )
         pairs = [(edge.source, edge.target) for edge in self.edges]
         twice = next((pair for pair in pairs if pairs.count(pair) > 1), None)
         if twice:
-            raise InputError(f"Two edges lead from '{twice[0]}' to '{twice[1]}': leave one of them out.")
+            raise InputError(f"There are two edges from '{twice[0]}' to '{twice[1]}': leave one of them out.")
         for node in self.nodes:
             self._check_node(node)
         self.in_order()
@@ -79,14 +81,14 @@ class CallGraph(Spec):
         into, loops = self.into(node.name), self.loops(node.name)
         kinds = {edge.kind for edge in into}
         if not node.prompts and not into:
-            raise InputError(f"Node '{node.name}' has no calls: it has neither prompts nor an edge into it.")
+            raise InputError(f"Node '{node.name}' has no calls: add prompts, or an edge into the node.")
         if "separate" in kinds and (len(kinds) > 1 or node.prompts):
             raise InputError(
-                f"Node '{node.name}' takes outputs as separate calls: it can have neither prompts of its own nor edges "
-                "of another kind."
+                f"Node '{node.name}' takes outputs as separate calls: leave out its prompts and its edges of other "
+                "kinds."
             )
         if node.rounds and not loops:
-            raise InputError(f"Node '{node.name}' has rounds: it needs an edge to itself.")
+            raise InputError(f"Node '{node.name}' has rounds, so it needs an edge to itself.")
 
     def into(self, name: str) -> tuple[GraphEdge, ...]:
         """Return the edges from other nodes into one."""
@@ -110,8 +112,8 @@ class CallGraph(Spec):
             if not ready:
                 circle = ", ".join(self._read_by_others({node.name for node in left}))
                 raise InputError(
-                    f"The edges between {circle} go round: take one of them out; a node that reads its own output has "
-                    "rounds, and an edge to itself."
+                    f"The edges between {circle} form a cycle: remove one of them; a node that reads its own output "
+                    "needs rounds and an edge to itself."
                 )
             ordered += ready
             left = [node for node in left if node not in ready]

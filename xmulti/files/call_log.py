@@ -39,7 +39,9 @@ class LoggedCall(Spec):
         if not self.on_llm and self.seconds is None:
             raise InputError(f"a call of '{self.unit}' on '{self.backend}' needs seconds")
         if self.backend is None and None not in (self.input_tokens, self.seconds):
-            raise InputError(f"a call of '{self.unit}' has tokens and seconds: leave one of them out, or add a backend")
+            raise InputError(
+                f"a call of '{self.unit}' has both tokens and seconds: leave one of them out, or add a backend"
+            )
 
     @property
     def on_llm(self) -> bool:
@@ -63,8 +65,8 @@ def read_calls(path: Path) -> Iterator[LoggedCall]:
         run = (call.application, call.run)
         if expected.get(run, call.unit) != call.unit:
             raise InputError(
-                f"{where}: run '{call.run}' of '{call.application}' calls '{call.unit}', but its call before names "
-                f"'{expected[run]}' as the next."
+                f"{where}: run '{call.run}' of '{call.application}' calls '{call.unit}', but its previous call "
+                f"names '{expected[run]}' as the next unit."
             )
         expected[run] = call.next
         yield call
@@ -82,7 +84,7 @@ def learn(calls: Iterable[LoggedCall]) -> tuple[DemandGraph, ...]:
     for call in calls:
         applications[call.application].add(call)
     if not applications:
-        raise InputError("There are no calls to learn from: log at least one run of an application.")
+        raise InputError("There are no calls to learn from: record at least one run of an application.")
     return tuple(learner.graph(name) for name, learner in applications.items())
 
 
@@ -109,8 +111,8 @@ class _Learner:
         backend = LLM if call.on_llm else call.backend or call.unit
         if self.backends.setdefault(call.unit, backend) != backend:
             raise InputError(
-                f"Unit '{call.unit}' of '{call.application}' is called on {self.backends[call.unit]} and on {backend}: "
-                "give each its own name."
+                f"Unit '{call.unit}' of '{call.application}' is called on both {self.backends[call.unit]} and "
+                f"{backend}: use a different unit name for each backend."
             )
         self.calls[call.unit].append(call)
         if call.on_llm:

@@ -40,19 +40,23 @@ class DemandStep(Spec):
         lists = (self.input_tokens, self.output_tokens, self.parallel)
         if llm != bool(self.input_tokens) or len({*map(len, lists)}) > 1 or llm == bool(self.seconds):
             raise InputError(
-                f"Unit '{self.name}' on {self.backend} needs as many input_tokens, output_tokens and parallel where it "
-                f"is an LLM's, else seconds alone (got {len(lists[0])}, {len(lists[1])}, {len(lists[2])} and "
-                f"{len(self.seconds)})."
+                f"Unit '{self.name}' on {self.backend} needs equally many input_tokens, output_tokens and parallel "
+                f"if it is an LLM, otherwise only seconds (got {len(lists[0])}, {len(lists[1])}, {len(lists[2])} "
+                f"and {len(self.seconds)})."
             )
         for key, least in (("input_tokens", 0), ("output_tokens", 0), ("parallel", 1)):
             if (lowest := min(getattr(self, key), default=least)) < least:
-                raise InputError(f"Unit '{self.name}' has {key} of {lowest}, below {least}: remove that sample.")
+                raise InputError(
+                    f"Unit '{self.name}' has {key} of {lowest}, below the minimum of {least}: remove that sample."
+                )
         if max((*self.input_tokens, *self.output_tokens, *self.parallel, 0)) > MAX_TOKENS:
-            raise InputError(f"Unit '{self.name}' has a sample above {MAX_TOKENS:,}: remove it.")
+            raise InputError(f"Unit '{self.name}' has a sample above the maximum of {MAX_TOKENS:,}: remove it.")
         if not all(0 <= s < math.inf for s in self.seconds):
-            raise InputError(f"Unit '{self.name}' has seconds that are negative or endless: remove that sample.")
+            raise InputError(f"Unit '{self.name}' has seconds that are negative or infinite: remove that sample.")
         if not self.next_units or max(map(len, (*lists, self.seconds, self.next_units))) > MOST_SAMPLES:
-            raise InputError(f"Unit '{self.name}' needs 1 to {MOST_SAMPLES:,} samples, of the next unit too.")
+            raise InputError(
+                f"Unit '{self.name}' needs 1 to {MOST_SAMPLES:,} samples of its demand and of its next unit."
+            )
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class JointRecords(Spec):
     def __post_init__(self) -> None:
         if not 1 <= len(self.records) <= MOST_SAMPLES:
             raise InputError(
-                f"'{self.upstream}' and '{self.downstream}' have {len(self.records)} joint records: keep 1 to "
+                f"'{self.upstream}' and '{self.downstream}' have {len(self.records)} joint records: keep from 1 to "
                 f"{MOST_SAMPLES:,}."
             )
 
@@ -94,13 +98,13 @@ class DemandGraph(Spec):
     def __post_init__(self) -> None:
         if self.version != DemandGraph.VERSION:
             raise InputError(
-                f"This demand graph has version {self.version}, this exegpt reads version {DemandGraph.VERSION}: learn "
-                "it again."
+                f"This demand graph has version {self.version}, but this version of exegpt reads version "
+                f"{DemandGraph.VERSION}: learn it again."
             )
         names = [unit.name for unit in self.units]
         if len(set(names)) < len(names) or END in names or not 1 <= len(self.start) <= MOST_SAMPLES:
             raise InputError(
-                f"The application '{self.application}' needs units of different names, none of them '{END}', and 1 to "
+                f"The application '{self.application}' needs units with unique names other than '{END}', and 1 to "
                 f"{MOST_SAMPLES:,} first units."
             )
         self._check_next(names)
@@ -109,7 +113,7 @@ class DemandGraph(Spec):
             if not {pair.upstream, pair.downstream} <= {unit.name for unit in self.units if unit.backend == LLM}:
                 raise InputError(
                     f"The application '{self.application}' has joint records of '{pair.upstream}' and "
-                    f"'{pair.downstream}', which aren't both LLM units of it."
+                    f"'{pair.downstream}', but they must both be LLM units of the application."
                 )
 
     def _check_next(self, names: list[str]) -> None:
@@ -118,8 +122,8 @@ class DemandGraph(Spec):
         for unit, name in nexts:
             if name not in names and (name != END or unit == "start"):
                 raise InputError(
-                    f"The application '{self.application}' goes from '{unit}' to '{name}', which is no unit of it: "
-                    f"name one of {', '.join(names)}{'' if unit == 'start' else f' or {END}'}."
+                    f"The application '{self.application}' goes from '{unit}' to '{name}', which is not one of its "
+                    f"units: write one of {', '.join(names)}{'' if unit == 'start' else f' or {END}'}."
                 )
 
     def _check_end(self) -> None:
@@ -140,11 +144,12 @@ class DemandGraph(Spec):
                 walk += following[walk[-1]]
             if len(walk) > 1 and walk[-1] in walk[:-1]:
                 cycle = " → ".join(walk[walk.index(walk[-1]) :])
-                why = f"always goes round {cycle}"
+                why = f"always repeats the cycle {cycle}"
             else:
-                why = f"has no way from '{unit.name}' to '{END}'"
+                why = f"has no path from '{unit.name}' to '{END}'"
             raise InputError(
-                f"The application '{self.application}' {why}: name '{END}' as the next unit of some call there."
+                f"The application '{self.application}' {why}: write '{END}' as the next unit of at least one call "
+                "there."
             )
 
     def unit(self, name: str) -> DemandStep:
@@ -170,7 +175,9 @@ def read_demand_graphs(path: Path) -> tuple[DemandGraph, ...]:
     if isinstance(data, dict) and "version" in data:
         return (document.from_dict(DemandGraph, data, what),)
     if not isinstance(data, dict) or not data:
-        raise InputError(f"{what} has no demand graphs: write one, a list of them, or one for each application's name.")
+        raise InputError(
+            f"{what} has no demand graphs: write one, a list of them, or a mapping from applications' names to them."
+        )
     return tuple(_published(name, units, what) for name, units in data.items())
 
 

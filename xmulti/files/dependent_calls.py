@@ -96,8 +96,8 @@ class DependentCalls(Generic[Tokens]):
         counts = {len(reads) for reads in read} | ({len(own)} if own else set())
         if len(counts) > 1:
             raise InputError(
-                f"Node '{node.name}' joins {' and '.join(map(str, sorted(counts)))} calls: it needs as many of each "
-                "source as prompts of its own."
+                f"Node '{node.name}' joins {' and '.join(map(str, sorted(counts)))} calls: each source must have as "
+                "many calls as the node has prompts."
             )
         chains: list[Chain[Tokens]] = []
         for i in range(counts.pop()):

@@ -16,7 +16,7 @@ MOST_LETTERS = 200
 MOST_REQUESTS = 1_000_000
 """Most requests of one model: each is drawn."""
 
-_EITHER = "Model '{}' needs a rate, like 5/s, or a number of requests, and not both."
+_EITHER = "Model '{}' needs a rate, like 5/s, or a number of requests, but not both."
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class ModelEntry(Spec):
         plain = self.name.isprintable() and self.name.strip() == self.name and not set(self.name) & set("=,")
         if not plain or not 1 <= len(self.name) <= MOST_LETTERS:
             raise InputError(
-                f"A model has the name {reprlib.repr(self.name)}: --model NAME=DIR needs 1 to {MOST_LETTERS} letters, "
-                "without '=', ',' and line ends, and no space around them."
+                f"A model has the name {reprlib.repr(self.name)}: a name in --model NAME=DIR has 1 to "
+                f"{MOST_LETTERS} letters, without '=', ',' or line ends, and without spaces around it."
             )
         check_requests(f"Model '{self.name}'", self.requests)
 
@@ -53,7 +53,7 @@ def check_requests(what: str, requests: int | None) -> None:
         InputError: There are too few or too many.
     """
     if requests is not None and not 1 <= requests <= MOST_REQUESTS:
-        raise InputError(f"{what} has {requests:,} requests: at least 1, at most {MOST_REQUESTS:,}.")
+        raise InputError(f"{what} has {requests:,} requests: it must have 1 to {MOST_REQUESTS:,}.")
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class ModelsFile(Spec):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise InputError(
-                f"A models file names {', '.join(map(repr, twice))} twice: each model needs a name of its own."
+                f"A models file names {', '.join(map(repr, twice))} twice: each model needs a unique name."
             )
         if not 1 <= len(names) <= MOST_MODELS:
-            raise InputError(f"A models file has {len(names)} models: name 1 to {MOST_MODELS}.")
+            raise InputError(f"A models file has {len(names)} models: write 1 to {MOST_MODELS}.")
 
     def check(self, called: Mapping[str, object]) -> None:
         """Check the models' requests, given the models that an application calls.
@@ -86,13 +86,13 @@ class ModelsFile(Spec):
             asked = entry.rate is not None or entry.requests is not None
             if entry.name in called and (asked or entry.workload is not None):
                 raise InputError(
-                    f"Model '{entry.name}' has the calls of '{self.applications}': leave its workload, rate and "
-                    "requests out."
+                    f"Model '{entry.name}' takes its calls from '{self.applications}': leave out its workload, rate "
+                    "and requests."
                 )
             if entry.name not in called and not asked:
                 raise InputError(_EITHER.format(entry.name))
             if entry.name not in called and entry.workload is None:
-                raise InputError(f"Model '{entry.name}' needs a workload, like S or 128/64, or a trace.")
+                raise InputError(f"Model '{entry.name}' needs a workload, like S or 128/64, or a trace file.")
 
 
 def is_application(data: Any) -> bool:
@@ -108,7 +108,9 @@ def read_models(path: Path) -> ModelsFile:
     """
     data = document.read_yaml(path, "models")
     if is_application(data):
-        raise InputError(f"'{path}' is an application, with nodes: plan it with --method samullm, or name models.")
+        raise InputError(
+            f"'{path}' is an application file with nodes: plan it with --method samullm, or write a models file."
+        )
     check_units(data, "models", {"rate": "/s", "latency_bound": "s"}, path)
     return document.from_dict(ModelsFile, data, f"'{path}'")
 
@@ -125,7 +127,7 @@ def check_units(data: Any, listed: str, units: Mapping[str, str], path: Path) ->
             value = entry.get(key)
             if isinstance(value, int | float) and not isinstance(value, bool):
                 raise InputError(
-                    f"'{path}': {listed}.{place}.{key} is {value}, without a unit: write 5{unit}, for example."
+                    f"'{path}': {listed}.{place}.{key} is {value}, which has no unit: write 5{unit}, for example."
                 )
 
 
@@ -145,15 +147,15 @@ def profiles_by_model(typed: Sequence[str], names: Sequence[str], path: Path) ->
         if not equals and (text == "roofline" or len(names) == 1):
             files = dict.fromkeys(names, text)
         elif not (name and equals and file):
-            raise InputError(f"--profile {text} names no model, and {has}: pass --profile NAME=FILE.")
+            raise InputError(f"--profile {text} names no model, but {has}: pass --profile NAME=FILE.")
         elif name not in names:
-            raise InputError(f"--profile {text} is of no model of the file: {has}.")
+            raise InputError(f"--profile {text} names no model of the file, and {has}.")
         else:
             files = {name: file}
         for model in sorted(files.keys() & profiles.keys()):
             raise InputError(
-                f"--profile is given twice for model '{model}', as '{profiles[model]}' and as '{files[model]}': leave "
-                "one of them out."
+                f"--profile is passed twice for model '{model}', as '{profiles[model]}' and as '{files[model]}': "
+                "leave one of them out."
             )
         profiles |= files
     return profiles

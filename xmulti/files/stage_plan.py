@@ -37,7 +37,7 @@ class ExecutionStage(Spec):
     def __post_init__(self) -> None:
         taken = [device for node in self.nodes for device in node.devices]
         if len(set(taken)) < len(taken):
-            raise InputError(f"A stage gives the devices {sorted(taken)}: each may be given once.")
+            raise InputError(f"A stage assigns the devices {sorted(taken)}: each device may be assigned only once.")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StagedModel(Spec):
         for schedule in self.schedules:
             if schedule.stages[0].tp == tp:
                 return schedule
-        raise InputError(f"The plan has no schedule of node '{self.name}' on {tp} devices: plan again.")
+        raise InputError(f"The plan has no schedule of node '{self.name}' on {tp} devices: run `exegpt plan` again.")
 
 
 @dataclass(frozen=True)
@@ -86,16 +86,16 @@ class StagePlan(Spec):
     def __post_init__(self) -> None:
         if self.version != StagePlan.VERSION:
             raise InputError(
-                f"This plan of stages has version {self.version}, this exegpt reads version {StagePlan.VERSION}: plan "
-                "again."
+                f"This plan of stages has version {self.version}, but this version of exegpt reads version "
+                f"{StagePlan.VERSION}: run `exegpt plan` again."
             )
         if any(device >= self.devices for stage in self.stages for node in stage.nodes for device in node.devices):
-            raise InputError(f"The plan's stages name devices beyond the {self.devices} of its host.")
+            raise InputError(f"The plan's stages use devices beyond the {self.devices} devices of the host.")
         names = [model.name for model in self.models]
         if self.models and sorted(names) != sorted(self.nodes):
             raise InputError(
-                f"The plan has the models {', '.join(names)}, and its stages the nodes {', '.join(self.nodes)}: plan "
-                "again."
+                f"The plan has the models {', '.join(names)}, but its stages have the nodes "
+                f"{', '.join(self.nodes)}: run `exegpt plan` again."
             )
 
     @property

@@ -23,7 +23,7 @@ def read_stage_plan(path: Path, directories: Mapping[str, str]) -> StagePlan:
     """
     plan = document.read(StagePlan, path)
     if not plan.models or plan.cluster is None:
-        raise InputError(f"'{path}' doesn't say how the engines of its stages are started: plan again.")
+        raise InputError(f"'{path}' does not say how to start the engines of its stages: run `exegpt plan` again.")
     check_names(directories, plan.nodes, f"'{path}'")
     models = tuple(replace(m, directory=directories.get(m.name, m.directory)) for m in plan.models)
     plan = replace(plan, models=models)
@@ -56,8 +56,8 @@ def check_application(plan: StagePlan, graph: CallGraph, what: str) -> None:
     names = [node.name for node in graph.nodes]
     if sorted(names) != sorted(plan.nodes):
         raise InputError(
-            f"The plan's stages have the nodes {', '.join(plan.nodes)}, and {what} {', '.join(names)}: run the "
-            "application that was planned, or plan this one."
+            f"The plan's stages have the nodes {', '.join(plan.nodes)}, but {what} has {', '.join(names)}: run the "
+            "application of the plan, or plan this one."
         )
     last = {node.name: number for number, stage in enumerate(plan.stages) for node in stage.nodes}
     for number, stage in enumerate(plan.stages):
@@ -66,6 +66,6 @@ def check_application(plan: StagePlan, graph: CallGraph, what: str) -> None:
             for edge in graph.into(name):
                 if edge.source not in beside and last[edge.source] > number:
                     raise InputError(
-                        f"Node '{name}' of {what} reads what '{edge.source}' writes, which the plan's stages run after "
-                        "it: plan this application."
+                        f"Node '{name}' of {what} reads the output of '{edge.source}', but the plan's stages run "
+                        f"'{edge.source}' later: plan this application."
                     )

@@ -19,12 +19,14 @@ def nothing_fits(demand: ModelDemand, cluster: ClusterSpec, policies: tuple[str,
     """Return the sentence for a model that runs on no number of devices within its bound."""
     near = nearest_bound(demand, cluster, policies)
     if near is None or demand.bound_s is None:
-        return f"Model '{demand.name}' fits no part of {cluster.name}: name more devices, or larger ones."
+        return (
+            f"Model '{demand.name}' fits on no part of {cluster.name}: use more devices, or devices with more memory."
+        )
     bound_s, devices = near
     return (
-        f"Model '{demand.name}' meets its bound of {duration_text(demand.bound_s)} on no part of {cluster.name}: the "
-        f"tightest that was found to be met is {duration_text(bound_s)}, on {counted(devices, 'device')}; ask for "
-        "that, or name faster devices."
+        f"Model '{demand.name}' meets its bound of {duration_text(demand.bound_s)} on no part of {cluster.name}. "
+        f"The tightest feasible bound that was found is {duration_text(bound_s)}, on {counted(devices, 'device')}: "
+        "use that bound, or faster devices."
     )
 
 
@@ -50,15 +52,18 @@ def no_room(demands: tuple[ModelDemand, ...], least: list[int], cluster: Cluster
     `shared`: whether shared devices were tried too.
     """
     each = ", ".join(f"{demand.name} {size}" for demand, size in zip(demands, least, strict=True))
-    more = "name more"
+    more = "use more devices"
     if cluster.is_cpu:
-        more = "make more of this machine (devices_per_node in `exegpt show local --yaml`)"
+        more = "use more of this machine (devices_per_node in `exegpt show local --yaml`)"
     never = [demand.name for demand in demands if not can_share(demand)]
     sharing = "" if shared else ", let models share devices (--method exegpt, for models with rates)"
-    tried = f"; {', '.join(never)} can't share devices, having no rate or an encoder" if shared and never else ""
+    tried = ""
+    if shared and never:
+        tried = f" ({', '.join(never)} can't share devices, because they have no rate or have an encoder)"
     return (
-        f"The models don't fit {cluster.name} all at once: the fewest devices of each are {each}, {sum(least)} in all, "
-        f"each in one node or in whole nodes, and there are {cluster.devices}{tried}; {more}{sharing}, or plan fewer."
+        f"The models don't fit on {cluster.name} together. They need at least {each} devices ({sum(least)} in all), "
+        f"each model within one node or on whole nodes, but there are {cluster.devices}{tried}: {more}{sharing}, or "
+        "plan fewer models."
     )
 
 
@@ -70,10 +75,12 @@ def rates_missed(plan: Plan) -> str:
         return ""
     reached, rate = (f"{figure_text(value or 0.0)}/s" for value in (short.goodput_seq_s, short.rate_seq_s))
     near = (
-        f"all rates times {figure_text(short.headroom)} are sustained" if short.headroom else "no rates are sustained"
+        f"the plan sustains {figure_text(short.headroom)} times all rates"
+        if short.headroom
+        else ("the plan sustains no rates")
     )
     return (
-        f"These budgets don't sustain all rates: model '{short.name}', which is furthest from its own, reaches "
+        f"These devices don't sustain all rates. Model '{short.name}' misses its rate by the most: it reaches "
         f"{reached} of {rate} on {counted(len(short.devices), 'device')}{_shared_with(short, plan)}; {near}."
     )
 
@@ -81,4 +88,4 @@ def rates_missed(plan: Plan) -> str:
 def _shared_with(model: PlannedModel, plan: Plan) -> str:
     """Return the names of the models on the same devices, whose rates count as much as the model's own."""
     others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
-    return f", shared with {', '.join(map(repr, others))}" if others else ""
+    return f", which it shares with {', '.join(map(repr, others))}" if others else ""

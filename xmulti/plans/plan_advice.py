@@ -42,16 +42,16 @@ class PlanGain:
     def text(self, now: Plan | None) -> str:
         """Return a sentence without its full stop, compared with the current plan."""
         if self.reason:
-            return f"{self.change}: no plan: {self.reason.rstrip('.')}"
+            return f"{self.change}: there is no plan: {self.reason.rstrip('.')}"
         parts = []
         if self.headroom is not None:
             before = now.headroom if now else None
-            beside = "" if before is None else f", now {figure_text(before)}"
-            parts.append(f"every model could have {figure_text(self.headroom)} times its rate{beside}")
+            beside = "" if before is None else f" (now {figure_text(before)} times)"
+            parts.append(f"every model can reach {figure_text(self.headroom)} times its rate{beside}")
         if self.seconds is not None:
             done_s = _seconds(now) if now else None
-            beside = "" if done_s is None else f", now after {duration_text(done_s)}"
-            parts.append(f"all requests are done after {duration_text(self.seconds)}{beside}")
+            beside = "" if done_s is None else f" (now after {duration_text(done_s)})"
+            parts.append(f"all requests are finished after {duration_text(self.seconds)}{beside}")
         return f"{self.change}: {'; '.join(parts)}"
 
 
@@ -86,7 +86,7 @@ def gains(
     if not cluster.is_cpu:
         larger = one_more(cluster)
         moved = tuple(replace(demand, setting=on_cluster(demand.setting, larger)) for demand in demands)
-        change = f"One more {'node' if cluster.nodes > 1 else 'device'}, {larger.name}"
+        change = f"One more {'node' if cluster.nodes > 1 else 'device'} ({larger.name})"
         found.append(_gain(change, larger, None, best(moved, larger)))
     tightest = tightest_of(demands, now)
     if tightest is not None and tightest.bound_s is not None:

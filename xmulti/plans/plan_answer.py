@@ -88,16 +88,16 @@ def simulated_alone(best: Plan | None) -> list[str]:
     if not names:
         return []
     return [
-        f"shares of multiprocessors ({', '.join(names)}) are simulated only: on CPUs, and on several devices at once, "
-        "models take turns under `exegpt run` and `exegpt serve` (--method temporal plans for time sharing)"
+        f"shares of multiprocessors ({', '.join(names)}) are only simulated: on CPUs, and on several devices "
+        "together, models take turns under `exegpt run` and `exegpt serve` (--method temporal plans time sharing)"
     ]
 
 
 def assumed(cluster: ClusterSpec) -> str:
     """Return a text on how loading counts where stages are compared with budgets."""
     return (
-        f"methods are compared with loading, {loading_text(cluster.is_cpu)}: of budgets once, before a model's "
-        "requests, of stages each time that one starts a model"
+        f"methods are compared with loading times, {loading_text(cluster.is_cpu)}: plans of budgets load each model "
+        "once, before its requests; plans of stages load a model each time that a stage starts it"
     )
 
 

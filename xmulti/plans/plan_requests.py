@@ -41,7 +41,7 @@ def read_plan_requests(
                 lengths[name] = list(fit(rows))
         return {name: _made_up(of_models[name], rows, seed) for name, rows in lengths.items()}
     if columns:
-        raise InputError(f"--columns names the columns of a trace, and '{source}' is none: leave it out.")
+        raise InputError(f"--columns names columns of a trace, but '{source}' is not a trace: leave it out.")
     readers = {model.name: _Reader.of(model) for model in plan.models}
     requests: dict[str, list[Request]] = {}
     seen: set[str] = set()
@@ -53,7 +53,9 @@ def read_plan_requests(
             raise InputError(f"The request in {where} {asked}: write one of {', '.join(readers)} as model.")
         request = readers[name].read(entry, where)
         if request.id in seen:
-            raise InputError(f"Request '{request.id}' ({where}) has the id of an earlier one: ids must be unique.")
+            raise InputError(
+                f"Request '{request.id}' ({where}) has the same id as an earlier request: ids must be unique."
+            )
         seen.add(request.id)
         requests.setdefault(name, []).append(request)
     if not requests:

@@ -133,14 +133,14 @@ def run_plan(options: PlanRunOptions) -> PlanRun:
 
 def _work(options: PlanRunOptions, plan: Plan) -> "IndependentRequests | PlannedCalls":
     if (options.requests is None) == (options.application is None):
-        raise InputError("A plan runs requests or an application: pass one of --requests and --application.")
+        raise InputError("A plan runs either requests or an application: pass one of --requests and --application.")
     if options.application is not None:
         calls = PlannedCalls(plan_application(options.application, plan, options.seed), options.in_turn, plan)
         calls.check()
         return calls
     assert options.requests is not None, "one of them is given"
     if options.in_turn:
-        raise InputError("--in-turn is about an application's calls: leave it out, or pass --application.")
+        raise InputError("--in-turn is only for the calls of an application: leave it out, or pass --application.")
     columns = parse_columns(options.columns) if options.columns else None
     how = (options.seed, columns, output.note, options.scale_to_context)
     return IndependentRequests(plan, read_plan_requests(options.requests, plan, *how))

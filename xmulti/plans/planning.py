@@ -96,18 +96,18 @@ class Proposal:
             return f"{other.method} has no plan"
         if self.seconds != other.seconds:
             mine, theirs = (f"{figure_text(p.seconds)} s" for p in (self, other))
-            loading = ", loading included" if self.stages or self.loading_s else ""
-            return f"all requests are done after {mine}, with {other.method} after {theirs}{loading}"
+            loading = ", including loading" if self.stages or self.loading_s else ""
+            return f"all requests are finished after {mine}, with {other.method} after {theirs}{loading}"
         if other.plan and self.headroom != other.headroom:
             tightest = min(other.plan.models, key=lambda m: math.inf if m.headroom is None else m.headroom)
             mine, theirs = (figure_text(p.headroom) for p in (self, other))
             return (
-                f"every model could have {mine} times its rate, with {other.method} only {theirs} times, "
-                f"because of '{tightest.name}'"
+                f"every model can reach {mine} times its rate, but with {other.method} only {theirs} times, because "
+                f"of '{tightest.name}'"
             )
         if self.found.free != other.found.free:
-            return f"{self.found.free} devices stay free, with {other.method} {other.found.free}"
-        return f"{other.method} does as well"
+            return f"{self.found.free} devices stay free, but with {other.method} only {other.found.free}"
+        return f"{other.method} gives an equally good plan"
 
 
 class Unsustained(Infeasible):

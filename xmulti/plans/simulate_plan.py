@@ -138,7 +138,7 @@ def _profile(model: PlannedModel, given: str | None) -> tuple[AnyProfile, str]:
             iterations = document.from_dict(IterationProfile, data, f"'{given}'")
             return iterations, f"iterations of {iterations.model} on {iterations.device}, from '{given}'"
     elif roofline := rooflines.found_on(schedule):
-        return roofline, f"the roofline that it was found on, {rooflines.engine_text(roofline)}"
+        return roofline, f"the roofline with which it was planned, {rooflines.engine_text(roofline)}"
     where = (schedule.model.spec, schedule.cluster, schedule.dtype)
     profile, which = find_profile(given, *where, kv_dtype=schedule.kv_dtype)
     profile, other = as_found(profile, schedule)

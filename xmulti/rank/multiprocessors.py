@@ -30,7 +30,7 @@ def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[tor
     try:
         driver = importlib.import_module("cuda.bindings.driver")
     except ImportError:
-        raise Unavailable("it takes the package cuda-bindings (`pip install 'exegpt[gpu]'`)") from None
+        raise Unavailable("it needs the package cuda-bindings (`pip install 'exegpt[gpu]'`)") from None
     index = torch.cuda.current_device() if device.index is None else device.index
     number = _asked(driver, "cuDeviceGet", index)
     kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
@@ -68,7 +68,7 @@ def _asked(driver: Any, name: str, *arguments: Any) -> Any:
     try:
         error, *returned = getattr(driver, name)(*arguments)
     except (AttributeError, RuntimeError) as failed:  # an old package, or an old driver
-        raise Unavailable(f"{name} is not in this CUDA driver ({failed})") from None
+        raise Unavailable(f"this CUDA driver has no {name} ({failed})") from None
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise Unavailable(f"{name} answers {error.name}")
+        raise Unavailable(f"{name} returns {error.name}")
     return returned[0] if len(returned) == 1 else returned

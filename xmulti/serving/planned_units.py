@@ -33,7 +33,7 @@ def read_plan_file(path: Path) -> Plan:
         InputError: It is a plan of stages, in which models come and go.
     """
     if has_stages(path):
-        raise InputError(f"'{path}' is a plan of stages, for `exegpt run --plan … --application …` alone.")
+        raise InputError(f"'{path}' is a plan of stages, which only `exegpt run --plan … --application …` can run.")
     return document.read(Plan, path)
 
 
@@ -52,7 +52,9 @@ def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> P
     """
     names = check_models(plan, what)
     if plan.cluster.nodes > 1:
-        raise InputError(f"{what} is for {plan.cluster.nodes} nodes: a server runs a plan for one node.")
+        raise InputError(
+            f"{what} is for {plan.cluster.nodes} nodes, but a server runs a plan for one node: plan for one node."
+        )
     check_names(directories, names, what)
     return replace(
         plan, models=tuple(placed_model(model, directories.get(model.name, model.directory)) for model in plan.models)
@@ -68,8 +70,8 @@ def check_models(plan: Plan, what: str) -> list[str]:
     names = [model.name for model in plan.models]
     if not names or len(set(names)) < len(names):
         raise InputError(
-            f"{what} has the models {', '.join(names) or 'none'}: a plan needs some, each with a name of its own; "
-            "plan again."
+            f"{what} has the models {', '.join(names) or 'none'}: it needs at least one, with unique names; run "
+            "`exegpt plan` again."
         )
     return names
 
@@ -82,7 +84,7 @@ def check_names(directories: Mapping[str, str], names: Sequence[str], what: str)
     """
     unknown = next((name for name in directories if name not in names), None)
     if unknown is not None:
-        raise InputError(f"--model {unknown}=… is no model of {what}: it has {', '.join(names)}.")
+        raise InputError(f"--model {unknown}=… names no model of {what}: it has {', '.join(names)}.")
 
 
 def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
@@ -91,15 +93,15 @@ def placed_model(model: PlannedModel, given: str | None) -> PlannedModel:
     Raises:
         InputError: The directory is missing, or has another model.
     """
-    way = f"write it into the plan, or pass --model {model.name}=DIR"
+    way = f"add it to the plan, or pass --model {model.name}=DIR"
     if given is None:
-        raise InputError(f"The plan doesn't say in which directory model '{model.name}' is: {way}.")
+        raise InputError(f"The plan does not name the directory of model '{model.name}': {way}.")
     if not Path(given).is_dir():
-        raise InputError(f"There is no directory '{given}' of model '{model.name}': {way}.")
+        raise InputError(f"Model '{model.name}' needs the directory '{given}', which does not exist: {way}.")
     planned, spec = model.schedule.model, ModelSpec.from_directory(Path(given))
     if spec.fingerprint != planned.spec.fingerprint:
         raise InputError(
-            f"'{given}' has model '{spec.name}' ({spec.fingerprint}), and model '{model.name}' of the plan is "
+            f"'{given}' has model '{spec.name}' ({spec.fingerprint}), but model '{model.name}' of the plan is "
             f"'{planned.spec.name}' ({planned.spec.fingerprint}): {way}."
         )
     check_schedule(model)
@@ -119,12 +121,13 @@ def check_schedule(model: PlannedModel) -> None:
     ranks = sum(stage.tp for stage in model.schedule.stages) * model.schedule.replicas
     if ranks != len(model.devices):
         raise InputError(
-            f"Model '{model.name}' has {counted(len(model.devices), 'device')}, and a schedule for {ranks}: plan again."
+            f"Model '{model.name}' has {counted(len(model.devices), 'device')}, but a schedule for {ranks}: run "
+            "`exegpt plan` again."
         )
     if model.share and len(model.schedule.stages) * model.schedule.replicas > 1:
         raise InputError(
-            f"Model '{model.name}' shares its devices with others and has a schedule of several stages: engines that "
-            "share devices have a part of every layer on each; plan again."
+            f"Model '{model.name}' shares its devices but has a schedule of several stages: engines that share "
+            "devices need one stage on all devices; run `exegpt plan` again."
         )
 
 
@@ -176,5 +179,7 @@ def _visible(devices: Sequence[int]) -> dict[str, str]:
         return {_VISIBLE: ",".join(map(str, devices))}
     seen = [name.strip() for name in given.split(",") if name.strip()]
     if max(devices) >= len(seen):
-        raise InputError(f"The plan has device {max(devices)}, and {_VISIBLE}={given} shows {len(seen)}: show more.")
+        raise InputError(
+            f"The plan uses device {max(devices)}, but {_VISIBLE}={given} shows only {len(seen)}: show more devices."
+        )
     return {_VISIBLE: ",".join(seen[device] for device in devices)}

@@ -142,7 +142,7 @@ def replan(replan_input: ReplanInput) -> Replanned:
     planned = [replace(demand, rate_seq_s=model.rate_seq_s) for demand, model in zip(demands, plan.models, strict=True)]
     was, now = at_rates_of(plan, planned).headroom or 0.0, held.headroom or 0.0
     if now >= max(was, ROOM):
-        return Replanned(None, f"all models can have {figure_text(now)} times their rates", error=error)
+        return Replanned(None, f"all models can reach {figure_text(now)} times their rates", error=error)
     (proposal,) = propose(demands, plan.cluster, (plan.method,))
     found = proposal.plan or proposal.near
     if found is None:
@@ -150,8 +150,10 @@ def replan(replan_input: ReplanInput) -> Replanned:
     then = found.headroom or 0.0
     texts = [f"{figure_text(headroom)} times" for headroom in (now, then)]
     if then <= (1 + WORTH) * now:
-        return Replanned(None, f"all models can have {texts[0]} their rates, with another {texts[1]}", error=error)
-    why = f"all models can have {texts[1]} their rates, with the one so far {texts[0]}"
+        return Replanned(
+            None, (f"all models can reach {texts[0]} their rates, and {texts[1]} with another plan"), error=error
+        )
+    why = f"all models can reach {texts[1]} their rates, and only {texts[0]} with the current plan"
     return Replanned(moving_least(replace(found, method=plan.method), held), why, error=error)
 
 

@@ -76,7 +76,7 @@ class Replanning:
         send another plan.
         """
         self.plan, self._since_s, self._popularity = plan, time.monotonic(), None
-        self._count("failed", f"the plan before is followed again, and stays: {why}")
+        self._count("failed", f"the server returns to the earlier plan and keeps it: {why}")
 
     @property
     def state(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Replanning:
             await self._watch_for_good()
         except Exception as error:
             self._popularity = None
-            self._count("failed", f"popularity is watched no longer: {type(error).__name__}: {error}")
+            self._count("failed", f"popularity is no longer watched: {type(error).__name__}: {error}")
 
     async def _watch_for_good(self) -> None:
         while True:
@@ -113,7 +113,7 @@ class Replanning:
             return
         if why := why_not_watched(self.plan):
             self._popularity = None
-            output.note(f"the plan stays, however popular its models become: {why}", event="plan")
+            output.note(f"the plan does not follow changes of popularity: {why}", event="plan")
             return
         known = {name: rate for name, rate in rates.items() if rate}
         self._popularity = Popularity(known, self._options.after_s, begin_s)
@@ -138,7 +138,7 @@ class Replanning:
         """Search a plan for these rates, and switch to it if it is better."""
         since_s = self._since_s
         asked = ", ".join(f"{name} {figure_text(rate)}/s" for name, rate in rates.items())
-        output.note(f"popularity has drifted, to {asked}: another plan is searched", event="replan")
+        output.note(f"popularity has changed to {asked}: searching for another plan", event="replan")
         found = await self._search(rates)
         while not self._ready:
             await asyncio.sleep(_READY_S)
@@ -148,7 +148,7 @@ class Replanning:
         begin_s = time.monotonic() + self._interval_s
         if found.plan and not (refused := self._refused(found.plan)):
             self._watch({model.name: model.rate_seq_s for model in found.plan.models}, begin_s)
-            self._count("followed", f"another plan is followed: {found.why}")
+            self._count("followed", f"the server switches to another plan: {found.why}")
             return
         self._watch(dict(rates), begin_s)  # these rates have had their search
         failed = found.failed or found.plan is not None

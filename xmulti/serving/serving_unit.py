@@ -86,7 +86,7 @@ def read_unit(options: UnitProcessOptions) -> tuple[Plan, tuple[PlannedModel, ..
     """
     plan = document.read(Plan, options.plan)
     if not 0 <= options.unit < len(plan.units):
-        raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, and no unit {options.unit}.")
+        raise InputError(f"Plan '{options.plan}' has {len(plan.units)} units, but no unit {options.unit}.")
     return plan, plan.units[options.unit]
 
 
@@ -137,11 +137,11 @@ def _streams(unit: tuple[PlannedModel, ...], ranks: Ranks, device: "torch.device
         return []
     try:
         if ranks.size > 1:
-            raise Unavailable(f"each has {ranks.size} devices, and shares are of one")
+            raise Unavailable(f"each has {ranks.size} devices, but shares need a single device")
         return streams_on_shares(device, shares)
     except Unavailable as why:
         if not ranks.rank:
-            output.note(f"models that share by space take turns here: {why}")
+            output.note(f"models that share by space take turns in this run: {why}")
         return []
 
 
@@ -166,7 +166,10 @@ def _opened(engines: RankUnit, profiles: Mapping[str, Profile]) -> dict[str, Ope
     for tenant in engines.tenants:
         tenant.engine.prepare_grammars()
         profile = profiles[tenant.name]
-        assumptions = profile_text(profile), "shares its device with other models: no bound is promised"
+        assumptions = (
+            profile_text(profile),
+            ("a bound is not guaranteed, because the model shares its device with other models"),
+        )
         opened[tenant.name] = Opened(tenant.engine.schedule, profile, None, assumptions, engines.zero_s)
     return opened
 

@@ -45,7 +45,9 @@ class StageEngines:
         """
         for name, (_, task) in self._units.items():
             if task.done():
-                raise InputError(f"The engine of {name} can't be started (exit code {task.result()}): see above.")
+                raise InputError(
+                    f"The engine of {name} could not be started (exit code {task.result()}): see the messages above."
+                )
 
     def start(self, name: str, options: EngineUnitOptions) -> None:
         """Start the engine of a node that has none."""

@@ -32,7 +32,7 @@ class StartedUnit(EngineUnit):
             code = await super().run()
         except (InputError, OSError) as error:  # its requests would wait for ever
             if self.has_opened:  # else `started` reports it
-                output.note(f"the engine of {self.name} can't be started again: {error}", event="engine_failed")
+                output.note(f"the engine of {self.name} could not be restarted: {error}", event="engine_failed")
             self.fail()
             raise
         self.fail()
@@ -79,5 +79,8 @@ async def _all_opened(engines: Sequence[StartedUnit], running: Iterable["asyncio
     while not all(engine.opened for engine in engines):
         for engine, task in zip(engines, running, strict=True):
             if task.done():
-                raise InputError(f"The engine of {engine.name} doesn't start (exit code {task.result()}): see above.")
+                raise InputError(
+                    f"The engine of {engine.name} could not be started (exit code {task.result()}): see the "
+                    "messages above."
+                )
         await asyncio.sleep(_LOOK_S)

@@ -183,9 +183,9 @@ def _cost(schedule: Schedule, profile: AnyProfile) -> IterationCost:
         return ProfileCost(ReplicaCost.of(schedule, profile))
     if schedule.policy != orca.TRAITS.name or len(schedule.stages) > 1 or schedule.replicas > 1:
         raise InputError(
-            f"The iterations of {profile.model} are of prompts or of decoding, on one group of devices, and its "
-            f"schedule has policy '{schedule.policy}', {len(schedule.stages)} stages and {schedule.replicas} replicas: "
-            "replay it by a profile of layers."
+            f"The iterations of {profile.model} are for either prefill or decode on one group of devices, but its "
+            f"schedule has policy '{schedule.policy}', {len(schedule.stages)} stages and {schedule.replicas} "
+            "replicas: replay it with a profile of layers."
         )
     return TableCost(profile, schedule.stages[0].tp)
 
@@ -195,7 +195,7 @@ def order_of(model: PlannedModel, profile: AnyProfile) -> tuple[Order, Hints | N
     if model.share is None or model.share.by != "priority":
         return fcfs, None
     if not isinstance(profile, Profile):
-        raise InputError(f"Model '{model.name}' shares by priority: replay it by a profile of layers.")
+        raise InputError(f"Model '{model.name}' shares by priority: replay it with a profile of layers.")
     times = service_times(model.schedule, ReplicaCost.of(model.schedule, profile))
     known = Hints(service=model.name, service_time_s=float(times.mean()), service_sd_s=float(times.std()))
     return DoublingBudget(executed=True), known

@@ -59,9 +59,9 @@ def no_room_together(demands: Sequence[ModelDemand], cluster: ClusterSpec) -> In
         figure_text(size / 1e9) for size in (usable_bytes(demands, cluster), other_bytes(demands, cluster))
     )
     return Infeasible(
-        f"The models don't fit {cluster.name} together: their weights have {weights} GB, KV blocks come on top, and "
-        f"each of {counted(cluster.devices, 'device')} has {usable} GB for models, {other} GB of them for other uses "
-        "than these two; name more devices, a larger --gpu-memory-fraction, or fewer models.",
+        f"The models don't fit on {cluster.name} together. Their weights take {weights} GB, and KV blocks need "
+        f"more; each of {counted(cluster.devices, 'device')} has {usable} GB for models, and {other} GB of them are "
+        "used for other purposes. Use more devices, a larger --gpu-memory-fraction, or fewer models.",
         None,
     )
 
@@ -127,7 +127,7 @@ def popular_of(demand: ModelDemand, cluster: ClusterSpec) -> "Popular":
     model, lengths = demand.setting.model, demand.setting.workload
     if demand.rate_seq_s is None or model.encoder_layers:
         why = "no rate" if demand.rate_seq_s is None else "an encoder"
-        raise InputError(f"Model '{demand.name}' has {why}, and can't share devices: use --method exegpt.")
+        raise InputError(f"Model '{demand.name}' has {why}, so it can't share devices: use --method exegpt.")
     weights, _ = _replica(demand, cluster, 1)
 
     def cost(devices: int) -> IterationCost | None:

@@ -51,8 +51,8 @@ def place_in_groups(
     groups = Groups(demands, cluster, by, level)
     if len(demands) > MOST * cluster.devices:
         raise Infeasible(
-            f"{len(demands)} models don't fit {cluster.name}: at most {MOST} share a group of devices, and it has "
-            f"{counted(cluster.devices, 'device')}; name more devices, fewer models, or --method temporal.",
+            f"{len(demands)} models don't fit on {cluster.name}: at most {MOST} can share a group of devices, and "
+            f"it has {counted(cluster.devices, 'device')}. Use more devices, fewer models, or --method temporal.",
             None,
         )
     requests = drawn(groups.demands)

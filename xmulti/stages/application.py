@@ -167,8 +167,8 @@ def _incoming(
             prompts = np.full(len(read), node.prompt, dtype=np.int64)
         if len(prompts) != len(read):
             raise InputError(
-                f"Node '{node.name}' has {len(prompts):,} calls and reads {len(read):,} of '{edge.source}': it "
-                "needs as many."
+                f"Node '{node.name}' has {len(prompts):,} calls, but reads {len(read):,} outputs of "
+                f"'{edge.source}': both numbers must be equal."
             )
         prompts = prompts + read
         needs.append((edge.source, source.last))

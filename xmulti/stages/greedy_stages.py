@@ -44,7 +44,9 @@ def parallels(progress: Progress, host: Host, name: str) -> list[Parallel]:
     groups = [tp for tp in degrees if tp <= host.linked and host.linked % tp == 0]
     ways = [Parallel(dp, tp) for tp in groups for dp in range(1, host.devices // tp + 1)]
     if not ways:
-        raise InputError(f"Node '{name}' runs on no group of up to {host.linked} linked GPUs: no degree is that small.")
+        raise InputError(
+            f"Node '{name}' can't run on a group of {host.linked} or fewer linked GPUs: all its degrees are larger."
+        )
     return sorted(ways, key=lambda way: (way.gpus, way.tp))
 
 

@@ -191,8 +191,8 @@ def _check_fit(model: ModelReplica, calls: RemainingCalls) -> None:
     room = (model.costs.blocks - model.watermark) * BLOCK
     if longest > min(model.context, room):
         raise InputError(
-            f"A call of {longest:,} tokens, prompt and output, doesn't fit in a replica: its context has "
-            f"{model.context:,}, its cache {room:,}."
+            f"A call of {longest:,} tokens (prompt and output) doesn't fit in a replica: the model's context has "
+            f"{model.context:,} and the cache {room:,}."
         )
     if int(calls.outputs.min()) < 1 or int(calls.prompts.min()) < 1:
-        raise InputError("A call needs a prompt and an output of at least one token each.")
+        raise InputError("A call needs at least one prompt token and at least one output token.")

@@ -39,7 +39,7 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
     """
     room = context - prompts
     if len(room) and int(room.min()) < 1:
-        raise InputError(f"A prompt of {int(prompts.max()):,} tokens leaves no room in a context of {context:,}.")
+        raise InputError(f"A prompt of {int(prompts.max()):,} tokens fills the context of {context:,}: shorten it.")
     return np.minimum(np.minimum(lengths, room), lengths if cap is None else cap)
 
 

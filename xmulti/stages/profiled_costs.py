@@ -41,7 +41,9 @@ def profiled_model(
     degrees = [_degree(cost_model, tp, seconds, context) for tp, seconds in sorted(load_s.items())]
     known = tuple(degree for degree in degrees if degree)
     if not known:
-        raise InputError(f"Model '{name}' fits on no {', '.join(map(str, sorted(load_s)))} devices of {cluster.name}.")
+        raise InputError(
+            f"Model '{name}' does not fit on {', '.join(map(str, sorted(load_s)))} devices of {cluster.name}."
+        )
     return ModelCosts(name, context, known, outputs)
 
 

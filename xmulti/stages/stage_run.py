@@ -75,11 +75,11 @@ def run_stages(options: PlanRunOptions) -> StageRun:
     """
     if options.requests is not None or options.application is None:
         raise InputError(
-            f"'{options.plan}' is a plan of stages, for the calls of an application: pass that with --application, "
-            "and no --requests."
+            f"'{options.plan}' is a plan of stages for the calls of an application: pass --application instead of "
+            "--requests."
         )
     if options.in_turn:
-        raise InputError(f"--in-turn is no plan of stages, as '{options.plan}' is: leave one of them out.")
+        raise InputError(f"--in-turn is not for plans of stages like '{options.plan}': leave one of them out.")
     check_distinct((options.out,), (options.plan, options.application))
     check_output(options.out)
     if options.out:
@@ -115,7 +115,7 @@ def _predicted(
     try:
         return predict_stages(plan, calls.application, asking.results, profiles)
     except InputError as error:  # the results of the run are kept
-        output.note(f"nothing is predicted: {error}")
+        output.note(f"there is no prediction: {error}")
         return None
 
 

@@ -177,19 +177,22 @@ def _check_blocks(schedule: Schedule, requests: RequestArrays, encoder_decoder: 
     need = -(-int(tokens[longest]) // schedule.block_size)
     if need > schedule.kv_blocks:
         raise InputError(
-            f"Request {longest} needs {need} KV blocks for {requests.inputs[longest]:.0f} +"
-            f" {requests.outputs[longest]:.0f} tokens, and the cache has {schedule.kv_blocks}: shorten it or give the "
-            "cache more memory."
+            f"Request {longest} needs {need} KV blocks for {requests.inputs[longest]:.0f} + "
+            f"{requests.outputs[longest]:.0f} tokens, but the cache has {schedule.kv_blocks}: shorten the request "
+            "or give the cache more memory."
         )
 
 
 def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
     policy = checked(schedule).traits.compiled
     if policy is None:
-        raise InputError(f"Policy '{schedule.policy}' isn't compiled: replay it, or search without --rate.")
+        raise InputError(
+            f"Policy '{schedule.policy}' has no compiled replay: use the event simulator, or search without --rate."
+        )
     if not is_compiled(schedule):
         raise InputError(
-            f"Admission '{schedule.admission}' of policy {schedule.policy} isn't compiled: replay it, or take reserve."
+            f"Admission '{schedule.admission}' of policy {schedule.policy} has no compiled replay: use the event "
+            "simulator, or admission reserve."
         )
     control = schedule.control
     cache = schedule.admission == "grow", schedule.prefix_caching, shares_in_step(schedule)

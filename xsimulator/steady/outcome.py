@@ -240,7 +240,7 @@ def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
     """Return the whole Estimate; replicas add up."""
     held = memory(scenario, outcome)
     violations = tuple(
-        f"memory: {blocks:,} KV blocks are needed, {max(stage.blocks, 0):,} fit beside the weights"
+        f"memory: {blocks:,} KV blocks are needed, but only {max(stage.blocks, 0):,} fit besides the weights"
         for stage, blocks in dict.fromkeys(held)
         if stage.blocks < blocks
     )

@@ -37,7 +37,7 @@ def test_a_profile_is_of_its_attention(monkeypatch, tmp_path, tiny, tiny_profile
     path = tmp_path / "profile.json"
     document.write(path, by_flashinfer)
     for attention, note in (
-        ("triton", ", measured with attention by flashinfer 0.7 and not by triton"),
+        ("triton", ", measured with flashinfer 0.7 attention, not with triton"),
         ("flashinfer", ""),
     ):
         _, which = find_profile(str(path), spec, local_cluster(), measured.dtype, attention=attention)
@@ -96,7 +96,7 @@ def test_an_engine_can_be_named_for_imported_kernels(imported):
 
 def test_an_engine_is_refused_beside_times_of_another(tiny, tiny_profile):
     asked = (str(tiny), "local", "20/10", str(tiny_profile))
-    with pytest.raises(InputError, match=r"its own engine's \(exegpt\): leave one of them out"):
+    with pytest.raises(InputError, match=r"measured with engine exegpt: leave one of them out"):
         find_setting(*asked, engine="vllm")
     assert find_setting(*asked, engine="exegpt").own is None
 
@@ -106,7 +106,7 @@ def test_policies_that_a_server_lacks_are_predicted_with_our_engine(engine):
     setting = find_setting("llama-3.1-8b", "1xH100-SXM", "2048/256", engine=engine, front_end="13ms")
     assert engine_of(setting.on("chunked").profile).name == (engine or "vllm")
     assert setting.own.engine == "exegpt" and setting.own.profile.front_end_s == pytest.approx(13e-3)
-    text = f"engines: {engine or 'vllm'} doesn't run static, hybrid, orca, rra, waa-c, waa-m, which are predicted"
+    text = f"engines: {engine or 'vllm'} does not run static, hybrid, orca, rra, waa-c, waa-m; the predictions"
     assert any(said.startswith(text) for said in setting.assumptions)
 
 

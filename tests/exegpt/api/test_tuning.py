@@ -38,7 +38,7 @@ def test_every_bound_has_an_answer_and_the_last_schedule_is_written(problem, tmp
 def test_one_bound_that_nothing_meets_is_named(problem):
     answer = search_schedule(problem.settings[0], None, ttft_s=1e-3, policies=("orca",))
     said = infeasible_text(answer, None)
-    assert said.startswith("No schedule meets what was asked for: orca: its lowest time to first token is ")
+    assert said.startswith("No schedule meets the requested settings: orca: its lowest time to first token is ")
     assert said.endswith(", over 1 ms.")
 
 
@@ -57,7 +57,7 @@ def test_offers_come_with_the_cheapest_first_and_a_missing_price_is_refused(prob
     offers = tune_rate(rated_options)
     assert [offer.price_hour for offer in offers] == [1.0, 3.0] and all(offer.feasible for offer in offers)
     assert document.read_json(tmp_path / "s.json")["cluster"]["name"] == "1xH100-SXM"
-    with pytest.raises(InputError, match="no H100-SXM"):
+    with pytest.raises(InputError, match="no price of H100-SXM"):
         tune_rate(replace(rated_options, prices={"A40": 3.0}))
     with pytest.raises(InputError, match=r"--tolerance 0\.5"):
         tune_rate(replace(rated_options, search=replace(SEARCH, tolerance=0.5)))

@@ -43,7 +43,7 @@ def test_tune_searches_the_chosen_rule(exegpt, tmp_path):
     alternatives = {a["policy"]: a["schedule"] for a in answers["grow"].json["alternatives"]}
     assert alternatives["rra"] is None and alternatives["chunked"]["admission"] == "grow"
     done = exegpt(*command, "--admission", "auto", "--out", tmp_path / "s.json")
-    assert "preempted" in done.err and "admission grow isn't searched for rra" in done.err
+    assert "preempted" in done.err and "admission grow is not searched for rra" in done.err
     assert "admission=grow" in exegpt("simulate", "--schedule", tmp_path / "s.json").out
 
 
@@ -53,7 +53,7 @@ def test_tune_searches_the_chosen_rule(exegpt, tmp_path):
         (("--admission", "often"), "--admission 'often' is not known: use one of reserve, grow, auto."),
         (
             ("--policy", "rra,static", "--admission", "grow"),
-            "No steady state with admission 'grow' is known for rra",
+            "Admission 'grow' has no steady-state formula for rra",
         ),
     ],
 )

@@ -36,7 +36,7 @@ def check_refused(done, message):
         ("tune -l 5s --search magic", "--search 'magic'"),
         ("tune -l 5s --policy rra,magic", "'magic'"),
         ("tune -l 5s --dtype int3", "--dtype 'int3'"),
-        ("tune -l 5s --rate 5", "'5' is not a rate"),
+        ("tune -l 5s --rate 5", "'5' is not an arrival rate"),
         ("tune -l 5s --workload t.csv --columns a=b", "'a=b'"),
         ("tune -l 5s --columns input=a", "'input=a' .* leave --columns out"),
         ("tune -l 5s --tolerance -1", r"--tolerance.*-1.*exegpt tune --help"),
@@ -44,7 +44,7 @@ def check_refused(done, message):
         ("tune -l 5s --rate 1/s --seed -1", r"--seed.*-1"),
         ("tune -l 5s --export sglang", "--export 'sglang'"),
         ("tune -l 5s --cluster 1000000x8xA40", "8,000,000 devices: at most 100,000"),
-        ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is another of this command's files"),
+        ("tune -l 5s --out x.json --report ./x.json", r"'x\.json' is used twice in this command"),
         ("plan models.yaml --cluster 4xA40 --out /nowhere/p.json", "no folder '/nowhere'"),
         ("demo --trace gone.csv --dir d", r"no trace file 'gone\.csv'"),
         ("demo --trace gone.csv -w T --dir d", "both give lengths: leave one of them out"),
@@ -56,7 +56,7 @@ def check_refused(done, message):
         ("tune -l 5s --report /dev/full", "'/dev/full' is a device or a pipe"),
         (f"tune -l 5s -w {'9' * 5000}/1", "is not a workload"),
         (f"tune -l 5s -c {'9' * 5000}xA40", "is not a cluster"),
-        (f"tune -l 5s --rate {'9' * 400}/s", "is not a rate"),
+        (f"tune -l 5s --rate {'9' * 400}/s", "is not an arrival rate"),
         (f"tune -l 5s --model {'a' * 5000}", "File name too long"),
         ("tune -l 5s --model opt-13b --cluster=", "'--cluster=' is empty"),
         ("tune -l 5s --tolerance inf", "--tolerance"),
@@ -75,12 +75,15 @@ def check_refused(done, message):
         ("simulate", "--schedule"),
         ("simulate --schedule gone.json", r"'gone\.json'"),
         ("simulate --schedule gone.json --columns input=a", "leave --columns out"),
-        ("simulate --model opt-13b --max-num-seqs 4 --replicas 9", "9 replicas.*too many"),
+        ("simulate --model opt-13b --max-num-seqs 4 --replicas 9", "9 replicas do not fit"),
         ("simulate --model opt-13b --max-num-seqs 4 --replicas 2 --tp-degree 4", "degree of 4 doesn't fit.*1, 2"),
-        ("simulate --model opt-13b --max-num-seqs 4 --tp-degree 3", "degree of 3 doesn't fit.*: use one of 1, 2, 4"),
+        (
+            "simulate --model opt-13b --max-num-seqs 4 --tp-degree 3",
+            "degree of 3 is not possible.*: use one of 1, 2, 4",
+        ),
         (
             "simulate --model opt-13b --max-num-seqs 4 --max-num-batched-tokens 9999999",
-            "doesn't start.*9,999,999 tokens and 4 sequences",
+            "can't start.*9,999,999 tokens and 4 sequences",
         ),
         ("simulate --model opt-13b --max-num-seqs 4000", "4,000 sequences"),
         ("simulate --model t5-11b --max-num-seqs 4", "--policy orca"),
@@ -92,7 +95,7 @@ def check_refused(done, message):
         ("simulate --model opt-13b --max-num-seqs 4 --policy rra", "rra has no --max-num-seqs"),
         ("simulate --schedule s.json --replicas 2", "leave --replicas 2 or --schedule out"),
         ("simulate --schedule s.json --cluster 2xA40", "leave --cluster 2xA40 or --schedule out"),
-        ("tune -l 5s --model t5-11b --export vllm", "encoder-decoders"),
+        ("tune -l 5s --model t5-11b --export vllm", "encoder-decoder models"),
         ("run --model gone --requests r.jsonl", "'gone'"),
         ("profile --model gone", "'gone'"),
         ("model create . --arch llama", "exists already"),
@@ -147,7 +150,7 @@ def test_a_command_that_has_commands_shows_them(exegpt, arguments):
 def test_no_output_replaces_what_is_read(exegpt, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.csv").write_text("input,output\n5,3\n")
-    check_refused(exegpt(*command.split()), r"w\.csv' is another of this command's files")
+    check_refused(exegpt(*command.split()), r"w\.csv' is used twice in this command")
     assert (tmp_path / "w.csv").read_text() == "input,output\n5,3\n"
 
 
@@ -222,7 +225,7 @@ def test_schedules(exegpt, tiny, tiny_schedule, tiny_profile, tmp_path):
     check_refused(run({"version": None}), "None")
     check_refused(run({"control": control | {"encode_batch": 0}}), "encode_batch")
     check_refused(run({"control": control | {"encode_batch": 10**9}}), "encode_batch .* from 1 to 10,000,000")
-    check_refused(run({"encode_batch": 3}), "encode_batch is a control variable: write it under control")
+    check_refused(run({"encode_batch": 3}), "encode_batch is a control variable: move it into control")
     check_refused(run({"policy": "magic"}), "policy")
     check_refused(run({"surprise": 1}), "surprise")
     check_refused(run({"kv_dtype": "fp5"}), "kv_dtype 'fp5'")
@@ -261,7 +264,7 @@ def test_what_only_a_search_would_heed_is_refused_beside_a_schedule(exegpt, tiny
 
 def test_what_json_prints_is_no_schedule(exegpt, tmp_path):
     (tmp_path / "a.json").write_text('{"schedule": {}}')
-    check_refused(exegpt("simulate", "-s", tmp_path / "a.json"), "what --json prints.*--out FILE")
+    check_refused(exegpt("simulate", "-s", tmp_path / "a.json"), "is the output of --json.*--out FILE")
 
 
 def test_profiles(exegpt, tiny, tiny_profile, tmp_path):
@@ -294,7 +297,7 @@ def test_requests(exegpt, tiny, tmp_path):
         return exegpt("run", "-m", tiny, "-r", tmp_path / "r.jsonl")
 
     good = {"id": "a", "prompt_ids": [1], "max_tokens": 2}
-    check_refused(run(good, good), "'a' .*earlier one")
+    check_refused(run(good, good), "'a' .*earlier request")
     check_refused(run({"prompt_ids": [1], "max_tokens": 2}), "line 1 has no id")
     check_refused(run(good | {"max_tokens": -3}), "'a' has max_tokens = -3")
     check_refused(run(good | {"prompt_ids": [300]}), "'a' has the token id 300")

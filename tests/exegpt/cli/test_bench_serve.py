@@ -161,7 +161,7 @@ def test_a_duration_decides_the_number(exegpt, endpoint):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--rate 5", "'5' is not a rate"),
+        ("--rate 5", "'5' is not an arrival rate"),
         ("", "No rate is given"),
         ("--rate 5/s --num 5 --duration 5s", "--num and --duration"),
         ("--rate 5/s --duration inf", "never ends"),
@@ -176,7 +176,7 @@ def test_a_duration_decides_the_number(exegpt, endpoint):
         ("--rate 5/s --columns input=a", "leave --columns out"),
         ("--rate 5/s --tokenizer gone", r"'gone' has no tokenizer\.json"),
         ("--rate 5/s --out /nowhere/r.jsonl", "no folder '/nowhere'"),
-        ("--rate 5/s -w 90/20", "90 \\+ 20 = 110 tokens don't fit"),
+        ("--rate 5/s -w 90/20", "90 \\+ 20 = 110 tokens exceed"),
         ("--rate 5/s --model third", "doesn't serve 'third': use one of org/first, second"),
         ("--rate 5/s -w 20/13 --warm-up 1", "thirteen is refused"),
         ("--rate 5/s --seed -1", "--seed"),

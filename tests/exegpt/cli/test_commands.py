@@ -71,7 +71,7 @@ def test_one_reason_is_printed_unless_explain_is_given(exegpt):
         clause = line.removeprefix(f"  {policy}: ")
         assert reason.endswith(f"; {clause}") if policy == best else reason.startswith(f"{clause}; ")
         assert ("limited by" in line) == (policy == best)
-    assert "a batch is kept to its longest output" in full and "longest output" not in short
+    assert "a batch runs until its longest output ends" in full and "longest output" not in short
     assert "--explain" in short and "--explain" not in full
     assert exegpt(*command, "--explain", "--json").json["alternatives"] == answer["alternatives"]
 
@@ -118,7 +118,7 @@ def test_a_replayed_trace_is_scaled_to_the_models_context_on_request(exegpt, tin
     assert done.code == 2 and "None of the 9 rows of t.csv fits the context of" in done.err
     command = (*command, "--scale-to-context")
     answer = exegpt(*command).json
-    assert any("times 0.125, to fit the context of 128 tokens" in text for text in answer["assumptions"])
+    assert any("multiplied by 0.125 to fit the context of 128 tokens" in text for text in answer["assumptions"])
     assert answer["throughput_tok_s"] == pytest.approx(9 * 64 / answer["seconds"])
     (tmp_path / "t.csv").write_text("input,output\n" + "20,20\n" * 199 + "120,20\n")
     answer = exegpt(*command).json
@@ -135,7 +135,9 @@ def test_replayed_rows_beyond_the_context_are_left_out_with_their_labels(
     answer = exegpt(*command, "--replay", tmp_path / "t.csv").json
     assert answer["requests"] == 9
     (text,) = [text for text in answer["assumptions"] if "context" in text]
-    assert text.startswith("warning: 1 of 10 rows of t.csv are longer than the context of 128 tokens: left out, 10% of")
+    assert text.startswith(
+        "warning: 1 of 10 rows of t.csv are longer than the context of 128 tokens and are left out, 10% of"
+    )
 
 
 @pytest.mark.parametrize("policy", ["chunked", "orca"])
@@ -287,7 +289,7 @@ def test_policies_are_benched_side_by_side(exegpt, tiny, tiny_schedule, tiny_pro
     assert "<svg" in report.read_text()
     done = exegpt(*command)
     assert "output tokens/s" in done.out and "6 requests, one run each." in done.out
-    assert "not run: waa-c, waa-m: it needs two devices at least" in done.err
+    assert "not run: waa-c, waa-m: it needs at least two devices" in done.err
 
 
 @pytest.mark.parametrize("what", ["models", "devices", "tasks", "policies"])
@@ -387,6 +389,6 @@ def test_explain_is_named_where_reasons_are_left_out(exegpt):
     command = ("tune", "-l", "inf", "-w", "20/10", "--policy", "static", "-m", "opt-125m", "-c", "16xA40")
     done = exegpt(*command)
     assert "--advice predicts" in done.out and "--explain" not in done.out
-    assert "16xA40 is one node, all its devices linked alike; nodes of eight are 2x8xA40" in done.err
+    assert "16xA40 is one node with equal links between all devices; write 2x8xA40 for nodes of eight" in done.err
     assert "--advice" not in exegpt(*command, "--no-advice").out
     assert "is one node" not in exegpt(*command[:-1], "2x8xA40").err

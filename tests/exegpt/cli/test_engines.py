@@ -31,7 +31,9 @@ def test_an_unknown_engine_is_refused_with_the_list(command):
 
 def test_an_engine_beside_a_measured_profile_is_refused(tiny, tiny_profile):
     done = run_command("tune", "-l", "inf", "--model", tiny, "-w", "20/10", "-p", tiny_profile, "--engine", "vllm")
-    check_refused(done, r"--engine vllm is for rooflines and imported kernels, and the .* '.*' are its own engine's")
+    check_refused(
+        done, r"--engine vllm requires a roofline or imported kernels, but the profile '.*' was measured with engine"
+    )
 
 
 def notes(*command):
@@ -47,33 +49,35 @@ QUESTION = ("simulate", *LLAMA, "--max-num-seqs", 8)
 def test_every_answer_states_its_engines_terms():
     profile, _ = notes(*QUESTION)
     assert profile.endswith(
-        "with the time of engine vllm, the default, 2 iterations in flight, 7 ms of each request outside the engine, "
+        "with the time of engine vllm, the default, 2 iterations in flight, 7 ms per request outside the engine, "
         "sampling by top-p or top-k as in the checkpoint's generation_config.json"
     )
-    assert notes(*QUESTION, "--engine", "none")[0].endswith("no engine's own time is in it")
-    assert notes(*QUESTION, "--front-end", "13ms")[0].count("13 ms of each request outside the engine") == 1
+    assert notes(*QUESTION, "--engine", "none")[0].endswith("without the time of an engine")
+    assert notes(*QUESTION, "--front-end", "13ms")[0].count("13 ms per request outside the engine") == 1
 
 
 @pytest.mark.parametrize("engine", ["vllm", "tensorrt-llm"])
 def test_the_printed_accuracy_is_of_the_same_engine_and_device(engine):
     _, accuracy = notes(*QUESTION, "--engine", engine)
     facts = [fact for fact in COMPARED if (fact.engine, fact.device) == (engine, "H100-SXM")]
-    assert facts and accuracy.startswith(f"accuracy: {facts[0].quantity} under engine {engine} on H100-SXM was off by ")
+    assert facts and accuracy.startswith(
+        f"accuracy: {facts[0].quantity} of engine {engine} on H100-SXM had median errors "
+    )
     for fact in facts:
         assert f"{fact.median_error:.0%} at TP{fact.tp} ({fact.rows})" in accuracy
     assert f"({sum(fact.rows for fact in COMPARED)})" not in accuracy
-    assert facts[0].load in accuracy and "nothing was fitted to" in accuracy and "more than a quarter" in accuracy
+    assert facts[0].load in accuracy and "not used for fitting" in accuracy and "exceed a quarter" in accuracy
 
 
 def test_an_engine_or_a_device_that_was_never_compared_has_a_note(tmp_path):
     _, accuracy = notes(*QUESTION, "--engine", "none")
-    assert accuracy.startswith("accuracy: no measurement was compared with rooflines under engine none, only under ")
+    assert accuracy.startswith("accuracy: rooflines of engine none were not compared with measurements; only those of ")
     _, accuracy = notes("simulate", "--model", "opt-13b", "--cluster", "4xA40", "--max-num-seqs", 8, "--tp-degree", 4)
-    assert accuracy.startswith("accuracy: no measurement of A40 was compared with rooflines under engine vllm, ")
+    assert accuracy.startswith("accuracy: rooflines of engine vllm were not compared with measurements on A40, ")
     other = tmp_path / "slow.yaml"
     other.write_text("kind: H100-SXM\nnodes: 1\ndevices_per_node: 2\nintra: {bandwidth_bytes_s: 2.0e+10}\n")
     _, accuracy = notes("simulate", *LLAMA[:2], *LLAMA[4:], "--cluster", other, "--max-num-seqs", 8)
-    assert accuracy.endswith("this cluster's device or link is another")
+    assert accuracy.endswith("this cluster has another device or link")
 
 
 @pytest.mark.parametrize(("device", "limits"), [("A100-80GB", 3), ("H100-SXM", 2)])

@@ -13,7 +13,7 @@ def test_the_checkpoints_own_dtype_is_planned_and_exported(exegpt):
         ("opt-13b", "1xA40", "float16"),
     ):
         done = exegpt("tune", "-m", model, "-c", cluster, *options)
-        assert f"--dtype {dtype} " in done.out and "the checkpoint's own" in done.err
+        assert f"--dtype {dtype} " in done.out and "the checkpoint's dtype" in done.err
     assert "vllm serve Qwen/Qwen2.5-7B-Instruct " in exegpt("tune", "-m", "Qwen/Qwen2.5-7B-Instruct", *options).out
 
 
@@ -25,7 +25,7 @@ def test_a_device_without_bf16_falls_back_to_fp16_with_a_note(exegpt, tmp_path):
     where = ("-c", tmp_path / "v100.yaml", "-l", "inf", "-w", "200/10", "--no-advice", "--policy", "chunked")
     done = exegpt("tune", "-m", "llama-3.1-8b", *where, "--json").json
     assert done["schedule"]["dtype"] == "fp16"
-    assert any("V100 doesn't compute in bf16" in text for text in done["assumptions"])
+    assert any("V100 does not compute in bf16" in text for text in done["assumptions"])
 
 
 def test_a_model_directory_in_fp32_is_served_in_bf16(exegpt, tiny):
@@ -34,7 +34,7 @@ def test_a_model_directory_in_fp32_is_served_in_bf16(exegpt, tiny):
     assert config["dtype"] == "float32"
     done = exegpt("tune", "-m", tiny, "-c", "1xA40", "-l", "inf", "-w", "20/10", "--no-advice", "--json").json
     assert done["schedule"]["dtype"] == "bf16"
-    assert any(text == "dtype: bf16, since checkpoints in fp32 are served in 16 bits" for text in done["assumptions"])
+    assert any(text == "dtype: bf16, because checkpoints in fp32 are served in 16 bits" for text in done["assumptions"])
 
 
 ASKED = ("tune", "-w", "2048/256", "-m", "llama-3.1-70b", "-c", "8xH100-SXM", "--dtype", "fp8")
@@ -45,7 +45,7 @@ TIGHT = ("--ttft", "1s", "--tpot", "40ms")
 
 def test_a_policy_that_the_engine_lacks_is_refused_with_those_that_it_has(exegpt):
     done = exegpt(*ASKED[:-1], "rra", "-l", "inf", "--export", "vllm")
-    assert done.code == 2 and "vllm runs (chunked), and --policy names rra" in done.err
+    assert done.code == 2 and "vllm runs (chunked), but --policy has only rra" in done.err
 
 
 def test_the_answer_ends_with_the_best_of_all_and_the_best_on_the_engine(exegpt):
@@ -106,4 +106,4 @@ def test_an_export_at_a_rate_is_replayed_at_the_rate(exegpt):
     there = answer["export_estimate"]
     assert there["latency_from"] == "arrival" and there["ttft_bounded_s"] <= 1.0
     assert abs(there["throughput_seq_s"] / 5.0 - 1.0) < 0.01
-    assert any("assumes that no prompts begin alike" in text for text in answer["assumptions"])
+    assert any("assumes that no prompts share a prefix" in text for text in answer["assumptions"])

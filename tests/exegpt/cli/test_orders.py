@@ -41,9 +41,9 @@ def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, 
     ("words", "sentence"),
     [
         (("--order", "lifo"), "--order 'lifo' is not known: use one of fcfs"),
-        (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is for --order learned, and the order is sjf"),
-        (("--order", "learned", "--ranker-tau", 1.5), "tau is 1.5: it must be above 0"),
-        (("--order", "vtc"), "Order vtc needs client of each request, which request 0 lacks"),
+        (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is only for --order learned, but the order is sjf"),
+        (("--order", "learned", "--ranker-tau", 1.5), "tau is 1.5, but it must be above 0"),
+        (("--order", "vtc"), "Order vtc needs client of each request, but request 0 has none"),
     ],
 )
 def test_what_a_replay_refuses(exegpt, tmp_path, words, sentence):
@@ -89,10 +89,10 @@ def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_pro
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--order", "srtf"), "--order srtf needs the length of each output before the run, and request 'a' may end"),
+        (("--order", "srtf"), "--order srtf needs the length of each output before the run, but request 'a' may end"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "learned", "--ranker", "no.npz"), "There is no ranker file 'no.npz'"),
-        (("--order", "edf"), "--order edf needs deadline_s of each request, which request 'a' lacks"),
+        (("--order", "edf"), "--order edf needs deadline_s of each request, but request 'a' has none"),
         (("--starvation-guard", "--adapt"), "--adapt works only with the default order"),
     ],
 )

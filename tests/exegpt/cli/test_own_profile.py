@@ -91,7 +91,7 @@ def test_no_output_replaces_what_is_read_or_another_output(exegpt, tiny, request
     link.symlink_to(source)
     for outputs in (["--out", source], ["--report", source], ["--out", link], ["--out", same, "--report", same]):
         done = exegpt(*command, *outputs)
-        assert done.code == 2 and "would be replaced: name another" in done.err
+        assert done.code == 2 and "would be overwritten: choose another" in done.err
     assert source.read_bytes() == before and not same.exists()
 
 
@@ -102,7 +102,7 @@ def test_bench_refuses_a_number_beside_requests(exegpt, tiny, requests, cache, t
     done = exegpt(*command, "--requests", requests(12, 6), "--num", "3")
     assert done.code == 2 and "leave --num 3 or --requests out" in done.err
     done = exegpt(*command, "--requests", requests(12, 6), "--report", tmp_path / "s.json")
-    assert done.code == 2 and "would be replaced" in done.err
+    assert done.code == 2 and "would be overwritten" in done.err
     assert exegpt(*command, "--num", "3", "--json").json["policies"][0]["requests"] == 3
 
 

@@ -18,7 +18,7 @@ ASKED = ("tune", "-m", "llama-3.1-8b", "-c", "1xH100", "-w", "2048/256", "--poli
 def test_fixed_lengths_beyond_the_context_are_refused(exegpt, command):
     done = exegpt(*command.split())
     assert done.code == 2 and done.out == ""
-    assert "3,000 + 512 = 3,512 tokens don't fit the context of 'opt-13b', 2,048 tokens" in done.err
+    assert "3,000 + 512 = 3,512 tokens exceed the context of 'opt-13b' (2,048 tokens)" in done.err
 
 
 def test_the_headline_names_the_simulated_workload(exegpt, tmp_path):
@@ -66,7 +66,7 @@ SIMULATE = ("simulate", "-w", "2048/256", "--max-num-seqs")
 
 def test_the_usual_tensor_parallelism_is_a_nodes(exegpt):
     done = exegpt(*SIMULATE, "512", "-m", "llama-3.1-70b", "-c", "8xH100-SXM")
-    assert "on TP8" in done.out and "TP8, as wide as the model and a node allow" in done.err
+    assert "on TP8" in done.out and "TP8, the widest degree that the model and a node allow" in done.err
     assert "100%" in next(line for line in done.out.splitlines() if "devices busy" in line)
     assert "on PP2×TP8" in exegpt(*SIMULATE, "64", "-m", "llama-3.1-405b", "-c", "2x8xH100").out
     assert (
@@ -87,8 +87,8 @@ def test_an_engine_without_settings_has_vllms_defaults(exegpt):
 
 def test_weights_that_exceed_the_memory_are_refused_with_the_figures(exegpt):
     done = exegpt("simulate", "-m", "llama-3.1-70b", "-c", "1xH100", "-w", "20/10")
-    assert done.code == 2 and "in bf16 take 131.4 GiB of a device on 1xH100-SXM and the engine" in done.err
-    assert "2.089 GiB, of 72.85 GiB that may be used" in done.err  # 92 % of 79.19 GiB
+    assert done.code == 2 and "in bf16 take 131.4 GiB and the engine" in done.err
+    assert "2.089 GiB, but only 72.85 GiB are usable" in done.err  # 92 % of 79.19 GiB
 
 
 def test_the_lowest_time_to_first_token_is_that_of_any_schedule(exegpt):
@@ -148,7 +148,7 @@ def test_columns_that_the_answer_ignores_are_named(exegpt, tmp_path):
     for command, said in (
         (
             ("tune", "-l", "inf", "--policy", "orca", "--no-advice", "-w", path),
-            "which begin alike, which a steady state ignores",
+            "which prompts share prefixes; a steady state ignores this",
         ),
         (
             ("simulate", "-m", "opt-13b", "--replay", path),
@@ -158,7 +158,8 @@ def test_columns_that_the_answer_ignores_are_named(exegpt, tmp_path):
         done = exegpt(*command)
         assert f"prompts: t.csv says {said}" in " ".join(done.err.split())
         assert (
-            "'request_time' is not read as arrivals; if it holds them, pass --columns arrival=request_time" in done.err
+            "'request_time' is not used for arrivals; if it holds arrivals, pass --columns arrival=request_time"
+            in done.err
         )
         assert sum("t.csv says which" in text for text in exegpt(*command, "--json").json["assumptions"]) == 1
 
@@ -167,7 +168,7 @@ def test_more_sequences_than_memory_holds_wait(exegpt):
     """The figures are those of the sequences that the cache holds, and nothing stands beside 'not feasible'."""
     done = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB")
     assert "not feasible" not in done.out and done.code == 0
-    assert "--max-num-seqs allows 512: the others wait in the queue, and the figures are for 69" in done.err
+    assert "--max-num-seqs allows 512; the other requests wait in the queue, and the figures are for 69" in done.err
     answer = exegpt(*SIMULATE, "512", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json
     assert answer["feasible"] and max(answer["memory_bytes"]) <= 0.92 * 39.5 * 2**30
     fewer = exegpt(*SIMULATE, "69", "-m", "llama-3.1-8b", "-c", "1xA100-40GB", "--json").json

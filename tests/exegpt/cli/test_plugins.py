@@ -113,19 +113,19 @@ def test_without_its_file_a_policy_is_refused_with_the_way_out(exegpt, tiny, tmp
 TRAITS_OF = "from xcore.policies import Traits\nfrom xcore.policies.control import Control\nTRAITS = Traits(name="
 BAD = {
     "syntax": ("def (:", "can't be loaded (SyntaxError: "),
-    "raises": ("1 / 0", "can't be loaded (ZeroDivisionError: division by zero): repair it."),
+    "raises": ("1 / 0", "can't be loaded (ZeroDivisionError: division by zero): correct it."),
     "import": ("import nothing_of_this_name", "can't be loaded (ModuleNotFoundError: No module named"),
-    "exits": ("raise SystemExit(3)", "can't be loaded (SystemExit: 3): repair it."),
-    "empty": ("x = 1", "defines no policy: it needs a Traits at its top level."),
+    "exits": ("raise SystemExit(3)", "can't be loaded (SystemExit: 3): correct it."),
+    "empty": ("x = 1", "defines no policy: define a Traits at its top level."),
     "built-in": ("from xcore.policies.orca import TRAITS", "defines no policy"),
-    "taken": (f"{TRAITS_OF}'orca', what='', control=Control)", "There is a policy 'orca' already"),
+    "taken": (f"{TRAITS_OF}'orca', what='', control=Control)", "There is already a policy 'orca'"),
     "name": (f"{TRAITS_OF}'My, policy', what='', control=Control)", "can't have the name 'My, policy'"),
     "record's name": (
         "from xcore.policies.orca import OrcaControl as Base\nfrom xcore.policies import Traits\n"
         "class OrcaControl(Base): pass\nTRAITS = Traits(name='mine', what='', control=OrcaControl)",
-        "has the name of that of 'orca', OrcaControl: give it another one.",
+        "is called OrcaControl, like the record of policy 'orca': choose another name.",
     ),
-    "record": (f"{TRAITS_OF}'mine', what='', control=dict)", "of policy 'mine' is no class derived from Control."),
+    "record": (f"{TRAITS_OF}'mine', what='', control=dict)", "of policy 'mine' is not a class derived from Control."),
     "no batch": (f"{TRAITS_OF}'mine', what='', control=Control)", "limits neither resident sequences nor prompts"),
 }
 
@@ -141,7 +141,9 @@ def test_a_bad_file_is_refused_in_a_sentence(exegpt, tmp_path, case):
     assert str(path) in done.err and words in done.err and dict(TRAITS) == before
 
 
-@pytest.mark.parametrize(("name", "words"), [("no.py", "There is no plug-in file"), ("mine.txt", "is no Python file")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("no.py", "There is no plug-in file"), ("mine.txt", "is not a Python file")]
+)
 def test_a_file_that_is_none_is_refused(exegpt, tmp_path, name, words):
     (tmp_path / "mine.txt").write_text("")
     done = exegpt("list", "policies", "--plugin", tmp_path / name)

@@ -46,9 +46,13 @@ def test_a_run_has_the_same_tokens_and_is_predicted(exegpt, tiny, tmp_path):
         (
             "simulate",
             ("-m", "opt-1.3b", "--policy", "static"),
-            "--prefix-caching is for orca, chunked, and the policy is static: leave it out.",
+            "--prefix-caching requires one of the policies orca, chunked, but the policy is static: leave it out.",
         ),
-        ("run", ("--policy", "rra"), "--prefix-caching is for orca, chunked, and the policy is rra: leave it out."),
+        (
+            "run",
+            ("--policy", "rra"),
+            "--prefix-caching requires one of the policies orca, chunked, but the policy is rra: leave it out.",
+        ),
     ],
 )
 def test_invalid_combinations_are_refused_in_one_sentence(exegpt, tiny, tmp_path, command, more, message):

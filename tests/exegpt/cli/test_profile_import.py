@@ -103,7 +103,7 @@ def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
         busy, rare = done.json["models"]
         assert busy["attainment"] > 0.9 and (busy["requests"], rare["requests"]) == (2000, 1000)
     done = exegpt("simulate", "--plan", plan, "--profile", f"other={out}")
-    assert done.code == 2 and "is of no model of the file: '" in done.err
+    assert done.code == 2 and "names no model of the file, and '" in done.err
     done = exegpt("simulate", "--plan", plan, "--profile", str(out))
     assert done.code == 2 and "pass --profile NAME=FILE" in done.err
 
@@ -115,7 +115,7 @@ def test_iterations_by_share_replay_a_plan(exegpt, tmp_path):
         ("muxserve gone.json -m llama-7b", "no file 'gone.json'"),
         ("muxserve table.json", "No model is given: pass --model with one of small"),
         ("muxserve table.json -m large", "has no model 'large': pass --model with one of small"),
-        ("muxserve other.json -m small", "isn't a cost table of MuxServe's"),
+        ("muxserve other.json -m small", "is not a cost table of MuxServe"),
     ],
 )
 def test_iterations_that_cannot_be_imported(exegpt, tmp_path, monkeypatch, arguments, message):

@@ -35,7 +35,7 @@ def test_a_rate_is_answered_by_goodput(exegpt, trace, tmp_path):
     assert answer["goodput_seq_s"] >= answer["rate_seq_s"]
     assert answer["estimate"]["latency_from"] == "arrival" and answer["estimate"]["latency_s"] <= 4
     (arrivals,) = [text for text in answer["assumptions"] if "event simulator" in text]
-    assert "over 200 requests" in arrivals and "so few requests are unreliable" in arrivals
+    assert "over 200 requests" in arrivals and "so few requests, percentiles are unreliable" in arrivals
     assert answer["alternatives"][0]["goodput_seq_s"] == answer["highest_rate_seq_s"] == answer["goodput_seq_s"]
     assert json.loads((tmp_path / "s.json").read_text()) == answer["schedule"]
     assert "chunked: sustains" in exegpt(*command).out
@@ -50,7 +50,7 @@ def test_a_rate_takes_growth_and_prefixes(exegpt, tmp_path):
     caching = exegpt(*command, "--policy", "orca", "--admission", "grow", "--prefix-caching").json
     assert caching["schedule"]["admission"] == "grow" and caching["schedule"]["prefix_caching"]
     assert caching["goodput_seq_s"] > 2 * plain["goodput_seq_s"]
-    assert any("a cache without end would have" in text for text in caching["assumptions"])
+    assert any("an unlimited cache would hold" in text for text in caching["assumptions"])
     assert {a["policy"] for a in exegpt(*command, "--prefix-caching").json["alternatives"]} == {"orca", "chunked"}
 
 
@@ -58,7 +58,7 @@ def test_a_rate_takes_growth_and_prefixes(exegpt, tmp_path):
     ("more", "said"),
     [
         (("-m", "opt-1.3b"), "--prefix-caching is for requests that arrive over time: add --rate"),
-        (("-m", "opt-1.3b", "--rate", "5/s", "--policy", "rra,orca"), "--prefix-caching is for orca, chunked"),
+        (("-m", "opt-1.3b", "--rate", "5/s", "--policy", "rra,orca"), "--prefix-caching works with orca, chunked"),
         (("-m", "t5-11b", "--rate", "5/s"), "'t5-11b' has an encoder"),
     ],
 )
@@ -79,14 +79,14 @@ def test_line_1_a_schedule_that_full_batches_would_hide_is_found(exegpt, tmp_pat
     assert answer["estimate"]["ttft_p99_s"] <= 0.2 and answer["estimate"]["tpot_p99_s"] <= 0.02
     search = answer["search"]
     assert 0 < search["evaluations"] <= search["space"] and search["replays"] > 0
-    (assumption,) = [text for text in answer["assumptions"] if "standard errors to spare" in text]
+    (assumption,) = [text for text in answer["assumptions"] if "standard errors" in text]
     assert assumption.startswith("goodput:")
 
 
 def test_an_exhaustive_search_at_a_rate_is_done_or_refused(exegpt, trace):
     command = ("tune", "-l", "4s", "-w", trace, "--arrivals", "trace", "-c", "1xA40", "--model", "opt-13b")
     check_refused(exegpt(*command, "--search", "exhaustive", "--gpu-memory-fraction", 1), "more than 20,000")
-    check_refused(exegpt(*command, "--search", "optuna"), "supports no arrival rate")
+    check_refused(exegpt(*command, "--search", "optuna"), "does not support arrival rates")
     every = exegpt(*command, "--search", "exhaustive", "--policy", "static", "--json").json
     quick = exegpt(*command, "--policy", "static", "--json").json
     assert every["search"]["method"] == "exhaustive" and quick["search"]["method"] == "racing"
@@ -163,7 +163,7 @@ def test_what_does_not_go_together_is_refused(exegpt, trace, prices, tmp_path):
         (f"-l 5s --arrivals trace --rate 5/s -w {tmp_path}/at_once.csv", "has no arrivals"),
         (f"-l 5s --rate 5/s --price {tmp_path}/bad.yaml", "'free' is not a price"),
         (f"-l 5s --rate 5/s --price {tmp_path}/gone.yaml", "no price file"),
-        (f"-l 5s --rate 5/s -c 1xRTX4090,1xA40 --price {prices}", "no RTX4090"),
+        (f"-l 5s --rate 5/s -c 1xRTX4090,1xA40 --price {prices}", "no price of RTX4090"),
         ("-l 5s --rate 5/s -c 1xA40,,2xA40", "'' is not a cluster"),
     ):
         check_refused(exegpt("tune", *command.split()), message)

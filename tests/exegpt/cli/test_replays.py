@@ -34,7 +34,7 @@ def test_a_replay_without_arrivals_notes_that_all_requests_arrive_at_the_start(e
 
 def test_settings_that_follow_from_others_are_not_called_defaults(exegpt):
     assumptions = exegpt(*ENGINE, "--max-num-batched-tokens", 8, "--json").json["assumptions"]
-    assert "max_num_seqs: 8, one per token of the budget" in assumptions
+    assert "max_num_seqs: 8, one for each token of the budget" in assumptions
     assumptions = exegpt(*ENGINE, "--json").json["assumptions"]
     assert "max_num_seqs: 256, the default of vllm on A40" in assumptions
 
@@ -45,9 +45,7 @@ def test_blocks_too_large_for_memory_are_not_answered_with_more_blocks(exegpt):
     assert "lower --block-size" in done.err and "--kv-blocks" not in done.err
 
 
-@pytest.mark.parametrize(
-    ("device", "note"), [("L40S", ", whose times are of L40S and not of H100-SXM"), ("NVIDIA H100", "")]
-)
+@pytest.mark.parametrize(("device", "note"), [("L40S", ", measured on L40S, not on H100-SXM"), ("NVIDIA H100", "")])
 def test_a_profile_of_another_device_is_noted(exegpt, tmp_path, device, note):
     path = tmp_path / "p.json"
     document.write(path, replace(profile(builtin_model("opt-13b")), device=device))
@@ -59,7 +57,7 @@ def test_a_schedule_simulated_on_another_profile_has_a_note(exegpt, tmp_path):
     path, options = tmp_path / "s.json", ("-l", "inf", "-c", "1xH100", "--policy", "orca", "--no-advice")
     document.write(tmp_path / "p.json", profile(builtin_model("opt-13b")))
     assert exegpt("tune", *options, "-p", tmp_path / "p.json", "-o", path).code == 0
-    another = "the search for the schedule had another profile"
+    another = "the schedule was found with another profile"
     assert another in exegpt("simulate", "-s", path).err
     assert another not in exegpt("simulate", "-s", path, "-p", tmp_path / "p.json").err
 
@@ -71,9 +69,9 @@ def test_a_device_of_one_rate_is_planned_at_it(exegpt, tmp_path):
         "flops_s: {bf16: 3.0e14}}\nintra: {bandwidth_bytes_s: 1.0e11}\n"
     )
     done = exegpt("simulate", "-m", "opt-13b", "-c", path, "--max-num-seqs", 4)
-    assert done.code == 0 and "dtype: bf16, since c doesn't compute in fp16" in done.err
+    assert done.code == 0 and "dtype: bf16, because c does not compute in fp16" in done.err
     done = exegpt("simulate", "-m", "opt-13b", "-c", path, "--max-num-seqs", 4, "--dtype", "fp16")
-    assert done.code == 2 and "bf16, of which --dtype takes one" in done.err
+    assert done.code == 2 and "bf16 as --dtype" in done.err
 
 
 def test_the_mean_of_lengths_keeps_four_digits(exegpt, tmp_path):

@@ -33,7 +33,7 @@ def test_what_does_not_start_is_refused_with_what_lacks(exegpt):
     """70B in 8 bits on one GPU: weights of 67.7 GiB, and sampling from 1,024 sequences."""
     command = ("simulate", "-m", "llama-3.1-70b", "--dtype", "fp8", "-c", "1xH100-SXM", "-w", "512/64")
     done = exegpt(*command, "--engine", "vllm", "--gpu-memory-fraction", 0.9)
-    check_refused(done, "doesn't start on 1xH100-SXM.*67.67 GiB.*8,192 tokens and 1,024 sequences")
+    check_refused(done, "can't start on 1xH100-SXM.*67.67 GiB.*8,192 tokens and 1,024 sequences")
     smaller = ("--max-num-seqs", 64, "--max-num-batched-tokens", 2048)
     assert exegpt(*command, "--engine", "vllm", "--gpu-memory-fraction", 0.9, *smaller).code == 0
 

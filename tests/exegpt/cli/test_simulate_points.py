@@ -23,7 +23,7 @@ def test_a_command_is_what_its_settings_are(capsys):
     for name in ("assumptions", "provenance", "profile_import"):  # which has the model as it was typed
         del settings[name]
     assert {name: said[name] for name in settings} == settings
-    assert "flags that change nothing here: --port" in said["assumptions"]
+    assert "flags that do not change this prediction: --port" in said["assumptions"]
     assert said["kv_tokens"] == 16 * said["kv_blocks"] > 100_000
 
 
@@ -63,7 +63,7 @@ def test_what_a_command_says_is_not_said_again(words, said, capsys):
 
 def test_a_command_that_takes_more_devices_than_there_are_is_refused(capsys):
     assert main(["simulate", "--command", "vllm serve llama-3.1-8b -tp 4", "--cluster", "2xH100-SXM"]) == 2
-    assert "1 replica of 1 stage of 4 devices don't fit on 2xH100-SXM" in capsys.readouterr().err
+    assert "1 replica of 1 stage of 4 devices do not fit on 2xH100-SXM" in capsys.readouterr().err
 
 
 def test_a_policy_that_the_launched_server_does_not_run_is_refused(capsys):
@@ -111,7 +111,10 @@ def test_a_point_of_any_policy_is_one_that_tune_finds_with_the_same_fixed(words,
             ("--policy", "rra", "--encode-batch", "8", "--decode-iterations", "8", "--max-num-seqs", "3"),
             "rra has no --max-",
         ),
-        (("--policy", "static", "--encode-batch", "8", "--kv-blocks", "9"), "--kv-blocks is for policies that engines"),
+        (
+            ("--policy", "static", "--encode-batch", "8", "--kv-blocks", "9"),
+            "--kv-blocks is not an option of policy static",
+        ),
         (("--policy", "static", "--encode-batch", "99999"), "No schedule of policy static has these settings"),
     ],
 )

@@ -69,5 +69,5 @@ def test_a_traces_arrivals_keep_their_pattern_at_another_rate():
 def test_rates_are_a_list():
     assert parse_rates("5/s, 90/m,inf") == (5.0, 1.5, math.inf)
     for wrong in ("5", "", "5/s,", "-1/s", "0/s"):
-        with pytest.raises(InputError, match="not a rate"):
+        with pytest.raises(InputError, match="not an arrival rate"):
             parse_rates(wrong)

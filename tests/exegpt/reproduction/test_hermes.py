@@ -137,7 +137,7 @@ def test_where_the_samples_come_from_is_said(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("following", "sentence"),
-    [("a", "always goes round a → a"), ("b", "goes from 'a' to 'b', which is no unit of it")],
+    [("a", "always repeats the cycle a → a"), ("b", "goes from 'a' to 'b', which is not one of its units")],
 )
 def test_the_command_refuses_a_graph_without_end_in_one_sentence(tmp_path, following, sentence):
     path = tmp_path / "graphs.json"

@@ -28,9 +28,9 @@ def test_the_same_blocks_as_of_a_stack(steps, total):
 def test_what_there_is_not_can_be_neither_taken_nor_given_back():
     pool = BlockPool(3, 16)
     pool.allocate(2)
-    with pytest.raises(MemoryError, match="2 KV blocks were asked for, 1 of 3 are free"):
+    with pytest.raises(MemoryError, match="2 KV blocks were requested, but only 1 of 3 are free"):
         pool.allocate(2)
-    with pytest.raises(ValueError, match="only 2 were held"):
+    with pytest.raises(ValueError, match="only 2 were allocated"):
         pool.free([0, 1, 2])
     with pytest.raises(InputError, match="at least 1"):
         BlockPool(0, 16)

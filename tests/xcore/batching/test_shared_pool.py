@@ -127,7 +127,7 @@ def test_the_least_memory_holds_a_sequence_of_each_and_no_block_is_to_spare(mode
 
 
 def test_a_block_larger_than_a_merged_one_and_a_quota_below_a_block_are_refused():
-    with pytest.raises(InputError, match="1,001 bytes fits no merged block of 1,000"):
+    with pytest.raises(InputError, match="1,001 bytes does not fit in a merged block of 1,000"):
         MergedPool(MergedBlocks(4, 1000), 1001, 16)
     with pytest.raises(InputError, match="not usable"):
         QuotaPool(Store(10), 4, 16, 3)
@@ -137,10 +137,10 @@ def test_a_block_that_comes_back_twice_is_noticed():
     merged = MergedPool(MergedBlocks(2, 100), 30, 16)
     blocks = merged.allocate(2)
     merged.free(blocks[:1])
-    with pytest.raises(ValueError, match="came back twice"):
+    with pytest.raises(ValueError, match="was freed twice"):
         merged.free(blocks[:1])
     quota = QuotaPool(Store(10), 1, 16, 10)
-    with pytest.raises(ValueError, match="only 0 were held"):
+    with pytest.raises(ValueError, match="only 0 were allocated"):
         quota.free([1])
 
 
@@ -151,12 +151,12 @@ def test_a_quota_moves_as_far_as_its_blocks_and_the_store_allow():
     assert (pool.total, pool.available) == (2, 2)
     pool.resize(3)
     assert (pool.total, pool.available, pool.quota) == (1, 1, 3)
-    with pytest.raises(ValueError, match="a quota of 2 parts for 0 blocks of 3"):
+    with pytest.raises(ValueError, match="the quota of 2 parts is too small: 0 blocks of 3"):
         pool.resize(2)
     pool.resize(11)
     blocks = pool.allocate(3)
     assert (pool.total, pool.available, store.used) == (3, 0, 9)
-    with pytest.raises(ValueError, match="a quota of 8 parts for 3 blocks of 3"):
+    with pytest.raises(ValueError, match="the quota of 8 parts is too small: 3 blocks of 3"):
         pool.resize(8)
     pool.resize(9)
     pool.resize(60)
@@ -224,7 +224,7 @@ def test_a_quota_of_slabs_moves_as_far_as_its_slabs_allow():
     pool = MergedPool(slabs, 30, 16, quota=2)
     blocks = pool.allocate(4)
     assert (pool.held, pool.available, pool.parts_for(4), pool.parts_for(7)) == (4, 2, 2, 3)
-    with pytest.raises(ValueError, match="a quota of 1 merged blocks, of which the model has 2"):
+    with pytest.raises(ValueError, match="the quota of 1 merged blocks is too small: the model holds 2"):
         pool.resize(1)
     pool.resize(3)
     assert (pool.total, pool.available) == (9, 5)
@@ -233,7 +233,7 @@ def test_a_quota_of_slabs_moves_as_far_as_its_slabs_allow():
     pool.resize(1)
     assert (pool.total, pool.available, slabs.free) == (3, 2, 3)
     pool.free(blocks[3:])
-    with pytest.raises(ValueError, match="a quota of 0"):
+    with pytest.raises(ValueError, match="the quota of 0"):
         pool.resize(0)
 
 

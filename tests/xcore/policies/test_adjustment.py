@@ -114,7 +114,7 @@ def test_batches_are_picked_from_four_at_the_front_of_the_queue(place, picked):
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
 def test_it_is_a_share(share):
-    with pytest.raises(InputError, match=r"adjustment .* from 0 to 1"):
+    with pytest.raises(InputError, match=r"adjustment .* between 0 and 1"):
         make_policy(schedule(), share)
 
 

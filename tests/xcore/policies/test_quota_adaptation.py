@@ -100,7 +100,7 @@ def test_a_quota_never_lies_below_what_is_held():
     pool.allocate(6)
     pool.resize(12)
     assert (pool.total, pool.available) == (6, 0)
-    with pytest.raises(ValueError, match="11 parts for 6 blocks"):
+    with pytest.raises(ValueError, match="quota of 11 parts is too small: 6 blocks"):
         pool.resize(11)
 
 

@@ -60,7 +60,7 @@ def test_names_that_fit_one_kind_resolve(text, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1xA100", "^'A100' may be A100-40GB or A100-80GB: say which.$"),
+        ("1xA100", "^'A100' is ambiguous: write A100-40GB or A100-80GB.$"),
         ("8xH100-PCIe", "no device kind 'H100-PCIe'"),  # another device than the SXM
         ("1xA10", "no device kind 'A10'"),
         ("1xRTX", "no device kind 'RTX'"),
@@ -95,9 +95,12 @@ def test_all_errors_of_a_file_are_reported_at_once_without_class_names(tmp_path)
     ("line", "way"),
     [
         ("knd: A40", "knd is not known; instead of knd write kind"),
-        ("colour: red", "colour is not known; known are kind, name, nodes, devices_per_node, device, intra, inter"),
+        (
+            "colour: red",
+            "colour is not known; the known keys are kind, name, nodes, devices_per_node, device, intra, inter",
+        ),
         ("device: {memory: 1}", "device.memory is not known; instead of memory write memory_bytes"),
-        ("inter: {speed: 1}", "inter.speed is not known; known are bandwidth_bytes_s, latency_s"),
+        ("inter: {speed: 1}", "inter.speed is not known; the known keys are bandwidth_bytes_s, latency_s"),
     ],
 )
 def test_a_key_that_is_not_known_is_answered_with_those_that_are(tmp_path, line, way):
@@ -171,7 +174,7 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
         ),
         ("just text", "does not describe a cluster"),
         ("nodes: 1\nkind: A40\n", "c.yaml': devices_per_node is missing.$"),
-        ("nodes: 1\ndevices_per_node: 1\n", "needs the kind of its devices, or device, intra and inter"),
+        ("nodes: 1\ndevices_per_node: 1\n", "needs either the kind of its devices, or device, intra and inter"),
         ("nodes: 1\ndevices_per_node: 1\nkind: A41\n", "'A41'"),
         ("nodes: x\ndevices_per_node: 1\nkind: A40\n", "nodes"),
         ("nodes: 1\ndevices_per_node: 1\nkind: A40\ncolour: red\n", "colour"),
@@ -206,9 +209,9 @@ def test_a_file_names_a_kind_or_describes_a_device(tmp_path):
         ),
         (
             "nodes: 1\ndevices_per_node: 1\nintra: {bandwidth_bytes_s: 1, bandwidth_bytes_s: 2}\n",
-            "c.yaml' is not valid YAML: the key 'bandwidth_bytes_s' comes twice in the same group at line 3, column 31",
+            "the key 'bandwidth_bytes_s' appears twice in the same group at line 3, column 31",
         ),
-        ("nodes: 1\nintra: &link {latency_s: 1}\ninter: *link\nnodes: 2\n", "the key 'nodes' comes twice .* line 4"),
+        ("nodes: 1\nintra: &link {latency_s: 1}\ninter: *link\nnodes: 2\n", "the key 'nodes' appears twice .* line 4"),
     ],
 )
 def test_bad_files_are_refused(tmp_path, text, message):

@@ -121,7 +121,7 @@ def test_a_profile_names_its_engine():
 
 @pytest.mark.parametrize("wrong", [{"fraction": 0.0}, {"fraction": 1.1}, {"base_bytes": -1.0}, {"logit_bytes": 1e99}])
 def test_a_memory_that_no_engine_has_is_refused(wrong):
-    with pytest.raises(InputError, match="share is above 0"):
+    with pytest.raises(InputError, match="share must be above 0"):
         EngineMemory(**wrong)
 
 

@@ -84,7 +84,7 @@ def test_vllms_presets_differ_in_what_asynchronous_scheduling_changes():
 
 @pytest.mark.parametrize("degrees", [(), ((1, 1e-6),)])
 def test_a_wait_of_no_degree_is_refused(degrees):
-    with pytest.raises(InputError, match="degrees of 2 or more"):
+    with pytest.raises(InputError, match="degrees of at least 2"):
         LinkWait(0.0, degrees)
 
 

@@ -96,7 +96,7 @@ def test_what_is_not_supported_is_called_that(name, reason):
 @pytest.mark.parametrize(
     ("name", "way"),
     [
-        ("Qwen/Qwen3-32B-FP8", r"\(fp8\).*--model qwen3-32b, with --dtype fp8"),
+        ("Qwen/Qwen3-32B-FP8", r"\(fp8\).*--model qwen3-32b and --dtype fp8"),
         ("Qwen/Qwen2.5-72B-Instruct-AWQ", r"\(awq\).*--model qwen2.5-72b"),
         ("neuralmagic/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "--model llama-3.1-8b"),
     ],

@@ -13,9 +13,9 @@ def test_a_cluster_costs_what_its_devices_do(tmp_path):
     assert price_per_hour(prices, parse_cluster("4xA40")) == 2.0
     assert price_per_hour(prices, parse_cluster("2x8xH100-SXM")) == 48.0
     assert price_per_hour({"H100": 3.0}, parse_cluster("2x8xH100")) == 48.0
-    with pytest.raises(InputError, match="no A100-80GB, only A100"):
+    with pytest.raises(InputError, match="no price of A100-80GB, only of A100"):
         price_per_hour({"A100": 3.0}, parse_cluster("1xA100-80GB"))
-    with pytest.raises(InputError, match="no L40S, only a40, H100-SXM"):
+    with pytest.raises(InputError, match="no price of L40S, only of a40, H100-SXM"):
         price_per_hour(prices, parse_cluster("1xL40S"))
 
 

@@ -92,7 +92,7 @@ def test_a_table_of_another_number_of_axes_is_refused(name, where):
     profile = small_specs.profile(small_specs.schedule("orca").model.spec)
     spec = {"profile": profile, "degree": profile.degrees[0], "layer": profile.degrees[0].decoder}[where]
     cube = Table(("x", "y", "z"), ((1.0,), (1.0,), (1.0,)), (0.0,))
-    with pytest.raises(InputError, match=f"table '{name}' has axes x, y, z: their number must be [12]"):
+    with pytest.raises(InputError, match=f"table '{name}' has the axes x, y, z: it must have [12]"):
         replace(spec, **{name: cube})
 
 
@@ -106,7 +106,7 @@ def test_a_value_that_completes_the_rectangle_is_not_covered():
 
 
 def test_filled_values_must_exist():
-    with pytest.raises(InputError, match="filled values that it doesn't have"):
+    with pytest.raises(InputError, match="filled values that it does not have"):
         Table(("tokens",), ((1, 2),), (1.0, 2.0), filled=(2,))
 
 

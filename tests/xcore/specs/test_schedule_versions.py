@@ -74,7 +74,7 @@ def test_a_variable_of_another_policy_is_refused_by_name(policy, tmp_path):
     plan = plan_of(policy)
     for name in set(EVERY) - set(plan.control.variables):
         text = refusal(version_1(plan) | {name: 4}, tmp_path)
-        assert f"policy {policy} can't have {name} (got 4): its variables are " in text
+        assert f"policy {policy} can't have {name} (got 4), because its variables are " in text
         data = to_dict(plan)
         text = refusal(data | {"control": data["control"] | {name: 4}}, tmp_path)
         assert f"The control variables of policy {policy} are wrong: {name} is not known" in text
@@ -102,11 +102,13 @@ def test_other_wrong_files_are_refused_in_a_sentence(tmp_path):
     assert "control is missing" in refusal(without, tmp_path)
     assert "There is no policy 'orka': use one of static, " in refusal(data | {"policy": "orka"}, tmp_path)
     assert "policy must be text (got 3)" in refusal(data | {"policy": 3}, tmp_path)
-    assert "not a schedule of version 1 or 2 (its version is 3)" in refusal(data | {"version": 3}, tmp_path)
+    assert "has schedule version 3, but this version of exegpt reads version 1 or 2" in refusal(
+        data | {"version": 3}, tmp_path
+    )
     assert "encode_batch is not known" in refusal(data | {"encode_batch": 3}, tmp_path)
-    assert "max_num_seqs is a control variable: write it under control" in refusal(data | {"max_num_seqs": 3}, tmp_path)
+    assert "max_num_seqs is a control variable: move it into control" in refusal(data | {"max_num_seqs": 3}, tmp_path)
     both = version_1(plan_of("orca")) | {"control": {}}
-    assert "control is a key of version 2, and the version is 1" in refusal(both, tmp_path)
+    assert "control is a key of version 2, but the version is 1" in refusal(both, tmp_path)
     missing = version_1(plan_of("orca")) | {"max_num_seqs": None}
     assert "policy orca are wrong: max_num_seqs is missing" in refusal(missing, tmp_path)
 

@@ -43,7 +43,7 @@ def question(directory, name, moments):
 def test_a_units_name_in_a_column_decides(tmp_path, name, unit):
     last_s, notes = rows(tmp_path, name, [250, 300, 400])
     assert last_s == pytest.approx(150 * arrival_unit.UNITS[unit])
-    assert len(notes) == 1 and f"are {arrival_unit.unit_text(unit)}, as its name says" in notes[0]
+    assert len(notes) == 1 and f"are {arrival_unit.unit_text(unit)}, as the column's name says" in notes[0]
 
 
 @pytest.mark.parametrize("name", ["arrivals", "timestamps", "status_arrival", "arrival", "arrivedAt", "us_east"])
@@ -56,7 +56,7 @@ def test_plurals_and_other_words_are_no_units(name):
 def test_moments_of_this_century_have_the_unit_of_their_size(tmp_path, unit, scale, year_s):
     last_s, notes = rows(tmp_path, "timestamp", [year_s * scale + place * scale // 27 for place in range(60)])
     assert last_s == pytest.approx(59 / 27 if scale > 1 else 2, rel=1e-3)
-    assert f"{arrival_unit.unit_text(unit)}, since its numbers are then dates from" in notes[0]
+    assert f"{arrival_unit.unit_text(unit)}, because its numbers are then dates from" in notes[0]
     assert notes[0].endswith(f"{27 if scale > 1 else 29.5} requests/s")
 
 

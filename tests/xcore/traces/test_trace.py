@@ -91,7 +91,7 @@ def test_requests_without_an_output_are_left_out_and_counted(tmp_path):
 
 @pytest.mark.parametrize("text", ["2048x256", "2048,256", "2048:256", "2048 256", "2048 x 256"])
 def test_lengths_written_otherwise_are_shown_their_form(text):
-    with pytest.raises(InputError, match="fixed lengths are written 2048/256"):
+    with pytest.raises(InputError, match="write fixed lengths as 2048/256"):
         trace.parse_workload(text)
 
 
@@ -99,20 +99,23 @@ def test_lengths_written_otherwise_are_shown_their_form(text):
     ("header", "patterns"),
     [
         ("input,output,Arrival", []),
-        ("input,output,ts_ms", ["'ts_ms' is not read as arrivals; .* --columns arrival=ts_ms"]),
-        ("input,output,arrives", ["'arrives' is not read as arrivals; .* --columns arrival=arrives"]),
-        ("input,output,request_time_stamp", ["'request_time_stamp' is not read as arrivals"]),
-        ("input,output,time", ["'time' is not read as arrivals"]),
-        ("input,output,arrival,timestamp", ["'timestamp' is not read, arrival is 'arrival'; --columns arrival=NAME"]),
-        ("input,output,input_token", ["'input_token' is not read, input is 'input'"]),
+        ("input,output,ts_ms", ["'ts_ms' is not used for arrivals; .* --columns arrival=ts_ms"]),
+        ("input,output,arrives", ["'arrives' is not used for arrivals; .* --columns arrival=arrives"]),
+        ("input,output,request_time_stamp", ["'request_time_stamp' is not used for arrivals"]),
+        ("input,output,time", ["'time' is not used for arrivals"]),
+        (
+            "input,output,arrival,timestamp",
+            ["'timestamp' is not used, because arrival is 'arrival'; --columns arrival=NAME"],
+        ),
+        ("input,output,input_token", ["'input_token' is not used, because input is 'input'"]),
         ("input,output,session_id,prefix_id,prefix_tokens", []),
-        ("input,output,session_id,prefix_tokens", ["'prefix_tokens' is not read without a column 'prefix_id'"]),
-        ("input,output,prefix_id", ["'prefix_id' is not read without a column 'prefix_tokens'"]),
+        ("input,output,session_id,prefix_tokens", ["'prefix_tokens' is not used without a column 'prefix_id'"]),
+        ("input,output,prefix_id", ["'prefix_id' is not used without a column 'prefix_tokens'"]),
         (
             "input,output,turn,cached_tokens",
-            ["'turn' is not read: turns count as", "'cached_tokens' is not read: what"],
+            ["'turn' is not used: turns are replayed", "'cached_tokens' is not used: the cached tokens"],
         ),
-        ("input,output,NumImages", ["'NumImages' is not read: images aren't simulated"]),
+        ("input,output,NumImages", ["'NumImages' is not used: images are not simulated"]),
         ("input,output,model,queued_ts,total", []),
     ],
 )
@@ -140,7 +143,7 @@ def test_seconds_are_made_relative(tmp_path):
         ("input,output\n5,-3\n", "row 2, column 'output': '-3'"),
         ("input,output\n5,3\n0,3\n", "row 3, column 'input': '0'"),
         ("input,output\n5,\n", "row 2, column 'output': ''"),
-        ("input,output\n5\n", "row 2, column 'output': there is no value"),
+        ("input,output\n5\n", "row 2, column 'output': the value is missing"),
         ("input,output\nfive,3\n", "'five'"),
         ("input,output\n5,2.5\n", "'2.5'"),
         ("input,output\n5,nan\n", "'nan'"),
@@ -150,7 +153,7 @@ def test_seconds_are_made_relative(tmp_path):
         ("arrival_s,input,output\nsoon,5,2\n", "'soon' is not an arrival"),
         (
             "arrival,input,output\n2020-01-01,5,2\n7,5,2\n",
-            "column 'arrival': 1 arrivals are numbers, like 7, and 1 are",
+            "column 'arrival': 1 arrivals are numbers, like 7, but 1 are",
         ),
     ],
 )
@@ -241,9 +244,9 @@ def test_numbers_of_thousands_of_digits_are_no_lengths_or_rates():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("input,input,output\n12,13,20\n", "2 columns 'input': leave one"),
+        ("input,input,output\n12,13,20\n", "2 columns 'input': keep one"),
         ("input,output\n12,20\n10,20,30\n", "row 3: it has more values than the header's 2 columns"),
-        ("input,output\n12,20\n10\n", "row 3, column 'output': there is no value"),
+        ("input,output\n12,20\n10\n", "row 3, column 'output': the value is missing"),
     ],
 )
 def test_rows_and_columns_that_may_mean_two_things_are_refused(tmp_path, text, message):
@@ -266,9 +269,12 @@ def test_rows_name_their_models(tmp_path):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("model,input,output\nother,1,1\n", "row 2, column 'model': 'other' is none of the models: write one of a, b"),
-        ("model,input,output\na,1,1\n,1,1\n", "row 3, column 'model': '' is none of the models"),
-        ("input,output\n1,1\n", "has no column 'model': name each row's in it, out of a, b"),
+        (
+            "model,input,output\nother,1,1\n",
+            "row 2, column 'model': 'other' is not one of the models: write one of a, b",
+        ),
+        ("model,input,output\na,1,1\n,1,1\n", "row 3, column 'model': '' is not one of the models"),
+        ("input,output\n1,1\n", "has no column 'model': add one that names the model of each row, one of a, b"),
         ("model,input,output\na,1,few\n", "row 2, column 'output': 'few' is not a length"),
         ("model,input,output\n", "has no requests"),
     ],
@@ -280,6 +286,6 @@ def test_a_row_of_no_model_is_refused(text, sentence, tmp_path):
 
 def test_arrivals_of_a_lifetime_are_refused(tmp_path):
     text = "input,output,arrival_s\n1,1,0\n1,1,1\n1,1,2\n1,1,{}\n"
-    with pytest.raises(InputError, match=r"column 'arrival_s': .* up to .* seconds apart, at most 1,000,000,000"):
+    with pytest.raises(InputError, match=r"column 'arrival_s': .* span .* seconds, but at most 1,000,000,000"):
         trace.read_trace(write_csv(tmp_path / "t.csv", text.format("2e9")))
     assert len(trace.read_trace(write_csv(tmp_path / "t.csv", text.format("1e9")))) == 4

@@ -54,9 +54,9 @@ def test_identities_by_other_names_of_columns(tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"prompt_ids": [1, 2]}, "row 1, column 'prompt_ids': it has 2 tokens, and the row's input is 40"),
+        ({"prompt_ids": [1, 2]}, "row 1, column 'prompt_ids': it has 2 tokens, but the row's input has 40"),
         ({"prompt_ids": [1.5] * 40}, "are not tokens: they must be whole numbers"),
-        ({"prompt_ids": 7}, "7 is not a list: write one"),
+        ({"prompt_ids": 7}, "7 is not a list: write a list"),
         ({"hash_ids": [None]}, "are not names of blocks"),
         ({"prefix_id": "a", "prefix_tokens": -1}, "column 'prefix_tokens': -1 is not a number of tokens"),
         ({"prefix_id": "a", "prefix_tokens": "many"}, "'many' is not a number of tokens"),
@@ -70,7 +70,7 @@ def test_identities_that_are_none_are_refused_by_row_and_column(tmp_path, more, 
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"hash_ids": [1, 2, 3, 4]}, "hash_ids of 1 of 2 rows are more or fewer than their prompts' blocks of 512"),
+        ({"hash_ids": [1, 2, 3, 4]}, "in 1 of 2 rows the number of hash_ids differs from the prompt's blocks of 512"),
         ({"hash_ids": [1], "chat_id": 3}, "blocks of 16 tokens, as in Qwen-Bailian's traces, which have a chat_id"),
         ({"hash_ids": [1, 2]}, None),
     ],

@@ -102,18 +102,18 @@ def test_the_application_is_printed(tmp_path):
 SMALL = MODELS[1]
 LONG = {"name": "small", "model": "any", "workload": "3000/5", "requests": 1}
 REFUSED = {
-    "round": ({"edges": [*EDGES, {"source": "judge", "target": "chain"}]}, "apps.yaml': The edges .* go round"),
+    "round": ({"edges": [*EDGES, {"source": "judge", "target": "chain"}]}, "apps.yaml': The edges .* form a cycle"),
     "unknown": (
         {"nodes": [*NODES, NODES[0] | {"name": "n", "model": "m"}]},
-        "Node 'n' of .* is on no model of .* chat",
+        "Node 'n' of .* names no model of .* chat",
     ),
-    "both": ({"models": [*MODELS[:1], SMALL | {"requests": 5}, MODELS[2]]}, "'small' has the calls of 'apps.yaml'"),
-    "its workload": ({"models": [*MODELS[:1], SMALL | {"workload": "S"}, MODELS[2]]}, "leave its workload, rate"),
+    "both": ({"models": [*MODELS[:1], SMALL | {"requests": 5}, MODELS[2]]}, "'small' takes its calls from 'apps.yaml'"),
+    "its workload": ({"models": [*MODELS[:1], SMALL | {"workload": "S"}, MODELS[2]]}, "leave out its workload, rate"),
     "no calls": ({"models": [*MODELS, {"name": "idle", "model": "opt-1.3b"}]}, "'idle' needs a rate"),
     "no workload": ({"models": [*MODELS, {"name": "x", "model": "opt-1.3b", "rate": "1/s"}]}, "'x' needs a workload"),
     "no file": ({"applications": "gone.yaml"}, "no application file .*gone.yaml"),
     "no room": ({"nodes": [LONG, NODES[2] | {"requests": 1}], "edges": []}, "prompt of 3,000 tokens"),
-    "rounds": ({"nodes": [NODES[0] | {"requests": 2}, *NODES[1:]]}, "2 requests and rounds of 6"),
+    "rounds": ({"nodes": [NODES[0] | {"requests": 2}, *NODES[1:]]}, "2 requests and 6 numbers of rounds"),
 }
 
 
@@ -127,7 +127,7 @@ def test_what_is_refused(tmp_path, case):
 
 def test_stages_are_planned_for_the_application_itself(tmp_path):
     done = run_command("plan", write(tmp_path), "--cluster", CLUSTER, "--method", "samullm")
-    assert done.code == 2 and "pass that file itself" in done.err
+    assert done.code == 2 and "pass that file instead" in done.err
 
 
 def test_a_models_file_without_one_needs_requests_as_before(tmp_path):

@@ -126,7 +126,7 @@ def test_the_batch_and_the_cache_limit_what_runs_at_once():
     quarters = simulate([Submission(0, "x", 0.0, calls)], ByRequest(), LLMLimits(RATES, 8, 200))
     assert halves.completion_s[0] == pytest.approx(2 * alone_s)
     assert quarters.completion_s[0] == pytest.approx(4 * alone_s)
-    with pytest.raises(InputError, match="one of 100 tokens where the LLM's cache has 99"):
+    with pytest.raises(InputError, match="a call of 100 tokens, but the LLM's cache has only 99"):
         simulate([Submission(0, "x", 0.0, calls)], ByRequest(), LLMLimits(RATES, 8, 99))
 
 

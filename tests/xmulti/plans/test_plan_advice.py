@@ -60,7 +60,7 @@ def test_what_has_no_plan_may_have_one_with_one_device_more(tmp_path):
     (larger,) = gains(demands, cluster, ("exegpt",), now.near, Frontiers())
     (want,) = propose(*asked(tmp_path, "2xA40", large), ("exegpt",))
     assert larger.seconds == want.seconds > 0 and larger.headroom is None
-    assert larger.text(None).startswith("One more device, 2xA40: all requests are done after ")
+    assert larger.text(None).startswith("One more device (2xA40): all requests are finished after ")
 
 
 def test_what_has_no_plan_either_says_why(tmp_path):
@@ -70,7 +70,7 @@ def test_what_has_no_plan_either_says_why(tmp_path):
         raise InputError("No.")
 
     (larger,) = gains(demands, cluster, ("exegpt",), None, Frontiers(), refuses)
-    assert larger.headroom is None and larger.text(None) == "One more device, 2xA40: no plan: No"
+    assert larger.headroom is None and larger.text(None) == "One more device (2xA40): there is no plan: No"
 
 
 def test_of_several_nodes_it_is_one_more_node():
@@ -91,7 +91,7 @@ def test_the_tightest_has_the_least_headroom_and_a_bound(tmp_path):
 
 def test_sentences_name_what_is_now(tmp_path):
     gain = PlanGain("A change", "2xA40", None, None, 2.5, 90.0, "")
-    assert gain.text(None) == "A change: every model could have 2.5 times its rate; all requests are done after 90 s"
+    assert gain.text(None) == "A change: every model can reach 2.5 times its rate; all requests are finished after 90 s"
 
 
 def test_no_advice_is_promised_where_there_is_none(tmp_path):
@@ -110,11 +110,11 @@ def test_the_command_advises_where_it_is_asked(tmp_path, capsys):
     assert main([*command, "--advice", "--report", str(report), "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)["advice"]
     assert [(gain["cluster"], gain["model"]) for gain in printed] == [("2xA40", None), ("1xA40", "chat")]
-    assert printed[0]["headroom"] > 1 and printed[0]["text"].startswith("One more device, 2xA40: every model could")
+    assert printed[0]["headroom"] > 1 and printed[0]["text"].startswith("One more device (2xA40): every model can")
     assert all(gain["text"].replace("'", "&#x27;") in report.read_text() for gain in printed)
     assert main([*command, "--advice"]) == 0
     said = capsys.readouterr().out
-    assert "Advice:" in said and "A bound of 3 s for 'chat': every model could have " in said
+    assert "Advice:" in said and "A bound of 3 s for 'chat': every model can reach " in said
     assert main(command) == 0
     assert "The effect of one more device or a looser bound: --advice." in capsys.readouterr().out
     assert main(["plan", str(write(tmp_path, BATCH)), "-c", "1xA40", "--method", "samullm", "--advice"]) == 2

@@ -269,7 +269,7 @@ def test_a_trace_names_the_models(folder, tmp_path):
     assert again == found != read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 1)
     (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,999,4\n")
     with pytest.raises(
-        InputError, match="None of the 1 rows of wide fits the context of 'wide', 160"
+        InputError, match=r"None of the 1 rows of wide fits the context of 'wide' \(160"
     ):  # before any engine
         read_plan_requests(str(tmp_path / "trace.csv"), read_plan(folder), 0)
     (tmp_path / "trace.csv").write_text("model,input,output\ntiny,9,4\nwide,9,4\nwide,999,4\n")
@@ -283,18 +283,18 @@ REFUSED = {
     "policy": (["--policy", "orca"], "--policy cannot be combined with --plan"),
     "resume": (["--requests", "r.jsonl", "--resume"], "--resume needs --out"),
     "directory": (["--requests", "r.jsonl", "--model", "elsewhere"], "pass --model NAME=DIR"),
-    "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is about an application's calls"),
+    "in turn": (["--requests", "r.jsonl", "--in-turn"], "--in-turn is only for the calls of an application"),
     "model": (["--requests", "unknown.jsonl"], "line 1 is for model 'huge': write one of tiny, wide, deep"),
     "no model": (["--requests", "no-model.jsonl"], "line 1 names no model: write one of tiny, wide, deep as model."),
     "models": (["--requests", "models.jsonl"], "line 1 is for model ['tiny']: write one of tiny, wide, deep"),
-    "twice": (["--requests", "twice.jsonl"], "Request 'r0' (line 2) has the id of an earlier one"),
+    "twice": (["--requests", "twice.jsonl"], "Request 'r0' (line 2) has the same id as an earlier"),
     "node": (["--application", "other.yaml"], "Node 'n' of"),
     "two models": (
         ["--application", "two.yaml"],
-        "Node 'tiny' has the name of one model, and names another one",
+        "Node 'tiny' has the name of one model, but names another model",
     ),
-    "load": (["--application", "load.yaml"], "nodes.0.load is 5, without a unit: write 5s"),
-    "endless load": (["--application", "endless.yaml"], "Node 'tiny' has a load of inf: write how long it takes"),
+    "load": (["--application", "load.yaml"], "nodes.0.load is 5, which has no unit: write 5s"),
+    "endless load": (["--application", "endless.yaml"], "Node 'tiny' has a load of inf: write the loading time"),
     "prompts": (["--application", "no-prompts.yaml"], "There is no file"),
     "long": (["--application", "long.yaml"], "Call tiny/0/0 has a prompt of 200 tokens"),
 }

@@ -68,7 +68,7 @@ def test_a_trace_may_have_columns_of_other_names_and_another_form(path, tmp_path
         models.append(json.loads(capsys.readouterr().out)["models"])
     assert models[0] == models[1]
     assert main(["simulate", "--plan", str(path), "--columns", "input=asked,output=answered"]) == 2
-    assert "names the columns of a trace, and there is none" in capsys.readouterr().err
+    assert "names columns of a trace, but there is no trace" in capsys.readouterr().err
 
 
 def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_model_are(path, tmp_path):
@@ -79,7 +79,7 @@ def test_requests_beyond_a_models_context_are_scaled_on_request_as_those_of_one_
         simulate_plan(path, trace, None)
     prediction = simulate_plan(path, trace, None, scale=True)
     (note,) = [text for text in prediction.assumptions if "context" in text]
-    assert note.startswith("idle: lengths of workload idle times 0.25, to fit the context")
+    assert note.startswith("idle: the lengths of workload idle are multiplied by 0.25 to fit the context")
     trace.write_text(f"model,input,output\nidle,{3 * context['idle'] // 4},{context['idle'] // 4}\nbusy,50,10\n")
     fits = simulate_plan(path, trace, None)
     assert fits.facts["models"] == prediction.facts["models"]
@@ -100,7 +100,7 @@ def test_options_that_a_plan_says_itself_are_refused(path, capsys):
     [
         ({"control": {"max_num_seqs": 0}}, "models.0.schedule: The control variables of policy "),
         ({"policy": "magic"}, "models.0.schedule: There is no policy 'magic'"),
-        ({"replicas": 2}, "Model 'busy' has 2 devices, and a schedule for 4: plan again"),
+        ({"replicas": 2}, "Model 'busy' has 2 devices, but a schedule for 4: run `exegpt plan` again"),
     ],
 )
 def test_a_schedule_that_can_not_be_followed_is_refused(change, sentence, path, tmp_path, capsys):
@@ -124,10 +124,10 @@ def test_one_model_is_counted_as_one(path, tmp_path, capsys):
     [
         ({"rate_seq_s": -1}, "Model 'busy' of the plan has a rate of -1/s: it must be above 0"),
         ({"rate_seq_s": 0}, "a rate of 0/s"),
-        ({"requests": -5}, "has -5 requests: at least 1"),
-        ({"requests": 10**9, "rate_seq_s": None}, "has 1,000,000,000 requests: at least 1, at most 1,000,000"),
+        ({"requests": -5}, "has -5 requests: it needs at least 1"),
+        ({"requests": 10**9, "rate_seq_s": None}, "has 1,000,000,000 requests: it must have 1 to 1,000,000"),
         ({"devices": []}, "has no devices"),
-        ({"name": "idle"}, "each with a name of its own"),
+        ({"name": "idle"}, "with unique names"),
     ],
 )
 def test_a_plan_with_odd_numbers_is_refused(change, sentence, path, tmp_path, capsys):

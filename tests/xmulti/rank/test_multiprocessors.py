@@ -87,7 +87,7 @@ def test_each_share_has_a_stream_on_groups_of_one_split(driver):
 
 def test_a_driver_that_refuses_is_named(driver):
     driver.cuGreenCtxCreate = lambda *_: (SimpleNamespace(name="CUDA_ERROR_NOT_SUPPORTED"), None)
-    with pytest.raises(Unavailable, match="cuGreenCtxCreate answers CUDA_ERROR_NOT_SUPPORTED"):
+    with pytest.raises(Unavailable, match="cuGreenCtxCreate returns CUDA_ERROR_NOT_SUPPORTED"):
         streams_on_shares(CUDA, [1.0])
 
 
@@ -96,7 +96,7 @@ def test_an_old_driver_is_named(driver):
         raise RuntimeError('Function "cuDeviceGetDevResource" not found')
 
     driver.cuDeviceGetDevResource = missing
-    with pytest.raises(Unavailable, match="cuDeviceGetDevResource is not in this CUDA driver"):
+    with pytest.raises(Unavailable, match="this CUDA driver has no cuDeviceGetDevResource"):
         streams_on_shares(CUDA, [1.0])
 
 
@@ -124,5 +124,5 @@ def test_the_real_bindings_have_what_is_asked_for():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver")
 def test_the_real_bindings_say_that_there_is_no_driver():
     pytest.importorskip("cuda.bindings.driver")
-    with pytest.raises(Unavailable, match="cuDeviceGet is not in this CUDA driver"):
+    with pytest.raises(Unavailable, match="this CUDA driver has no cuDeviceGet"):
         streams_on_shares(CUDA, [1.0])

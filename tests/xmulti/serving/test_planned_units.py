@@ -68,7 +68,7 @@ def test_a_unit_has_an_engine_with_its_devices(folder, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,GPU-7")  # numbers count among those that this process sees
     assert [unit.environment["CUDA_VISIBLE_DEVICES"] for unit in planned_units(plan, [], 1)] == ["6,4", "GPU-7", "5"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(InputError, match="has device 2, and CUDA_VISIBLE_DEVICES=4,5 shows 2"):
+    with pytest.raises(InputError, match="uses device 2, but CUDA_VISIBLE_DEVICES=4,5 shows only 2"):
         planned_units(plan, [], 1)
 
 
@@ -108,35 +108,38 @@ def test_what_is_no_plan_is_refused(folder):
     (folder / "torn.json").write_text('{"version": 1')
     assert "is not valid JSON" in refused("--plan", folder / "torn.json")
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
-    assert "is for 2 nodes: a server runs a plan for one node." in refused("--plan", several)
+    assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
     assert simulated_alone(document.read(Plan, twice)) == [] == simulated_alone(None)
-    assert "has the models a, a: a plan needs some, each with a name of its own" in refused("--plan", twice)
+    assert "has the models a, a: it needs at least one, with unique names" in refused("--plan", twice)
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
-    assert "'a' shares its devices with others and has a schedule of several stages" in refused("--plan", wide)
+    assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)
     (note,) = simulated_alone(document.read(Plan, wide))
-    assert note.startswith("shares of multiprocessors (a, b) are simulated only")
+    assert note.startswith("shares of multiprocessors (a, b) are only simulated")
     beside = [planned(folder, name, (0,), share=share) for name in "ab"]
     on_cpu, on_gpu = (document.read(Plan, written(folder, *beside, kind=kind)) for kind in ("cpu", "cuda"))
     assert len(simulated_alone(on_cpu)) == 1 and simulated_alone(on_gpu) == []
     fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
-    assert "'a' has 1 device, and a schedule for 2: plan again" in refused("--plan", fewer)
+    assert "'a' has 1 device, but a schedule for 2: run `exegpt plan` again" in refused("--plan", fewer)
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
         ("--model one", "--model one names no model of the plan: with --plan, pass --model NAME=DIR."),
-        ("--model z=one", "--model z=… is no model of 'plan.json': it has a, b."),
+        ("--model z=one", "--model z=… names no model of 'plan.json': it has a, b."),
         ("--schedule s.json", "The plan determines --schedule: leave it or --plan out"),
         ("--latency-bound 5s", "The plan determines --latency-bound: leave it or --plan out"),
         ("--ranks 2", "The plan determines --ranks: leave it or --plan out"),
         ("--served-model-name x", "The plan determines --served-model-name: leave it or --plan out"),
         ("--order sjf", "The plan determines --order: leave it or --plan out"),
         ("--best-effort", "The plan determines --best-effort: leave it or --plan out"),
-        ("", "doesn't say in which directory model 'b' is: write it into the plan, or pass --model b=DIR."),
-        ("--model b=gone", "There is no directory 'gone' of model 'b': write it into the plan, or pass --model b=DIR."),
+        ("", "does not name the directory of model 'b': add it to the plan, or pass --model b=DIR."),
+        (
+            "--model b=gone",
+            "Model 'b' needs the directory 'gone', which does not exist: add it to the plan, or pass --model b=DIR.",
+        ),
         ("--model b=other", "'other' has model 'other' ("),
     ],
 )

@@ -91,7 +91,7 @@ def test_a_plan_that_has_room_enough_stays(plan, setting, monkeypatch):
     found = replan(asked(plan, setting, {"chat": 0.1, "code": 0.3}))
     assert found.plan is None and not found.failed
     times = at_rates_of(plan, demands_at(setting, {"chat": 0.1, "code": 0.3})).headroom
-    assert times > ROOM and found.why == f"all models can have {figure_text(times)} times their rates"
+    assert times > ROOM and found.why == f"all models can reach {figure_text(times)} times their rates"
 
 
 def test_rates_that_no_plan_sustains_still_get_the_one_that_is_nearest(plan, setting):

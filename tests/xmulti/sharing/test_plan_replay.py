@@ -112,5 +112,5 @@ def test_measured_iterations_are_of_one_group_of_devices(changes, allowed):
     if allowed:
         assert isinstance(_cost(made, MEASURED), TableCost)
         return
-    with pytest.raises(InputError, match="replay it by a profile of layers"):
+    with pytest.raises(InputError, match="replay it with a profile of layers"):
         _cost(made, MEASURED)

@@ -107,7 +107,7 @@ def test_devices_are_shared_whole_and_in_one_way(plan):
     unit = next(unit for unit in plan.units if len(unit) > 1)
     other = "time" if unit[0].share.by == "space" else "space"
     mixed = tuple(replace(m, share=Share(other)) if m is unit[0] else m for m in plan.models)
-    with pytest.raises(InputError, match="share all of theirs in one way"):
+    with pytest.raises(InputError, match="share all their devices in the same way"):
         replace(plan, models=mixed)
     with pytest.raises(InputError, match="a share of 0 of its devices"):
         Share("space", 0.0)
@@ -182,7 +182,9 @@ def test_ours_is_no_worse_than_any_other_and_shares_where_devices_are_too_few(de
     assert any(model.share for model in ours.plan.models)  # three models on two devices
     reasons = {other.method: ours.why_before(other) for other in others}
     assert reasons["spatial"] == "spatial has no plan"
-    assert "times its rate, with" in " ".join(reasons.values()) or "does as well" in " ".join(reasons.values())
+    assert "times its rate, but with" in " ".join(reasons.values()) or "gives an equally good plan" in " ".join(
+        reasons.values()
+    )
 
 
 @pytest.mark.slow
@@ -200,11 +202,11 @@ def test_prices_and_reasons_are_printed(tmp_path, capsys, monkeypatch):
 @pytest.mark.slow
 def test_what_cant_share_is_named(tmp_path, demands):
     offline = {"name": "batch", "model": "opt-1.3b", "workload": "128/32", "requests": 10}
-    with pytest.raises(InputError, match="Model 'batch' has no rate, and can't share devices: use --method exegpt"):
+    with pytest.raises(InputError, match="Model 'batch' has no rate, so it can't share devices: use --method exegpt"):
         make_plan(demands_of(tmp_path, BUSY, offline), CLUSTER, "muxserve")
     big, one = IDLE | {"model": "opt-30b"}, parse_cluster("1xA100-80GB")
     for method in ("muxserve", "seallm", "alpaserve"):
-        with pytest.raises(Infeasible, match=r"don't fit 1xA100-80GB together: their weights have \d+ GB"):
+        with pytest.raises(Infeasible, match=r"don't fit on 1xA100-80GB together. Their weights take \d+ GB"):
             make_plan(demands_of(tmp_path, big, big | {"name": "two"}, cluster="1xA100-80GB"), one, method)
     three = demands_of(tmp_path, *(IDLE | {"name": name} for name in "abc"), cluster="1xA100-80GB")
     with pytest.raises(
@@ -212,7 +214,7 @@ def test_what_cant_share_is_named(tmp_path, demands):
     ):
         make_plan(three, one, "seallm")
     with pytest.raises(
-        Infeasible, match=r"model '(busy|idle)', which is furthest .* devices?, shared with '(busy|idle)'; all rates"
+        Infeasible, match=r"Model '(busy|idle)' misses .* devices?, which it shares with '(busy|idle)'; the plan"
     ):
         make_plan(demands_of(tmp_path, BUSY | {"rate": "5000/s"}, IDLE), CLUSTER, "muxserve")
 

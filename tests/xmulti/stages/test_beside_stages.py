@@ -43,7 +43,7 @@ def test_stages_are_the_best_for_models_of_different_lengths(tmp_path):
     prices.write_text("A100-80GB: 2")
     done = plan(write(tmp_path, LONG, SHORT), "--out", out, "--report", report, "--price", prices)
     assert done.code == 0, done.err
-    assert "samullm is best: all requests are done after" in done.out and ", loading included." in done.out
+    assert "samullm is best: all requests are finished after" in done.out and ", including loading." in done.out
     assert "loaded and done in" in done.out and "2 of 2" in done.out
     assert "with loading, a GPU's weights at 0.87 GB/s" in done.err and "muxserve: Model 'long' has no rate" in done.err
     stages = document.read(StagePlan, out)
@@ -90,7 +90,7 @@ def test_advice_beside_stages_is_about_budgets(tmp_path):
     [
         ({"requests": None, "rate": "5/s"}, CLUSTER, "has a rate or a bound"),
         ({"latency_bound": "60s"}, CLUSTER, "has a rate or a bound"),
-        ({}, "2x1xA100-80GB", "has 2 nodes: plans of stages are for one"),
+        ({}, "2x1xA100-80GB", "has 2 nodes, but plans of stages support one"),
         ({"model": "t5-3b"}, CLUSTER, "is an encoder-decoder"),
     ],
 )

@@ -18,7 +18,7 @@ def test_cap_and_context_end_an_output():
     wanted, prompts = np.array([100, 100, 3]), np.array([10, 60, 60])
     assert capped(wanted, prompts, 64).tolist() == [54, 4, 3]
     assert capped(wanted, prompts, 64, cap=20).tolist() == [20, 4, 3]
-    with pytest.raises(InputError, match="64 tokens leaves no room"):
+    with pytest.raises(InputError, match="64 tokens fills the context"):
         capped(wanted, np.array([1, 1, 64]), 64)
 
 

@@ -250,16 +250,19 @@ def plan_with(folder, path, **changes):
 
 
 REFUSED = {
-    "requests": (["--requests", "r.jsonl"], "'stages.json' is a plan of stages, for the calls of an application"),
-    "neither": ([], "pass that with --application"),
-    "in turn": (["--application", "application.yaml", "--in-turn"], "--in-turn is no plan of stages"),
+    "requests": (["--requests", "r.jsonl"], "'stages.json' is a plan of stages for the calls of an application"),
+    "neither": ([], "pass --application instead"),
+    "in turn": (["--application", "application.yaml", "--in-turn"], "--in-turn is not for plans of stages"),
     "directory": (["--application", "application.yaml", "--model", "x=DEEP"], "--model x=… is no model of"),
     "other weights": (["--application", "application.yaml", "--model", "chain=DEEP"], "pass --model chain=DIR"),
     "fewer nodes": (["--application", "fewer.yaml"], "have the nodes chain, deep, wide, and 'fewer.yaml' chain"),
-    "other nodes": (["--application", "other.yaml"], "Node 'n' of 'other.yaml' is on no model of the plan"),
-    "other edges": (["--application", "edges.yaml"], "reads what 'wide' writes, which the plan's stages run after it"),
-    "no weights": (["--application", "application.yaml"], "doesn't say in which directory model 'chain' is"),
-    "no engines": (["--application", "application.yaml"], "doesn't say how the engines of its stages are started"),
+    "other nodes": (["--application", "other.yaml"], "Node 'n' of 'other.yaml' names no model of the plan"),
+    "other edges": (
+        ["--application", "edges.yaml"],
+        "reads the output of 'wide', but the plan's stages run 'wide' later",
+    ),
+    "no weights": (["--application", "application.yaml"], "does not name the directory of model 'chain'"),
+    "no engines": (["--application", "application.yaml"], "does not say how to start the engines of its stages"),
 }
 
 
@@ -288,7 +291,7 @@ def test_what_a_run_in_stages_refuses(folder, tmp_path, monkeypatch, case):
 @pytest.mark.parametrize("command", ["serve", "simulate"])
 def test_other_commands_take_no_stages(folder, command):
     done = run_command(command, "--plan", folder / "stages.json")
-    assert done.code == 2 and "is a plan of stages, for `exegpt run --plan" in done.err
+    assert done.code == 2 and "is a plan of stages, which only `exegpt run --plan" in done.err
 
 
 def in_both_degrees(model):

@@ -105,7 +105,7 @@ def schedule(model, policy, kv_blocks=22):
 def test_tokens_are_those_of_transformers(cases, name, policy):
     model, todo, expected = cases[name]
     if model.start and policy == "chunked":
-        with pytest.raises(InputError, match="whose encoder reads them whole"):
+        with pytest.raises(InputError, match="its encoder reads a whole prompt"):
             Engine(model, schedule(model, policy))
         return
     report = Engine(model, schedule(model, policy)).run(todo)

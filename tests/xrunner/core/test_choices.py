@@ -214,8 +214,8 @@ def test_prompts_with_log_probabilities_take_no_prefix_from_the_cache(model, tok
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"logit_bias": ((300, 1.0),)}, "token id 300 in logit_bias: the vocabulary is 0 to 299"),
-        ({"logit_bias": ((5, 1.0), (5, 2.0))}, "two values of logit_bias"),
+        ({"logit_bias": ((300, 1.0),)}, "token id 300 in logit_bias, but the vocabulary is 0 to 299"),
+        ({"logit_bias": ((5, 1.0), (5, 2.0))}, "two logit_bias values"),
         ({"logit_bias": ((5, 101.0),)}, "a logit_bias of 101.0"),
         ({"logit_bias": ((5, float("nan")),)}, "a logit_bias of nan"),
         ({"stop_token_ids": (-1,)}, "token id -1 in stop_token_ids"),
@@ -254,5 +254,5 @@ def test_tokens_are_streamed_with_their_log_probabilities(model, tokenizer, want
 
 def test_an_encoder_decoders_prompt_has_no_log_probabilities(model):
     (request,) = requests([(3, 3)], prompt_logprobs=True)
-    with pytest.raises(InputError, match="prompt_logprobs, which an encoder-decoder's prompts don't have"):
+    with pytest.raises(InputError, match="prompt_logprobs, but an encoder-decoder has none"):
         check_request(request, replace(model.spec, encoder_layers=2))

@@ -109,7 +109,7 @@ def test_what_is_no_grammar_is_refused(model, tokenizer, grammar, message):
 def test_a_model_without_a_usable_tokenizer_has_no_grammars(model, tmp_path):
     (request,) = requests([(3, 3)], grammar="start: /a/")
     for path in (None, tmp_path / "tokenizer.json"):
-        with pytest.raises(InputError, match=r"the model has no tokenizer\.json, which grammars need"):
+        with pytest.raises(InputError, match=r"the model has no tokenizer\.json, and grammars need one"):
             Engine(model, cells.schedule(model.spec), tokenizer=path).run([request])
     path.write_text("{}")
     with pytest.raises(InputError, match=r"llguidance can't use '.*tokenizer\.json': "):

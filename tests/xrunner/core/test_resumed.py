@@ -48,5 +48,5 @@ def test_an_encoder_decoder_resumes(encoder_decoder):
 
 def test_a_whole_output_is_refused(model):
     request = requests()[0]
-    with pytest.raises(InputError, match="tokens of output already"):
+    with pytest.raises(InputError, match="output tokens, but max_tokens"):
         check_request(replace(request, output_ids=(1,) * request.max_tokens), model.spec)

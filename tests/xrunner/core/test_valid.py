@@ -90,5 +90,5 @@ def test_an_encoder_decoders_layers_are_where_their_phase_is(stages, words):
 
 def test_an_encoder_reads_prompts_whole():
     plan = schedule(T5, "chunked", stages=t5_stages(("both", (0, 6), (0, 6))))
-    with pytest.raises(InputError, match="reads them whole"):
+    with pytest.raises(InputError, match="reads a whole prompt"):
         check_runnable(plan, T5)

@@ -186,7 +186,7 @@ def test_a_plan_whose_engines_can_not_be_started_is_left_for_the_one_before(
     assert [(one.name, one.state) for one in made] == [*left, ("first", "stopped")]
     assert state["plan"] == document.to_dict(FIRST) and state["replans"]["failed"] == 1
     printed = " ".join(capsys.readouterr().err.split())
-    assert "the plan before is followed again, and stays: the engine of broken can't be started" in printed
+    assert "the server returns to the earlier plan and keeps it: the engine of broken can't be started" in printed
 
 
 def test_a_model_that_keeps_its_engine_returns_to_the_schedule_of_a_plan_that_is_sent(

@@ -100,9 +100,9 @@ def test_arrays_that_are_no_rankers_are_refused(tmp_path):
         with pytest.raises(InputError, match=sentence):
             Ranker.load(path)
 
-    refused("is a ranker of version 2, this exegpt's is 1: train it anew", version=2)
-    refused("of another shape or not finite", last_bias=np.array([np.nan]))
-    refused("of another shape or not finite", embedding=arrays["embedding"][1:])
+    refused("is a ranker of version 2, but this version of exegpt reads version 1: train it again", version=2)
+    refused("shapes or non-finite values", last_bias=np.array([np.nan]))
+    refused("shapes or non-finite values", embedding=arrays["embedding"][1:])
     np.savez(path, version=np.int64(1), **arrays)
     assert Ranker.load(path).last_bias.shape == (1,)
 
