@@ -19,7 +19,7 @@ pytest.importorskip("fastapi")
 from tests.xserver.conftest import STARTS_S, Server, free_port, schedule_for
 from xcore import document
 from xcore.console import output
-from xserver.admission.gate import guarded
+from xserver.admission.gate import ApiKeys, guarded
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
 from xserver.http.answered import Answered
@@ -252,7 +252,7 @@ def test_a_clients_own_id_reaches_the_monitor(frontend):
         async def nothing(*_):
             return {"type": "http.request", "body": b""}
 
-        await guarded(RequestTiming(app, Counts(), ("/v1/completions",)), (), (), ())(scope, nothing, nothing)
+        await guarded(RequestTiming(app, Counts(), ("/v1/completions",)), ApiKeys(()), (), ())(scope, nothing, nothing)
 
     host = (b"host", b"localhost")
     asyncio.run(ask([host, (b"x-request-id", b"mine")]))
