@@ -54,7 +54,8 @@ def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
     places, before = [], 0.0
     for share in shares:
         begin, end = (math.floor(bound * groups + 0.5) for bound in (before, before + share))
-        places.append([place % groups for place in range(begin, max(begin + 1, end))])
+        end = min(max(begin + 1, end), begin + groups)
+        places.append([place % groups for place in range(begin, end)])
         before += share
     return places
 

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xmulti.rank.multiprocessors import Unavailable, shared_out, streams_on_shares
@@ -14,6 +14,7 @@ from xmulti.rank.multiprocessors import Unavailable, shared_out, streams_on_shar
 CUDA = torch.device("cuda", 1)
 
 
+@example([2, 7, 10], 15)
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=6), st.integers(6, 60))
 def test_shares_that_fit_are_disjoint(tenths, groups):
     shares = [tenth / 10 for tenth in tenths]
