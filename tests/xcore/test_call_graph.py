@@ -16,7 +16,7 @@ def node(name, *prompts, **options):
     ("nodes", "edges", "message"),
     [
         ((), (), "needs nodes"),
-        ((node("a", 1), node("a", 1)), (), "name of its own"),
+        ((node("a", 1), node("a", 1)), (), "nodes with unique names"),
         ((node("a", 1),), (("a", "b"),), "name b, but the nodes are"),
         ((node("a"),), (), "'a' has no calls"),
         (
@@ -27,7 +27,7 @@ def node(name, *prompts, **options):
         (
             (node("c"), node("a"), node("d"), node("b")),
             (("a", "b"), ("b", "a"), ("b", "c"), ("c", "d")),
-            "between a, b go round",
+            "between a, b form a cycle",
         ),
         ((node("a", 1, rounds=(2,)),), (), "needs an edge to itself"),
         ((node("a", 1), node("b", 1)), (("a", "b", "separate"),), "separate calls"),
@@ -66,7 +66,7 @@ def test_nodes_come_behind_their_sources():
 
 def test_a_plan_gives_each_device_once():
     staged = StagedNode("a", 1, 2, (0, 1))
-    with pytest.raises(InputError, match="given once"):
+    with pytest.raises(InputError, match="assigned only once"):
         ExecutionStage(0.0, 1.0, (staged, StagedNode("b", 1, 1, (1,))))
     with pytest.raises(InputError, match="2 devices for 2 x 2"):
         StagedNode("a", 2, 2, (0, 1))

@@ -63,14 +63,14 @@ def test_a_graph_that_no_run_could_end_in_is_refused_in_one_sentence(units, star
 def test_units_with_samples_of_different_numbers_are_refused():
     with pytest.raises(InputError, match=r"equally many input_tokens.*got 2, 1, 2 and 0"):
         DemandStep("thought", "llm", (END,), (1, 2), (1,), (1, 1))
-    with pytest.raises(InputError, match="has a sample above 10,000,000"):
+    with pytest.raises(InputError, match="has a sample above the maximum of 10,000,000"):
         DemandStep("thought", "llm", (END,), (10**40,), (1,), (1,))
     for negative in ((-1, 1, 1), (1, -1, 1), (1, 1, 0)):
-        with pytest.raises(InputError, match=r"below [01]: remove that sample"):
+        with pytest.raises(InputError, match=r"below the minimum of [01]: remove that sample"):
             DemandStep("thought", "llm", (END,), *((sample,) for sample in negative))
     with pytest.raises(InputError, match="negative or infinite"):
         DemandStep("search", "search", (END,), seconds=(float("inf"),))
-    with pytest.raises(InputError, match="seconds alone"):
+    with pytest.raises(InputError, match="only seconds"):
         DemandStep("search", "search", (END,))
 
 

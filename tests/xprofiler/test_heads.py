@@ -40,5 +40,5 @@ def test_what_was_filled_stays_so():
 
 
 def test_heads_outside_the_tables_are_refused_with_those_in_them():
-    with pytest.raises(InputError, match=r"40 heads and 4 KV heads.*only 1/1, 2/2, 8/8, 24/4, 32/4"):
+    with pytest.raises(InputError, match=r"40 heads and 4 KV heads.*ones are 1/1, 2/2, 8/8, 24/4, 32/4"):
         table_for(TABLES, 40, 4)

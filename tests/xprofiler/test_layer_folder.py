@@ -93,5 +93,5 @@ def test_missing_files_columns_and_layers_are_named(tmp_path):
     with pytest.raises(InputError, match="no column 'tokens'"):
         layers_profile(LLAMA, tmp_path, "bf16")
     (tmp_path / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,1,1\n")
-    with pytest.raises(InputError, match=r"no layer 'layernorm': it has qkv_proj"):
+    with pytest.raises(InputError, match=r"no layer 'layernorm': its layers are qkv_proj"):
         layers_profile(LLAMA, tmp_path, "bf16")

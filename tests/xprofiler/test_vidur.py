@@ -79,10 +79,10 @@ def test_links_within_a_node_are_faster_than_between(profile):
 def test_files_of_another_model_are_refused_with_their_shapes():
     folder = needs_data("gpu")
     with pytest.raises(
-        InputError, match=r"attention files .* don't fit 'llama-2-7b': they have n_q_head 64, n_kv_head 8"
+        InputError, match=r"attention files .* do not fit 'llama-2-7b': they have n_q_head 64, n_kv_head 8"
     ):
         vidur_profile(builtin_model("llama-2-7b"), folder)
-    with pytest.raises(InputError, match=r"mlp files .* don't fit 'llama-2-70b'"):
+    with pytest.raises(InputError, match=r"mlp files .* do not fit 'llama-2-70b'"):
         vidur_profile(LLAMA, folder)
 
 

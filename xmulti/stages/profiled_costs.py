@@ -42,7 +42,7 @@ def profiled_model(
     known = tuple(degree for degree in degrees if degree)
     if not known:
         raise InputError(
-            f"Model '{name}' does not fit on {', '.join(map(str, sorted(load_s)))} devices of {cluster.name}."
+            f"Model '{name}' does not fit on {', '.join(map(str, sorted(load_s)))} of the devices of {cluster.name}."
         )
     return ModelCosts(name, context, known, outputs)
 

@@ -180,6 +180,10 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
         return EventStream(work, lambda: _close(work, frontend, entry), frontend.stall_s)
     try:
         texts = await _unless_gone(http, work.generation)
+    except ApiError:
+        if entry is not None and entry.reading is not None:
+            await asyncio.wait({entry.reading})  # the journal forgets it before its client can ask again
+        raise
     finally:
         _close(work, frontend, entry)
     if texts is None:

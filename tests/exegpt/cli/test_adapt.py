@@ -38,7 +38,7 @@ def test_the_schedule_changes_with_the_lengths(exegpt, tiny, tiny_profile, drift
     done = exegpt(*run, "--out", tmp_path / "adapted.jsonl", "--adapt", "--json")
     assert done.code == 0, done.err
     changes = done.json["changes"]
-    assert "searching again" in done.err and "found: rra encode_batch=" in done.err
+    assert "searching for another schedule" in done.err and "found: rra encode_batch=" in done.err
     assert changes and not any(change["moved"] for change in changes)
     assert changes[0]["schedule"]["workload"]["output"] != schedule["workload"]["output"]
     assert changes[0]["schedule"]["stages"] == schedule["stages"]

@@ -109,7 +109,7 @@ def test_devices_are_shared_whole_and_in_one_way(plan):
     mixed = tuple(replace(m, share=Share(other)) if m is unit[0] else m for m in plan.models)
     with pytest.raises(InputError, match="share all their devices in the same way"):
         replace(plan, models=mixed)
-    with pytest.raises(InputError, match="a share of 0 of its devices"):
+    with pytest.raises(InputError, match="share of devices for decoding is 0"):
         Share("space", 0.0)
 
 

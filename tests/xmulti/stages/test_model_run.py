@@ -182,7 +182,7 @@ def test_what_cannot_fit_is_refused():
     for calls in (calls_of([500], [13]), calls_of([0], [3]), calls_of([4], [0])):
         with pytest.raises(InputError):
             run_model(engine(), calls, np.zeros(1))
-    with pytest.raises(InputError, match="its cache 320"):
+    with pytest.raises(InputError, match="the cache 320"):
         run_model(engine(kv_tokens=320), calls_of([300], [30]), np.zeros(1))
     assert run_model(engine(), calls_of([500], [12]), np.zeros(1)).iterations == 12
 

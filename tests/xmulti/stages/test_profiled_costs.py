@@ -37,7 +37,7 @@ def test_iterations_cost_what_the_profile_says():
 
 
 def test_a_model_that_fits_on_no_degree_is_refused():
-    with pytest.raises(InputError, match="fits on no 1 devices"):
+    with pytest.raises(InputError, match="does not fit on 1 of the devices"):
         profiled("llama-2-70b", {1: 30.0})
     _, _, model = profiled("llama-2-70b", {1: 30.0, 2: 60.0})
     assert [degree.tp for degree in model.degrees] == [2]

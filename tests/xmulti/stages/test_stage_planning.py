@@ -96,7 +96,7 @@ def test_a_models_file_of_requests_alone(tmp_path):
         ({"nodes": [CHAT | {"requests": 0}]}, CLUSTER, "'chat' has 0 requests"),
         ({"nodes": [JUDGE | {"rounds": 2}]}, CLUSTER, "'judge' has rounds, so it also needs its own requests"),
         ({"nodes": [CHAT | {"model": "t5-3b"}]}, CLUSTER, "is an encoder-decoder"),
-        ({"nodes": [CHAT | {"model": "gpt3-341b"}]}, CLUSTER, "does not fit on 1, 2, 4 devices"),
+        ({"nodes": [CHAT | {"model": "gpt3-341b"}]}, CLUSTER, "does not fit on 1, 2, 4 of the devices"),
         (
             {"nodes": [CHAT], "edges": [{"source": "chat", "target": "me"}]},
             CLUSTER,

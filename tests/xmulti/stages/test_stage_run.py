@@ -253,9 +253,9 @@ REFUSED = {
     "requests": (["--requests", "r.jsonl"], "'stages.json' is a plan of stages for the calls of an application"),
     "neither": ([], "pass --application instead"),
     "in turn": (["--application", "application.yaml", "--in-turn"], "--in-turn is not for plans of stages"),
-    "directory": (["--application", "application.yaml", "--model", "x=DEEP"], "--model x=… is no model of"),
+    "directory": (["--application", "application.yaml", "--model", "x=DEEP"], "--model x=… names no model of"),
     "other weights": (["--application", "application.yaml", "--model", "chain=DEEP"], "pass --model chain=DIR"),
-    "fewer nodes": (["--application", "fewer.yaml"], "have the nodes chain, deep, wide, and 'fewer.yaml' chain"),
+    "fewer nodes": (["--application", "fewer.yaml"], "have the nodes chain, deep, wide, but 'fewer.yaml' has chain"),
     "other nodes": (["--application", "other.yaml"], "Node 'n' of 'other.yaml' names no model of the plan"),
     "other edges": (
         ["--application", "edges.yaml"],

@@ -164,13 +164,13 @@ def test_what_it_does_not_have_is_refused(registered, model):
     with pytest.raises(InputError, match="policy prefill-first needs encode_batch: its variables are"):
         OWN.record({"max_num_seqs": 5})
     plan = schedule(model.spec, OWN.name, **VARIABLES)
-    with pytest.raises(InputError, match="isn't compiled"):
+    with pytest.raises(InputError, match="has no compiled replay"):
         Replicas(profile(model.spec)).serve(plan, RequestArrays(*np.ones((4, 1))))
     assert runs("exegpt", OWN.name) and not runs("vllm", OWN.name)
 
 
 def test_a_name_is_registered_once(registered):
-    with pytest.raises(InputError, match="a policy 'prefill-first' already"):
+    with pytest.raises(InputError, match="already a policy 'prefill-first'"):
         register(OWN)
 
 

@@ -211,7 +211,7 @@ def test_a_request_that_fills_the_cache_is_served():
 
 
 def test_growth_that_is_not_compiled_is_refused():
-    with pytest.raises(InputError, match="Admission 'grow' of policy rra isn't compiled"):
+    with pytest.raises(InputError, match="Admission 'grow' of policy rra has no compiled replay"):
         Replicas(PROFILE).serve(schedule("rra", admission="grow"), arrays([RequestLengths(10, 4)]))
 
 
