@@ -114,7 +114,7 @@ def tune_at(
     caching = workload if prefix_caching else None
 
     def asked(on: Deployment) -> SearchProblem:
-        return _question(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
+        return _problem(model, on.cluster, computed, on.profile, bounds, bound, kv_dtype, fixed, admission)
 
     on_engines = by_policy(policies, Deployment(cluster, profile), own, asked)
     problem = on_engines[policies[0]]
@@ -181,7 +181,7 @@ def sustained_by(
     `floor` is a rate in requests/s that something else is known to sustain. Policies far below it are left out.
     """
     check_asked(policies, {})
-    problem = _question(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
+    problem = _problem(model, cluster, workload, profile, bounds, bound, kv_dtype, None)
     with uncollected():
         searches = {
             policy: OpenSearch(problem, spaces(policy, problem), Meter(profile, arrivals, bounds), threads=_threads())
@@ -210,7 +210,7 @@ def _with_twins(
     return {policy: found for policy in policies if (found := of(policy))}
 
 
-def _question(
+def _problem(
     model: ModelSpec,
     cluster: ClusterSpec,
     workload: Workload,

@@ -22,9 +22,9 @@ class Case:
     reference: Make
     """The same in plain PyTorch, in float32 where that is wider."""
     bytes: int
-    """That must be read and written at least."""
+    """Bytes that must at least be read and written."""
     flops: int = 0
-    """That matrix units must do at least; the others' are not counted."""
+    """Operations that matrix units must at least do; other units' are not counted."""
     peers: Callable[[], dict[str, Make]] = dict
     """Makes what else does it, with tensors of its own where it needs other ones."""
     prepare: Make = lambda: None
@@ -69,9 +69,9 @@ class Sizes:
     rows: int
     """Rows of norms, gates and logits."""
     layers: int
-    """Of whose cache blocks are copied."""
+    """Layers whose cache blocks are copied."""
     blocks: int
-    """That are copied."""
+    """Blocks that are copied."""
 
 
 REAL = Sizes(

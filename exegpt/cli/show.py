@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions(PluginOptions):
-    """What is printed, and how."""
+    """The file to print, and the form of the output."""
 
     file: Path = argument("A schedule, plan, profile or result file (.jsonl), or a cluster's file or name.")
     yaml: bool = option(False, "Print a cluster as the YAML file that --cluster takes.")

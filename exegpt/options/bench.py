@@ -9,7 +9,7 @@ from exegpt.options.option_record import option, required
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(shared_options.TraceOptions, shared_options.DeviceOptions, shared_options.PluginOptions):
-    """What is run and compared, and how often."""
+    """The runs to compare, and their number."""
 
     schedule: Path = required(shared_options.SCHEDULE_HELP, "-s")
     model: str = shared_options.MODEL_DIRECTORY

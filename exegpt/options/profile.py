@@ -10,7 +10,7 @@ from xcore.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions(shared_options.DeviceOptions, shared_options.PluginOptions):
-    """What is measured, on which device, and where the results are written."""
+    """The measurements, their device, and the files of their results."""
 
     model: str | None = shared_options.MODEL
     out: Path | None = option(None, "Also write the profile to this file.", "-o")

@@ -61,7 +61,7 @@ class RunOptions(
     shared_options.DeviceOptions,
     shared_options.PluginOptions,
 ):
-    """What is run, under which schedule, and where the results go."""
+    """The requests of a run, its schedule, and the files of its results."""
 
     @property
     def directory(self) -> str:

@@ -82,7 +82,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemOptions:
-    """What a schedule is for: a model on a cluster with a workload, and a profile that predicts it."""
+    """The setting of a schedule: a model on a cluster with a workload, and the profile for predictions."""
 
     model: str | None = MODEL
     cluster: str | None = option(None, CLUSTER_HELP, "-c")
@@ -114,7 +114,7 @@ class PredictionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceOptions:
-    """What this machine runs on."""
+    """The device and the threads of a run on this machine."""
 
     device: str | None = DEVICE
     attention: str | None = option(

@@ -64,7 +64,7 @@ class ArrivalOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerOptions:
-    """What is printed and written."""
+    """The output and the files of a search."""
 
     advice: bool | None = option(
         None,

@@ -10,21 +10,6 @@ from typing import Any, Protocol
 from xcore.batching import Ledger, Sequence
 
 
-class Job(Protocol):
-    """Work that a model does now: a prefill, or a row of decode iterations."""
-
-    @property
-    def phase(self) -> str:
-        """Return `encode` or `decode`."""
-
-    @property
-    def share(self) -> float:
-        """Return its share of the devices."""
-
-    def cut(self, now: float) -> None:
-        """End the row with the iteration that runs at `now`."""
-
-
 class Tenant(Protocol):
     """A model on shared devices."""
 

@@ -30,11 +30,6 @@ class OutputRules:
     """Whether outputs begin inside the reasoning."""
 
     @property
-    def plain(self) -> bool:
-        """Whether outputs are texts alone."""
-        return not self.callable and self.reasoning is None
-
-    @property
     def marks(self) -> tuple[str, ...]:
         """The texts that the parser looks for, which may be special tokens."""
         tools = (self.tool_format.trigger, "[ARGS]", "[CALL_ID]") if self.callable and self.tool_format else ()
