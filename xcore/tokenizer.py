@@ -46,8 +46,16 @@ def _without_panics() -> Iterator[None]:
             os.write(own, held.read())
 
 
+_SHORT = 4096
+"""Maximum characters of a text that is encoded without releasing the interpreter's lock, which takes longer."""
+
+
 def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
     """Return the token ids of a text; InputError if the tokenizer has none for a part of it."""
     with refusing("the tokenizer can't encode the text"):
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+        if len(text) <= _SHORT:
+            encoded = tokenizer.encode(text, add_special_tokens=special)
+        else:
+            (encoded,) = tokenizer.encode_batch([text], add_special_tokens=special)
+        ids: list[int] = encoded.ids
     return ids

@@ -34,6 +34,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 class Full:
     """An admission that refuses everything."""
 
+    def refuse_early(self, extent, arrived_s, tokenizing):
+        pass
+
     def admit(self, prompts, arrived_s):
         raise ApiError(429, "Too late.", "latency_bound", None, RATE_LIMIT, {"Retry-After": "7"})
 

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from xcore.requests.engine_protocol import Ended
-from xserver.admission.admission_control import _rejected
 from xserver.admission.gate import ApiKeys, Gate
 from xserver.admission.measured import RequestTiming
+from xserver.admission.refusals import Demand, Refusal
 from xserver.engines.engine_link import Output
 from xserver.http.api import KINDS, make_api
 from xserver.http.frontend import Frontend
@@ -122,9 +122,12 @@ class Refusing:
     def admit(self, lengths, arrived_s):
         self.left -= 1
         if self.left >= 0:
-            raise _rejected("latency_bound", "Too late.", 0.2)
+            raise Refusal(Demand(1, 1, False), "latency_bound", "Too late.", 0.0, 1.0, 0.0).error(0.2)
 
     def ended(self, output):
+        pass
+
+    def refuse_early(self, extent, arrived_s, tokenizing):
         pass
 
 

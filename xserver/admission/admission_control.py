@@ -13,21 +13,24 @@ as many as arrive meanwhile.
 
 import asyncio
 import math
-import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NoReturn
 
 import numpy as np
 
 from xcore.requests.engine_protocol import Opened
 from xcore.specs.workload import Array
 from xserver.admission.arrival_rate import ArrivalRate
+from xserver.admission.extent import Extent
 from xserver.admission.lengths import QUANTILE, Lengths
 from xserver.admission.pace import Pace
+from xserver.admission.refusals import Demand, RecentRefusals, Refusal
+from xserver.admission.retry_after import RetryAfter
+from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import Output
-from xserver.http.api_error import RATE_LIMIT, ApiError
-from xserver.http.retry_after import RetryAfter
+from xserver.http.api_error import ApiError
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.continuation import Standing, continue_from
 
@@ -85,11 +88,16 @@ class Admission:
         max_waiting: int,
         now: Callable[[], float] = time.monotonic,
         usual_input: int = 0,
+        lag_s: Callable[[], float] = lambda: 0.0,
     ):
-        """Begin without requests. Prompts of at most `usual_input` tokens are under the bound in any case."""
+        """Begin without requests. Prompts of at most `usual_input` tokens are under the bound in any case.
+
+        Requests and answers wait for up to `lag_s` each until this process gets to them.
+        """
         schedule = opened.schedule
         self.bound_s = schedule.latency_bound_s
         self._schedule, self._outputs, self._max_waiting, self._now = schedule, outputs, max_waiting, now
+        self._lag_s = lag_s
         self._cost = ReplicaCost.of(schedule, opened.profile)
         self._lengths = Lengths(schedule.workload.output)
         self._inputs, self._outputs_p99 = schedule.workload.input, schedule.workload.output.quantile(QUANTILE)
@@ -97,7 +105,7 @@ class Admission:
         """Input tokens up to which a request is under the bound."""
         self._pace = Pace(schedule, self._cost, opened.profile, now())
         self._arrivals = ArrivalRate(schedule.latency_bound_s or 1.0)
-        self._retry = RetryAfter(schedule.latency_bound_s or 1.0)
+        self._retry, self._refusals = RetryAfter(schedule.latency_bound_s or 1.0), RecentRefusals()
         self._table = StartTable(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
@@ -120,6 +128,31 @@ class Admission:
 
     # ---- decisions ----
 
+    def refuse_early(self, extent: Extent, arrived_s: float, tokenizing: TokenizerQueue) -> None:
+        """Raise ApiError for a request that would be refused whatever its tokens are, before they are known.
+
+        A request without a limit counts as one of the usual output.
+        """
+        now, most = self._now(), self._outputs_p99
+        tokens = most if extent.most_output is None else min(most, extent.most_output)
+        wait_s = tokenizing.wait_s
+        if tokenizing.length >= self._max_waiting:
+            why = f"{tokenizing.length} requests are already waiting to be tokenized."
+            refusal = self._refusal(Demand(extent.sequences, tokens, False), "concurrency_limit", why, wait_s)
+        elif wait_s and now + wait_s + self._pace.first_s(1) > arrived_s + self._within_s:
+            why = f"The texts that wait to be tokenized take longer than the latency bound of {self.bound_s:g} s."
+            refusal = self._refusal(Demand(extent.sequences, tokens, False), "latency_bound", why, wait_s)
+        else:
+            may_be_long = extent.most_input is None or extent.most_input > self.usual_input
+            kinds = [False] * (extent.least_input <= self.usual_input) + [True] * may_be_long
+            found = (self._refusals.find(Demand(extent.sequences, tokens, long), now) for long in kinds)
+            known = [each for each in found if each]
+            if len(known) < len(kinds) or not self._outputs():
+                return
+            refusal = known[0]
+        self._arrivals.come(extent.sequences, now)
+        raise self._refused(refusal)
+
     def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
         """Accept the sequences of one request that arrived at `arrived_s`, each (input tokens, maximum output tokens).
 
@@ -127,24 +160,32 @@ class Admission:
         """
         running, now = self._outputs(), self._now()
         self._arrivals.come(len(prompts), now)
+        long, load = any(tokens > self.usual_input for tokens, _ in prompts), len(running) + len(prompts)
+        most = min(self._outputs_p99, max(most for _, most in prompts))
+        demand = Demand(len(prompts), most, long)
+        if running and (known := self._refusals.find(demand, now)):
+            raise self._refused(known)
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
-            raise self._refusal("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
-        long, load = any(tokens > self.usual_input for tokens, _ in prompts), len(running) + len(prompts)
+            self._refuse(demand, "concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
         start = self._start_s(len(prompts)) if running else now
-        most = min(self._outputs_p99, max(most for _, most in prompts))
         left = self._left(running)
         shared = self._shared_s([*left, *([most - 1] * len(prompts))])
         service_s = self._pace.first_s(load) + float(shared[-1])
         finish = math.inf if start is None else start + service_s
-        due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
+        due = math.inf if self.bound_s is None or long else arrived_s + self._within_s - 2 * self._lag_s()
+        late_s = self._late_s(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
+        others = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s or 0:g} s."
+        if late_s:  # whatever its own bound is
+            self._refusals.add(self._refusal(replace(demand, long=not long), "latency_bound", others, late_s))
         if running and finish > due:
+            own_s = self._wait_s(most, load) if math.isinf(finish) else finish - due
             why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
-            raise self._refusal("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
-        if self.bound_s is not None:
-            self._check_others(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
+            self._refuse(demand, "latency_bound", why, max(own_s, late_s))
+        if late_s:
+            self._refuse(demand, "latency_bound", others, late_s)
         if self.bound_s is not None and long:
-            self._check_share(running)
+            self._check_share(demand, running)
         self._accepted += len(prompts)
         self._retry.accepted(now)
         self._pace.shared_by(load, now)
@@ -176,28 +217,44 @@ class Admission:
         seconds[order] = np.cumsum(np.diff(tokens[order], prepend=0.0) * token_s)
         return seconds
 
-    def _check_others(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> None:
-        """Raise ApiError if one more sequence would make accepted ones late; those that are late anyway don't count."""
+    def _late_s(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> float:
+        """Return the seconds until the first of those has ended that one more sequence would make late; 0 if none is.
+
+        Sequences that are late anyway don't count.
+        """
+        if self.bound_s is None:
+            return 0.0
         now, alone_s = self._now(), self._pace.token_s(1)
         late = [
             seconds
             for output, tokens, seconds in zip(running, left, shared.tolist(), strict=False)
             if now + seconds > output.due_s >= now + tokens * alone_s
         ]
-        if late:
-            why = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s:g} s."
-            raise self._refusal("latency_bound", why, min(late))
+        return min(late, default=0.0)
 
-    def _refusal(self, code: str, why: str, room_s: float) -> ApiError:
-        """Return the error 429 for a request that may be accepted after `room_s`."""
-        return _rejected(code, why, self._retry.refused(room_s, self._now()))
+    def _refusal(self, demand: Demand, code: str, why: str, room_s: float) -> Refusal:
+        """Return the refusal of a demand that may be accepted after `room_s`."""
+        now, load = self._now(), max(1, len(self._outputs()))
+        per_s = load / self._pace.service_s(round(self._lengths.mean), load)
+        return Refusal(demand, code, why, now + room_s, per_s, now)
+
+    def _refuse(self, demand: Demand, code: str, why: str, room_s: float) -> NoReturn:
+        """Raise the error for a demand that may be accepted after `room_s`."""
+        refusal = self._refusal(demand, code, why, room_s)
+        self._refusals.add(refusal)
+        raise self._refused(refusal)
+
+    def _refused(self, refusal: Refusal) -> ApiError:
+        """Count a refusal and return its error."""
+        now = self._now()
+        return refusal.error(self._retry.refused(refusal.until_s - now, now, refusal.per_s))
 
     def _wait_s(self, most: int, load: int) -> float:
         """Return the seconds until few enough sequences share the engine for such a request to be in time."""
         ending = load - self._pace.load_within(self._within_s, most)
         return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
-    def _check_share(self, running: Sequence[Output]) -> None:
+    def _check_share(self, demand: Demand, running: Sequence[Output]) -> None:
         """Raise ApiError if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self.usual_input)
         residents = self._schedule.control.of_kind("residents") or len(running)
@@ -205,7 +262,7 @@ class Admission:
             why = (
                 f"Few requests of more than {self.usual_input:,} input tokens may run at once, and {long} are running."
             )
-            raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
+            self._refuse(demand, "latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """Return when the last of `count` more sequences starts; None if that is beyond the table."""
@@ -222,6 +279,7 @@ class Admission:
 
     def ended(self, output: Output) -> None:
         """Learn from a sequence that has ended."""
+        self._refusals.clear()
         self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
         if len(output.request.prompt_ids) <= self.usual_input and output.first_s is not None:
@@ -230,6 +288,7 @@ class Admission:
     async def update(self) -> None:
         """Compute a new table if it is due; called after each message of the engine."""
         now = self._now()
+        self._refusals.clear()
         self._pace.shared_by(len(self._outputs()), now)
         if self._computing or now < self._next_s or self.bound_s is None:
             return
@@ -241,6 +300,7 @@ class Admission:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
         self._table = StartTable(now, starts, gap, accepted - waiting)
+        self._refusals.clear()
         took = self._now() - now
         self._next_s = self._now() + max(_LEAST_S, took / _CPU_SHARE)
 
@@ -273,13 +333,3 @@ class Admission:
         whole = len(starts) == len(waiting) + len(beyond)
         gap = float(ordered[-1] - ordered[len(waiting)]) / (len(beyond) - 1) / replicas if whole else None
         return tuple(np.repeat(ordered, replicas).tolist()), gap
-
-
-def _rejected(code: str, why: str, after_s: float) -> ApiError:
-    """Return the error 429 with the time after which such a request would be accepted.
-
-    The time is randomly spread, so that clients don't return together.
-    """
-    after_s = max(0.05, after_s) * random.uniform(1.0, 1.4)
-    headers = {"Retry-After": str(math.ceil(after_s)), "retry-after-ms": str(math.ceil(1000 * after_s))}
-    return ApiError(429, why, code, None, RATE_LIMIT, headers)

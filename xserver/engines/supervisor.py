@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from xcore.errors import InputError
 from xcore.specs.cluster_plan import Plan
 from xcore.specs.schedule import Schedule
 from xserver.admission.gate import ApiKeys, check_origins, guarded, hashed
+from xserver.admission.loop_lag import LoopLag
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
 from xserver.engines.server_unit import ServerUnit
@@ -36,6 +38,8 @@ from xserver.telemetry.tracing import tracing
 
 _LOOK_S = 0.05
 _MOST_KEEP_ALIVE_S = 86400.0
+_SWITCH_S = 0.0005
+"""Seconds for which another thread may compute while the event loop waits: Python's 5 ms would pass at every send."""
 
 
 class PlanWatch(Protocol):
@@ -364,6 +368,7 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
         for unit in options.units
         for model in unit.models
     }
+    lag = LoopLag()
     each = [
         Frontend(
             model,
@@ -374,6 +379,7 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
             options.max_waiting,
             journal=journal,
             reports=reports,
+            lag=lag,
             shares=shares[place],
         )
         for place, model in enumerate(read)
@@ -385,6 +391,8 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
 
 
 async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOptions) -> int:
+    sys.setswitchinterval(_SWITCH_S)
+    watching = asyncio.ensure_future(frontends.each[0].lag.watch())  # the lag of all of them
     measured = RequestTiming(make_api(frontends), frontends.unrouted, KINDS)
     keys = ApiKeys(options.api_keys)
     config = uvicorn.Config(
@@ -404,6 +412,7 @@ async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOp
     if options.read_api_keys:
         loop.add_signal_handler(signal.SIGHUP, read_again, keys, options.read_api_keys)
     await supervisor.run(Server(config))
+    watching.cancel()
     return supervisor.code
 
 

@@ -11,11 +11,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission_control import Promise
+from xserver.admission.extent import Extent
 from xserver.http.api_error import ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Generation, Piece
 from xserver.http.journal import Entry
+from xserver.http.output_format import FORMAT_KEYS
 from xserver.http.sampling_params import Wanted, requests_of, stop_texts
 from xserver.http.schemas import Sampled
 from xserver.http.served_model import ServedModel
@@ -42,6 +44,10 @@ class ApiAnswer(ABC):
         self.generation: Generation
         self.promise: Promise | None = None
         self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
+
+    @abstractmethod
+    def extent(self, frontend: Frontend) -> Extent:
+        """Return what the body tells of the request's tokens."""
 
     @abstractmethod
     def prepare(self, frontend: Frontend) -> None:
@@ -167,7 +173,11 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     """
     arrival, work = http.state.arrival, make()
     if entry is None:
-        await asyncio.to_thread(work.prepare, frontend)
+        extent = work.extent(frontend)
+        if frontend.admission:
+            _count(extent.sequences, frontend, arrival)
+            frontend.admission.refuse_early(extent, arrival.at_s, frontend.tokenizing)
+        await _prepare(work, extent, frontend)
         _admit(work, frontend, arrival)
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
     else:
@@ -191,12 +201,34 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     return JSONResponse(work.whole(texts))
 
 
+_SHORT, _FEW = 4096, 8
+"""Maximum characters and sequences of a request that is prepared at once: a thread would take longer to begin."""
+_SLOW = (*FORMAT_KEYS, "tools", "chat_template_kwargs")
+"""Keys of bodies whose preparation may take long however short the texts are."""
+
+
+async def _prepare(work: ApiAnswer, extent: Extent, frontend: Frontend) -> None:
+    """Tokenize and check a request, at once or in its turn."""
+    short = extent.characters <= _SHORT and extent.sequences <= _FEW
+    if short and all(getattr(work.body, key, None) is None for key in _SLOW):
+        work.prepare(frontend)
+    else:
+        await frontend.tokenizing.run(extent.characters, lambda: work.prepare(frontend))
+
+
+def _count(sequences: int, frontend: Frontend, arrival: Arrival) -> None:
+    """Count the sequences of a request, unless it is a retry.
+
+    A retry was counted before, unless there was no engine: then popularity isn't watched.
+    """
+    if not arrival.again:
+        frontend.arrived += sequences
+
+
 def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
     """Accept a request, or raise ApiError."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
-    if not arrival.again:  # a retry was counted before, unless there was no engine: then popularity isn't watched
-        frontend.arrived += len(work.choices)
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
     work.promise = frontend.admission.admit(lengths, arrival.at_s)
 
@@ -205,11 +237,12 @@ async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, a
     """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
     assert frontend.journal
     with frontend.journal.asking(entry):
-        await asyncio.to_thread(work.prepare, frontend)
+        await _prepare(work, work.extent(frontend), frontend)
         async with entry.admitting:
             if entry.outputs is None:
                 frontend.check_ready()
                 await frontend.journal.keep(entry)
+                _count(len(work.choices), frontend, arrival)
                 _admit(work, frontend, arrival)  # after the write, so that no other request is admitted in between
                 entry.accepted = True
                 run_entry(entry, make, work, frontend)
@@ -226,7 +259,7 @@ async def _read_entry(entry: Entry, make: Make, frontend: Frontend) -> None:
     work = make()
     frontend.active += 1
     try:
-        await asyncio.to_thread(work.prepare, frontend)
+        await _prepare(work, work.extent(frontend), frontend)
         generation = Generation(frontend.link, work.choices, entry.outputs)
         await generation.finished()
         generation.abort()  # sequences ended by a stop text

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from xcore import __version__
 from xcore.console import output
 from xserver.http.administration import add_administration
+from xserver.http.answer_routes import AnswerRoutes, Endpoint
 from xserver.http.answering import ApiAnswer, answer, run_entry
 from xserver.http.api_error import SERVER, ApiError, invalid
 from xserver.http.body import read_json
@@ -148,23 +149,28 @@ RETURNED: dict[str, tuple[type[Returned], type[Returned]]] = {
 
 
 def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> None:
+    endpoints: dict[str, Endpoint] = {}
+
     def route(path: str) -> None:
-        kind, _, summary = KINDS[path]
+        kind, answer_kind, summary = KINDS[path]
 
         async def endpoint(request: Request) -> Any:
             data = await read_json(request, MAX_BODY)
-            frontend = frontends.of(parsed(kind, data).model)
+            body = parsed(kind, data)
+            frontend = frontends.of(body.model)
             request.state.monitor = frontend.monitor
             if entry := _entry(request, path, data, frontend):
                 return await answer(request, lambda: journalled(entry, frontend), frontend, entry)
             answer_id = request.state.request_id
-            return await answer(request, lambda: make_answer(path, data, frontend, answer_id), frontend)
+            return await answer(request, lambda: answer_kind(body, frontend, answer_id), frontend)
 
+        endpoints[path] = endpoint
         route = described.route(RETURNED[path][0], kind, RETURNED[path][1])
         api.add_api_route(path, endpoint, methods=["POST"], summary=summary, response_model=None, **route)
 
     for path in KINDS:
         route(path)
+    api.add_middleware(AnswerRoutes, endpoints=endpoints)
 
     @api.get("/v1/responses/{name:path}", include_in_schema=False)
     @api.delete("/v1/responses/{name:path}", include_in_schema=False)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from xserver.admission.extent import Extent
 from xserver.http.answering import ApiAnswer
 from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
@@ -23,6 +24,18 @@ class CompletionAnswer(ApiAnswer):
 
     prefix, kind = "cmpl-", "text_completion"
     body: CompletionRequest
+
+    def extent(self, frontend: Frontend) -> Extent:
+        """Return what the prompts tell of their tokens."""
+        most = DEFAULT_MAX_TOKENS if self.body.max_tokens is None else self.body.max_tokens
+        return Extent.of_prompts(self._given, frontend.model.longest_token, self.body.n or 1, most)
+
+    @property
+    def _given(self) -> Sequence[Any]:
+        """The prompts as the body has them: texts or token ids."""
+        prompt = self.body.prompt
+        alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+        return [prompt] if alone else prompt
 
     def prepare(self, frontend: Frontend) -> None:
         """Tokenize the prompts and make a choice for each of their `n` outputs."""
@@ -53,9 +66,7 @@ class CompletionAnswer(ApiAnswer):
         return PromptText(text, model.spans(text) if self.body.logprobs is not None else None)
 
     def _prompts(self, frontend: Frontend) -> list[tuple[str | None, list[int]]]:
-        prompt = self.body.prompt
-        alone = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-        several: Sequence[Any] = [prompt] if alone else prompt
+        several = self._given
         if not several or len(several) > MAX_PROMPTS:
             raise invalid(f"'prompt' has {len(several)} prompts: send 1 to {MAX_PROMPTS} in one request.", "prompt")
         tokenized = []

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from xcore import __version__, document
 from xcore.requests.engine_protocol import Opened
 from xserver.admission.admission_control import Admission
+from xserver.admission.loop_lag import LoopLag
+from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import EngineLink
 from xserver.http.api_error import invalid, unavailable
 from xserver.http.journal import Journal
@@ -45,6 +47,9 @@ class Frontend:
     arrived: int = 0
     """Sequences that an engine could have taken, accepted or not, without known retries."""
     reports: Reports = field(default_factory=Reports)
+    lag: LoopLag = field(default_factory=LoopLag)
+    """The lag of the process's event loop."""
+    tokenizing: TokenizerQueue = field(default_factory=TokenizerQueue)
     shares: tuple[str, ...] = ()
     """Other models on the same devices. If there are any, no bound is promised, since the pace depends on them."""
 
@@ -71,7 +76,11 @@ class Frontend:
             opened = self.link.opened = without_bound(opened, self.shares)
         self.fingerprint = fingerprint(self.model, opened)
         self.admission = Admission(
-            opened, lambda: list(self.link.outputs.values()), self.max_waiting, usual_input=self._usual_input
+            opened,
+            lambda: list(self.link.outputs.values()),
+            self.max_waiting,
+            usual_input=self._usual_input,
+            lag_s=lambda: self.lag.recent_s,
         )
         self._usual_input = self._usual_input or self.admission.usual_input
         self.monitor.opened(opened)

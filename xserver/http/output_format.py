@@ -11,6 +11,16 @@ from xserver.http.served_model import ServedModel
 from xserver.text.message_parts import Reasoning
 from xserver.text.tool_grammar import ONE_LINE, Thinking, answer_grammar, lark_text, without_neutral
 
+FORMAT_KEYS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+"""The keys of a body that may give its outputs a format."""
+
 
 @dataclass(frozen=True)
 class OutputFormat:

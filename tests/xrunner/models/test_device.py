@@ -137,5 +137,4 @@ def test_memory_that_an_iteration_frees_is_there_for_the_next_one(tmp_path):
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
-    assert faults("kept") < 200
-    assert faults("returned") > 2000
+    assert faults("kept") < faults("returned") / 8  # some 20 to 210 beside 2,000 to 5,000

@@ -21,9 +21,9 @@ from xprofiler.roofline import roofline_profile
 from xserver.admission.admission_control import Admission, StartTable
 from xserver.admission.arrival_rate import ArrivalRate
 from xserver.admission.lengths import Lengths
+from xserver.admission.retry_after import RetryAfter
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
-from xserver.http.retry_after import RetryAfter
 
 MODEL, CLUSTER = builtin_model("opt-13b"), parse_cluster("1xA100-80GB")
 PROFILE = roofline_profile(MODEL, CLUSTER)
@@ -180,6 +180,7 @@ def test_nobody_is_accepted_who_makes_others_late():
     assert 16 < len(present) < 512
     for output in present:
         output.tokens += [0] * 150
+    asyncio.run(made.update())
     assert made.admit([(100, 2)], 100.0)  # half of each is done, and no time has gone
 
 
@@ -356,18 +357,18 @@ def test_a_few_refusals_are_no_overload():
     retry = RetryAfter(10.0)
     for number in range(100):
         retry.accepted(number / 10)
-    assert retry.refused(1.5, 10.0) == 1.5
+    assert retry.refused(1.5, 10.0, 2.0) == 1.5
 
 
 def test_an_overload_is_taken_to_last_twice_as_long_as_it_has_and_all_take_turns():
     retry = RetryAfter(10.0)
-    told = [retry.refused(1.5, 100.0 + s) for s in range(30)]
+    told = [retry.refused(1.5, 100.0 + s, 0.1) for s in range(30)]
     assert told == sorted(told) and told[0] == 1.5 and told[12] >= 24.0 and told[-1] == 42.0
     for _ in range(50):
         retry.ended(129.0)
-    turns = [retry.refused(1.5, 129.0 + 0.01 * number) for number in range(3)]
+    turns = [retry.refused(1.5, 129.0 + 0.01 * number, 0.1) for number in range(3)]
     assert all(wait == 42.0 for wait in turns)
-    assert retry.refused(1.5, 300.0) == 1.5  # another one begins
+    assert retry.refused(1.5, 300.0, 0.1) == 1.5  # another one begins
 
 
 def test_a_cache_smaller_than_a_long_request_is_no_obstacle():

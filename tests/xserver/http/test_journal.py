@@ -204,6 +204,9 @@ class Refusing:
     def __init__(self, refused):
         self.refused = refused
 
+    def refuse_early(self, extent, arrived_s, tokenizing):
+        pass
+
     def admit(self, prompts, arrived_s):
         self.refused -= 1
         if self.refused >= 0:
@@ -278,6 +281,9 @@ def test_one_that_is_refused_leaves_the_key_to_those_that_ask_at_the_same_time(m
                 _post(frontend, BODY | {"n": 2})
 
         class Admission(Refusing):
+            def refuse_early(self, extent, arrived_s, tokenizing):
+                pass
+
             def admit(self, prompts, arrived_s):
                 if self.refused == 1:
                     asyncio.get_running_loop().call_soon(come)
@@ -332,6 +338,9 @@ def test_one_that_is_being_written_counts_when_others_are_admitted(model, tmp_pa
     running = []
 
     class Counting(Refusing):
+        def refuse_early(self, extent, arrived_s, tokenizing):
+            pass
+
         def admit(self, prompts, arrived_s):
             running.append(len(frontend.link.outputs))
 

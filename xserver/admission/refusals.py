@@ -1,0 +1,68 @@
+"""Refusals: the recent ones, which answer at once for every request that asks for as much or more."""
+
+import random
+from dataclasses import dataclass
+from math import ceil
+
+from xserver.http.api_error import RATE_LIMIT, ApiError
+
+_VALID_S = 0.05
+"""Seconds for which a refusal holds if nothing else changes: a later request may be answered later."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a request asks for, as far as admission depends on it."""
+
+    sequences: int
+    tokens: int
+    """Output tokens that 99 of 100 such sequences stay below."""
+    long: bool
+    """Whether a prompt is longer than the schedule's workload."""
+
+    def exceeds(self, other: "Demand") -> bool:
+        """Return whether this is at least as much as another demand of the same kind."""
+        return self.long == other.long and self.sequences >= other.sequences and self.tokens >= other.tokens
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a demand was refused, and for how long there is probably no room."""
+
+    demand: Demand
+    code: str
+    why: str
+    until_s: float
+    """When there may be room, by the monotonic clock."""
+    per_s: float
+    """Sequences per second that the engine ends at its present load."""
+    made_s: float
+
+    def error(self, after_s: float) -> ApiError:
+        """Return the error 429 with the time after which such a request would be accepted.
+
+        The time is randomly spread, so that clients don't return together.
+        """
+        after_s = max(0.05, after_s) * random.uniform(1.0, 1.4)
+        headers = {"Retry-After": str(ceil(after_s)), "retry-after-ms": str(ceil(1000 * after_s))}
+        return ApiError(429, self.why, self.code, None, RATE_LIMIT, headers)
+
+
+class RecentRefusals:
+    """The refusals since the engine's last message."""
+
+    def __init__(self) -> None:
+        self._refusals: list[Refusal] = []
+
+    def add(self, refusal: Refusal) -> None:
+        """Remember a refusal instead of those that ask for more."""
+        self._refusals = [old for old in self._refusals if not old.demand.exceeds(refusal.demand)] + [refusal]
+
+    def find(self, demand: Demand, now_s: float) -> Refusal | None:
+        """Return the refusal of a demand that doesn't exceed this one; None if there is none."""
+        valid = (old for old in self._refusals if now_s - old.made_s <= _VALID_S and demand.exceeds(old.demand))
+        return next(valid, None)
+
+    def clear(self) -> None:
+        """Forget them: the engine's state has changed."""
+        self._refusals.clear()
