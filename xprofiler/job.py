@@ -22,7 +22,7 @@ from xrunner.comm import group_sum
 from xrunner.comm.ranks import Ranks
 from xrunner.models.device import CPU
 
-_TIMES = 3
+_TIMES = 2
 """Maximum number of measurements on a busy machine."""
 
 
@@ -44,8 +44,8 @@ def measured_job(
 ) -> ProfilingJob:
     """Return the stored measurement of such a job, at all points if there is one; else measure now, at few points.
 
-    A measurement on a busy machine is repeated, and the calmest one is stored. All ranks call it alike, and all get
-    the result.
+    A measurement on a busy machine is repeated; if the machine is still busy, the calmer one is returned but not
+    stored. All ranks call it alike, and all get the result.
     """
     spec = ModelSpec.from_directory(directory)
     kept = ranks.share(lambda: _kept(spec, dtype, ranks, device, attention), ProfilingJob)
@@ -53,10 +53,10 @@ def measured_job(
         return kept[0]
     jobs: list[ProfilingJob] = []
     while len(jobs) < _TIMES and not any(store.is_calm(job.profile) for job in jobs):
-        measured = measure_job(directory, dtype, ranks, progress, device, FEW, attention=attention)
+        measured = measure_job(directory, dtype, ranks, progress, device, FEW, attention=attention, kept=False)
         jobs.append(_job(measured, ranks, device))
     calmest = min(jobs, key=lambda job: job.profile.spread)
-    if ranks.rank == 0:
+    if ranks.rank == 0 and store.is_calm(calmest.profile):
         keep(calmest, spec, ranks, device, FEW, attention)
     return ranks.share(lambda: calmest, ProfilingJob)
 
@@ -92,7 +92,9 @@ def _kept(spec: ModelSpec, dtype: str, ranks: Ranks, device: torch.device, atten
     for path in (_path(spec, dtype, ranks, device, points, attention) for points in (FULL, FEW)):
         try:
             if path.is_file():
-                return (document.read(ProfilingJob, path),)
+                job = document.read(ProfilingJob, path)
+                if store.is_usable(job.profile):
+                    return (job,)
         except InputError:
             continue
     return ()

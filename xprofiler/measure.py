@@ -76,11 +76,12 @@ def measure_job(
     points: Points = FULL,
     *,
     attention: str = "triton",
+    kept: bool = True,
 ) -> MeasuredCluster:
     """Measure a model's layers at every tensor-parallel degree within a node, and the links between the ranks.
 
-    All ranks of a job measure at once, and all return the same. A single rank stores the profile (several:
-    `xprofiler/job.py`). An interrupted measurement is resumed.
+    All ranks of a job measure at once, and all return the same. A single rank stores the profile if it is to be `kept`
+    (several: `xprofiler/job.py`). An interrupted measurement is resumed.
 
     `source` is a model directory, or sizes, for which weights are drawn at random: times don't depend on them.
     `attention` as in `Model`.
@@ -114,7 +115,7 @@ def measure_job(
         return load_model(source, dtype, layers, shard, device=device, attention=attention)
 
     measured = _measure(load, spec, dtype, reduces, recorder, ranks, links, facts, points)
-    if ranks.size == 1:
+    if ranks.size == 1 and kept:
         store.save(measured.profile, spec, facts)
     if ranks.rank == 0:
         recorder.forget()

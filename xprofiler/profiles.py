@@ -1,5 +1,6 @@
 """Profiles for models on clusters: from a file, from this machine's store, measured at a few points, or a roofline."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -137,13 +138,14 @@ def _attention_note(profile: Profile, attention: str) -> str:
 
 def _spread_note(profile: Profile) -> str:
     """Return a warning for a profile whose times varied much while they were measured; else an empty text."""
-    from xprofiler.store import is_calm
+    from xprofiler.store import is_calm, is_coarse
 
     if is_calm(profile):
         return ""
+    once = ", and it is used for this run only" if is_coarse(profile) else ""
     return (
-        f"; its times vary by {profile.spread:.0%}, because the machine was busy: run `exegpt profile` again when "
-        "the machine is idle"
+        f"; its times vary by {profile.spread:.0%}, because the machine was busy{once}: run `exegpt profile` when the "
+        "machine is idle"
     )
 
 
@@ -161,18 +163,33 @@ def _profile_from_file(path: str, model: ModelSpec, dtype: str | None) -> Profil
 
 
 def measured_profile(
-    directory: Path, dtype: str, ranks: "Ranks", device: "torch.device", attention: str
+    directory: Path,
+    dtype: str,
+    ranks: "Ranks",
+    device: "torch.device",
+    attention: str,
+    say: Callable[[str], None] = lambda text: None,
 ) -> "ProfilingJob":
     """Return the ranks' cluster and its profile: stored, else measured now at few points, with a progress bar.
 
-    All ranks call it alike, and all get the result.
+    All ranks call it alike, and all get the result. The first rank also passes its progress to `say`, as a text.
     """
     from xcore.console import output
     from xprofiler.job import measured_job
 
     first = ranks.rank == 0
     with output.progress("measuring a few points") if first else nullcontext(lambda done, total: None) as progress:
-        return measured_job(directory, dtype, ranks, device, lambda _, done, total: progress(done, total), attention)
+
+        def measured(_: str, done: int, total: int) -> None:
+            if first and done == 1:
+                output.note(
+                    f"measuring this machine for {directory.resolve().name}: {total} points, once for all starts"
+                )
+            progress(done, total)
+            if first:
+                say(f"measuring this machine, {done} of {total} points")
+
+        return measured_job(directory, dtype, ranks, device, measured, attention)
 
 
 def profile_text(profile: Profile) -> str:

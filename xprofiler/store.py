@@ -16,8 +16,8 @@ from xprofiler.points import FEW, FULL, Points
 if TYPE_CHECKING:
     import torch
 
-_BUSY = 0.25
-"""Spread from which on other programs were running: a quiet machine's spread is a tenth."""
+_BUSY = 0.15
+"""Spread from which on other programs were running: a quiet machine's spread is below a tenth."""
 
 
 def facts(device: "torch.device | None", points: Points = FULL, *, attention: str = "triton") -> dict[str, str]:
@@ -33,7 +33,8 @@ def find_here(
 ) -> Profile | None:
     """Return this device's stored profile of a model: of all points, else of few points, else None."""
     full, few = (facts(device, points, attention=attention) for points in (FULL, FEW))
-    return find(model, dtype, full) or find(model, dtype, few)
+    coarse = find(model, dtype, few)
+    return find(model, dtype, full) or (coarse if coarse and is_usable(coarse) else None)
 
 
 def measured_once(cluster: ClusterSpec, dtype: str) -> ClusterSpec:
@@ -64,6 +65,11 @@ def is_coarse(profile: Profile) -> bool:
 def is_calm(profile: Profile) -> bool:
     """Return whether a profile's times are those of a quiet machine."""
     return profile.spread < _BUSY
+
+
+def is_usable(profile: Profile) -> bool:
+    """Return whether a stored profile is used: those of few points from a busy machine, of older versions, aren't."""
+    return is_calm(profile) or not is_coarse(profile)
 
 
 def folder() -> Path:

@@ -20,6 +20,7 @@ from xcore.files import model_directory, read_schedule
 from xcore.policies import TRAITS
 from xcore.requests.engine_protocol import Opened, Speed
 from xcore.requests.request import Request
+from xcore.requests.starting import say_starting
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import Schedule
 from xcore.tokenizer import load_tokenizer
@@ -80,6 +81,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
     plan = _plan(options, ranks, device)
     if plan.opened is None:
         raise Infeasible(plan.reason, plan.lowest_latency_s)
+    say_starting(options.socket, "loading the model")
     engine = Engine.load(options.model, plan.opened.schedule, ranks, device=device, attention=plan.attention)
     again = None if asked.pinned else rescheduler(_setting_of(plan.opened), arrivals=True)
     with way_to_frontend(ranks, path) as connect:
@@ -191,7 +193,9 @@ def _plan(options: EngineOptions, ranks: Ranks, device: "torch.device") -> Engin
 
     given, attention = ranks.share(first, Schedule)
     dtype = run_dtype(asked.dtype, given, device.type)
-    measured = measured_profile(Path(options.model), dtype, ranks, device, attention)
+    say = partial(say_starting, options.socket)
+    measured = measured_profile(Path(options.model), dtype, ranks, device, attention, say)
+    say("searching a schedule")
     return ranks.share(lambda: _found(options, given, measured, attention), EnginePlan)
 
 

@@ -234,7 +234,7 @@ class Admission:
 
     def _refusal(self, demand: Demand, code: str, why: str, room_s: float) -> Refusal:
         """Return the refusal of a demand that may be accepted after `room_s`."""
-        now, load = self._now(), max(1, len(self._outputs()))
+        now, load = self._now(), min(max(1, len(self._outputs())), self._pace.most)
         per_s = load / self._pace.service_s(round(self._lengths.mean), load)
         return Refusal(demand, code, why, now + room_s, per_s, now)
 

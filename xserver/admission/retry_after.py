@@ -40,7 +40,8 @@ class RetryAfter:
     def refused(self, room_s: float, now_s: float, per_s: float) -> float:
         """Count a refusal and return the seconds after which the client should retry.
 
-        There may be capacity after `room_s`, and for `per_s` requests per second from then on if no more were measured.
+        There may be capacity after `room_s`, and from then on for as many requests per second as answers have ended, in
+        the beginning of an overload at least for the predicted `per_s`.
         """
         if now_s - self._last_s > self._memory_s:
             self._since_s = now_s
@@ -51,7 +52,9 @@ class RetryAfter:
             return min(_MOST_S, room_s)
         while self._returns and self._returns[0] < now_s:
             self._returns.popleft()
-        turns_s = len(self._returns) / max(self._ended.rate(now_s), per_s)
+        ended = max(self._ended.rate(now_s), 1.0 / self._memory_s)
+        begins = now_s - self._since_s <= self._memory_s
+        turns_s = len(self._returns) / (max(ended, per_s) if begins else ended)
         after_s = min(_MOST_S, max(room_s, _LONGER * (now_s - self._since_s)) + turns_s)
         self._returns.append(max(now_s + after_s, self._returns[-1] if self._returns else 0.0))
         return after_s

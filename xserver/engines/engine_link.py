@@ -28,6 +28,7 @@ from xcore.requests.engine_protocol import (
     framed,
 )
 from xcore.requests.request import Request
+from xcore.requests.starting import starting_text
 from xcore.specs.schedule import Schedule
 
 _CHUNK = 2**18
@@ -107,6 +108,7 @@ class EngineLink:
         self._asked: list[Schedule] = []
         """Requested schedules that the engine doesn't follow yet."""
         self._server: asyncio.Server | None = None
+        self._path: Path | None = None
         self._next = 0
         self._failed = False
         self._draining = False
@@ -115,7 +117,13 @@ class EngineLink:
 
     async def listen(self, path: Path) -> None:
         """Let engines connect to this socket, which is in a directory that only this user can access."""
+        self._path = path
         self._server = await asyncio.start_unix_server(self._serve, path)
+
+    @property
+    def starting(self) -> str:
+        """What the engine does before it opens; empty if it hasn't said anything."""
+        return starting_text(self._path)
 
     @property
     def connected(self) -> bool:

@@ -9,7 +9,7 @@ from xserver.admission.admission_control import Admission
 from xserver.admission.loop_lag import LoopLag
 from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import EngineLink
-from xserver.http.api_error import invalid, unavailable
+from xserver.http.api_error import ApiError, invalid, unavailable
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.monitor import Monitor
@@ -68,7 +68,13 @@ class Frontend:
         if self.admission is None:
             if self.restarting:
                 raise unavailable("The engine is restarting.", "engine_restarting", _RETRY_S)
-            raise unavailable("The engine is starting.", "loading", _RETRY_S)
+            raise self.starting
+
+    @property
+    def starting(self) -> ApiError:
+        """The error while the engine starts, with what it does."""
+        what = self.link.starting
+        return unavailable(f"The engine is starting{': ' if what else ''}{what}.", "loading", _RETRY_S)
 
     def opened(self, opened: Opened) -> None:
         """Accept requests: there is an engine."""

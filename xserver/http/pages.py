@@ -16,7 +16,6 @@ from xcore import __version__
 from xcore.document import to_dict
 from xcore.specs.timeline import Span
 from xserver.admission.predicted import targets
-from xserver.http.api_error import unavailable
 from xserver.http.frontend import Frontend
 from xserver.http.frontends import Frontends
 from xserver.http.openapi import Description
@@ -65,7 +64,7 @@ def schedule_document(frontend: Frontend) -> dict[str, Any]:
     """Return the enforced, predicted and observed state; ApiError while there is no engine."""
     opened, monitor = frontend.link.opened, frontend.monitor
     if opened is None:
-        raise unavailable("The engine is starting.", "loading", 5)
+        raise frontend.starting
     estimate = monitor.predicted.estimate if monitor.predicted else None
     return {
         "schedule": to_dict(opened.schedule),
