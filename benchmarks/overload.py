@@ -127,6 +127,7 @@ class Client:
         self._where, self._requests, self._idle = (host, port), requests, list[Connection]()
         self.exchanges: list[Exchange] = []
         self.lags: list[float] = []
+        self._tasks: list[asyncio.Task[None]] = []
         self._begin_s, self.sent, self.pending = time.perf_counter(), 0, 0
 
     def now(self) -> float:
@@ -144,11 +145,6 @@ class Client:
 
     def send(self, due_s: float, then: Callable[[Exchange], None] | None = None, kind: str = "first") -> None:
         """Send the next request, which was due at a time; `then` gets what came of it."""
-        while self._idle and self._idle[-1].closed:  # the server closes what is idle for long
-            self._idle.pop()
-        if not self._idle:  # all are taken: as a client whose pool is full, it waits for none, and is counted as failed
-            self.exchanges.append(Exchange(due_s, self.now(), 0, 0.0))
-            return
 
         def done(status: int, retry_s: float, connection: Connection) -> None:
             exchange = Exchange(due_s, self.now(), status, retry_s, kind)
@@ -161,8 +157,22 @@ class Client:
 
         self.pending += 1
         self.lags.append(self.now() - due_s)
-        self._idle.pop().ask(self._requests[self.sent % len(self._requests)], done)
-        self.sent += 1
+        request, self.sent = self._requests[self.sent % len(self._requests)], self.sent + 1
+        while self._idle and self._idle[-1].closed:  # the server closes what is idle for long
+            self._idle.pop()
+        if self._idle:
+            self._idle.pop().ask(request, done)
+        else:
+            self._tasks.append(asyncio.ensure_future(self._ask_anew(request, done)))
+
+    async def _ask_anew(self, request: bytes, done: Callable[[int, float, Connection], None]) -> None:
+        connection = Connection()
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: connection, *self._where)
+        except OSError:
+            done(0, 0.0, connection)
+        else:
+            connection.ask(request, done)
 
     async def drained(self, most_s: float = 60.0) -> None:
         until = self.now() + most_s

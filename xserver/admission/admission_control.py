@@ -42,6 +42,8 @@ _CPU_SHARE = 0.04
 """Share of one CPU that computing the table may take."""
 _LEAST_S = 0.1
 """Minimum time between two tables."""
+_LOOK_S, _LOOKED_AT, _BEGUN = 0.25, 8, 4
+"""Seconds after which the pace of this many running sequences is measured, of those with at least so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Admission:
         self._table = StartTable(now(), (), None, 0)
         self._accepted = 0
         self._computing = False
-        self._next_s = 0.0
+        self._next_s = self._next_look_s = 0.0
 
     @property
     def scale(self) -> float:
@@ -282,14 +284,28 @@ class Admission:
         self._refusals.clear()
         self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
+        self._learn(output)
+
+    def _learn(self, output: Output) -> None:
+        """Learn the pace from the tokens that a sequence has so far."""
         if len(output.request.prompt_ids) <= self.usual_input and output.first_s is not None:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
+
+    def _look(self, now: float) -> None:
+        """Learn the pace from some of the running sequences: it may have changed since those that end have begun."""
+        if now < self._next_look_s:
+            return
+        self._next_look_s = now + _LOOK_S
+        begun = [output for output in self._outputs() if len(output.tokens) >= _BEGUN]
+        for output in begun[:: -(-len(begun) // _LOOKED_AT) or 1]:
+            self._learn(output)
 
     async def update(self) -> None:
         """Compute a new table if it is due; called after each message of the engine."""
         now = self._now()
         self._refusals.clear()
         self._pace.shared_by(len(self._outputs()), now)
+        self._look(now)
         if self._computing or now < self._next_s or self.bound_s is None:
             return
         self._computing = True

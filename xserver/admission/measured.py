@@ -25,7 +25,8 @@ class Counts(Protocol):
 class RequestTiming:
     """Reports requests to `paths` to the monitor in a request's state, or to `unrouted` if a handler has set none.
 
-    Handlers read `arrival` from the state. They set `monitor`, `answering`, and for an error its code as `code`.
+    Handlers read `arrival` from the state. They set `monitor`, `answering`, for an error its code as `code`, and as
+    `held_s` how long a request had waited before its body was read: it counts as waiting time.
     """
 
     def __init__(self, app: ASGIApp, unrouted: Counts, paths: Collection[str]):
@@ -46,7 +47,7 @@ class RequestTiming:
         async def receive_timed() -> Message:
             message = await receive()
             if message["type"] == "http.request" and not message.get("more_body", False):
-                state["arrival"] = Arrival(time.monotonic(), parent, again)
+                state["arrival"] = Arrival(time.monotonic() - state.get("held_s", 0.0), parent, again)
             return message
 
         async def send_timed(message: Message) -> None:

@@ -45,6 +45,7 @@ class RetryAfter:
         """
         if now_s - self._last_s > self._memory_s:
             self._since_s = now_s
+            self._returns.clear()  # whoever was to come after the last overload
         self._last_s = now_s
         self._refused.come(1, now_s)
         accepted, refused = self._accepted.rate(now_s), self._refused.rate(now_s)

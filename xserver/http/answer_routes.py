@@ -1,5 +1,6 @@
 """AnswerRoutes: answers requests to some paths without FastAPI's routing, which takes longer than a refusal."""
 
+import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.requests import Request
@@ -7,6 +8,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from xserver.http.api_error import ApiError
+from xserver.http.turns import Turns
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -15,7 +17,7 @@ class AnswerRoutes:
     """A middleware with an endpoint for POST to each of its paths; FastAPI's routes of these paths document them."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]):
-        self._app, self._endpoints = app, endpoints
+        self._app, self._endpoints, self._turns = app, endpoints, Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
@@ -24,6 +26,9 @@ class AnswerRoutes:
         if endpoint is None:
             await self._app(scope, receive, send)
             return
+        began_s = time.monotonic()
+        await self._turns.take()
+        scope["state"]["held_s"] = time.monotonic() - began_s
         request = Request(scope, receive, send)
         try:
             response = await endpoint(request)
