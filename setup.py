@@ -78,6 +78,7 @@ EXTRAS = {
         *OTEL,
         *TABLES,  # the importer is tested on all of them
         "openai>=2",  # the client that the server is tested with
+        "kubernetes-validate>=1.30",  # checks the files of deploy/
         "schemathesis>=4.32",  # makes requests of what /openapi.json says
         "transformers>=5.6",  # the oracle of the tests and a peer of the benchmarks
         "pytest>=8",

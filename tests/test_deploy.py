@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,9 +14,61 @@ from typer.main import get_command
 DEPLOY = Path(__file__).parent.parent / "deploy"
 PROFILING = [DEPLOY / "kubernetes-mpijob.yaml", DEPLOY / "slurm-profile.sh"]
 SERVING = [
-    DEPLOY / name for name in ("Containerfile", "exegpt-serve.service", "kubernetes-serve.yaml", "slurm-serve.sh")
+    DEPLOY / name
+    for name in (
+        "Containerfile",
+        "exegpt-serve.service",
+        "kubernetes-serve.yaml",
+        "slurm-serve.sh",
+        "kubernetes-deployment.yaml",
+        "compose.yaml",
+    )
 ]
+DEPLOYMENT, COMPOSE = SERVING[4:]
 DASHBOARD = DEPLOY / "grafana-dashboard.json"
+SERVICE_MONITOR = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "monitoring.coreos.com/v1"},
+        "kind": {"const": "ServiceMonitor"},
+        "spec": {
+            "type": "object",
+            "required": ["selector", "endpoints"],
+            "additionalProperties": False,
+            "properties": {
+                "selector": {"type": "object", "required": ["matchLabels"]},
+                "endpoints": {
+                    "type": "array",
+                    "minItems": 1,
+                    "items": {
+                        "type": "object",
+                        "additionalProperties": False,
+                        "properties": {
+                            "port": {"type": "string"},
+                            "path": {"type": "string", "pattern": "^/"},
+                            "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+                            "authorization": {
+                                "type": "object",
+                                "additionalProperties": False,
+                                "properties": {
+                                    "type": {"type": "string"},
+                                    "credentials": {
+                                        "type": "object",
+                                        "required": ["key"],
+                                        "additionalProperties": False,
+                                        "properties": {"name": {"type": "string"}, "key": {"type": "string"}},
+                                    },
+                                },
+                            },
+                        },
+                    },
+                },
+            },
+        },
+    },
+}
+"""What the Prometheus operator's API reference says of the fields that are used here."""
 
 
 def test_every_file_is_checked():
@@ -66,6 +119,12 @@ def test_the_job_starts_a_rank_for_every_slot_and_a_thread_for_every_core(path):
     assert threads * slots == int(worker["resources"]["limits"]["cpu"])
 
 
+def container(document):
+    """The one container of a Deployment."""
+    (made,) = document["spec"]["template"]["spec"]["containers"]
+    return made
+
+
 def served(path):
     """The arguments of `exegpt serve` in a deployment file."""
     text = path.read_text()
@@ -74,6 +133,9 @@ def served(path):
     if path.suffix == ".service":
         joined = re.sub(r"\\\n\s*", " ", text)
         return shlex.split(re.search(r"^ExecStart=\S+/exegpt (.*)$", joined, re.MULTILINE)[1])
+    if path in (DEPLOYMENT, COMPOSE):
+        (document, *_) = yaml.safe_load_all(text)
+        return document["services"]["exegpt"]["command"] if path == COMPOSE else container(document)["args"]
     (arguments,) = commands(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", script(path)))  # ${PORT:-8000} by default is 8000
     return arguments
 
@@ -86,7 +148,7 @@ def test_exegpt_takes_the_servers_commands(path):
     typed = get_command(app).commands[name].make_context(name, arguments).params  # refuses unknown flags
     assert name == "serve" and typed["model"] and typed["host"] == "0.0.0.0" and typed["api_key_file"]
     assert typed["latency_bound"] in ("10s", "$bound")
-    if path.suffix in (".sh", ".yaml"):
+    if path.name in ("slurm-serve.sh", "kubernetes-serve.yaml"):
         subprocess.run(["bash", "-n"], input=script(path), text=True, check=True)
 
 
@@ -125,11 +187,65 @@ def test_the_dashboard_names_metrics_that_there_are(exported):
     named = set()
     for expression in expressions:
         for name, labels in re.findall(r"(exegpt_\w+)\{([^}]*)\}", expression):
-            asked = set(re.findall(r"(\w+)=", labels)) - {"instance"}
+            asked = set(re.findall(r"(\w+)=", labels)) - {"instance", "model_name"}
             assert name in exported and asked <= exported[name], expression
             named.add(name)
     assert len(named) >= 18
     assert all(panel["title"] and panel["fieldConfig"]["defaults"]["unit"] for panel in dashboard["panels"])
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
-    latency = next(panel for panel in dashboard["panels"] if panel["title"] == "Latency")
-    assert latency["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"] == 10  # the bound of these files
+    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert set(variables) == {"source", "instance", "model_name", "bound"}
+    assert variables["bound"]["query"] == "10"  # the bound of these files
+    used = " ".join(expressions)
+    assert set(re.findall(r"\$(\w+)", used)) == {"instance", "model_name", "bound", "__rate_interval"}
+    assert used.count("$model_name") == used.count("$instance")
+
+
+def test_kubernetes_takes_the_deployment():
+    validate = pytest.importorskip("kubernetes_validate")
+    jsonschema = pytest.importorskip("jsonschema")
+    documents = list(yaml.safe_load_all(DEPLOYMENT.read_text()))
+    for document in documents:
+        if document["kind"] == "ServiceMonitor":
+            jsonschema.validate(document, SERVICE_MONITOR)
+        else:
+            validate.validate(document, validate.latest_version(), strict=True)
+    deployment, service, monitor, scaler = documents
+    labels, server = deployment["spec"]["template"]["metadata"]["labels"], container(deployment)
+    assert service["spec"]["selector"] == labels == deployment["spec"]["selector"]["matchLabels"]
+    assert monitor["spec"]["selector"]["matchLabels"] == service["metadata"]["labels"]
+    assert service["spec"]["ports"][0]["targetPort"] == server["ports"][0]["name"]
+    assert monitor["spec"]["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert {probe["httpGet"]["path"] for name, probe in server.items() if name.endswith("Probe")} == {
+        "/health",
+        "/ready",
+    }
+    assert deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > 120  # --drain-timeout 2m
+
+
+def test_the_autoscaler_counts_a_metric_that_there_is(exported):
+    *_, scaler = yaml.safe_load_all(DEPLOYMENT.read_text())
+    assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] in exported
+
+
+def test_compose_takes_its_file():
+    document = yaml.safe_load(COMPOSE.read_text())
+    service = document["services"]["exegpt"]
+    assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+    assert int(service["stop_grace_period"].removesuffix("s")) > 120  # --drain-timeout 2m
+    if shutil.which("docker-compose") is None:
+        pytest.skip("docker-compose is not installed")
+    checked = subprocess.run(["docker-compose", "-f", COMPOSE, "config", "-q"], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_systemd_takes_the_unit(tmp_path):
+    text = (DEPLOY / "exegpt-serve.service").read_text()
+    assert "RestartPreventExitStatus=2 3" in text  # a bad input and no schedule stay what they are
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed")
+    unit = tmp_path / "exegpt-serve.service"
+    unit.write_text(text.replace("/opt/exegpt/.venv/bin/exegpt", "/bin/true"))  # it looks for the program
+    checked = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
+    assert checked.returncode == 0 and "exegpt-serve" not in checked.stderr, checked.stderr

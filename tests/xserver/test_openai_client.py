@@ -104,7 +104,7 @@ class Answering:
     """A link whose engine answers at once with the same two tokens."""
 
     def __init__(self):
-        self.opened, self.outputs = None, {}
+        self.opened, self.outputs, self.starting = None, {}, ""
 
     def add(self, request, due_s):
         return Output(request, tokens=[40, 41], ended=Ended(request.id, "length"))
