@@ -173,6 +173,8 @@ def test_tools_that_contradict_each_other_are_refused(scripted, body, param):
         ({"structured_outputs": {"choice": ["yes", "no"]}}, ("yes", "no")),
         ({"guided_choice": ["left", "right"]}, ("left", "right")),
         ({"guided_regex": "[ab]/c"}, ("a/c", "b/c")),
+        ({"guided_regex": r"[ab]\/c"}, ("a/c", "b/c")),
+        ({"guided_choice": ["\U0001f600 é"]}, ("\U0001f600 é",)),
         ({"guided_json": '{"enum": [1, 2]}'}, ("1", "2")),
         ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, ("x", "y")),
         ({"structured_outputs": {"grammar": 'start: "x" | "y"'}}, ("x", "y")),

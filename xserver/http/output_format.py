@@ -1,6 +1,7 @@
 """The format of an output, from a body's keys to a grammar for the engine."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,9 +78,10 @@ def _structured(asked: StructuredOutputs, param: str, model: ServedModel) -> lis
     if asked.json_object:
         formats.append(made("json_object", _json({"type": "object"}, model)))
     if asked.regex is not None:
-        formats.append(made("regex", f"/{asked.regex.replace('/', chr(92) + '/')}/"))
+        slashes_escaped = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], asked.regex, flags=re.S)
+        formats.append(made("regex", f"/{slashes_escaped}/"))
     if asked.choice is not None:
-        formats.append(made("choice", " | ".join(json.dumps(choice) for choice in asked.choice)))
+        formats.append(made("choice", " | ".join(json.dumps(choice, ensure_ascii=False) for choice in asked.choice)))
     if asked.grammar is not None:
         formats.append(made("grammar", _lark(asked.grammar, param), whole=True))
     return formats

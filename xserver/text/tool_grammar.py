@@ -82,7 +82,8 @@ def tool_grammar(
     elif response is not None:
         start = f"{trigger}{'?' if kind.trigger and kind.optional else ''} calls | {response}"
     elif kind.optional:
-        rules.append(rf"FREE: TEXT & ~/[ \n]*\{{\"name\": \"({'|'.join(tool.name for tool in tools)})\"(.|\n)*/")
+        known = "|".join(tool.name.replace(".", r"\.") for tool in tools)
+        rules.append(rf"FREE: TEXT & ~/[ \n]*\{{\"name\": \"({known})\"(.|\n)*/")
         start = f"{trigger + '?' if kind.trigger else ''} calls | FREE"
     else:
         rules.append(f"told: TEXT {trigger}" if trigger.startswith("<[") else f"told[lazy]: TEXT {trigger}")
