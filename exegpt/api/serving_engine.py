@@ -89,7 +89,11 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         while moved:
             link.leave_unless(engine.leads)
             how = Options(
-                spans=True, promises=True, order=asked.order_choice.make(), hints=_hints(options, engine, plan.opened)
+                spans=True,
+                promises=True,
+                order=asked.order_choice.make(),
+                pins=asked.order_choice.plain,
+                hints=_hints(options, engine, plan.opened),
             )
             engine.open(Extent.unlimited(engine.schedule), how, again)
             engine.prepare_grammars()

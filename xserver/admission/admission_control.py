@@ -9,6 +9,11 @@ request's maximum; left is the remainder of such an s, given the tokens that a s
 shared(l) is the time for l tokens on an engine that is shared until each sequence has its remaining tokens. The time
 per token is t(n) for n sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least
 as many as arrive meanwhile.
+
+A prefill takes less time if a part of the prompt is cached. This counts for blocks that the engine keeps until the
+request starts: it pins the blocks of a request's prompt when it receives the request, and says how many. The frontend
+follows the contents of the cache, but these may have changed by then. So a request is first judged without its cached
+blocks. If it would be refused, it is judged with them, and accepted once the engine has pinned as many (`Promise`).
 """
 
 import asyncio
@@ -16,7 +21,7 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -56,6 +61,8 @@ class Promise:
     """Whether the prompt is longer than the schedule's workload: outside the bound."""
     due_s: float = math.inf
     """The time by which the answer must come, less the margin; infinite outside the bound."""
+    cached: tuple[int, ...] = ()
+    """Cached tokens of each prompt without which it would have been refused: the engine must keep as many."""
 
     def end_s(self, tokens: int) -> float:
         """Return the predicted time of the given number of tokens."""
@@ -73,6 +80,14 @@ class StartTable:
     """Seconds between the starts of later places; None if those are beyond the horizon."""
     first: int
     """Index of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
+
+
+class _Refused(Exception):
+    """A request that is not accepted now, but may be after `room_s`."""
+
+    def __init__(self, code: str, why: str, room_s: float):
+        super().__init__(why)
+        self.code, self.room_s = code, room_s
 
 
 class Admission:
@@ -120,36 +135,68 @@ class Admission:
 
     # ---- decisions ----
 
-    def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
+    def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int] = ()) -> Promise:
         """Accept the sequences of one request that arrived at `arrived_s`, each (input tokens, maximum output tokens).
 
-        Raises ApiError if its answer or an accepted one would come too late, or if too many sequences wait.
+        `cached` are the tokens of each prompt in the engine's cache. Raises ApiError if the request's answer or an
+        accepted one would come too late, or if too many sequences wait.
         """
-        running, now = self._outputs(), self._now()
+        now = self._now()
         self._arrivals.come(len(prompts), now)
+        try:
+            promise = self._promise(prompts, arrived_s, cached)
+        except _Refused as refused:
+            raise _rejected(refused.code, str(refused), self._retry.refused(refused.room_s, now)) from None
+        self._accepted += len(prompts)
+        self._retry.accepted(now)
+        self._pace.shared_by(len(self._outputs()) + len(prompts), now)
+        return promise
+
+    def lost_prefix(self) -> ApiError:
+        """Return the error 429 for a request whose cached tokens the engine has lost before it could keep them."""
+        why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
+        return _rejected("latency_bound", why, self._retry.refused(self._pace.first_s(1), self._now()))
+
+    def _promise(self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int]) -> Promise:
+        """Return the promise to a request, which counts on its cached tokens only if need be; or raise _Refused."""
+        try:
+            return self._judge(prompts, arrived_s, [0] * len(prompts))
+        except _Refused:
+            if not any(cached):
+                raise
+        return replace(self._judge(prompts, arrived_s, cached), cached=tuple(cached))
+
+    def _judge(self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int]) -> Promise:
+        """Return the promise to a request if the engine keeps these cached tokens of each prompt; or raise _Refused."""
+        running, now = self._outputs(), self._now()
         waiting = sum(1 for output in running if not output.tokens)
         if waiting + len(prompts) > self._max_waiting:
-            raise self._refusal("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
+            raise _Refused("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
         long, load = any(tokens > self.usual_input for tokens, _ in prompts), len(running) + len(prompts)
         start = self._start_s(len(prompts)) if running else now
         most = min(self._outputs_p99, max(most for _, most in prompts))
         left = self._left(running)
         shared = self._shared_s([*left, *([most - 1] * len(prompts))])
-        service_s = self._pace.first_s(load) + float(shared[-1])
+        saved = [self._pace.saved_s(tokens, hit, load) for (tokens, _), hit in zip(prompts, cached, strict=True)]
+        service_s = max(0.0, self._pace.first_s(load) - min(saved)) + float(shared[-1])
         finish = math.inf if start is None else start + service_s
         due = math.inf if self.bound_s is None or long else arrived_s + self._within_s
         if running and finish > due:
             why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
-            raise self._refusal("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
+            raise _Refused("latency_bound", why, self._wait_s(most, load) if math.isinf(finish) else finish - due)
         if self.bound_s is not None:
-            self._check_others(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
+            prefills = [(len(o.request.prompt_ids), o.held or 0) for o in running if not o.tokens]
+            prefills += [(tokens, hit) for (tokens, _), hit in zip(prompts, cached, strict=True)]
+            self._check_others(running, left, shared + self._prefills_s(prefills))
         if self.bound_s is not None and long:
             self._check_share(running)
-        self._accepted += len(prompts)
-        self._retry.accepted(now)
-        self._pace.shared_by(load, now)
         start = math.inf if start is None else start
         return Promise(start, finish, most, service_s / most, long, due)
+
+    def _prefills_s(self, prompts: Sequence[tuple[int, int]]) -> float:
+        """Return the seconds of the prefills of prompts, each (input tokens, cached tokens)."""
+        first_s = self._pace.first_s(1)
+        return sum(max(0.0, first_s - self._pace.saved_s(tokens, cached, 1)) for tokens, cached in prompts)
 
     def _left(self, running: Sequence[Output]) -> list[int]:
         """Return how many further tokens of each running sequence 99 of 100 similar sequences stay below."""
@@ -177,7 +224,7 @@ class Admission:
         return seconds
 
     def _check_others(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> None:
-        """Raise ApiError if one more sequence would make accepted ones late; those that are late anyway don't count."""
+        """Raise _Refused if one more sequence would make accepted ones late; those that are late anyway don't count."""
         now, alone_s = self._now(), self._pace.token_s(1)
         late = [
             seconds
@@ -186,11 +233,7 @@ class Admission:
         ]
         if late:
             why = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s:g} s."
-            raise self._refusal("latency_bound", why, min(late))
-
-    def _refusal(self, code: str, why: str, room_s: float) -> ApiError:
-        """Return the error 429 for a request that may be accepted after `room_s`."""
-        return _rejected(code, why, self._retry.refused(room_s, self._now()))
+            raise _Refused("latency_bound", why, min(late))
 
     def _wait_s(self, most: int, load: int) -> float:
         """Return the seconds until few enough sequences share the engine for such a request to be in time."""
@@ -198,14 +241,14 @@ class Admission:
         return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
     def _check_share(self, running: Sequence[Output]) -> None:
-        """Raise ApiError if too many requests with longer prompts than the schedule's workload are running."""
+        """Raise _Refused if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self.usual_input)
         residents = self._schedule.control.of_kind("residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = (
                 f"Few requests of more than {self.usual_input:,} input tokens may run at once, and {long} are running."
             )
-            raise self._refusal("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
+            raise _Refused("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """Return when the last of `count` more sequences starts; None if that is beyond the table."""
@@ -224,6 +267,8 @@ class Admission:
         """Learn from a sequence that has ended."""
         self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
+        if output.first_s is not None:
+            self._pace.found(len(output.request.prompt_ids), output.cached_tokens)
         if len(output.request.prompt_ids) <= self.usual_input and output.first_s is not None:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
@@ -250,7 +295,8 @@ class Admission:
         for output in self._outputs():
             request, generated = output.request, len(output.tokens)
             ends = self._lengths.supposed(int(request.id), generated, request.max_tokens)
-            rows.append(Standing(len(request.prompt_ids), request.max_tokens, ends, generated))
+            lengths = len(request.prompt_ids), request.max_tokens, ends, generated
+            rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:

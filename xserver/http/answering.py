@@ -14,7 +14,7 @@ from xserver.admission.admission_control import Promise
 from xserver.http.api_error import ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
-from xserver.http.generation import Choice, Generation, Piece
+from xserver.http.generation import Choice, Generation, Piece, added
 from xserver.http.journal import Entry
 from xserver.http.sampling_params import Wanted, requests_of, stop_texts
 from xserver.http.schemas import Sampled
@@ -99,13 +99,13 @@ class ApiAnswer(ABC):
         """Add the `n` choices of the prompt with index `place`. With `max_tokens` 0 their outputs are omitted."""
         body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
+        keys = frontend.block_keys(ids, body.cache_salt)
         for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, wanted, place):
             model.check_grammar(request, wanted.grammar_param)
             text = OutputText(model.token_bytes, ids, named=wanted.named)
             stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
-            self.choices.append(
-                Choice(len(self.choices), request, text, stops, _silent(body, model), dropped=max_tokens == 0)
-            )
+            choice = Choice(len(self.choices), request, text, stops, _silent(body, model), max_tokens == 0, keys)
+            self.choices.append(choice)
 
     @property
     def due_s(self) -> float:
@@ -168,8 +168,9 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     arrival, work = http.state.arrival, make()
     if entry is None:
         await asyncio.to_thread(work.prepare, frontend)
-        _admit(work, frontend, arrival)
+        _admit(work, frontend, arrival, [frontend.cached_tokens(choice) for choice in work.choices])
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
+        await _confirm(work, frontend)
     else:
         await _join(entry, make, work, frontend, arrival)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
@@ -191,14 +192,35 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     return JSONResponse(work.whole(texts))
 
 
-def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
-    """Accept a request, or raise ApiError."""
+def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival, cached: Sequence[int] = ()) -> None:
+    """Accept a request, or raise ApiError; `cached` are the tokens of each sequence's prompt that are in the cache."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
     if not arrival.again:  # a retry was counted before, unless there was no engine: then popularity isn't watched
         frontend.arrived += len(work.choices)
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
-    work.promise = frontend.admission.admit(lengths, arrival.at_s)
+    work.promise = frontend.admission.admit(lengths, arrival.at_s, cached)
+
+
+async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
+    """Wait until the engine keeps the cached tokens that a promise counts on; ApiError if it has lost some meanwhile.
+
+    Only then is the request accepted. The engine answers between two steps.
+    """
+    assert work.promise
+    if not work.promise.cached:
+        return
+    kept = False
+    try:
+        held = await work.generation.held()
+        kept = all(have >= counted for have, counted in zip(held, work.promise.cached, strict=True))
+    finally:
+        if not kept:
+            work.generation.close()
+    if not kept:
+        frontend.check_ready()
+        assert frontend.admission, "an engine that is ready"
+        raise frontend.admission.lost_prefix()
 
 
 async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
@@ -217,7 +239,7 @@ async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, a
 
 def run_entry(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend) -> None:
     """Submit a journalled request to the engine, and read it to its end, whether or not a client does."""
-    entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
+    entry.outputs = added(frontend.link, work.choices, work.due_s)
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
 

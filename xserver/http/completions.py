@@ -97,7 +97,9 @@ class CompletionAnswer(ApiAnswer):
             document["logprobs"] = completion_logprobs([*prompt, *entries])
         document["finish_reason"] = reason
         if self.body.return_token_ids:
-            document |= {"token_ids": list(tokens), "prompt_token_ids": list(choice.request.prompt_ids)}
+            document["token_ids"] = list(tokens)
+            if first:
+                document["prompt_token_ids"] = list(choice.request.prompt_ids)
         return document
 
     def _prompt_logprobs(self, choice: Choice) -> list[TextLogProb]:
