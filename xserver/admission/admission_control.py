@@ -117,6 +117,8 @@ class Admission:
         self._accepted = 0
         self._computing = False
         self._next_s = 0.0
+        self._took_s = math.inf
+        """The CPU time of the latest table."""
 
     @property
     def scale(self) -> float:
@@ -281,13 +283,13 @@ class Admission:
         self._computing = True
         standing, accepted = self._standing(), self._accepted
         try:
-            starts, gap = await asyncio.to_thread(self._starts, standing)
+            starts, gap, took_s = await asyncio.to_thread(self._timed_starts, standing)
         finally:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
         self._table = StartTable(now, starts, gap, accepted - waiting)
-        took = self._now() - now
-        self._next_s = self._now() + max(_LEAST_S, took / _CPU_SHARE)
+        usual_s, self._took_s = min(took_s, self._took_s), took_s  # one slow table doesn't stay for many seconds
+        self._next_s = self._now() + max(_LEAST_S, usual_s / _CPU_SHARE)
 
     def _standing(self) -> list[Standing]:
         """Return the engine's sequences, in order of arrival."""
@@ -298,6 +300,12 @@ class Admission:
             lengths = len(request.prompt_ids), request.max_tokens, ends, generated
             rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
+
+    def _timed_starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None, float]:
+        """Return the results of `_starts`, and the CPU time that they took: the thread may also wait for a CPU."""
+        begin_s = time.thread_time()
+        starts, gap = self._starts(standing)
+        return starts, gap, time.thread_time() - begin_s
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
         """Return the seconds until each place of the queue that could still be in time starts, and the gap after these.

@@ -139,8 +139,9 @@ class Pace:
 
     def _predicted_s(self, load: "float | Array") -> Array:
         """Return the predicted seconds per token: n sequences of s tokens bring n / s prefills with each token."""
-        whole, least = (np.interp(load, self._loads, values) for values in (self._token_s, self._least_s))
-        return np.maximum(least, whole - load / self._output * self._saved_s / self._at_once)
+        running = np.minimum(load, self._loads[-1])
+        whole, least = (np.interp(running, self._loads, values) for values in (self._token_s, self._least_s))
+        return np.maximum(least, whole - running / self._output * self._saved_s / self._at_once)
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)
@@ -169,8 +170,15 @@ def _octave(load: float) -> int:
 
 
 def _filled(schedule: Schedule, batch: int) -> Schedule:
-    """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable."""
-    return replace(schedule, control=schedule.control.with_batch(batch))
+    """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable.
+
+    Sequences that share cached blocks need fewer than their lengths say: the cache then holds any batch.
+    """
+    filled = replace(schedule, control=schedule.control.with_batch(batch))
+    if not schedule.prefix_caching:
+        return filled
+    longest = schedule.workload.input.max + schedule.workload.output.max
+    return replace(filled, kv_blocks=max(schedule.kv_blocks, batch * -(-longest // schedule.block_size)))
 
 
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:
