@@ -141,7 +141,8 @@ class Pace:
         """Return the predicted seconds per token: n sequences of s tokens bring n / s prefills with each token."""
         running = np.minimum(load, self._loads[-1])
         whole, least = (np.interp(running, self._loads, values) for values in (self._token_s, self._least_s))
-        return np.maximum(least, whole - running / self._output * self._saved_s / self._at_once)
+        seconds: Array = np.maximum(least, whole - running / self._output * self._saved_s / self._at_once)
+        return seconds
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)
