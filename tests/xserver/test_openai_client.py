@@ -119,7 +119,7 @@ class Refusing:
     def __init__(self, times: int):
         self.left = times
 
-    def admit(self, lengths, arrived_s):
+    def admit(self, lengths, arrived_s, cached):
         self.left -= 1
         if self.left >= 0:
             raise _rejected("latency_bound", "Too late.", 0.2)

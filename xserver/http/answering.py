@@ -207,8 +207,7 @@ async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
 
     Only then is the request accepted. The engine answers between two steps.
     """
-    assert work.promise
-    if not work.promise.cached:
+    if work.promise is None or not work.promise.cached:
         return
     kept = False
     try:
