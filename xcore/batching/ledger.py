@@ -100,15 +100,17 @@ class Ledger:
     def pin(self, sequence: Sequence) -> int:
         """Let a waiting sequence hold the cached blocks of its prompt until it is admitted; return their tokens.
 
-        It holds none if an unfinished sequence would then find too few blocks even alone. So, first come, first served,
-        pinned blocks are freed early only for a sequence that grows beyond all other blocks (`_unpin_newest`).
+        At most half of all blocks are pinned, and none if an unfinished sequence would then find too few blocks even
+        alone. So, first come, first served, pinned blocks are freed early only for a sequence that grows beyond all
+        other blocks (`_unpin_newest`), or after a change to fewer blocks.
         """
         blocks = self._cached_blocks(sequence)
+        if not self._prefixes or not blocks:
+            return 0
         pinned = {block for held in self._pinned.values() for block in held}.union(blocks)
         need = max(self.admission.blocks(other) for other in (*self.waiting, *self.encoding, *self.decoding))
-        if not blocks or len(pinned) + need > self.pool.total:
+        if len(pinned) > min(self.pool.total - need, self.pool.total // 2):
             return 0
-        assert self._prefixes
         self._prefixes.hold(blocks)
         self._pinned[sequence] = blocks
         return len(blocks) * self.pool.block_size

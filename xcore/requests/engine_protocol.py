@@ -85,7 +85,10 @@ class Opened:
 
 @dataclass(frozen=True)
 class Held:
-    """The cached blocks that a request holds until it starts; with prefix caching, the answer to every request."""
+    """The cached blocks that a request holds until it starts.
+
+    Under a bound, the answer to every request of an engine of one replica that caches prefixes.
+    """
 
     id: str
     tokens: int

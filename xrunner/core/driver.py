@@ -115,13 +115,16 @@ class Driver:
         """Whether a step of this rank's lane is in progress."""
         return not self._own.idle
 
-    def add(self, requests: Iterable[tuple[int, Request]]) -> int:
-        """Add requests to the waiting ones, each with its unique place; return the cached tokens that they hold."""
+    def add(self, requests: Iterable[tuple[int, Request]]) -> int | None:
+        """Add requests to the waiting ones, each with its unique place.
+
+        Return the cached tokens that they hold; None unless `Options.pins`.
+        """
         start = self.worker.model.start
         sequences = [self._sequence(index, request, start) for index, request in requests]
         self._make_room(sequences)
         self.ledger.submit(sequences)
-        return sum(self.ledger.pin(sequence) for sequence in sequences) if self._pins else 0
+        return sum(self.ledger.pin(sequence) for sequence in sequences) if self._pins else None
 
     def _make_room(self, sequences: Iterable[Sequence]) -> None:
         """Grow the pool so that each of these sequences fits alone, up to the cache's blocks.

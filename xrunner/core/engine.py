@@ -250,10 +250,11 @@ class Engine:
         pool = self._shared.pool if self._shared else None
         return Driver(self.worker, self.schedule, self._aborted, outputs, options, pool)
 
-    def add(self, request: Request) -> int:
+    def add(self, request: Request) -> int | None:
         """Add a request, which runs as soon as the policy admits it; on the leader, from the thread that steps.
 
-        Return the tokens of its prompt that are cached, in blocks which it holds until then: 0 unless `Options.pins`.
+        Return the tokens of its prompt that are cached, in blocks which it holds until then; None unless
+        `Options.pins`, and for other replicas.
 
         Replicas take turns. A grammar that isn't known yet is compiled at once.
 
@@ -268,7 +269,7 @@ class Engine:
         self._added += 1
         if replica:
             leader.give((index, request), replica)
-            return 0
+            return None
         return driver.add([(index, request)])
 
     def abort(self, request_id: str, output_tokens: int | None = None) -> None:

@@ -191,7 +191,7 @@ class Session:
         """Add a request to the engine; record a refusal if the engine can't run it."""
         try:
             held = self.engine.add(request)
-            if self.engine.schedule.prefix_caching:
+            if held is not None:
                 self.inbox.send(Held(request.id, held))
         except InputError as error:
             refused = Ended(request.id, "error", refused=str(error), too_long=isinstance(error, TooLong))
