@@ -34,7 +34,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 class Full:
     """An admission that refuses everything."""
 
-    def admit(self, prompts, arrived_s):
+    def admit(self, prompts, arrived_s, cached=()):
         raise ApiError(429, "Too late.", "latency_bound", None, RATE_LIMIT, {"Retry-After": "7"})
 
 
