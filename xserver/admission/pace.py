@@ -43,13 +43,15 @@ class Pace:
         points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
         self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
         self._first_s, self._token_s = (np.maximum.accumulate(values) for values in seconds)
-        self._cost, self._input, self._output = cost, round(schedule.workload.input.mean), schedule.workload.output.mean
-        self._at_once = schedule.replicas * len(cost.encode.costs)
-        """Number of prefills at a time."""
-        context = self._input + self._output / 2
+        self._cost, self._input = cost, round(schedule.workload.input.mean)
+        mean = schedule.workload.output.mean
+        context = self._input + mean / 2
         decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in self._loads]
         self._least_s = np.minimum(decode_s, self._token_s)
         """Seconds per token without any prefill, by load."""
+        service_s = self._first_s + (mean - 1) * self._token_s
+        self._rates = self._loads / service_s / (schedule.replicas * len(cost.encode.costs))
+        """Sequences per second, of a replica's stage, by load."""
         self._saved_s = 0.0
         """The mean predicted time of a prefill that recent sequences have saved."""
         self._scales: dict[int, float] = {}
@@ -138,10 +140,10 @@ class Pace:
         self._saved_s += _MEMORY * (self._less_s(input_tokens, cached) - self._saved_s)
 
     def _predicted_s(self, load: "float | Array") -> Array:
-        """Return the predicted seconds per token: n sequences of s tokens bring n / s prefills with each token."""
-        running = np.minimum(load, self._loads[-1])
-        whole, least = (np.interp(running, self._loads, values) for values in (self._token_s, self._least_s))
-        seconds: Array = np.maximum(least, whole - running / self._output * self._saved_s / self._at_once)
+        """Return the predicted seconds per token: a sequence takes the engine 1 / rate seconds, less what it saves."""
+        columns = self._token_s, self._least_s, self._rates
+        whole, least, rate = (np.interp(load, self._loads, values) for values in columns)
+        seconds: Array = np.maximum(least, whole * (1 - rate * self._saved_s))
         return seconds
 
     def _mark(self, s: float, work: float, load_s: float) -> None:

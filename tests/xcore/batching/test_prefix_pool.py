@@ -333,7 +333,7 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
             pinned[sequence] = ledger.pin(sequence)
             assert pinned[sequence] in (0, len(ledger._cached_blocks(sequence)) * BLOCK)
             if cancelled:
-                victim = next(iter(pinned))
+                victim = next(reversed(ledger._pinned), sequence)
                 if victim not in ended:
                     ledger.cancel(victim)
                     ended.add(victim)
@@ -354,6 +354,25 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
     assert ledger.idle and not ledger._pinned and len(ended) == len(rows)
     assert not given_up or admission == "grow"
     pool.check(Counter())
+
+
+def test_a_sequence_that_outgrows_all_other_blocks_takes_pinned_ones():
+    """Alone, it can't be preempted for others: it would return at once, and so on for ever."""
+    pool, policy = PrefixPool(8, BLOCK), OrcaPolicy(1, 1)
+    ledger = Ledger(pool, fcfs, admission="grow")
+    first = Sequence(0, 9, 1, keys=keys_of(range(9)))
+    ledger.submit([first])
+    ledger.advance(policy.next_step(ledger, 0.0))
+    growing, waiting = Sequence(1, 2, 31, keys=()), Sequence(2, 9, 1, keys=keys_of(range(9)))
+    ledger.submit([growing])
+    ledger.advance(policy.next_step(ledger, 1.0))
+    ledger.submit([waiting])
+    assert ledger.pin(waiting) == 8
+    for number in range(40):
+        if step := policy.next_step(ledger, 2.0 + number):
+            ledger.advance(step)
+        ledger.check()
+    assert ledger.idle and growing.generated == 31 and not growing.preemptions and waiting.hit == 0
 
 
 def test_a_pin_leaves_enough_blocks_for_each_sequence_alone():
