@@ -91,7 +91,11 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
         while moved:
             link.leave_unless(engine.leads)
             how = Options(
-                spans=True, promises=True, order=asked.order_choice.make(), hints=_hints(options, engine, plan.opened)
+                spans=True,
+                promises=True,
+                order=asked.order_choice.make(),
+                pins=asked.order_choice.plain and engine.schedule.latency_bound_s is not None,
+                hints=_hints(options, engine, plan.opened),
             )
             engine.open(Extent.unlimited(engine.schedule), how, again)
             engine.prepare_grammars()
@@ -252,18 +256,18 @@ def _searched(setting: Setting, asked: ServedOptions) -> tuple[Schedule, float |
     Without a bound, return the schedule with the highest throughput, and None. Raises Infeasible if there is none.
     """
     policies, bound_s = asked.policies, asked.latency_bound_s
-    grows = asked.rule == "grow"
+    grows, caches = asked.rule == "grow", not asked.no_prefix_caching
     if bound_s is None or bound_s == float("inf"):
         answer = search_schedule(setting, None, policies=policies)
         if answer.schedule is None:
             raise Infeasible(infeasible_text(answer, None), answer.lowest_latency_s)
         return answer.schedule, None
     try:
-        best = highest_goodput(setting, bound_s, policies, grows=grows)
+        best = highest_goodput(setting, bound_s, policies, grows=grows, caches=caches)
     except Infeasible as error:
         if not asked.best_effort:
             raise
-        best, kept_s = nearest_goodput(setting, bound_s, policies, grows)
+        best, kept_s = nearest_goodput(setting, bound_s, policies, grows, caches)
         output.note(f"{error} Requests that can meet it are served, by a schedule for {duration_text(kept_s)}")
         return replace(best.schedule, latency_bound_s=bound_s), None
     output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound (predicted)")

@@ -62,6 +62,9 @@ class FrontendOptions:
         None,
         "An origin whose pages may use this server, like https://example.com. With API keys, * allows all origins.",
     )
+    separate_keys: bool = option(
+        False, "Share cached prefixes only among requests with the same API key. Default: among all requests."
+    )
     max_output: int | None = option(None, "Maximum output tokens of a request.", min=1)
     max_waiting: int = option(1000, "Maximum number of waiting sequences.", min=1)
     journal: Path | None = option(None, "A folder that keeps requests with an Idempotency-Key across restarts.")
@@ -149,6 +152,7 @@ def _serve(options: ServeOptions) -> int:
             hosts=tuple(options.allowed_host or ()),
             origins=tuple(options.cors or ()),
             admin_token=next(iter(_keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
+            separate_keys=options.separate_keys,
             max_output=options.max_output,
             max_waiting=options.max_waiting,
             journal=options.journal,

@@ -37,7 +37,7 @@ class Full:
     def refuse_early(self, extent, arrived_s, tokenizing):
         pass
 
-    def admit(self, prompts, arrived_s):
+    def admit(self, prompts, arrived_s, cached=()):
         raise ApiError(429, "Too late.", "latency_bound", None, RATE_LIMIT, {"Retry-After": "7"})
 
 

@@ -106,7 +106,7 @@ class Answering:
     def __init__(self):
         self.opened, self.outputs, self.starting = None, {}, ""
 
-    def add(self, request, due_s):
+    def add(self, request, due_s, keys=()):
         return Output(request, tokens=[40, 41], ended=Ended(request.id, "length"))
 
     def abort(self, outputs):
@@ -119,7 +119,7 @@ class Refusing:
     def __init__(self, times: int):
         self.left = times
 
-    def admit(self, lengths, arrived_s):
+    def admit(self, lengths, arrived_s, cached):
         self.left -= 1
         if self.left >= 0:
             raise Refusal(Demand(1, 1, False), "latency_bound", "Too late.", 0.0, 1.0, 0.0).error(0.2)

@@ -29,6 +29,8 @@ class Ledger:
     Over a `PrefixPool`, sequences share the cached blocks of their prompts. With `shares_in_step`, they also share the
     blocks that another sequence computes in the same step; the step must then compute them as one.
 
+    A waiting sequence may hold the cached blocks of its prompt (`pin`), so that it finds them when it is admitted.
+
     If the next step is decided before this one has ended, a finished sequence is `lingering`: it holds its slot and its
     blocks until the step after that is decided.
     """
@@ -70,6 +72,8 @@ class Ledger:
         """Ended sequences whose KV transfer into their blocks still runs."""
         self.reused = 0
         """Tokens that admitted sequences found in the cache so far."""
+        self._pinned: dict[Sequence, list[int]] = {}
+        """Blocks that waiting sequences hold, in the order of pinning."""
 
     @property
     def resident(self) -> list[Sequence]:
@@ -93,6 +97,52 @@ class Ledger:
                 )
             self.waiting.push(sequence)
 
+    def pin(self, sequence: Sequence) -> int:
+        """Let a waiting sequence hold the cached blocks of its prompt until it is admitted; return their tokens.
+
+        At most half of all blocks are pinned, and none if an unfinished sequence would then find too few blocks even
+        alone. So, first come, first served, pinned blocks are freed early only for a sequence that grows beyond all
+        other blocks (`_unpin_newest`), or after a change to fewer blocks.
+        """
+        blocks = self._cached_blocks(sequence)
+        if not self._prefixes or not blocks:
+            return 0
+        pinned = {block for held in self._pinned.values() for block in held}.union(blocks)
+        need = max(self.admission.blocks(other) for other in (*self.waiting, *self.encoding, *self.decoding))
+        if len(pinned) > min(self.pool.total - need, self.pool.total // 2):
+            return 0
+        self._prefixes.hold(blocks)
+        self._pinned[sequence] = blocks
+        return len(blocks) * self.pool.block_size
+
+    def _unpin(self, sequence: Sequence) -> None:
+        if sequence in self._pinned:
+            self.pool.free(self._pinned.pop(sequence))
+
+    def _unpin_newest(self, other: Sequence) -> bool:
+        """Free the blocks pinned last, but not those of `other`; return whether there were any."""
+        newest = next((sequence for sequence in reversed(self._pinned) if sequence is not other), None)
+        if newest is None:
+            return False
+        self._unpin(newest)
+        return True
+
+    def leave(self) -> list[Sequence]:
+        """Remove all waiting sequences, and return them in the order of their indices."""
+        left = self.waiting.drain()
+        for sequence in left:
+            self._unpin(sequence)
+        return left
+
+    def _cached_blocks(self, sequence: Sequence) -> list[int]:
+        """Return the blocks that hold the beginning of a waiting sequence's tokens.
+
+        The last token is never among them: its computation gives the next token.
+        """
+        if self._prefixes is None:
+            return []
+        return self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
+
     def most_blocks(self, sequence: Sequence) -> int:
         """Return the blocks for all tokens that a sequence may ever cache."""
         return self.pool.blocks_for(most_cached(sequence.input_tokens, sequence.max_output, self.encoder_decoder))
@@ -113,11 +163,32 @@ class Ledger:
         """
         sequence.generated, sequence.cached = generated, sequence.input_tokens + generated - 1 + self.encoder_decoder
         need = self.pool.blocks_for(sequence.cached) if self.admission.grows else self.admission.blocks(sequence)
-        if need > self.pool.available:
+        shared = self._prefixes.find(sequence.keys) if self._prefixes else []
+        free = self._prefixes.free_among(shared) if self._prefixes else 0
+        if need - len(shared) + free > self.pool.available:
             return False
-        sequence.blocks, sequence.to_prefill, sequence.status = self.pool.allocate(need), 0, DECODE
+        if self._prefixes:
+            self._prefixes.hold(shared)
+        sequence.blocks, sequence.published = [*shared, *self.pool.allocate(need - len(shared))], len(shared)
+        sequence.to_prefill, sequence.status = 0, DECODE
         self.decoding.append(sequence)
+        self._publish(sequence, sequence.cached)
         return True
+
+    def keep(self, sequence: Sequence, tokens: int) -> None:
+        """Put the first blocks of a waiting sequence's prompt into the cache, as far as blocks are free, and pin them.
+
+        They have `tokens` tokens, and were there before this ledger began.
+        """
+        if not self._prefixes or not tokens:
+            return
+        keys = sequence.keys[: tokens // self.pool.block_size]
+        missing = keys[len(self._prefixes.find(keys)) :][: self.pool.available]
+        blocks = self.pool.allocate(len(missing))
+        for block, key in zip(blocks, missing, strict=True):
+            self._prefixes.publish(block, key)
+        self.pool.free(blocks)
+        self.pin(sequence)
 
     def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits | None = None) -> list[Sequence]:
         """Admit up to `most` waiting sequences that arrived by `now`, in strict order.
@@ -181,6 +252,8 @@ class Ledger:
             if self._has_room(sequence, tokens):
                 continue
             while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
+                if self.residents == 1 and self._unpin_newest(sequence):
+                    continue  # it would be preempted only to return at once
                 preempted.append(self._last(now))
                 self._preempt(preempted[-1], now)
             if sequence.status is PREEMPTED:
@@ -258,15 +331,14 @@ class Ledger:
         """Make a sequence resident if its blocks are free and nothing else prevents it."""
         if sequence.last_token_s > now or (fits is not None and not fits(sequence)):
             return False
-        missing = self.admission.blocks(sequence)
-        reused: list[int] = []
-        if self._prefixes:  # all but the last token: its computation gives the next token
-            reused = self._prefixes.find(sequence.keys[: (sequence.to_prefill - 1) // self.pool.block_size])
-            missing += self._prefixes.free_among(reused) - len(reused)
-        if missing > self.pool.available:
-            return False
+        missing, reused = self._missing(sequence)
+        while missing > self.pool.available:
+            if self.residents or not self._unpin_newest(sequence):
+                return False
+            missing, reused = self._missing(sequence)
         if reused:
             self._reuse(sequence, reused)
+        self._unpin(sequence)
         prefilled = sequence.to_prefill if chunk is None else min(chunk, sequence.to_prefill)
         allocated = self.pool.allocate(self.admission.first_blocks(sequence, prefilled) - len(reused))
         sequence.blocks = [*reused, *allocated] if reused else allocated
@@ -277,6 +349,13 @@ class Ledger:
         if self._prefixes is not None and self.shares_in_step:
             self._publish(sequence, sequence.cached + prefilled)
         return True
+
+    def _missing(self, sequence: Sequence) -> tuple[int, list[int]]:
+        """Return how many free blocks the admission of a sequence takes, and the cached blocks that it uses."""
+        missing, reused = self.admission.blocks(sequence), self._cached_blocks(sequence)
+        if self._prefixes:
+            missing += self._prefixes.free_among(reused) - len(reused)
+        return missing, reused
 
     def _reuse(self, sequence: Sequence, blocks: list[int]) -> None:
         """Share the blocks that hold the beginning of a sequence's prompt."""
@@ -394,6 +473,7 @@ class Ledger:
             self._release([sequence])
         else:
             self.waiting.remove([sequence])
+            self._unpin(sequence)
         sequence.status = FINISHED
         self._end([sequence])
 
@@ -422,7 +502,8 @@ class Ledger:
     def check(self) -> None:
         """Raise AssertionError unless every block is free, or held by one sequence or by those that share it."""
         holders = (*self.resident, *self._arriving)
-        self.pool.check(Counter([block for sequence in holders for block in sequence.blocks]))
+        held = [block for sequence in holders for block in sequence.blocks]
+        self.pool.check(Counter([*held, *(block for blocks in self._pinned.values() for block in blocks)]))
 
     def _release(self, sequences: list[Sequence]) -> None:
         gone = set(sequences)

@@ -4,6 +4,8 @@ A full block is published under a key that stands for its tokens and all tokens 
 the same tokens shares the block instead of computing it again. A block that no sequence holds is free, and keeps its
 contents until it is allocated. Unpublished blocks are allocated first, then those that were freed longest ago. A
 sequence's blocks are freed last first, so that the end of a prefix is lost before its beginning.
+
+A salt enters the key of the first block, and so all keys after it: only sequences with the same salt share blocks.
 """
 
 import hashlib
@@ -11,18 +13,25 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Items
+from typing import Any
 
 from xcore.batching.kv_pool import check_size
 
 
-def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int) -> None:
+def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int, salt: str | None = None) -> None:
     """Append the keys of the full blocks that `keys` lacks, where `tokens` are all known tokens of a sequence.
 
-    Each key hashes its block's tokens and the previous key, so equal keys mean equal prefixes.
+    Each key hashes its block's tokens and the previous key, so equal keys mean equal prefixes, of sequences with the
+    same salt.
     """
     for end in range((len(keys) + 1) * block_size, len(tokens) + 1, block_size):
-        before = keys[-1] if keys else b""
+        before = keys[-1] if keys else _start(salt)
         keys.append(hashlib.sha256(before + array("q", tokens[end - block_size : end]).tobytes()).digest())
+
+
+def _start(salt: str | None) -> bytes:
+    """Return what takes the place of a previous key before the first block."""
+    return b"" if salt is None else hashlib.sha256(salt.encode()).digest()
 
 
 class PrefixPool:
@@ -43,6 +52,23 @@ class PrefixPool:
         """Key of each published block."""
         self._published: dict[Hashable, OrderedDict[int, None]] = {}
         """Blocks of each key, in the order of publishing: equal ones may be computed twice."""
+        self._changes: dict[Hashable, bool] | None = None
+        """Whether a key can be found, of those that changed; None: changes aren't recorded."""
+
+    def record_changes(self) -> None:
+        """Record from now on which keys can be found, for `take_changes`."""
+        self._changes = {}
+
+    def take_changes(self) -> tuple[list[Any], list[Any]]:
+        """Return the keys that can be found since the last call, and those that no longer can; none unless recorded."""
+        changes = self._changes or {}
+        if changes:
+            self._changes = {}
+        return [key for key, found in changes.items() if found], [key for key, found in changes.items() if not found]
+
+    def _changed(self, key: Hashable, found: bool) -> None:
+        if self._changes is not None:
+            self._changes[key] = found
 
     def set_total(self, total: int) -> None:
         """Set the number of blocks."""
@@ -82,6 +108,7 @@ class PrefixPool:
         del equal[block]
         if not equal:
             del self._published[key]
+            self._changed(key, False)
 
     def free(self, blocks: list[int]) -> None:
         """End one sequence's hold of its blocks, given in the order of its tokens."""
@@ -102,10 +129,13 @@ class PrefixPool:
             raise ValueError(f"KV block {block} can't be published: it is free, or it was already published")
         self._keys[block] = key
         self._published.setdefault(key, OrderedDict())[block] = None
+        self._changed(key, True)
 
     def withdraw(self, keys: Iterable[Hashable]) -> None:
         """Withdraw these keys, so that no block is found by them."""
         for key in keys:
+            if key in self._published:
+                self._changed(key, False)
             for block in self._published.pop(key, ()):
                 del self._keys[block]
                 if block in self._kept:

@@ -1,7 +1,7 @@
 """The messages between the server's frontend and its engine over a stream, in the ranks' message format.
 
     frontend ──BEGIN, Request, Abort, Stop, Follow, DRAIN──► engine
-    frontend ◄──Opened, Changed, Stepped, Speed, LOADS, MOVES── engine
+    frontend ◄──Opened, Changed, Held, Stepped, Speed, LOADS, MOVES── engine
 
 A message is its length (8 bytes, little-endian) and its bytes (`xcore.requests.message`). A generated token is a
 `TokenEvent` from the rank that decides to the frontend; on the wire, the events of a step are `TokenColumns`.
@@ -81,6 +81,18 @@ class Opened:
     """Start of its clock, by the frontend's monotonic clock, which is that of rank 0's machine."""
     refused: Schedule | None = None
     """The schedule that it can't follow, with as many KV blocks as accepted requests would need."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The cached blocks that a request holds until it starts.
+
+    Under a bound, the answer to every request of an engine of one replica that caches prefixes.
+    """
+
+    id: str
+    tokens: int
+    """Tokens of its prompt in these blocks."""
 
 
 @dataclass(frozen=True)
@@ -231,6 +243,19 @@ class TokenColumns:
 
 
 @dataclass(frozen=True)
+class CachedKeys:
+    """The blocks that the cache of prefixes has got and lost, by `short_keys`: uint64 arrays."""
+
+    found: Array
+    lost: Array
+
+
+def short_keys(keys: Iterable[bytes]) -> Array:
+    """Return the first eight bytes of each key: enough to tell the blocks of one cache apart."""
+    return np.frombuffer(b"".join(key[:8] for key in keys), dtype="<u8")
+
+
+@dataclass(frozen=True)
 class Stepped:
     """The results of the engine's steps: tokens in order, then ends. Times are seconds of its clock."""
 
@@ -240,6 +265,8 @@ class Stepped:
     occupancy: EngineLoad
     spans: tuple[Span, ...] = ()
     """Spans of the leader's device."""
+    cached: CachedKeys | None = None
+    """The changes of the cache of prefixes; None: no changes, or several replicas."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +280,7 @@ class Speed:
 
 
 FROM_FRONTEND = (Request, Abort, Stop, Follow)
-FROM_ENGINE = (Opened, Changed, Stepped, Speed)
+FROM_ENGINE = (Opened, Changed, Held, Stepped, Speed)
 
 
 def framed(message: object) -> bytes:

@@ -65,6 +65,8 @@ class Request(Spec):
     """The application that made it, for orders of applications."""
     deadline_s: float | None = None
     """When its last token is due, in seconds after its arrival; None: no deadline."""
+    cache_salt: str | None = None
+    """Only requests with the same salt share cached prefixes."""
     output_ids: tuple[int, ...] = ()
     """Its output by another engine: computed again with the prompt, and not reported again."""
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, Sequence
+from xcore.batching import UNKNOWN, FollowingOrder, Hints, Order, PrefixPool, Sequence
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.sequence import PREEMPTED
 from xcore.batching.step import StagePhase
@@ -49,6 +49,8 @@ class Options:
     """As in `make_policy`."""
     order: Order = fcfs
     """The order of waiting requests."""
+    pins: bool = False
+    """Whether waiting requests hold the cached blocks of their prompts; see `Ledger.pin`."""
     hints: Callable[[Request], Hints] | None = None
     """The order's hints on each request; None: no hints."""
     policy: Policy | None = None
@@ -74,6 +76,9 @@ class Driver:
         self.worker, self.outputs = worker, outputs
         self.policy: Any = options.policy or make_policy(schedule, options.adjustment)
         self.ledger = make_ledger(schedule, options.order, pool)
+        self._pins = options.pins
+        if options.pins and isinstance(self.ledger.pool, PrefixPool):
+            self.ledger.pool.record_changes()
         assemble = Assembler(outputs.running, self.ledger.pool.block_size)
         kind = AheadLane if worker.gpu and not worker.transport else OwnLane
         self._own = kind(worker, schedule, outputs, assemble)
@@ -110,12 +115,16 @@ class Driver:
         """Whether a step of this rank's lane is in progress."""
         return not self._own.idle
 
-    def add(self, requests: Iterable[tuple[int, Request]]) -> None:
-        """Add requests to the waiting ones, each with its unique place."""
+    def add(self, requests: Iterable[tuple[int, Request]]) -> int | None:
+        """Add requests to the waiting ones, each with its unique place.
+
+        Return the cached tokens that they hold; None unless `Options.pins`.
+        """
         start = self.worker.model.start
         sequences = [self._sequence(index, request, start) for index, request in requests]
         self._make_room(sequences)
         self.ledger.submit(sequences)
+        return sum(self.ledger.pin(sequence) for sequence in sequences) if self._pins else None
 
     def _make_room(self, sequences: Iterable[Sequence]) -> None:
         """Grow the pool so that each of these sequences fits alone, up to the cache's blocks.
@@ -221,7 +230,7 @@ class Driver:
             self._take_over(new)
         else:
             self.moving = change
-            self.left = [sequence.index for sequence in self.ledger.waiting.drain()]
+            self.left = [sequence.index for sequence in self.ledger.leave()]
 
     def _take_over(self, new: Schedule) -> None:
         """Decide by another schedule from now on, with its number of blocks.

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from xcore.batching import Hints, Ledger, Order, deal
+from xcore.batching import Hints, Ledger, Order, PrefixPool, deal
 from xcore.batching.kv_capacity import blocks_needed, grow_to_fit
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
 from xcore.orders import fcfs
-from xcore.requests.engine_protocol import EngineLoad, Event
+from xcore.requests.engine_protocol import CachedKeys, EngineLoad, Event, short_keys
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import check_request
@@ -250,8 +250,11 @@ class Engine:
         pool = self._shared.pool if self._shared else None
         return Driver(self.worker, self.schedule, self._aborted, outputs, options, pool)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request) -> int | None:
         """Add a request, which runs as soon as the policy admits it; on the leader, from the thread that steps.
+
+        Return the tokens of its prompt that are cached, in blocks which it holds until then; None unless
+        `Options.pins`, and for other replicas.
 
         Replicas take turns. A grammar that isn't known yet is compiled at once.
 
@@ -266,8 +269,8 @@ class Engine:
         self._added += 1
         if replica:
             leader.give((index, request), replica)
-        else:
-            driver.add([(index, request)])
+            return None
+        return driver.add([(index, request)])
 
     def abort(self, request_id: str, output_tokens: int | None = None) -> None:
         """End a request before the next iteration; from any thread. Unknown ids are ignored.
@@ -348,6 +351,14 @@ class Engine:
         while self.transport and (message := self.transport.poll(tag=SPANS)) is not None:
             spans += message
         return tuple(spans)
+
+    def take_cached_keys(self) -> CachedKeys | None:
+        """Return the changes of the cache of prefixes since the last call, where `Options.pins`; None: no changes."""
+        pool = self.ledger.pool
+        if not isinstance(pool, PrefixPool) or self.schedule.replicas > 1:
+            return None
+        found, lost = pool.take_changes()
+        return CachedKeys(short_keys(found), short_keys(lost)) if found or lost else None
 
     @property
     def occupancy(self) -> EngineLoad:

@@ -22,6 +22,7 @@ from xcore.requests.engine_protocol import (
     Event,
     Follow,
     Frames,
+    Held,
     Opened,
     Stepped,
     Stop,
@@ -189,7 +190,9 @@ class Session:
     def _add(self, request: Request) -> None:
         """Add a request to the engine; record a refusal if the engine can't run it."""
         try:
-            self.engine.add(request)
+            held = self.engine.add(request)
+            if held is not None:
+                self.inbox.send(Held(request.id, held))
         except InputError as error:
             refused = Ended(request.id, "error", refused=str(error), too_long=isinstance(error, TooLong))
             self._refused.append(refused)
@@ -232,4 +235,5 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
         ended=(*refused, *ended),
         occupancy=engine.occupancy,
         spans=engine.take_spans(),
+        cached=engine.take_cached_keys(),
     )

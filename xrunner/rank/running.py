@@ -98,7 +98,7 @@ class RunningRequest:
         The known tokens are its prompt and the output so far.
         """
         if self.known >= (len(self.keys) + 1) * block_size:
-            extend_keys(self.keys, [*self.request.prompt_ids, *self.output], block_size)
+            extend_keys(self.keys, [*self.request.prompt_ids, *self.output], block_size, self.request.cache_salt)
 
     def update_table(self) -> None:
         """Make the block table, if there is none or the sequence's blocks have changed."""

@@ -9,6 +9,11 @@ request's maximum; left is the remainder of such an s, given the tokens that a s
 shared(l) is the time for l tokens on an engine that is shared until each sequence has its remaining tokens. The time
 per token is t(n) for n sequences (`pace.py`). n counts the running sequences that haven't ended by then, but at least
 as many as arrive meanwhile.
+
+A prefill takes less time if a part of the prompt is cached. This counts for blocks that the engine keeps until the
+request starts: it pins the blocks of a request's prompt when it receives the request, and says how many. The frontend
+follows the contents of the cache, but these may have changed by then. So a request is first judged without its cached
+blocks. If it would be refused, it is judged with them, and accepted once the engine has pinned as many (`Promise`).
 """
 
 import asyncio
@@ -16,18 +21,17 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 import numpy as np
 
 from xcore.requests.engine_protocol import Opened
 from xcore.specs.workload import Array
 from xserver.admission.arrival_rate import ArrivalRate
-from xserver.admission.extent import Extent
 from xserver.admission.lengths import QUANTILE, Lengths
 from xserver.admission.pace import Pace
 from xserver.admission.refusals import Demand, RecentRefusals, Refusal
 from xserver.admission.retry_after import RetryAfter
+from xserver.admission.token_bounds import TokenBounds
 from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
@@ -61,6 +65,8 @@ class Promise:
     """Whether the prompt is longer than the schedule's workload: outside the bound."""
     due_s: float = math.inf
     """The time by which the answer must come, less the margin; infinite outside the bound."""
+    cached: tuple[int, ...] = ()
+    """Cached tokens of each prompt without which it would have been refused: the engine must keep as many."""
 
     def end_s(self, tokens: int) -> float:
         """Return the predicted time of the given number of tokens."""
@@ -78,6 +84,14 @@ class StartTable:
     """Seconds between the starts of later places; None if those are beyond the horizon."""
     first: int
     """Index of the next sequence, counting accepted ones: it is `accepted - first` places into the table."""
+
+
+class _Refused(Exception):
+    """A request that is not accepted now, but may be after `room_s`; `for_others`: since others would be late."""
+
+    def __init__(self, code: str, why: str, room_s: float, for_others: bool = False):
+        super().__init__(why)
+        self.code, self.room_s, self.for_others = code, room_s, for_others
 
 
 class Admission:
@@ -112,6 +126,8 @@ class Admission:
         self._accepted = 0
         self._computing = False
         self._next_s = self._next_look_s = 0.0
+        self._took_s = math.inf
+        """The CPU time of the latest table."""
 
     @property
     def scale(self) -> float:
@@ -130,69 +146,106 @@ class Admission:
 
     # ---- decisions ----
 
-    def refuse_early(self, extent: Extent, arrived_s: float, tokenizing: TokenizerQueue) -> None:
+    def refuse_early(self, bounds: TokenBounds, arrived_s: float, tokenizing: TokenizerQueue) -> None:
         """Raise ApiError for a request that would be refused whatever its tokens are, before they are known.
 
         A request without a limit counts as one of the usual output.
         """
         now, most = self._now(), self._outputs_p99
-        tokens = most if extent.most_output is None else min(most, extent.most_output)
+        tokens = most if bounds.most_output is None else min(most, bounds.most_output)
+        demand = Demand(bounds.sequences, tokens, False, math.inf if self._schedule.prefix_caching else 0.0)
         wait_s = tokenizing.wait_s
         if tokenizing.length >= self._max_waiting:
             why = f"{tokenizing.length} requests are already waiting to be tokenized."
-            refusal = self._refusal(Demand(extent.sequences, tokens, False), "concurrency_limit", why, wait_s)
+            refusal = self._refusal(demand, _Refused("concurrency_limit", why, wait_s))
         elif wait_s and now + wait_s + self._pace.first_s(1) > arrived_s + self._within_s:
             why = f"The texts that wait to be tokenized take longer than the latency bound of {self.bound_s:g} s."
-            refusal = self._refusal(Demand(extent.sequences, tokens, False), "latency_bound", why, wait_s)
+            refusal = self._refusal(demand, _Refused("latency_bound", why, wait_s))
         else:
-            may_be_long = extent.most_input is None or extent.most_input > self.usual_input
-            kinds = [False] * (extent.least_input <= self.usual_input) + [True] * may_be_long
-            found = (self._refusals.find(Demand(extent.sequences, tokens, long), now) for long in kinds)
+            may_be_long = bounds.most_input is None or bounds.most_input > self.usual_input
+            kinds = [False] * (bounds.least_input <= self.usual_input) + [True] * may_be_long
+            found = (self._refusals.find(replace(demand, long=long), now) for long in kinds)
             known = [each for each in found if each]
             if len(known) < len(kinds) or not self._outputs():
                 return
             refusal = known[0]
-        self._arrivals.come(extent.sequences, now)
+        self._arrivals.come(bounds.sequences, now)
         raise self._refused(refusal)
 
-    def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float) -> Promise:
+    def admit(self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int] = ()) -> Promise:
         """Accept the sequences of one request that arrived at `arrived_s`, each (input tokens, maximum output tokens).
 
-        Raises ApiError if its answer or an accepted one would come too late, or if too many sequences wait.
+        `cached` are the tokens of each prompt in the engine's cache. Raises ApiError if the request's answer or an
+        accepted one would come too late, or if too many sequences wait.
         """
-        running, now = self._outputs(), self._now()
+        now = self._now()
         self._arrivals.come(len(prompts), now)
-        long, load = any(tokens > self.usual_input for tokens, _ in prompts), len(running) + len(prompts)
-        most = min(self._outputs_p99, max(most for _, most in prompts))
-        demand = Demand(len(prompts), most, long)
-        if running and (known := self._refusals.find(demand, now)):
+        less = [self._pace.less_s(tokens, hit) for (tokens, _), hit in zip(prompts, cached, strict=False)]
+        tokens = min(self._outputs_p99, max(most for _, most in prompts))
+        demand = Demand(len(prompts), tokens, self._is_long(prompts), max(less, default=0.0))
+        if self._outputs() and (known := self._refusals.find(demand, now)):
             raise self._refused(known)
-        waiting = sum(1 for output in running if not output.tokens)
-        if waiting + len(prompts) > self._max_waiting:
-            self._refuse(demand, "concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
-        start = self._start_s(len(prompts)) if running else now
-        left = self._left(running)
-        shared = self._shared_s([*left, *([most - 1] * len(prompts))])
-        service_s = self._pace.first_s(load) + float(shared[-1])
-        finish = math.inf if start is None else start + service_s
-        due = math.inf if self.bound_s is None or long else arrived_s + self._within_s - 2 * self._lag_s()
-        late_s = self._late_s(running, left, shared + (waiting + len(prompts)) * self._pace.first_s(1))
-        others = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s or 0:g} s."
-        if late_s:  # whatever its own bound is
-            self._refusals.add(self._refusal(replace(demand, long=not long), "latency_bound", others, late_s))
-        if running and finish > due:
-            own_s = self._wait_s(most, load) if math.isinf(finish) else finish - due
-            why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
-            self._refuse(demand, "latency_bound", why, max(own_s, late_s))
-        if late_s:
-            self._refuse(demand, "latency_bound", others, late_s)
-        if self.bound_s is not None and long:
-            self._check_share(demand, running)
+        try:
+            promise = self._promise(prompts, arrived_s, cached, less)
+        except _Refused as refused:
+            raise self._refused(self._remember(prompts, arrived_s, demand, min(less, default=0.0), refused)) from None
         self._accepted += len(prompts)
         self._retry.accepted(now)
-        self._pace.shared_by(load, now)
+        self._pace.shared_by(len(self._outputs()) + len(prompts), now)
+        return promise
+
+    def lost_prefix(self) -> ApiError:
+        """Return the error 429 for a request whose cached tokens the engine has lost before it could keep them."""
+        why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
+        refused = _Refused("latency_bound", why, self._pace.first_s(1))
+        return self._refused(self._refusal(Demand(1, self._outputs_p99, False), refused))
+
+    def _promise(
+        self, prompts: Sequence[tuple[int, int]], arrived_s: float, cached: Sequence[int], less: Sequence[float]
+    ) -> Promise:
+        """Return the promise to a request, which counts on its cached tokens only if need be; or raise _Refused."""
+        try:
+            return self._judge(prompts, arrived_s, [0.0] * len(prompts))
+        except _Refused:
+            if not any(cached):
+                raise
+        return replace(self._judge(prompts, arrived_s, less), cached=tuple(cached))
+
+    def _judge(self, prompts: Sequence[tuple[int, int]], arrived_s: float, less: Sequence[float]) -> Promise:
+        """Return the promise to a request if each prompt's prefill takes this much less time; or raise _Refused."""
+        running, now = self._outputs(), self._now()
+        waiting = sum(1 for output in running if not output.tokens)
+        if waiting + len(prompts) > self._max_waiting:
+            raise _Refused("concurrency_limit", f"{waiting} requests are already waiting.", 1.0)
+        long, load = self._is_long(prompts), len(running) + len(prompts)
+        start = self._start_s(len(prompts)) if running else now
+        most = min(self._outputs_p99, max(most for _, most in prompts))
+        left = self._left(running)
+        shared = self._shared_s([*left, *([most - 1] * len(prompts))])
+        service_s = max(0.0, self._pace.first_s(load) - self._pace.scale(load) * min(less)) + float(shared[-1])
+        finish = math.inf if start is None else start + service_s
+        due = math.inf if self.bound_s is None or long else arrived_s + self._within_s - 2 * self._lag_s()
+        late_s = self._late_s(running, left, shared + self._prefills_s(running, less)) if self.bound_s else 0.0
+        if running and finish > due:
+            why = f"The answer would take longer than the latency bound of {self.bound_s:g} s."
+            own_s = self._wait_s(most, load) if math.isinf(finish) else finish - due
+            raise _Refused("latency_bound", why, max(own_s, late_s), late_s > 0)
+        if late_s:
+            why = f"Some of {len(running)} running requests would then miss the bound of {self.bound_s:g} s."
+            raise _Refused("latency_bound", why, late_s, True)
+        if self.bound_s is not None and long:
+            self._check_share(running)
         start = math.inf if start is None else start
         return Promise(start, finish, most, service_s / most, long, due)
+
+    def _is_long(self, prompts: Sequence[tuple[int, int]]) -> bool:
+        return any(tokens > self.usual_input for tokens, _ in prompts)
+
+    def _prefills_s(self, running: Sequence[Output], less: Sequence[float]) -> float:
+        """Return the seconds of the prefills of waiting sequences, and of new ones that take this much less time."""
+        first_s, scale = self._pace.first_s(1), self._pace.scale(1)
+        waiting = [self._pace.less_s(len(o.request.prompt_ids), o.held or 0) for o in running if not o.tokens]
+        return sum(max(0.0, first_s - scale * saved) for saved in (*waiting, *less))
 
     def _left(self, running: Sequence[Output]) -> list[int]:
         """Return how many further tokens of each running sequence 99 of 100 similar sequences stay below."""
@@ -224,8 +277,6 @@ class Admission:
 
         Sequences that are late anyway don't count.
         """
-        if self.bound_s is None:
-            return 0.0
         now, alone_s = self._now(), self._pace.token_s(1)
         late = [
             seconds
@@ -234,17 +285,30 @@ class Admission:
         ]
         return min(late, default=0.0)
 
-    def _refusal(self, demand: Demand, code: str, why: str, room_s: float) -> Refusal:
-        """Return the refusal of a demand that may be accepted after `room_s`."""
+    def _remember(
+        self, prompts: Sequence[tuple[int, int]], arrived_s: float, demand: Demand, less: float, refused: "_Refused"
+    ) -> Refusal:
+        """Remember a refusal for all that ask for as much, and return it.
+
+        One for the others' sake holds for long prompts as for short ones. `less` is what each prefill at least saves;
+        if the request would be refused without any prefill too, its cached tokens don't matter.
+        """
+        with_prefills = replace(demand, less_s=less)
+        if self._schedule.prefix_caching:
+            try:
+                self._judge(prompts, arrived_s, [math.inf] * len(prompts))
+            except _Refused as without:
+                refused, with_prefills = without, replace(demand, less_s=math.inf)
+        refusal = self._refusal(with_prefills, refused)
+        self._refusals.add(refusal)
+        if refused.for_others:
+            self._refusals.add(replace(refusal, demand=replace(with_prefills, long=not demand.long)))
+        return refusal
+
+    def _refusal(self, demand: Demand, refused: "_Refused") -> Refusal:
         now, load = self._now(), min(max(1, len(self._outputs())), self._pace.most)
         per_s = load / self._pace.service_s(round(self._lengths.mean), load)
-        return Refusal(demand, code, why, now + room_s, per_s, now)
-
-    def _refuse(self, demand: Demand, code: str, why: str, room_s: float) -> NoReturn:
-        """Raise the error for a demand that may be accepted after `room_s`."""
-        refusal = self._refusal(demand, code, why, room_s)
-        self._refusals.add(refusal)
-        raise self._refused(refusal)
+        return Refusal(demand, refused.code, str(refused), now + refused.room_s, per_s, now)
 
     def _refused(self, refusal: Refusal) -> ApiError:
         """Count a refusal and return its error."""
@@ -256,15 +320,15 @@ class Admission:
         ending = load - self._pace.load_within(self._within_s, most)
         return max(1, ending) * self._pace.service_s(round(self._lengths.mean), load) / load
 
-    def _check_share(self, demand: Demand, running: Sequence[Output]) -> None:
-        """Raise ApiError if too many requests with longer prompts than the schedule's workload are running."""
+    def _check_share(self, running: Sequence[Output]) -> None:
+        """Raise _Refused if too many requests with longer prompts than the schedule's workload are running."""
         long = sum(1 for output in running if len(output.request.prompt_ids) > self.usual_input)
         residents = self._schedule.control.of_kind("residents") or len(running)
         if long + 1 > max(1, LONG_SHARE * residents):
             why = (
                 f"Few requests of more than {self.usual_input:,} input tokens may run at once, and {long} are running."
             )
-            self._refuse(demand, "latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
+            raise _Refused("latency_bound", why, 2 * self._pace.service_s(self._outputs_p99, len(running)))
 
     def _start_s(self, count: int) -> float | None:
         """Return when the last of `count` more sequences starts; None if that is beyond the table."""
@@ -284,6 +348,8 @@ class Admission:
         self._refusals.clear()
         self._retry.ended(self._now())
         self._pace.shared_by(len(self._outputs()), self._now())
+        if output.first_s is not None:
+            self._pace.found(len(output.request.prompt_ids), output.cached_tokens)
         self._learn(output)
 
     def _learn(self, output: Output) -> None:
@@ -311,14 +377,14 @@ class Admission:
         self._computing = True
         standing, accepted = self._standing(), self._accepted
         try:
-            starts, gap = await asyncio.to_thread(self._starts, standing)
+            starts, gap, took_s = await asyncio.to_thread(self._timed_starts, standing)
         finally:
             self._computing = False
         waiting = sum(1 for row in standing if not row.generated)
         self._table = StartTable(now, starts, gap, accepted - waiting)
         self._refusals.clear()
-        took = self._now() - now
-        self._next_s = self._now() + max(_LEAST_S, took / _CPU_SHARE)
+        usual_s, self._took_s = min(took_s, self._took_s), took_s  # one slow table doesn't stay for many seconds
+        self._next_s = self._now() + max(_LEAST_S, usual_s / _CPU_SHARE)
 
     def _standing(self) -> list[Standing]:
         """Return the engine's sequences, in order of arrival."""
@@ -326,8 +392,15 @@ class Admission:
         for output in self._outputs():
             request, generated = output.request, len(output.tokens)
             ends = self._lengths.supposed(int(request.id), generated, request.max_tokens)
-            rows.append(Standing(len(request.prompt_ids), request.max_tokens, ends, generated))
+            lengths = len(request.prompt_ids), request.max_tokens, ends, generated
+            rows.append(Standing(*lengths, output.keys, output.held or 0))
         return rows
+
+    def _timed_starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None, float]:
+        """Return the results of `_starts`, and the CPU time that they took: the thread may also wait for a CPU."""
+        begin_s = time.thread_time()
+        starts, gap = self._starts(standing)
+        return starts, gap, time.thread_time() - begin_s
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
         """Return the seconds until each place of the queue that could still be in time starts, and the gap after these.

@@ -3,6 +3,10 @@
 Sequences share the engine: with n of them, each gets its next token t(n) seconds after the last one. The engine's work
 is the integral of dt / t(n): the tokens that a sequence should have received meanwhile. The ratio of work to received
 tokens is the slowdown against the prediction at any load. It is learned by load, in octaves.
+
+t(n) includes the prefills of the sequences that come meanwhile, of whole prompts. Cached prefixes save a part of them.
+The mean saving of recent sequences is taken out of t(n), so that the slowdown is the machine's own, and the saving of
+an accepted sequence isn't counted twice.
 """
 
 import math
@@ -17,6 +21,7 @@ from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Array
 from xsimulator.cost.cost_model import ReplicaCost
+from xsimulator.cost.stage import Chunks
 from xsimulator.replay.continuation import Standing, continue_from
 
 _MEMORY = 0.05
@@ -38,6 +43,17 @@ class Pace:
         points = sorted(_steady(_filled(schedule, batch), cost, profile) for batch in batches)
         self._loads, *seconds = (np.array(values) for values in zip(*points, strict=True))
         self._first_s, self._token_s = (np.maximum.accumulate(values) for values in seconds)
+        self._cost, self._input = cost, round(schedule.workload.input.mean)
+        mean = schedule.workload.output.mean
+        context = self._input + mean / 2
+        decode_s = [float(cost.decode.decode(max(1.0, load), context).sum()) for load in self._loads]
+        self._least_s = np.minimum(decode_s, self._token_s)
+        """Seconds per token without any prefill, by load."""
+        service_s = self._first_s + (mean - 1) * self._token_s
+        self._rates = self._loads / service_s / (schedule.replicas * len(cost.encode.costs))
+        """Sequences per second, of a replica's stage, by load."""
+        self._saved_s = 0.0
+        """The mean predicted time of a prefill that recent sequences have saved."""
         self._scales: dict[int, float] = {}
         self._s, self._work, self._load_s = [now_s], [0.0], [0.0]
         """Marks: the time, the work until then, and the integral of the load."""
@@ -51,15 +67,25 @@ class Pace:
 
     def token_s(self, load: float) -> float:
         """Return the seconds per further token at this load."""
-        return self.scale(load) * self._predicted_s(load)
+        return self.scale(load) * float(self._predicted_s(load))
 
     def tokens_s(self, most: int) -> Array:
         """Return the seconds per further token at each load from 1 to `most`."""
         loads = np.arange(1, most + 1)
         octaves = np.rint(np.log2(loads)).astype(int)
         scales = np.array([self.scale(2.0**octave) for octave in range(int(octaves[-1]) + 1)])
-        seconds: Array = scales[octaves] * np.interp(loads, self._loads, self._token_s)
+        seconds: Array = scales[octaves] * self._predicted_s(loads)
         return seconds
+
+    def less_s(self, input_tokens: int, cached: int) -> float:
+        """Return the predicted seconds that cached tokens take off `first_s`, which is that of a mean prompt."""
+        if not cached:
+            return 0.0
+        return max(0.0, self._prefill_s(self._input, 0) - self._prefill_s(input_tokens - cached, cached))
+
+    def _prefill_s(self, tokens: int, past: int) -> float:
+        chunks = Chunks((tokens,), (past,), 1)
+        return sum(stage.step(chunks, 0, 0.0) for stage in self._cost.encode.costs)
 
     def service_s(self, tokens: int, load: float) -> float:
         """Return the seconds from a sequence's start to the last of its tokens."""
@@ -90,7 +116,7 @@ class Pace:
     def shared_by(self, load: int, now_s: float) -> None:
         """Note that `load` sequences share the engine from now on."""
         if self._load:
-            work = (now_s - self._s[-1]) / self._predicted_s(self._load)
+            work = (now_s - self._s[-1]) / float(self._predicted_s(self._load))
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
         elif load:
             self._mark(now_s, self._work[-1], self._load_s[-1])
@@ -106,8 +132,16 @@ class Pace:
         before = self._scales.get(octave, self.scale(load))
         self._scales[octave] = min(high, max(low, before + _MEMORY * (ratio - before)))
 
-    def _predicted_s(self, load: float) -> float:
-        return float(np.interp(load, self._loads, self._token_s))
+    def found(self, input_tokens: int, cached: int) -> None:
+        """Learn from a sequence that found this many tokens of its prompt in the cache."""
+        self._saved_s += _MEMORY * (self.less_s(input_tokens, cached) - self._saved_s)
+
+    def _predicted_s(self, load: "float | Array") -> Array:
+        """Return the predicted seconds per token: a sequence takes the engine 1 / rate seconds, less what it saves."""
+        columns = self._token_s, self._least_s, self._rates
+        whole, least, rate = (np.interp(load, self._loads, values) for values in columns)
+        seconds: Array = np.maximum(least, whole * (1 - rate * self._saved_s))
+        return seconds
 
     def _mark(self, s: float, work: float, load_s: float) -> None:
         marks = (self._s, s), (self._work, work), (self._load_s, load_s)
@@ -136,8 +170,15 @@ def _octave(load: float) -> int:
 
 
 def _filled(schedule: Schedule, batch: int) -> Schedule:
-    """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable."""
-    return replace(schedule, control=schedule.control.with_batch(batch))
+    """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable.
+
+    Sequences that share cached blocks need fewer than their lengths say: the cache then holds any batch.
+    """
+    filled = replace(schedule, control=schedule.control.with_batch(batch))
+    if not schedule.prefix_caching:
+        return filled
+    longest = schedule.workload.input.max + schedule.workload.output.max
+    return replace(filled, kv_blocks=max(schedule.kv_blocks, batch * -(-longest // schedule.block_size)))
 
 
 def _steady(schedule: Schedule, cost: ReplicaCost, profile: Profile) -> tuple[float, float, float]:

@@ -19,10 +19,13 @@ class Demand:
     """Output tokens that 99 of 100 such sequences stay below."""
     long: bool
     """Whether a prompt is longer than the schedule's workload."""
+    less_s: float = 0.0
+    """Seconds that cached tokens take off each prefill: at most, of a request; at least, of a refusal."""
 
     def exceeds(self, other: "Demand") -> bool:
         """Return whether this is at least as much as another demand of the same kind."""
-        return self.long == other.long and self.sequences >= other.sequences and self.tokens >= other.tokens
+        more = self.sequences >= other.sequences and self.tokens >= other.tokens and self.less_s <= other.less_s
+        return more and self.long == other.long
 
 
 @dataclass(frozen=True)

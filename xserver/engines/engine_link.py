@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from xcore.requests.engine_protocol import (
     Ended,
     Follow,
     Frames,
+    Held,
     Opened,
     Speed,
     Stepped,
@@ -49,6 +50,10 @@ class Output:
     """The log-probability of each prompt token, if the request wants them; they come with the first token."""
     cached_tokens: int = 0
     """Tokens of its prompt that were in the cache of prefixes; known from its first token on."""
+    keys: Sequence[int] = ()
+    """A short key for each full block of its prompt, if prefixes are cached."""
+    held: int | None = None
+    """Cached tokens of its prompt that the engine keeps for it until it starts; None: not known yet."""
     start_s: float | None = None
     """When its prefill began, by this process's monotonic clock; known from its first token on."""
     first_s: float | None = None
@@ -94,6 +99,8 @@ class EngineLink:
         """Sequences that haven't ended, in order of arrival."""
         self.last: Stepped | None = None
         """The latest message."""
+        self._cached: set[int] = set()
+        """Short keys of the blocks in the engine's cache of prefixes, as of the latest message."""
         self.heard_s = 0.0
         """When the latest message came, by the monotonic clock."""
         self.on_opened: Callable[[Opened], object] = lambda opened: None
@@ -142,14 +149,20 @@ class EngineLink:
             return 0.0
         return time.monotonic() - max(self.heard_s, self._busy_s)
 
-    def add(self, request: Request, due_s: float = math.inf) -> Output:
+    def hit(self, keys: Sequence[int]) -> int:
+        """Return how many of these blocks, from the first on, are in the engine's cache of prefixes."""
+        return next((place for place, key in enumerate(keys) if key not in self._cached), len(keys))
+
+    def add(self, request: Request, due_s: float = math.inf, keys: Sequence[int] = ()) -> Output:
         """Give a sequence to the engine, under a new number; it should have ended at `due_s`.
+
+        `keys` are those of its prompt's blocks. With prefix caching, the engine answers with what it keeps for it.
 
         If there will be no further engine, the sequence ends at once with an error.
         """
         number, self._next = str(self._next), self._next + 1
         self._busy_s = self._busy_s if self.outputs else time.monotonic()
-        output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s)
+        output = Output(replace(request, id=number), added_s=time.monotonic(), due_s=due_s, keys=keys)
         if self._failed:
             output.ended = Ended(number, "error")
             return output
@@ -253,10 +266,18 @@ class EngineLink:
         if isinstance(message, Speed):
             self.speed = message
             return
+        if isinstance(message, Held):
+            if receiver := self.outputs.get(message.id):
+                receiver.held = message.tokens
+                receiver.announce()
+            return
         assert isinstance(message, Stepped)
         self.last = message
         touched: dict[str, Output] = {}
         zero_s = self.opened.zero_s if self.opened else 0.0
+        if message.cached:
+            self._cached.update(message.cached.found.tolist())
+            self._cached.difference_update(message.cached.lost.tolist())
         for event in message.tokens.events():
             if receiver := self.outputs.get(event.request_id):  # else it was aborted
                 receiver.take(event, self.heard_s, zero_s)
@@ -273,6 +294,7 @@ class EngineLink:
     def _begin(self, opened: Opened) -> None:
         """Let a newly opened engine continue all sequences that haven't ended."""
         before, self.opened, self._moving, self._loading = self.opened, opened, False, False
+        self._cached.clear()
         self._taken_up(opened.schedule)
         if opened.refused:
             self._drop(opened.refused)
@@ -281,6 +303,7 @@ class EngineLink:
         self.on_opened(opened)
         self._send(BEGIN)
         for output in self.outputs.values():  # sequences that another engine has begun
+            output.held = None
             self._send(replace(output.request, output_ids=tuple(output.tokens)))
         for schedule in self._asked[-1:]:  # the request came while there was no engine
             self._send(Follow(schedule))

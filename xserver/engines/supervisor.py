@@ -96,6 +96,8 @@ class ServerOptions:
     """Maximum connections of one client address."""
     keep_alive_s: float
     """The time for which a connection without requests stays open."""
+    separate_keys: bool = False
+    """Whether each API key's requests share cached prefixes only among themselves."""
     log_requests: bool = False
     """Whether to log a line per request."""
     otlp_traces_endpoint: str | None = None
@@ -343,6 +345,8 @@ def run(options: ServerOptions) -> int:
     if not loopback and not options.api_keys:
         raise InputError(f"--host {options.host} lets other machines connect: pass --api-key-file, or use 127.0.0.1.")
     check_origins(options.origins, bool(options.api_keys))
+    if options.separate_keys and not options.api_keys:
+        raise InputError("--separate-keys separates the requests of API keys, and there are none: see --api-key-file.")
     return asyncio.run(_run(options))
 
 
@@ -384,7 +388,8 @@ def _frontends(options: ServerOptions, reports: Reports) -> Frontends:
         )
         for place, model in enumerate(read)
     ]
-    frontends = Frontends(each, hashed(options.admin_token) if options.admin_token else None, reports)
+    admin = hashed(options.admin_token) if options.admin_token else None
+    frontends = Frontends(each, admin, reports, options.separate_keys)
     if journal:
         journal.begin(frontends.unserved(journal.unfinished))
     return frontends

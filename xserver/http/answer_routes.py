@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from xserver.http.api_error import ApiError
-from xserver.http.turns import Turns
+from xserver.http.turnstile import Turnstile
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -17,7 +17,7 @@ class AnswerRoutes:
     """A middleware with an endpoint for POST to each of its paths; FastAPI's routes of these paths document them."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[str, Endpoint]):
-        self._app, self._endpoints, self._turns = app, endpoints, Turns()
+        self._app, self._endpoints, self._turnstile = app, endpoints, Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer the request, or pass it on."""
@@ -27,7 +27,7 @@ class AnswerRoutes:
             await self._app(scope, receive, send)
             return
         began_s = time.monotonic()
-        await self._turns.take()
+        await self._turnstile.take()
         scope["state"]["held_s"] = time.monotonic() - began_s
         request = Request(scope, receive, send)
         try:

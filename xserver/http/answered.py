@@ -51,6 +51,10 @@ class Answered:
     """Measured minus predicted end, for the actual number of tokens."""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    looked_up_tokens: int = 0
+    """Prompt tokens of its sequences that began, if prefixes are cached."""
+    cached_tokens: int = 0
+    """Those that were in the cache."""
     bound_s: float | None = None
     """The bound in seconds; None: not under the bound."""
     miss: MissReason | None = None

@@ -11,11 +11,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission_control import Promise
-from xserver.admission.extent import Extent
+from xserver.admission.token_bounds import TokenBounds
 from xserver.http.api_error import ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
-from xserver.http.generation import Choice, Generation, Piece
+from xserver.http.generation import Choice, Generation, Piece, added
 from xserver.http.journal import Entry
 from xserver.http.output_format import FORMAT_KEYS
 from xserver.http.sampling_params import Wanted, requests_of, stop_texts
@@ -46,7 +46,7 @@ class ApiAnswer(ABC):
         self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
 
     @abstractmethod
-    def extent(self, frontend: Frontend) -> Extent:
+    def bounds(self, frontend: Frontend) -> TokenBounds:
         """Return what the body tells of the request's tokens."""
 
     @abstractmethod
@@ -105,13 +105,13 @@ class ApiAnswer(ABC):
         """Add the `n` choices of the prompt with index `place`. With `max_tokens` 0 their outputs are omitted."""
         body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
+        keys = frontend.block_keys(ids, body.cache_salt)
         for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, wanted, place):
             model.check_grammar(request, wanted.grammar_param)
             text = OutputText(model.token_bytes, ids, named=wanted.named)
             stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))
-            self.choices.append(
-                Choice(len(self.choices), request, text, stops, _silent(body, model), dropped=max_tokens == 0)
-            )
+            choice = Choice(len(self.choices), request, text, stops, _silent(body, model), max_tokens == 0, keys)
+            self.choices.append(choice)
 
     @property
     def due_s(self) -> float:
@@ -173,13 +173,14 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     """
     arrival, work = http.state.arrival, make()
     if entry is None:
-        extent = work.extent(frontend)
+        bounds = work.bounds(frontend)
         if frontend.admission:
-            _count(extent.sequences, frontend, arrival)
-            frontend.admission.refuse_early(extent, arrival.at_s, frontend.tokenizing)
-        await _prepare(work, extent, frontend)
-        _admit(work, frontend, arrival)
+            _count(bounds.sequences, frontend, arrival)
+            frontend.admission.refuse_early(bounds, arrival.at_s, frontend.tokenizing)
+        await _prepare(work, bounds, frontend)
+        _admit(work, frontend, arrival, [frontend.cached_tokens(choice) for choice in work.choices])
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
+        await _confirm(work, frontend)
     else:
         await _join(entry, make, work, frontend, arrival)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
@@ -207,13 +208,13 @@ _SLOW = (*FORMAT_KEYS, "tools", "chat_template_kwargs")
 """Keys of bodies whose preparation may take long however short the texts are."""
 
 
-async def _prepare(work: ApiAnswer, extent: Extent, frontend: Frontend) -> None:
+async def _prepare(work: ApiAnswer, bounds: TokenBounds, frontend: Frontend) -> None:
     """Tokenize and check a request, at once or in its turn."""
-    short = extent.characters <= _SHORT and extent.sequences <= _FEW
+    short = bounds.characters <= _SHORT and bounds.sequences <= _FEW
     if short and all(getattr(work.body, key, None) is None for key in _SLOW):
         work.prepare(frontend)
     else:
-        await frontend.tokenizing.run(extent.characters, lambda: work.prepare(frontend))
+        await frontend.tokenizing.run(bounds.characters, lambda: work.prepare(frontend))
 
 
 def _count(sequences: int, frontend: Frontend, arrival: Arrival) -> None:
@@ -225,19 +226,39 @@ def _count(sequences: int, frontend: Frontend, arrival: Arrival) -> None:
         frontend.arrived += sequences
 
 
-def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
-    """Accept a request, or raise ApiError."""
+def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival, cached: Sequence[int] = ()) -> None:
+    """Accept a request, or raise ApiError; `cached` are the tokens of each sequence's prompt that are in the cache."""
     frontend.check_ready()
     assert frontend.admission, "an engine that has opened"
     lengths = [(len(choice.request.prompt_ids), choice.request.max_tokens) for choice in work.choices]
-    work.promise = frontend.admission.admit(lengths, arrival.at_s)
+    work.promise = frontend.admission.admit(lengths, arrival.at_s, cached)
+
+
+async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
+    """Wait until the engine keeps the cached tokens that a promise counts on; ApiError if it has lost some meanwhile.
+
+    Only then is the request accepted. The engine answers between two steps.
+    """
+    if work.promise is None or not work.promise.cached:
+        return
+    kept = False
+    try:
+        held = await work.generation.held()
+        kept = all(have >= counted for have, counted in zip(held, work.promise.cached, strict=True))
+    finally:
+        if not kept:
+            work.generation.close()
+    if not kept:
+        frontend.check_ready()
+        assert frontend.admission, "an engine that is ready"
+        raise frontend.admission.lost_prefix()
 
 
 async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
     """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
     assert frontend.journal
     with frontend.journal.asking(entry):
-        await _prepare(work, work.extent(frontend), frontend)
+        await _prepare(work, work.bounds(frontend), frontend)
         async with entry.admitting:
             if entry.outputs is None:
                 frontend.check_ready()
@@ -250,7 +271,7 @@ async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, a
 
 def run_entry(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend) -> None:
     """Submit a journalled request to the engine, and read it to its end, whether or not a client does."""
-    entry.outputs = [frontend.link.add(choice.request, work.due_s) for choice in work.choices]
+    entry.outputs = added(frontend.link, work.choices, work.due_s)
     entry.reading = asyncio.ensure_future(_read_entry(entry, make, frontend))
 
 
@@ -259,7 +280,7 @@ async def _read_entry(entry: Entry, make: Make, frontend: Frontend) -> None:
     work = make()
     frontend.active += 1
     try:
-        await _prepare(work, work.extent(frontend), frontend)
+        await _prepare(work, work.bounds(frontend), frontend)
         generation = Generation(frontend.link, work.choices, entry.outputs)
         await generation.finished()
         generation.abort()  # sequences ended by a stop text

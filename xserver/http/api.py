@@ -1,6 +1,8 @@
 """The HTTP interface: routes, and the format of errors."""
 
 import asyncio
+import hashlib
+import json
 from functools import partial
 from typing import Any
 
@@ -158,6 +160,9 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
             data = await read_json(request, MAX_BODY)
             body = parsed(kind, data)
             frontend = frontends.of(body.model)
+            if frontends.separate_keys:
+                data["cache_salt"] = salt_of_key(request.headers.get("authorization", ""), body.cache_salt)
+                body = parsed(kind, data)
             request.state.monitor = frontend.monitor
             if entry := _entry(request, path, data, frontend):
                 return await answer(request, lambda: journalled(entry, frontend), frontend, entry)
@@ -176,6 +181,12 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
     @api.delete("/v1/responses/{name:path}", include_in_schema=False)
     async def kept(name: str) -> Response:
         raise ApiError(404, "This server keeps no responses: read the answer of POST /v1/responses.", "not_found")
+
+
+def salt_of_key(authorization: str, salt: str | None) -> str:
+    """Return the salt of a request that shares prefixes only with those of its API key that gave the same salt."""
+    key = authorization.partition(" ")[2]
+    return hashlib.sha256(json.dumps([key, salt]).encode()).hexdigest()
 
 
 def make_answer(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xserver.admission.extent import Extent
+from xserver.admission.token_bounds import TokenBounds
 from xserver.http.answering import ApiAnswer
 from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
@@ -27,14 +27,14 @@ class ChatAnswer(ApiAnswer):
     rules: OutputRules
     """How its outputs are constrained, and split into messages."""
 
-    def extent(self, frontend: Frontend) -> Extent:
+    def bounds(self, frontend: Frontend) -> TokenBounds:
         """Return what the messages tell of the prompt's tokens; the chat template may add any number."""
         body = self.body
         parts = [message.content or "" for message in body.messages]
         texts = [each if isinstance(each, str) else "".join(part.text for part in each) for each in parts]
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         characters = sum(map(len, texts))
-        return Extent(body.n or 1, characters, characters // frontend.model.longest_token, None, most)
+        return TokenBounds(body.n or 1, characters, characters // frontend.model.longest_token, None, most)
 
     def prepare(self, frontend: Frontend) -> None:
         """Tokenize the conversation and make its `n` choices."""

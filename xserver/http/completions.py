@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from xserver.admission.extent import Extent
+from xserver.admission.token_bounds import TokenBounds
 from xserver.http.answering import ApiAnswer
 from xserver.http.api_error import invalid
 from xserver.http.frontend import Frontend
@@ -25,10 +25,10 @@ class CompletionAnswer(ApiAnswer):
     prefix, kind = "cmpl-", "text_completion"
     body: CompletionRequest
 
-    def extent(self, frontend: Frontend) -> Extent:
+    def bounds(self, frontend: Frontend) -> TokenBounds:
         """Return what the prompts tell of their tokens."""
         most = DEFAULT_MAX_TOKENS if self.body.max_tokens is None else self.body.max_tokens
-        return Extent.of_prompts(self._given, frontend.model.longest_token, self.body.n or 1, most)
+        return TokenBounds.of_prompts(self._given, frontend.model.longest_token, self.body.n or 1, most)
 
     @property
     def _given(self) -> Sequence[Any]:
@@ -108,7 +108,9 @@ class CompletionAnswer(ApiAnswer):
             document["logprobs"] = completion_logprobs([*prompt, *entries])
         document["finish_reason"] = reason
         if self.body.return_token_ids:
-            document |= {"token_ids": list(tokens), "prompt_token_ids": list(choice.request.prompt_ids)}
+            document["token_ids"] = list(tokens)
+            if first:
+                document["prompt_token_ids"] = list(choice.request.prompt_ids)
         return document
 
     def _prompt_logprobs(self, choice: Choice) -> list[TextLogProb]:

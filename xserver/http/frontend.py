@@ -1,15 +1,18 @@
 """Frontend: the shared state of a model's requests, and whether requests are accepted."""
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from xcore import __version__, document
-from xcore.requests.engine_protocol import Opened
+from xcore.batching.prefix_pool import extend_keys
+from xcore.requests.engine_protocol import Opened, short_keys
 from xserver.admission.admission_control import Admission
 from xserver.admission.loop_lag import LoopLag
 from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import EngineLink
 from xserver.http.api_error import ApiError, invalid, unavailable
+from xserver.http.generation import Choice
 from xserver.http.journal import Journal
 from xserver.http.served_model import ServedModel
 from xserver.telemetry.monitor import Monitor
@@ -100,6 +103,26 @@ class Frontend:
     def stall_limit_s(self) -> float:
         """The maximum silence of a running engine, in seconds."""
         return max(STALL_S, STALL_CYCLES * self.admission.cycle_s) if self.admission else float("inf")
+
+    def block_keys(self, prompt_ids: Sequence[int], salt: str | None) -> list[int]:
+        """Return a short key for each full block of a prompt, without its last token, which is always computed.
+
+        There are none if prefixes aren't cached, or no bound depends on them.
+        """
+        opened = self.link.opened
+        if opened is None or not opened.schedule.prefix_caching or opened.schedule.latency_bound_s is None:
+            return []
+        keys: list[bytes] = []
+        extend_keys(keys, prompt_ids[:-1], opened.schedule.block_size, salt)
+        short: list[int] = short_keys(keys).tolist()
+        return short
+
+    def cached_tokens(self, choice: Choice) -> int:
+        """Return how many tokens of a sequence's prompt are in the engine's cache of prefixes."""
+        opened = self.link.opened
+        if opened is None or choice.request.prompt_logprobs:  # a prefix from the cache has no logits
+            return 0
+        return self.link.hit(choice.keys) * opened.schedule.block_size
 
     def limited(self, prompt_tokens: int, max_tokens: int | None, param: str, prompt: str = "prompt") -> int:
         """Return the maximum output tokens of a prompt.

@@ -19,10 +19,20 @@ from xserver.telemetry.request_reports import Reports
 
 
 class Frontends:
-    """The frontends of all models, in order; `admin` is the hash of the administrator's token (None: no token)."""
+    """The frontends of all models, in order; `admin` is the hash of the administrator's token (None: no token).
 
-    def __init__(self, frontends: Sequence[Frontend], admin: bytes | None = None, reports: Reports | None = None):
+    With `separate_keys`, each API key's requests share cached prefixes only among themselves.
+    """
+
+    def __init__(
+        self,
+        frontends: Sequence[Frontend],
+        admin: bytes | None = None,
+        reports: Reports | None = None,
+        separate_keys: bool = False,
+    ):
         self.each = tuple(frontends)
+        self.separate_keys = separate_keys
         self.admin = admin
         self.drain: Callable[[], object] = lambda: None
         """Drains the server: it ends when everything is answered."""

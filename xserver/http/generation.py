@@ -29,6 +29,8 @@ class Choice:
     """Tokens whose text is omitted if they end the output."""
     dropped: bool = False
     """Whether the whole output is omitted: the engine generates a token even if none is wanted."""
+    keys: Sequence[int] = ()
+    """A short key for each full block of its prompt, if prefixes are cached."""
     output: Output = field(init=False)
     finish_reason: str | None = None
     taken: int = 0
@@ -108,10 +110,21 @@ class Generation:
         self.choices = choices
         self._link, self._joined = link, outputs is not None
         self._news = asyncio.Event()
-        for choice, output in zip(choices, outputs or [link.add(c.request, due_s) for c in choices], strict=True):
+        for choice, output in zip(choices, outputs or added(link, choices, due_s), strict=True):
             choice.output = output
             output.listeners.append(self._news.set)
         self._news.set()
+
+    async def held(self) -> list[int]:
+        """Wait for the engine's answer, and return the cached tokens that it keeps for each sequence.
+
+        Those of a sequence that has ended are 0.
+        """
+        while any(choice.output.held is None and choice.output.ended is None for choice in self.choices):
+            await self._news.wait()
+            self._news.clear()
+        self._news.set()
+        return [choice.output.held or 0 for choice in self.choices]
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield every choice's pieces until all have ended; ApiError if the engine refuses or fails."""
@@ -164,6 +177,11 @@ class Generation:
             choice.finish_reason = "length" if choice.dropped else ended.reason
         new = choice.give(choice.finish_reason is not None)
         return Piece(choice, text, output.tokens[new], choice.logprobs[new], choice.finish_reason)
+
+
+def added(link: EngineLink, choices: Sequence[Choice], due_s: float) -> list[Output]:
+    """Give all sequences to the engine; they should have ended at `due_s`."""
+    return [link.add(choice.request, due_s, choice.keys) for choice in choices]
 
 
 def _refusal(why: str, too_long: bool) -> ApiError:

@@ -78,7 +78,9 @@ def _structured(asked: StructuredOutputs, param: str, model: ServedModel) -> lis
     if asked.json_object:
         formats.append(made("json_object", _json({"type": "object"}, model)))
     if asked.regex is not None:
-        slashes_escaped = re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], asked.regex, flags=re.S)
+        slashes_escaped = re.sub(
+            r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], asked.regex, flags=re.S
+        )
         formats.append(made("regex", f"/{slashes_escaped}/"))
     if asked.choice is not None:
         formats.append(made("choice", " | ".join(json.dumps(choice, ensure_ascii=False) for choice in asked.choice)))

@@ -11,6 +11,7 @@ from xserver.http.schemas import (
     Document,
     FunctionTool,
     NamedTool,
+    Salt,
     Whole,
     parsed,
 )
@@ -114,6 +115,7 @@ class ResponsesRequest(Document):
     user: str | None = Field(None, description="Has no effect.")
     service_tier: str | None = Field(None, description="Has no effect.")
     safety_identifier: str | None = Field(None, description="Has no effect.")
+    cache_salt: Salt = None
     prompt_cache_key: str | None = Field(None, description="Has no effect.")
     prompt_cache_retention: str | None = Field(None, description="Has no effect.")
     prompt_cache_options: dict[str, Any] | None = Field(None, description="Has no effect.")
@@ -143,6 +145,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "response_format": _format(wanted) if wanted else None,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "stream": body.stream,
+        "cache_salt": body.cache_salt,
     }
     made: ChatRequest = parsed(ChatRequest, chat)
     return made

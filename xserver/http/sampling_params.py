@@ -72,6 +72,7 @@ def requests_of(
         grammar=wanted.grammar,
         logprobs=wanted.logprobs,
         prompt_logprobs=wanted.prompt_logprobs,
+        cache_salt=body.cache_salt,
     )
     return [replace(common, seed=_mixed(seed, place * n + i)) for i in range(n)]
 

@@ -41,6 +41,12 @@ Token = Annotated[Whole, Field(ge=0, lt=2**31)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
+Salt = Annotated[
+    str | None,
+    Field(min_length=1, max_length=1024, description="Only requests with the same salt share cached prefixes."),
+]
+
+
 class Document(BaseModel):
     """Base of all bodies: values of the documented types, no unknown keys that ask for anything."""
 
@@ -123,6 +129,7 @@ class Sampled(Document):
     guided_choice: Annotated[list[str], Field(min_length=1, max_length=4096)] | None = None
     guided_grammar: str | None = Field(None, max_length=65536)
     return_token_ids: bool | None = None
+    cache_salt: Salt = None
     priority: Whole | None = Field(None, description="Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
     metadata: dict[str, Any] | None = Field(None, description="Has no effect.")

@@ -14,6 +14,10 @@ from xserver.telemetry.metrics_page import render
 
 REQUESTS = "requests", "Ended requests.", ("outcome", "class")
 """Name of the counter, help text, labels."""
+PREFIX_CACHE = {
+    "queries": "Prompt tokens of begun sequences, if prefixes are cached.",
+    "hits": "Prompt tokens that were in the cache.",
+}
 PHASES = "encode", "decode", "mixed"
 REJECTIONS = (
     "latency_bound",
@@ -58,6 +62,14 @@ class Metrics:
         self._rejections = self._counter("rejections", "Rejected requests.", "reason")
         self._misses = self._counter("bound_misses", "Accepted requests answered after the bound.", "reason")
         self._tokens = self._counter("tokens", "Prompt tokens of ended requests, and generated tokens.", "kind")
+        self._prefixes = {
+            name: (
+                self._counter(f"prefix_cache_{name}", about),
+                Counter(f"vllm:prefix_cache_{name}", about, ["model_name"], registry=self.registry).labels(model),
+            )
+            for name, about in PREFIX_CACHE.items()
+        }
+        """Each counter, and vLLM's of the same name."""
         self.restarts = self._counter("engine_restarts", "Restarts of lost engines.")
         self.reschedules = self._counter("reschedules", "Changes of the schedule while serving.")
         self._preemptions = self._counter("preemptions", "Sequences preempted for lack of KV blocks.")
@@ -112,6 +124,9 @@ class Metrics:
         if answered.outcome == "rejected":
             self._rejections.labels(answered.code if answered.code in REJECTIONS else "other").inc()
         self._tokens.labels("prompt").inc(answered.prompt_tokens)
+        for name, count in (("queries", answered.looked_up_tokens), ("hits", answered.cached_tokens)):
+            for counter in self._prefixes[name]:
+                counter.inc(count)
         if answered.miss:
             self._misses.labels(answered.miss).inc()
         if answered.queue_wait_s is not None:

@@ -128,6 +128,8 @@ class Monitor:
         start_s = started_s(choices) if promise else None
         first_s = first_token_s(choices) if promise else None
         tokens = [choice.taken for choice in choices]
+        begun = [choice for choice in choices if choice.output.start_s is not None] if promise else []
+        caching = opened is not None and opened.schedule.prefix_caching
         told = promise if promise and undisturbed and math.isfinite(promise.start_s) else None
         missed = outcome == "answered" and bound_s is not None and latency_s > bound_s
         answered = Answered(
@@ -147,6 +149,8 @@ class Monitor:
             end_error_s=now_s - told.end_s(max(tokens)) if told and outcome == "answered" else None,
             prompt_tokens=answering.prompt_tokens if answering and promise else 0,
             output_tokens=sum(tokens),
+            looked_up_tokens=sum(len(choice.request.prompt_ids) for choice in begun) if caching else 0,
+            cached_tokens=sum(choice.output.cached_tokens for choice in begun),
             bound_s=bound_s,
             client_id=exchange.client_id,
             miss=self._miss(arrival, answering) if answering and missed else None,

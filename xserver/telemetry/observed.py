@@ -89,6 +89,7 @@ class Observed:
             "latency_s": percentiles([a.latency_s for a in whole]),
             "time_to_first_token_s": percentiles([a.ttft_s for a in whole if a.ttft_s is not None]),
             "time_per_output_token_s": percentiles([s for a in whole for s in a.tpot_s]),
+            "prefix_hit_rate": hit_rate(recent),
             "within_bound": share_within(whole),
             "rejected": sum(1 for a in recent if a.outcome == "rejected"),
             "failed": sum(1 for a in recent if a.outcome == "failed"),
@@ -139,6 +140,12 @@ class Observed:
 
     def _since(self, now_s: float, within_s: int) -> Iterable[Second]:
         return (second for second in self._seconds if second.at > now_s - within_s - 1)
+
+
+def hit_rate(answers: Sequence[Answered]) -> float | None:
+    """Return the share of the prompts' tokens that were in the cache of prefixes; None if prefixes aren't cached."""
+    looked_up = sum(answer.looked_up_tokens for answer in answers)
+    return sum(answer.cached_tokens for answer in answers) / looked_up if looked_up else None
 
 
 def share_within(answers: Sequence[Answered]) -> float | None:

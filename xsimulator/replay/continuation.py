@@ -1,5 +1,6 @@
 """Continuation: predicts how a running engine goes on with its current sequences, by the event simulator."""
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,10 @@ class Standing:
     """Output tokens after which the sequence is assumed to end."""
     generated: int = 0
     """Output tokens so far; 0: the sequence waits."""
+    keys: Items[Hashable] = ()
+    """With prefix caching: a key for each full block of its prompt, equal for equal prefixes."""
+    held: int = 0
+    """Cached tokens of its prompt that are kept for it while it waits."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +48,16 @@ def continue_from(
     record = Record(len(standing), micro_batching.index, replica_cost.encoder_decoder)
     replica = Replica(schedule, replica_cost, record, micro_batching)
     for index, at in enumerate(standing):
-        sequence = Sequence(index, at.input_tokens, at.max_output, 0.0, max(at.ends, at.generated + 1))
+        # A waiting sequence counts on no other blocks than those that are kept for it.
+        keys = at.keys if at.generated else at.keys[: at.held // schedule.block_size]
+        sequence = Sequence(index, at.input_tokens, at.max_output, 0.0, max(at.ends, at.generated + 1), keys)
         if at.generated and replica.ledger.seat(sequence, at.generated):
             record.began(index)
             continue
         if at.generated:  # no blocks for it: the engine prefills its prompt and output again
             sequence.recompute(replica_cost.encoder_decoder)
         replica.ledger.submit([sequence])
+        replica.ledger.keep(sequence, at.held)
     run([replica], horizon_s)
     finish = {served.index: served.finish_s for served in record.served}
     return [Continued(record.start_of(index), finish.get(index)) for index in range(len(standing))]

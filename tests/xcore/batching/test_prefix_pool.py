@@ -292,3 +292,138 @@ def test_policies_that_prefill_whole_prompts_say_so(policy):
 def test_without_prefix_caching_nothing_is_kept():
     assert isinstance(make_ledger(schedule("orca"), fcfs).pool, BlockPool)
     assert isinstance(make_ledger(schedule("orca", prefix_caching=True), fcfs).pool, PrefixPool)
+
+
+ARRIVALS = st.lists(
+    st.tuples(
+        st.integers(0, 30), st.lists(st.integers(0, 1), min_size=1, max_size=24), st.integers(1, 16), st.booleans()
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(POLICIES, ARRIVALS, st.integers(10, 16), st.integers(1, 3), st.sampled_from(["grow", "reserve"]))
+def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, rows, total, count, admission):
+    """Sequences arrive while others run and may be cancelled; every one of them comes to its end.
+
+    With reserved blocks, each finds at least what it has pinned. With growing ones a pin may be given up, but only for
+    a sequence that is alone.
+    """
+    pool = PrefixPool(total, BLOCK)
+    ledger = Ledger(pool, fcfs, admission=admission, shares_in_step=count == 1)
+    todo, pinned, given_up, now = sorted(enumerate(rows), key=lambda row: row[1][0]), {}, set(), 0.0
+    unpin = ledger._unpin_newest
+
+    def watched(other):
+        assert ledger.residents <= 1, "others can be preempted"
+        before = dict(ledger._pinned)
+        done = unpin(other)
+        given_up.update(before.keys() - ledger._pinned.keys())
+        return done
+
+    ledger._unpin_newest = watched
+    ended = set()
+    for number in range(10_000):
+        while todo and todo[0][1][0] <= number:
+            index, (_, prompt, most, cancelled) = todo.pop(0)
+            sequence = Sequence(index, len(prompt), most, now, keys=keys_of(prompt))
+            ledger.submit([sequence])
+            pinned[sequence] = ledger.pin(sequence)
+            assert pinned[sequence] in (0, len(ledger._cached_blocks(sequence)) * BLOCK)
+            if cancelled:
+                victim = next(reversed(ledger._pinned), sequence)
+                if victim not in ended:
+                    ledger.cancel(victim)
+                    ended.add(victim)
+        waiting = [s for s in pinned if s.status.value == "waiting" and s not in ended]
+        for sequence in waiting:
+            if sequence not in given_up:
+                assert len(pool.find(sequence.keys)) * BLOCK >= pinned[sequence]
+        step = policy.next_step(ledger, now)
+        for sequence in waiting:
+            if sequence.status.value == "prefill" and sequence not in given_up:
+                assert sequence.hit >= pinned[sequence]
+        now += 1.0
+        if step is not None:
+            ended.update(ledger.advance(step))
+        ledger.check()
+        if not todo and ledger.idle:
+            break
+    assert ledger.idle and not ledger._pinned and len(ended) == len(rows)
+    assert not given_up or admission == "grow"
+    pool.check(Counter())
+
+
+def test_a_sequence_that_outgrows_all_other_blocks_takes_pinned_ones():
+    """Alone, it can't be preempted for others: it would return at once, and so on for ever."""
+    pool, policy = PrefixPool(8, BLOCK), OrcaPolicy(1, 1)
+    ledger = Ledger(pool, fcfs, admission="grow")
+    first = Sequence(0, 9, 1, keys=keys_of(range(9)))
+    ledger.submit([first])
+    ledger.advance(policy.next_step(ledger, 0.0))
+    growing, waiting = Sequence(1, 2, 31, keys=()), Sequence(2, 9, 1, keys=keys_of(range(9)))
+    ledger.submit([growing])
+    ledger.advance(policy.next_step(ledger, 1.0))
+    ledger.submit([waiting])
+    assert ledger.pin(waiting) == 8
+    for number in range(40):
+        if step := policy.next_step(ledger, 2.0 + number):
+            ledger.advance(step)
+        ledger.check()
+    assert ledger.idle and growing.generated == 31 and not growing.preemptions and waiting.hit == 0
+
+
+def test_a_pin_leaves_enough_blocks_for_each_sequence_alone():
+    pool = PrefixPool(10, BLOCK)
+    ledger = Ledger(pool, fcfs, admission="reserve")
+    first = Sequence(0, 16, 1, keys=keys_of(range(16)))
+    ledger.submit([first])
+    policy = OrcaPolicy(1, 1)
+    ledger.advance(policy.next_step(ledger, 0.0))  # it ends; its four blocks stay in the cache
+    large = Sequence(1, 28, 1, keys=keys_of(range(100, 128)))
+    again = Sequence(2, 17, 1, keys=keys_of(range(17)))
+    ledger.submit([large, again])
+    assert ledger.pin(large) == 0 and ledger.pin(again) == 0  # seven and four are more than ten
+    ledger.cancel(large)
+    assert ledger.pin(again) == 16 and pool.available == 6
+    ledger.advance(policy.next_step(ledger, 1.0))
+    assert again.hit == 16 and not ledger._pinned and pool.available == 10
+
+
+def test_only_sequences_with_the_same_salt_share_blocks():
+    plain, salted, other = list[bytes](), list[bytes](), list[bytes]()
+    for keys, salt in ((plain, None), (salted, "a"), (other, "b")):
+        extend_keys(keys, range(12), BLOCK, salt)
+    assert plain == keys_of(range(12)) and len({*plain, *salted, *other}) == 9
+    begun = salted[:1]
+    extend_keys(begun, range(12), BLOCK, "a")
+    assert begun == salted
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("apfhwt"), st.integers(0, 5)), max_size=60), st.integers(1, 9))
+def test_the_changes_of_the_cache_say_which_keys_can_be_found(actions, total):
+    """A mirror that follows them always has the keys that the pool finds."""
+    pool, mirror, held = PrefixPool(total, BLOCK), set(), []
+    pool.record_changes()
+    for action, number in actions:
+        if action == "a" and number <= pool.available:
+            held.append(pool.allocate(number))
+        elif action == "p" and (bare := [b for blocks in held for b in blocks if b not in pool._keys]):
+            pool.publish(bare[number % len(bare)], number)
+        elif action == "f" and held:
+            pool.free(held.pop(number % len(held)))
+        elif action == "h":
+            found = pool.find([number])
+            pool.hold(found)
+            held.append(found)
+        elif action == "w":
+            pool.withdraw([number])
+        found, lost = pool.take_changes()
+        mirror = (mirror | set(found)) - set(lost)
+        assert mirror == {key for key in range(6) if pool.find([key])}
+    unwatched = PrefixPool(2, BLOCK)
+    unwatched.publish(unwatched.allocate(1)[0], 1)
+    assert unwatched.take_changes() == ([], []) == unwatched.take_changes()

@@ -10,8 +10,10 @@ from tests.xrunner import cells
 from tests.xrunner.cells import generate, requests
 from tests.xrunner.core.test_job import check_tokens, run_cells
 from tests.xrunner.core.test_preemption import late_tokens, ledgers, plan, tokens_of  # noqa: F401 (a fixture)
-from tests.xrunner.open_engine import feed
+from tests.xrunner.open_engine import feed, take
+from xcore.requests.engine_protocol import short_keys
 from xcore.specs.workload import RequestLengths
+from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
@@ -119,6 +121,51 @@ def test_streamed_and_aborted_requests(model, ledgers):  # noqa: F811
     for name, output in tokens_of(results.values()).items():
         assert output == expected[name][: len(output)] and (name in ("1", "5", "8") or output == expected[name])
     assert ledgers[-1].reused and ledgers[-1].preemptions and ledgers[-1].pool.available == SMALL
+
+
+@pytest.mark.parametrize("admission", ["grow", "reserve"])
+def test_waiting_requests_keep_their_prefixes_and_tokens_stay_the_same(model, ledgers, admission):  # noqa: F811
+    """Some are aborted while they wait; the engine says how many tokens each keeps, and which blocks are cached."""
+    todo = [dataclasses.replace(request, cache_salt=None if i % 5 else "x") for i, request in enumerate(alike())]
+    expected, _ = run(model, ledgers, todo, "orca", 100)
+    schedule = plan(model, "chunked", 14, **CACHING | {"admission": admission}, max_num_seqs=2)
+    engine = Engine(model, schedule)
+    engine.open(Extent.within(schedule, 70, 40), Options(pins=True))
+    held, cached, tokens, results = {}, set(), {}, {}
+    for number, request in enumerate([*todo, *([None] * 2000)]):
+        if request:
+            held[request.id] = engine.add(request)
+        if request and number % 4 == 3:
+            engine.abort(request.id)
+        take(engine.step() if not engine.idle else [], tokens, results)
+        if changes := engine.take_cached_keys():
+            cached = (cached | {*changes.found.tolist()}) - {*changes.lost.tolist()}
+        found = engine.ledger.pool._published
+        assert cached == {*short_keys(found).tolist()}
+        if request is None and engine.idle:
+            break
+    assert engine.idle and len(results) == len(todo) and sum(held.values()) >= 32
+    assert not ledgers[-1]._pinned and ledgers[-1].pool.available == 14
+    for name, output in tokens_of(results.values()).items():
+        assert output == expected[name][: len(output)] and (int(name) % 4 == 3 or output == expected[name])
+    take(engine.drain(), tokens, results)
+
+
+def test_a_change_of_schedule_leaves_no_block_pinned(model, ledgers):  # noqa: F811
+    """Requests that wait are left to the next engine, whose cache is empty."""
+    todo = alike()[5:8]
+    schedule = plan(model, "chunked", 14, **CACHING, max_num_seqs=1)
+    engine = Engine(model, schedule)
+    engine.open(Extent.within(schedule, 70, 40), Options(pins=True))
+    engine.add(todo[0])
+    while not engine.ledger.decoding:
+        engine.step()
+    assert engine.add(todo[1]) == 32 and engine.ledger._pinned
+    engine.follow(dataclasses.replace(schedule, kv_blocks=20))
+    engine.step()
+    assert engine.moving and not engine.ledger._pinned
+    engine.surrender()
+    assert ledgers[-1].pool.available == 14
 
 
 def test_stop_tokens(directories, ledgers):  # noqa: F811

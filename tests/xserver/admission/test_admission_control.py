@@ -387,3 +387,87 @@ def test_a_schedule_for_shorter_prompts_does_not_make_usual_requests_long():
     kept = Admission(opened, list, 1000, first._clock, usual_input=first.usual_input)
     asyncio.run(kept.update())
     assert first.usual_input >= 100 and not kept.admit([(100, 5)], 100.0).long
+
+
+CACHING = {**WIDE, "prefix_caching": True}
+LONG = {**CACHING, "workload": Workload.fixed(1500, 20), "kv_blocks": 20_000}
+PROMPT, HIT = 1500, 1488
+
+
+def filled(made, present, prompts=PROMPT, most=20):
+    """Accept requests until one is refused."""
+    with pytest.raises(ApiError):
+        while True:
+            promise = made.admit([(prompts, most)], 100.0)
+            present.append(Output(Request("x", (1,) * prompts, most), due_s=promise.due_s))
+
+
+def test_a_request_counts_on_its_cached_tokens_only_where_it_would_be_refused():
+    present = []
+    made = admission(present, bound_s=4.0, **LONG)
+    assert made.admit([(PROMPT, 20)], 100.0, [HIT]).cached == ()
+    filled(made, present)
+    promise = made.admit([(PROMPT, 20)], 100.0, [HIT])
+    assert promise.cached == (HIT,)
+    with pytest.raises(ApiError):
+        made.admit([(PROMPT, 20)], 100.0, [0])
+    with pytest.raises(ApiError):
+        made.admit([(PROMPT, 20)] * 500, 100.0, [HIT] * 500)
+
+
+def test_what_the_engine_keeps_for_waiting_requests_makes_room_for_others():
+    accepted = []
+    for held in (None, 0, HIT):
+        keys = range(HIT // SCHEDULE.block_size)
+        waiting = (Request(str(i), (1,) * PROMPT, 20) for i in range(10))
+        present = [Output(request, keys=keys, held=held, due_s=103.8) for request in waiting]
+        made = admission(present, bound_s=4.0, **LONG)
+        before = len(present)
+        filled(made, present)
+        accepted.append(len(present) - before)
+    assert accepted[0] == accepted[1] < accepted[2]
+
+
+def test_a_lost_prefix_is_an_overload_with_a_time_to_wait():
+    error = admission([], **CACHING).lost_prefix()
+    assert error.status == 429 and error.code == "latency_bound" and int(error.headers["retry-after-ms"]) > 0
+
+
+@pytest.mark.parametrize("cached", [0, 600, 900])
+def test_the_pace_does_not_take_savings_for_a_faster_machine(cached):
+    """The oracle: an engine whose prefills save what the cost model says. Its scale stays that of the machine."""
+    present, load, slower = [], 4, 1.25
+    made = admission(present, **LONG)
+    whole_s, first_s = made._pace.token_s(load), made._pace.first_s(load)
+    for _ in range(200):
+        made._pace.found(PROMPT, cached)
+    for number in range(1, 401):
+        made._clock.s += 0.2
+        token_s = made._pace._predicted_s(load) * slower
+        begun_s = made._clock.s - 20 * token_s
+        if number > 50:
+            made._pace.served(21, begun_s, made._clock.s)
+        made._pace.shared_by(load, made._clock.s)
+    assert made._pace.scale(load) == pytest.approx(slower, rel=0.05)
+    rate = load / (first_s + 19 * whole_s)
+    share = 1 - rate * made._pace.less_s(PROMPT, cached)
+    assert made._pace.token_s(load) / slower == pytest.approx(share * whole_s, rel=0.05)
+    assert (share < 0.8) == (cached > 0)
+
+
+def test_cached_tokens_save_at_most_a_mean_prompt():
+    pace = admission([], **CACHING)._pace
+    assert pace.less_s(100, 0) == 0.0
+    saved = [pace.less_s(500, cached) for cached in (16, 160, 320, 480)]
+    assert saved == sorted(saved) and saved[0] == 0.0 < saved[-1] < pace.first_s(1)  # first_s is for the mean prompt
+
+
+def test_one_slow_table_does_not_stay_for_long(monkeypatch):
+    made = admission(outputs(16, 4))
+    took = iter([0.001, 1.0, 0.001])
+    monkeypatch.setattr(made, "_timed_starts", lambda standing: (*made._starts(standing), next(took)))
+    made._next_s = 0.0
+    for _ in range(2):
+        asyncio.run(made.update())
+        assert made._next_s <= made._clock.s + 0.2
+        made._clock.s = made._next_s

@@ -11,8 +11,8 @@ from tests.xserver.admission.test_admission_control import WIDE, admission
 from xcore.requests.request import Request
 from xcore.tokenizer import load_tokenizer
 from xrunner.models.create import create_model
-from xserver.admission.extent import Extent
 from xserver.admission.loop_lag import LoopLag
+from xserver.admission.token_bounds import TokenBounds
 from xserver.admission.tokenizer_queue import TokenizerQueue
 from xserver.engines.engine_link import Output
 from xserver.http.api_error import ApiError
@@ -20,7 +20,7 @@ from xserver.http.api_error import ApiError
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("extent") / "model"
+    directory = tmp_path_factory.mktemp("bounds") / "model"
     sizes = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 32, "vocab": 2000, "context": 256}
     create_model(directory, "llama", **sizes, merges=True)
     return load_tokenizer(directory)
@@ -29,9 +29,9 @@ def tokenizer(tmp_path_factory):
 @given(text=st.text(min_size=1, max_size=60))
 def test_a_texts_tokens_are_within_its_extent(tokenizer, text):
     longest = max(map(len, tokenizer.get_vocab()))
-    extent = Extent.of_prompts([text], longest, 1, 16)
-    assert extent.least_input <= len(tokenizer.encode(text).ids) <= extent.most_input
-    ids = Extent.of_prompts([[1] * len(text), [1]], longest, 3, 16)
+    bounds = TokenBounds.of_prompts([text], longest, 1, 16)
+    assert bounds.least_input <= len(tokenizer.encode(text).ids) <= bounds.most_input
+    ids = TokenBounds.of_prompts([[1] * len(text), [1]], longest, 3, 16)
     assert (ids.sequences, ids.least_input, ids.most_input) == (6, len(text), len(text))
 
 
@@ -60,9 +60,9 @@ def test_what_is_refused_early_would_be_refused_with_any_of_its_tokens(sequences
         while True:
             made._accepted -= made.admit([(100, shorter)], 100.0) is not None  # ask, without taking a place
             shorter += 100
-    extent = Extent(sequences, 0, least, least + more, tokens)
+    bounds = TokenBounds(sequences, 0, least, least + more, tokens)
     try:
-        made.refuse_early(extent, 100.0, TokenizerQueue())
+        made.refuse_early(bounds, 100.0, TokenizerQueue())
     except ApiError as error:
         for prompt in (least, least + more):
             made._refusals.clear()
@@ -73,26 +73,26 @@ def test_what_is_refused_early_would_be_refused_with_any_of_its_tokens(sequences
 
 def test_an_overloaded_engine_refuses_at_once_until_it_answers():
     made, queue = overloaded(), TokenizerQueue()
-    alike = Extent(1, 400, 10, 100, 300)
+    alike = TokenBounds(1, 400, 10, 100, 300)
     with pytest.raises(ApiError, match="latency bound") as refused:
         made.refuse_early(alike, 100.0, queue)
     assert float(refused.value.headers["retry-after-ms"]) > 0
-    made.refuse_early(Extent(1, 400, 10, 100, 2), 100.0, queue)  # a short output wasn't refused
+    made.refuse_early(TokenBounds(1, 400, 10, 100, 2), 100.0, queue)  # a short output wasn't refused
     asyncio.run(made.update())
     made.refuse_early(alike, 100.0, queue)  # the engine's message may have changed it
 
 
 def test_texts_that_wait_for_the_tokenizer_count():
     made, queue = admission([]), TokenizerQueue()
-    extent = Extent(1, 100, 10, 100, 50)
-    made.refuse_early(extent, 100.0, queue)
+    bounds = TokenBounds(1, 100, 10, 100, 50)
+    made.refuse_early(bounds, 100.0, queue)
     queue._characters, queue._character_s = 10**6, 3e-5
     with pytest.raises(ApiError, match="tokenized") as refused:
-        made.refuse_early(extent, 100.0, queue)
+        made.refuse_early(bounds, 100.0, queue)
     assert refused.value.code == "latency_bound"
     queue._characters, queue.length = 0, 1000
     with pytest.raises(ApiError, match="already waiting") as refused:
-        made.refuse_early(extent, 100.0, queue)
+        made.refuse_early(bounds, 100.0, queue)
     assert refused.value.code == "concurrency_limit"
 
 

@@ -9,11 +9,23 @@ import pytest
 
 from tests.xcore import small_specs
 from tests.xrunner import cells
+from xcore.batching.prefix_pool import extend_keys
 from xcore.errors import InputError
-from xcore.requests.engine_protocol import BEGIN, FROM_FRONTEND, LOADS, Changed, Follow, Frames, Opened, framed
+from xcore.requests.engine_protocol import (
+    BEGIN,
+    FROM_FRONTEND,
+    LOADS,
+    Changed,
+    Follow,
+    Frames,
+    Opened,
+    framed,
+    short_keys,
+)
 from xcore.requests.request import Request
 from xmulti.plans.engine_client import EngineClient
 from xrunner.core import inbox
+from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xrunner.models.create import create_model
@@ -213,3 +225,50 @@ def test_a_schedule_that_came_as_the_engine_loaded_another_by_itself_comes_again
         return engine.asked
 
     assert asyncio.run(run()) == [asked]
+
+
+def test_the_link_follows_the_cache_of_an_engine(tmp_path):
+    """It has the blocks that a later request finds, and loses them with the engine."""
+    create_model(tmp_path / "llama", "llama", kv_heads=2, seed=11, **cells.SIZES)
+    model = load_model(tmp_path / "llama")
+    plan = cells.schedule(model.spec, "orca", kv_blocks=40, prefix_caching=True)
+    prompt, keys = tuple(range(5, 45)), list[bytes]()
+    extend_keys(keys, prompt, plan.block_size)
+    short = short_keys(keys).tolist()
+    opened = Opened(plan, small_specs.profile(), None, (), 0.0)
+
+    def serve(count):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(tmp_path / "engine"))
+            engine = Engine(model, plan)
+            engine.open(Extent.within(plan, 60, 40), Options(pins=True))
+            session = inbox.Session(engine, inbox.Inbox(connection), opened)
+            while engine._added < count or not engine.idle:
+                session.take()
+                session.send(engine.step() if engine.busy else [])
+
+    async def ended(output):
+        while output.ended is None:
+            await asyncio.sleep(0.001)
+        return output
+
+    async def run():
+        link = EngineLink()
+        await link.listen(tmp_path / "engine")
+        serving = asyncio.ensure_future(asyncio.to_thread(serve, 2))
+        seen = [link.hit(short)]
+        first = await ended(link.add(Request("", prompt, 3, True), keys=short))
+        seen.append(link.hit(short))
+        again = await ended(link.add(Request("", prompt, 3, True), keys=short))
+        await serving
+        await asyncio.sleep(0.05)
+        resumed = link.add(Request("", prompt, 3, True), keys=short)
+        resumed.held = 32
+        serving = asyncio.ensure_future(asyncio.to_thread(serve, 1))
+        await ended(resumed)
+        await serving
+        await link.close()
+        return seen, [(output.held, output.cached_tokens) for output in (first, again, resumed)]
+
+    seen, found = asyncio.run(asyncio.wait_for(run(), 30.0))
+    assert seen == [0, 2] and found == [(0, 0), (32, 32), (0, 0)]

@@ -22,7 +22,7 @@ class Link:
     def __init__(self):
         self.aborted, self.stopped = [], None
 
-    def add(self, request, due_s):
+    def add(self, request, due_s, keys=()):
         self.output = Output(request, due_s=due_s)
         return self.output
 

@@ -207,7 +207,7 @@ class Refusing:
     def refuse_early(self, extent, arrived_s, tokenizing):
         pass
 
-    def admit(self, prompts, arrived_s):
+    def admit(self, prompts, arrived_s, cached=()):
         self.refused -= 1
         if self.refused >= 0:
             raise unavailable("Later.", "later", 1)
@@ -284,7 +284,7 @@ def test_one_that_is_refused_leaves_the_key_to_those_that_ask_at_the_same_time(m
             def refuse_early(self, extent, arrived_s, tokenizing):
                 pass
 
-            def admit(self, prompts, arrived_s):
+            def admit(self, prompts, arrived_s, cached=()):
                 if self.refused == 1:
                     asyncio.get_running_loop().call_soon(come)
                 super().admit(prompts, arrived_s)
@@ -341,7 +341,7 @@ def test_one_that_is_being_written_counts_when_others_are_admitted(model, tmp_pa
         def refuse_early(self, extent, arrived_s, tokenizing):
             pass
 
-        def admit(self, prompts, arrived_s):
+        def admit(self, prompts, arrived_s, cached=()):
             running.append(len(frontend.link.outputs))
 
     async def ask(key):

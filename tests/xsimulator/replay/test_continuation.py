@@ -127,3 +127,47 @@ def test_running_sequences_without_blocks_are_prefilled_again():
     again = continue_from(schedule, costs, longer, 1e9)
     assert [one.finish_s for one in running] == pytest.approx([one.finish_s for one in again], rel=1e-9)
     assert running[4].finish_s > running[3].finish_s > running[0].finish_s
+
+
+def caching(policy: str, **changes) -> Schedule:
+    return replace(schedule_of(policy), prefix_caching=True, **changes)
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_a_waiting_sequence_prefills_only_what_is_not_kept_for_it(policy):
+    schedule, keys = caching(policy), range(60)
+    cost = ReplicaCost.of(schedule, PROFILE)
+    finishes = [
+        continue_from(schedule, cost, [Standing(1000, 2, 2, keys=keys, held=held)], 100.0)[0].finish_s
+        for held in (0, 160, 480, 960)
+    ]
+    assert finishes == sorted(finishes, reverse=True) and finishes[-1] < 0.5 * finishes[0]
+    without = continue_from(schedule_of(policy), cost, [Standing(1000, 2, 2, keys=keys, held=960)], 100.0)
+    assert without[0].finish_s == finishes[0]  # of a schedule that caches nothing, nothing is kept
+
+
+@pytest.mark.parametrize("policy", ["orca", "chunked"])
+def test_running_sequences_with_the_same_prefix_hold_its_blocks_once(policy):
+    """Ten prompts of 40 blocks, 30 of which are the same: 130 blocks, and a place for one more."""
+    shared = [Standing(640, 20, 20, 5, (*range(30), *range(100 * n, 100 * n + 10))) for n in range(1, 11)]
+    starts = []
+    for present in (shared, [replace(row, keys=()) for row in shared]):
+        schedule = caching(policy, kv_blocks=200)
+        after = continue_from(schedule, ReplicaCost.of(schedule, PROFILE), [*present, Standing(640, 20, 20)], 100.0)
+        starts.append(after[-1].start_s)
+    assert starts[0] == 0.0 < starts[1]
+
+
+def test_a_waiting_sequence_counts_on_no_other_blocks_than_those_kept_for_it():
+    """A running sequence has the others now, but may have ended before it starts."""
+    schedule = caching("orca")
+    running = Standing(1000, 50, 50, 5, range(62))
+    finishes = [
+        continue_from(schedule, ReplicaCost.of(schedule, PROFILE), [running, waiting], 100.0)[1].finish_s
+        for waiting in (
+            Standing(1000, 2, 2),
+            Standing(1000, 2, 2, keys=range(62)),
+            Standing(1000, 2, 2, keys=range(62), held=480),
+        )
+    ]
+    assert finishes[0] == finishes[1] > finishes[2]

@@ -1,4 +1,4 @@
-"""Turns: only a few requests begin in one iteration of the event loop.
+"""Turnstile: only a few requests begin in one iteration of the event loop.
 
 An iteration runs everything that is ready. With hundreds of requests to refuse it would take a fraction of a second,
 and an answer passes several iterations from the engine to its client.
@@ -11,7 +11,7 @@ _MOST = 8
 """Requests that begin in an iteration."""
 
 
-class Turns:
+class Turnstile:
     """The turns of one event loop's requests, in order of arrival."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Extent: what a body tells of a request's tokens before it is tokenized."""
+"""TokenBounds: what a body tells of a request's tokens before it is tokenized."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ _ADDED = 8
 
 
 @dataclass(frozen=True)
-class Extent:
-    """Bounds on the tokens of one request."""
+class TokenBounds:
+    """The number of a request's sequences, and bounds on their tokens."""
 
     sequences: int
     characters: int
@@ -22,12 +22,14 @@ class Extent:
     """Maximum output tokens; None: no limit of its own."""
 
     @staticmethod
-    def of_prompts(prompts: Iterable[str | Sequence[int]], longest_token: int, n: int, most_output: int) -> "Extent":
-        """Return the extent of texts and token ids with `n` outputs each; every token has at least a byte."""
+    def of_prompts(
+        prompts: Iterable[str | Sequence[int]], longest_token: int, n: int, most_output: int
+    ) -> "TokenBounds":
+        """Return the bounds of texts and token ids with `n` outputs each; every token has at least a byte."""
         sequences, characters, least, most = 0, 0, 0, 0
         for prompt in prompts:
             sequences, characters = sequences + n, characters + len(prompt)
             text = isinstance(prompt, str)
             least = max(least, -(-len(prompt) // longest_token) if text else len(prompt))
             most = max(most, len(prompt.encode(errors="replace")) + _ADDED if isinstance(prompt, str) else len(prompt))
-        return Extent(sequences, characters, least, most, most_output)
+        return TokenBounds(sequences, characters, least, most, most_output)
