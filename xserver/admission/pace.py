@@ -105,11 +105,15 @@ class Pace:
         return float(self._loads[-1])
 
     def scale(self, load: float) -> float:
-        """Return the ratio of measured to predicted time at the nearest learned load; 1 if nothing was learned."""
-        if not self._scales:
-            return 1.0
+        """Return the ratio of measured to predicted time at this load.
+
+        At a load where nothing was learned it is that of the nearest one, but at least 1: nothing was seen to be faster
+        there.
+        """
         octave = _octave(load)
-        return self._scales[min(self._scales, key=lambda learned: (abs(learned - octave), learned))]
+        if not self._scales or octave in self._scales:
+            return self._scales.get(octave, 1.0)
+        return max(1.0, self._scales[min(self._scales, key=lambda learned: (abs(learned - octave), learned))])
 
     # ---- measurements ----
 
