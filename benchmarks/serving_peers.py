@@ -32,7 +32,6 @@ from typing import Any
 from benchmarks.servers import SIZES, give_text, ready
 from xcore.specs.workload import task
 from xcore.traces.arrivals import random_arrivals
-from xrunner.models.create import create_model
 
 STARTS_S = 300
 SEQS, TOKENS = (8, 16, 32, 64), (512, 2048)
@@ -212,7 +211,7 @@ def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) 
     """A trace in Mooncake's form of a workload's lengths with Poisson arrivals; the seconds in which requests come."""
     arrivals = random_arrivals(rate, num, (seed,)) if rate else [0.0] * num
     lines, block = [], 0
-    for row, arrival_s in zip(task(workload).draw(num, seed, SIZES["context"]), arrivals, strict=True):
+    for row, arrival_s in zip(task(workload).draw(num, seed, SIZES.context), arrivals, strict=True):
         blocks = list(range(block, block := block + -(-row.input // 16)))
         lengths = {"input_length": row.input, "output_length": row.output, "hash_ids": blocks}
         lines.append(json.dumps({"timestamp": 1e3 * float(arrival_s)} | lengths))
@@ -222,7 +221,7 @@ def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) 
 
 def write_conversations(path: Path, workload: str, num: int, rate: float, seed: int) -> float:
     """The same lengths as texts, in the client's own form; the seconds in which requests come on average."""
-    rows = task(workload).draw(num, seed, SIZES["context"])
+    rows = task(workload).draw(num, seed, SIZES.context)
     lines = [json.dumps({"prompt": "a" * row.input, "output_tokens": row.output}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return num / rate
@@ -294,8 +293,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
         bench = Bench(Path(name), asked.peers.absolute(), asked.workload, asked.seconds, asked.overload_seconds)
-        create_model(bench.model, "llama", **SIZES, seed=1)
-        give_text(bench.model / "tokenizer.json", SIZES["vocab"])
+        SIZES.create(bench.model, seed=1)
+        give_text(bench.model / "tokenizer.json", SIZES.vocab)
         with bench.vllm(FIRST_PORT) as server:
             bench.load(server, 4.0, 98, 10.0)  # a server's first requests are its slowest
             alone_s = statistics.median(bench.load(server, 0.0, 97).latencies_s)
