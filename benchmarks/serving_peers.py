@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,30 +134,63 @@ class Bench:
             except subprocess.TimeoutExpired:
                 server.kill()
 
-    def vllm(self, port: int, seqs: int | None = None, tokens: int | None = None):  # type: ignore[no-untyped-def]
+    def vllm(self, port: int, seqs: int | None = None, tokens: int | None = None) -> AbstractContextManager[Server]:
         """vLLM's server, as it comes or with limits."""
         limits = [] if seqs is None else ["--max-num-seqs", seqs, "--max-num-batched-tokens", tokens]
         name = "vLLM" if seqs is None else f"vLLM {seqs} seqs, {tokens} tokens"
-        command = [self.peers / "bin" / "vllm", "serve", self.model, "--served-model-name", "model", "--port", port]
+        command = [
+            self.peers / "bin" / "vllm",
+            "serve",
+            self.model,
+            "--served-model-name",
+            "model",
+            "--port",
+            port,
+        ]
         options = ["--dtype", "float32", "--host", "127.0.0.1", "--no-enable-prefix-caching"]
         return self.started(name, port, [*command, *options, *limits], "model", "/health")
 
-    def transformers(self, port: int):  # type: ignore[no-untyped-def]
+    def transformers(self, port: int) -> AbstractContextManager[Server]:
         """transformers' server with continuous batching."""
-        command = [self.peers / "bin" / "transformers", "serve", self.model, "--continuous-batching", "--dtype"]
+        command = [
+            self.peers / "bin" / "transformers",
+            "serve",
+            self.model,
+            "--continuous-batching",
+            "--dtype",
+        ]
         options = ["float32", "--device", "cpu", "--host", "127.0.0.1", "--port", port]
-        options += ["--cb-num-blocks", 256]  # else nine tenths of the machine's memory
+        options += ["--cb-num-blocks", "256"]  # else nine tenths of the machine's memory
         return self.started("transformers", port, [*command, *options], str(self.model), "/health")
 
-    def ours(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
+    def ours(self, port: int, bound_s: float) -> AbstractContextManager[Server]:
         """Our server, with the schedule that it finds for a bound."""
-        command = [sys.executable, "-m", "exegpt", "serve", "-m", self.model, "-l", f"{bound_s:.3f}s", "--port", port]
-        options = ["-w", self.workload, "--threads", 1, "--pinned", "--best-effort"]
+        command = [
+            sys.executable,
+            "-m",
+            "exegpt",
+            "serve",
+            "-m",
+            self.model,
+            "-l",
+            f"{bound_s:.3f}s",
+            "--port",
+            port,
+        ]
+        options: list[object] = ["-w", self.workload, "--threads", 1, "--pinned", "--best-effort"]
         return self.started(own_name(bound_s), port, [*command, *options], "model", "/ready")
 
-    def capped(self, port: int, to: Server, most: int):  # type: ignore[no-untyped-def]
+    def capped(self, port: int, to: Server, most: int) -> AbstractContextManager[Server]:
         """A cap before a server."""
-        command = [sys.executable, "-m", "benchmarks.capped", "--port", port, "--to", to.url.rpartition(":")[2]]
+        command: list[object] = [
+            sys.executable,
+            "-m",
+            "benchmarks.capped",
+            "--port",
+            port,
+            "--to",
+            to.url.rpartition(":")[2],
+        ]
         return self.started(f"vLLM behind {most}", port, [*command, "--most", most], to.model, "/health")
 
     def load(self, server: Server, rate: float, seed: int, seconds: float | None = None) -> Run:
@@ -236,7 +269,9 @@ def read_run(result: dict[str, Any], seconds: float, asked: Sequence[int]) -> Ru
     return Run(tuple(latencies), len(result["errors"]) - len(latencies), seconds, result["duration"])
 
 
-def best_limits(bench: Bench, bounds: Sequence[float], peak: float, say) -> dict[float, tuple[int, int]]:  # type: ignore[no-untyped-def]
+def best_limits(
+    bench: Bench, bounds: Sequence[float], peak: float, say: Callable[[str], None]
+) -> dict[float, tuple[int, int]]:
     """For each bound, vLLM's limits with the highest goodput around its peak."""
     found: dict[tuple[int, int], list[Run]] = {}
 
