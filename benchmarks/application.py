@@ -17,17 +17,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.model_sizes import ModelSizes
 from benchmarks.servers import orca
 from exegpt.reproduction.samullm_applications import chunks
 from xcore import document
 from xcore.specs.cluster_plan import Plan, PlannedModel
 from xcore.specs.request_times import summarise
 from xmulti.plans.plan_run import PlanRun, PlanRunOptions, run_plan
-from xrunner.models.create import create_model
 
 SIZES = {
-    "summary": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 768},
-    "judge": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1376, "vocab": 8000, "context": 768},
+    "summary": ModelSizes(layers=4, hidden=512, heads=8, kv_heads=8, ffn=1376, vocab=8000, context=768),
+    "judge": ModelSizes(layers=8, hidden=512, heads=8, kv_heads=4, ffn=1376, vocab=8000, context=768),
 }
 CHUNK, SUMMARY, VERDICT = 128, 48, 64
 """Tokens of a chunk, at most of a summary, and of a verdict."""
@@ -74,10 +74,22 @@ def run(folder: Path, plan: Plan, asked: dict[str, Any], in_turn: bool = False) 
     """Run an application on a plan's engines."""
     document.write(folder / "plan.json", plan)
     (folder / "application.yaml").write_text(json.dumps(asked), encoding="utf-8")
-    files = {"plan": folder / "plan.json", "application": folder / "application.yaml"}
-    rest = {"requests": None, "out": None, "device": None, "attention": None}
-    return run_plan(
-        PlanRunOptions(**files, **rest, directories={}, resume=False, seed=SEED, threads=1, in_turn=in_turn)
+    return run_plan(replace(run_options(folder / "plan.json", folder / "application.yaml"), in_turn=in_turn))
+
+
+def run_options(plan: Path, application: Path) -> PlanRunOptions:
+    """An application on one thread for each rank."""
+    return PlanRunOptions(
+        plan=plan,
+        directories={},
+        requests=None,
+        application=application,
+        out=None,
+        resume=False,
+        seed=SEED,
+        device=None,
+        attention=None,
+        threads=1,
     )
 
 
@@ -103,7 +115,7 @@ def main() -> None:
         folder = Path(name)
         directories = {model: folder / model for model in SIZES}
         for number, (model, sizes) in enumerate(SIZES.items()):
-            create_model(directories[model], "llama", **sizes, seed=number)
+            sizes.create(directories[model], seed=number)
         both = plan_of(directories, 1)
         seconds: dict[str, list[tuple[float, float]]] = {"together": [], "in turn": [], "alone on both": []}
         for number in range(asked.rounds):

@@ -24,7 +24,6 @@ from pathlib import Path
 from benchmarks.servers import INPUT, OUTPUT, SIZES, give_text, orca, running
 from xcore import document
 from xcore.traces.arrivals import random_arrivals
-from xrunner.models.create import create_model
 
 MOST = 0.05
 """By how much a figure may differ."""
@@ -57,7 +56,7 @@ def ours(url: str, model: Path, trace: Path, result: Path) -> Figures:
     """What `exegpt bench serve` measures; since requests were sent, as vLLM does, not since they arrived."""
     command = [sys.executable, "-m", "exegpt", "bench", "serve", "--url", url, "--arrivals", "trace"]
     # ids of the whole vocabulary, as vLLM draws them: outputs resemble prompts, and bytes' texts are held back
-    done = _run([*command, "--workload", str(trace), "--vocab", str(SIZES["vocab"]), "--json"])
+    done = _run([*command, "--workload", str(trace), "--vocab", str(SIZES.vocab), "--json"])
     (run,) = json.loads(done)["runs"]
     if not run["valid"] or run["completed"] < run["requests"]:
         raise SystemExit(f"The run is invalid: {run['warnings']}, {run['errors']}.")
@@ -105,8 +104,8 @@ def _run(command: list[str]) -> str:
 def served(directory: Path, seqs: int = 16) -> Iterator[tuple[str, Path]]:
     """URL and model of a server on one thread."""
     model, schedule = directory / "model", directory / "schedule.json"
-    create_model(model, "llama", **SIZES, seed=1)
-    give_text(model / "tokenizer.json", SIZES["vocab"])
+    SIZES.create(model, seed=1)
+    give_text(model / "tokenizer.json", SIZES.vocab)
     document.write(schedule, orca(model, seqs))
     with running(directory, model, schedule) as (url, _):
         yield url, model

@@ -77,7 +77,7 @@ class Check:
     def difference(self) -> float:
         """The largest relative difference of a figure to the export's."""
         pairs = [(getattr(self.simulated, key), getattr(self.export.estimate, key)) for key in FIGURES]
-        return max(abs(got / said - 1.0) for got, said in pairs if got is not None and said)
+        return max(float(abs(got / said - 1.0)) for got, said in pairs if got is not None and said)
 
     @property
     def gain(self) -> float:

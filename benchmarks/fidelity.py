@@ -324,8 +324,8 @@ def main() -> None:
             print(f"skipped: there is no trace {workload} under {DATA} (EXEGPT_DATA)", file=sys.stderr)
             continue
         source: str | Workload = str(DATA / workload) if "/" in workload else workload
-        how = {"columns": columns, "scale_to_context": True, "device": "cpu"}
-        setting = evenly(find_setting(str(directory), "local", source, **how), args.requests)
+        full = find_setting(str(directory), "local", source, columns=columns, scale_to_context=True, device="cpu")
+        setting = evenly(full, args.requests)
         every = args.policy == "all"
         names = ("static", "hybrid", "orca", "chunked", "rra") if every else tuple(args.policy.split(","))
         with disturbed(args.disturb):

@@ -20,12 +20,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from xcore import document
+from xcore.spec import Spec
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import parse_cluster
+from xcore.specs.cluster import ClusterSpec, parse_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import Workload, task
 from xprofiler.roofline import roofline_profile
@@ -55,6 +58,9 @@ class Asked:
     cluster: str
     workload: str
     bounds: RateBounds
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.cluster} {self.workload} {vars(self.bounds)}"
 
 
 def _bounds(latency: float, ttft: float, tpot: float) -> tuple[RateBounds, RateBounds]:
@@ -87,19 +93,34 @@ ASIDE = (
 """Looked at once, when nothing was left to be chosen."""
 
 
-def setting(question: Asked, seed: int) -> dict[str, Any]:
-    """What `tune_at` is asked with."""
+@dataclass(frozen=True)
+class Setup:
+    """What a search and a grid get for a question."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    workload: Workload
+    profile: Profile
+    arrivals: Arrivals
+    bounds: RateBounds
+
+    @property
+    def meter(self) -> Meter:
+        """A new meter of goodput."""
+        return Meter(self.profile, self.arrivals, self.bounds)
+
+    def tune(self) -> Rated:
+        """Search all policies. The rate of the estimates is so low that every schedule sustains it."""
+        return tune_at(self.model, self.cluster, self.workload, self.profile, self.arrivals, self.bounds, 1e-3)
+
+
+def setup_of(question: Asked, seed: int) -> Setup:
+    """The specs of a question, and arrivals by a seed."""
     model, cluster = builtin_model(question.model), parse_cluster(question.cluster)
     lengths = question.workload.split("/")
     workload = Workload.fixed(int(lengths[0]), int(lengths[1])) if len(lengths) == 2 else task(question.workload)
-    return {
-        "model": model,
-        "cluster": cluster,
-        "workload": workload,
-        "profile": roofline_profile(model, cluster),
-        "arrivals": Arrivals.poisson(workload, model.longest_request, seed, cluster.devices),
-        "bounds": question.bounds,
-    }
+    arrivals = Arrivals.poisson(workload, model.longest_request, seed, cluster.devices)
+    return Setup(model, cluster, workload, roofline_profile(model, cluster), arrivals, question.bounds)
 
 
 def thinned(values: Sequence[int], ratio: float) -> list[int]:
@@ -115,14 +136,15 @@ def thinned(values: Sequence[int], ratio: float) -> list[int]:
 class Grid:
     """Every schedule of a dense grid, by falling ceilings of their spaces."""
 
-    def __init__(self, arguments: dict[str, Any], policies: Sequence[str]):
-        self.meter = Meter(arguments["profile"], arguments["arrivals"], arguments["bounds"])
-        profile = arguments["profile"]
-        cost_model = CostModel(arguments["model"], arguments["cluster"], profile, profile.dtype, watched=False)
-        load = Load(arguments["workload"], arguments["model"].encoder_layers > 0)
-        self.problem = SearchProblem(cost_model, load, Limits(arguments["bounds"].latency_s), {}, open_system=True)
+    def __init__(self, setup: Setup, policies: Sequence[str]):
+        self.meter = setup.meter
+        profile = setup.profile
+        cost_model = CostModel(setup.model, setup.cluster, profile, profile.dtype, watched=False)
+        load = Load(setup.workload, setup.model.encoder_layers > 0)
+        self.problem = SearchProblem(cost_model, load, Limits(setup.bounds.latency_s), {}, open_system=True)
         self.policies = policies
-        self.points, self.best, self.schedule = 0, 0.0, None
+        self.points, self.best = 0, 0.0
+        self.schedule: Schedule | None = None
 
     def run(self, known: float) -> None:
         """The best schedule of the grid, of those above 98 % of `known` requests/s."""
@@ -155,19 +177,50 @@ class Grid:
             self.best, self.schedule = self.meter.goodput(schedule, steady, REQUESTS, above).low, schedule
 
 
-def fresh(rated: Rated, question: Asked) -> dict[str, Any]:
-    """Every policy's schedule at 98 % of its goodput, on seeds that the search didn't use: how many break a bound."""
-    broken = checks = 0
+@dataclass(frozen=True)
+class GridAnswer:
+    """The best schedule of a dense grid; None where no schedule of the grid is above 98 % of the search's."""
+
+    goodput: float | None
+    policy: str | None
+    chosen: dict[str, int]
+    ratio: float
+    """The search's goodput over the grid's."""
+    points: int
+    replays: int
+    cpu_seconds: float
+
+
+@dataclass(frozen=True)
+class Answer(Spec):
+    """A question's answer, as a line of the output file."""
+
+    question: str
+    goodput: tuple[float, ...]
+    """Requests/s, by seed."""
+    spread: float | None
+    seconds: tuple[float, ...]
+    cpu_seconds: tuple[float, ...]
+    replays: int
+    policy: str | None
+    chosen: dict[str, int]
+    checks: int
+    """Schedules at 98 % of their goodput on fresh seeds."""
+    broken: int
+    """Checks in which a bound breaks."""
+    grid: GridAnswer | None
+
+
+def fresh(rated: Rated, question: Asked) -> list[bool]:
+    """Whether each policy's schedule breaks a bound at 98 % of its goodput, on seeds that the search didn't use."""
+    broken = []
     for seed in FRESH:
-        arguments = setting(question, seed)
-        meter = Meter(arguments["profile"], arguments["arrivals"], question.bounds)
+        meter = setup_of(question, seed).meter
         for sustained in rated.sustained.values():
             if sustained.goodput_seq_s:
-                checks += 1
-                broken += (
-                    meter.bounds.broken(meter.served_at(sustained.schedule, SHARE * sustained.goodput_seq_s)) != ""
-                )
-    return {"checks": checks, "broken": broken}
+                served = meter.served_at(sustained.schedule, SHARE * sustained.goodput_seq_s)
+                broken.append(meter.bounds.broken(served) != "")
+    return broken
 
 
 def variables(schedule: Schedule | None) -> dict[str, int]:
@@ -182,43 +235,46 @@ def variables(schedule: Schedule | None) -> dict[str, int]:
     }
 
 
-def answer(question: Asked, seeds: int, grid_policies: Sequence[str]) -> dict[str, Any]:
+def answer(question: Asked, seeds: int, grid_policies: Sequence[str]) -> Answer:
     """Everything about one question."""
-    reached, seconds, first = [], [], None
+    rated, seconds, cpu_seconds = list[Rated](), [], []
     for seed in range(seeds):
-        arguments = setting(question, seed)
+        setup = setup_of(question, seed)
         began, cpu = time.perf_counter(), time.process_time()
-        names = ("model", "cluster", "workload", "profile", "arrivals")
-        rated = tune_at(*(arguments[name] for name in names), question.bounds, 1e-3)
-        seconds.append((time.perf_counter() - began, time.process_time() - cpu))
-        reached.append(rated.highest_rate_seq_s)
-        first = first or rated
-    assert first is not None
+        rated.append(setup.tune())
+        seconds.append(round(time.perf_counter() - began, 2))
+        cpu_seconds.append(round(time.process_time() - cpu, 2))
+    first, reached = rated[0], tuple(tuned.highest_rate_seq_s for tuned in rated)
     best = max(first.sustained.values(), key=lambda sustained: sustained.goodput_seq_s, default=None)
-    row: dict[str, Any] = {
-        "question": f"{question.model} {question.cluster} {question.workload} {vars(question.bounds)}",
-        "goodput": reached,
-        "spread": max(reached) / min(reached) - 1 if min(reached) else None,
-        "seconds": [round(wall, 2) for wall, _ in seconds],
-        "cpu_seconds": [round(cpu, 2) for _, cpu in seconds],
-        "replays": first.tuned.search.replays,
-        "policy": best.schedule.policy if best else None,
-        "chosen": variables(best.schedule if best else None),
-        **fresh(first, question),
-    }
-    if grid_policies:
-        began, grid = time.process_time(), Grid(setting(question, 0), grid_policies)
-        grid.run(reached[0])
-        row |= {
-            "grid": grid.best if grid.schedule else None,
-            "grid_policy": grid.schedule.policy if grid.schedule else None,
-            "grid_chosen": variables(grid.schedule),
-            "ratio": reached[0] / grid.best if grid.schedule else 1.0,
-            "grid_points": grid.points,
-            "grid_replays": grid.meter.replays,
-            "grid_cpu_seconds": round(time.process_time() - began, 1),
-        }
-    return row
+    broken = fresh(first, question)
+    return Answer(
+        question=str(question),
+        goodput=reached,
+        spread=max(reached) / min(reached) - 1 if min(reached) else None,
+        seconds=tuple(seconds),
+        cpu_seconds=tuple(cpu_seconds),
+        replays=first.tuned.search.replays,
+        policy=best.schedule.policy if best else None,
+        chosen=variables(best.schedule if best else None),
+        checks=len(broken),
+        broken=sum(broken),
+        grid=grid_answer(question, reached[0], grid_policies) if grid_policies else None,
+    )
+
+
+def grid_answer(question: Asked, reached: float, policies: Sequence[str]) -> GridAnswer:
+    """The best schedule of the grid."""
+    began, grid = time.process_time(), Grid(setup_of(question, 0), policies)
+    grid.run(reached)
+    return GridAnswer(
+        goodput=grid.best if grid.schedule else None,
+        policy=grid.schedule.policy if grid.schedule else None,
+        chosen=variables(grid.schedule),
+        ratio=reached / grid.best if grid.schedule else 1.0,
+        points=grid.points,
+        replays=grid.meter.replays,
+        cpu_seconds=round(time.process_time() - began, 1),
+    )
 
 
 def numbers(text: str, most: int) -> list[int]:
@@ -237,27 +293,29 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="append each answer to this JSONL file, and skip those in it")
     arguments = parser.parse_args()
     questions = ASIDE if arguments.aside else QUESTIONS
-    done = {json.loads(line)["question"]: json.loads(line) for line in arguments.out.read_text().splitlines()} if (
-        arguments.out and arguments.out.exists()
-    ) else {}  # fmt: skip
+    known = arguments.out and arguments.out.exists()
+    lines = arguments.out.read_text().splitlines() if known else []
+    done = {row.question: row for row in (document.from_dict(Answer, json.loads(line), "an answer") for line in lines)}
     rows = []
     for number in numbers(arguments.questions, len(questions)):
         question = questions[number - 1]
-        row = done.get(f"{question.model} {question.cluster} {question.workload} {vars(question.bounds)}")
+        row = done.get(str(question))
         if row is None:
             row = answer(question, arguments.seeds, [p for p in arguments.grid_policies.split(",") if p])
             if arguments.out:
                 with arguments.out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
+                    file.write(json.dumps(document.to_dict(row)) + "\n")
         rows.append(row)
-        print(number, json.dumps(row), flush=True)
-    ratios = [row["ratio"] for row in rows if "ratio" in row]
-    spreads = [row["spread"] for row in rows if row["spread"] is not None]
-    print(f"{len(rows)} questions: least ratio {min(ratios, default=float('nan')):.4f}, "
-          f"largest spread {max(spreads, default=float('nan')):.4f}, "
-          f"{sum(r['broken'] for r in rows)} of {sum(r['checks'] for r in rows)} fresh checks broken, "
-          f"median answer {np.median([s for r in rows for s in r['seconds']]):.1f} s "
-          f"({np.median([s for r in rows for s in r['cpu_seconds']]):.1f} s of CPU)")  # fmt: skip
+        print(number, json.dumps(document.to_dict(row)), flush=True)
+    ratios = [row.grid.ratio for row in rows if row.grid]
+    spreads = [row.spread for row in rows if row.spread is not None]
+    wall = np.median([s for row in rows for s in row.seconds])
+    cpu = np.median([s for row in rows for s in row.cpu_seconds])
+    print(
+        f"{len(rows)} questions: least ratio {min(ratios, default=float('nan')):.4f}, largest spread "
+        f"{max(spreads, default=float('nan')):.4f}, {sum(row.broken for row in rows)} of "
+        f"{sum(row.checks for row in rows)} fresh checks broken, median answer {wall:.1f} s ({cpu:.1f} s of CPU)"
+    )
 
 
 if __name__ == "__main__":

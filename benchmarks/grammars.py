@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.model_sizes import ModelSizes
 from xcore.requests.grammar import Grammars
-from xrunner.models.create import create_model
 
 _NAP_S = 5e-4
 _EOS = 256
@@ -46,7 +46,7 @@ def schema(properties: int, name: str) -> str:
 
 def random_tokenizer(directory: Path, tokens: int) -> None:
     """A model directory whose tokenizer has so many tokens: bytes, then random words."""
-    create_model(directory, "llama", layers=1, hidden=32, heads=2, kv_heads=1, ffn=64, vocab=300, context=64, seed=0)
+    ModelSizes(1, 32, 2, 64, 300, 64, kv_heads=1).create(directory, seed=0)
     path, draw = directory / "tokenizer.json", random.Random(0)
     document = json.loads(path.read_text(encoding="utf-8"))
     words = dict.fromkeys(document["model"]["vocab"])

@@ -12,37 +12,39 @@ import pstats
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks import launches
 from benchmarks.launches import META, on_no_device
-from xcore.policies import TRAITS
+from xcore.policies.control import Control
+from xcore.policies.orca import OrcaControl
+from xcore.policies.rra import RRAControl
 from xcore.requests.request import Request
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.schedule import BLOCK_SIZE, ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import Workload
+from xrunner.comm.gpu import DeviceEvent, Gpu
 from xrunner.comm.ranks import Ranks
 from xrunner.core.engine import Engine
 from xrunner.models import Model, random_model
 
 BATCH, PROMPT, OUTPUT = 64, 512, 1025
-POLICIES: dict[str, dict[str, Any]] = {
-    "orca": {"max_num_seqs": BATCH, "prefills_per_step": 4},
-    "rra": {"encode_batch": BATCH // 4, "decode_batch": BATCH, "decode_iterations": OUTPUT // 4},
+POLICIES: dict[str, Control] = {
+    "orca": OrcaControl(max_num_seqs=BATCH, prefills_per_step=4),
+    "rra": RRAControl(encode_batch=BATCH // 4, decode_batch=BATCH, decode_iterations=OUTPUT // 4),
 }
-WAYS: dict[str, dict[str, Any]] = {"greedy": {}, "repetition penalty": {"repetition_penalty": 1.1}}
+WAYS = {"greedy": 1.0, "repetition penalty": 1.1}
+"""Ways to choose tokens → the repetition penalty."""
 
 
-class Absent:
+class Absent(Gpu):
     """A GPU whose copies and graphs take no time and do nothing."""
 
-    device = META
-
     def __init__(self) -> None:
+        self.device = META
         self._pinned: dict[int, Iterator[torch.Tensor]] = {}
 
     def pinned(self, count: int) -> torch.Tensor:
@@ -54,13 +56,13 @@ class Absent:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Tokens that come back are all 0."""
 
-    def moment(self) -> "Later":
+    def moment(self) -> DeviceEvent:
         return Later()
 
     def begin_graphs(self) -> None:
         """They need no memory."""
 
-    def capture(self, compute: Callable[[], None]) -> Callable[[], None]:
+    def capture(self, compute: Callable[[], object]) -> Callable[[], None]:
         compute()
         return lambda: None
 
@@ -85,21 +87,24 @@ class OwnTime(Ranks):
         return time.process_time
 
 
-def requests(policy: str, **way: Any) -> list[Request]:
+def requests(policy: str, repetition_penalty: float) -> list[Request]:
     """So many that the batch is full most of the time: under RRA a quarter of it leaves and joins at a time."""
     rng = np.random.default_rng(0)
     varied = rng.integers(OUTPUT // 2, 3 * OUTPUT // 2, 3 * BATCH).tolist()
     lengths = [OUTPUT] * len(varied) if policy == "rra" else varied
     pairs = zip(rng.integers(1000, size=(len(lengths), PROMPT)).tolist(), lengths, strict=True)
-    return [Request(str(i), tuple(prompt), n, ignore_eos=True, **way) for i, (prompt, n) in enumerate(pairs)]
+    return [
+        Request(str(i), tuple(prompt), n, ignore_eos=True, repetition_penalty=repetition_penalty)
+        for i, (prompt, n) in enumerate(pairs)
+    ]
 
 
-def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.ndarray:
+def steps(model: Model, policy: str, repetition_penalty: float, ranks: Ranks) -> np.ndarray:
     """Microseconds by the ranks' clock from a decision to decode a full batch to the next one: float [iterations]."""
     schedule = Schedule(
         Schedule.VERSION,
         policy,
-        TRAITS[policy].control(**POLICIES[policy]),
+        POLICIES[policy],
         model=ModelReference(model.spec, model.spec.fingerprint),
         cluster=parse_cluster("1xH100-SXM"),
         workload=Workload.fixed(PROMPT, OUTPUT),
@@ -109,8 +114,8 @@ def steps(model: Model, policy: str, way: dict[str, Any], ranks: Ranks) -> np.nd
         dtype="bf16",
         kv_dtype="bf16",
     )
-    engine = Engine(model, schedule, ranks, gpu=Absent())  # type: ignore[arg-type]
-    spans = engine.run(requests(policy, **way)).timeline.spans
+    engine = Engine(model, schedule, ranks, gpu=Absent())
+    spans = engine.run(requests(policy, repetition_penalty)).timeline.spans
     full = (b.start_s - a.start_s for a, b in itertools.pairwise(spans) if (a.phase, a.sequences) == ("decode", BATCH))
     return 1e6 * np.fromiter(full, dtype=float)
 
@@ -124,13 +129,13 @@ def main(arguments: list[str] | None = None) -> int:
     print("Microseconds of the host for one decoding iteration, median (95th percentile)")
     with on_no_device():
         model = random_model(spec, dtype="bf16", device=META)
-        for policy, (name, way) in itertools.product(POLICIES, WAYS.items()):
-            elapsed, cpu = (steps(model, policy, way, ranks()) for ranks in (Ranks, OwnTime))
+        for policy, (name, penalty) in itertools.product(POLICIES, WAYS.items()):
+            elapsed, cpu = (steps(model, policy, penalty, ranks()) for ranks in (Ranks, OwnTime))
             figures = [f"{np.median(times):.0f} ({np.percentile(times, 95):.0f})" for times in (elapsed, cpu)]
             print(f"{policy:4}, {name}: elapsed {figures[0]}, CPU {figures[1]}, {len(cpu):,} iterations", flush=True)
             if profiled:
                 with cProfile.Profile() as profile:
-                    steps(model, policy, way, Ranks())
+                    steps(model, policy, penalty, Ranks())
                 pstats.Stats(profile).sort_stats("tottime").print_stats(25)
     return launches.main()
 

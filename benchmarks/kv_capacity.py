@@ -76,9 +76,17 @@ def rows(file: Path = FILE) -> list[Row]:
     with file.open(encoding="utf-8", newline="") as lines:
         return [
             Row(
-                **{name: line[name] for name in ("source", "gpu", "model", "weights", "kv_dtype", "layout", "vllm")},
-                **{name: int(line[name]) for name in ("gpus", "max_num_batched_tokens", "kv_tokens")},
+                source=line["source"],
+                gpu=line["gpu"],
+                gpus=int(line["gpus"]),
+                model=line["model"],
+                weights=line["weights"],
+                kv_dtype=line["kv_dtype"],
+                layout=line["layout"],
                 memory_fraction=float(line["memory_fraction"]),
+                vllm=line["vllm"],
+                max_num_batched_tokens=int(line["max_num_batched_tokens"]),
+                kv_tokens=int(line["kv_tokens"]),
             )
             for line in csv.DictReader(lines)
         ]

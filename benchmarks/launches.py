@@ -42,7 +42,7 @@ class _Operators(TorchDispatchMode):
     """Names PyTorch's operators that write something, and copies of addends that aren't overwritten."""
 
     def __init__(self, names: list[str]):
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.names = names
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

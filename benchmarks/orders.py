@@ -24,7 +24,9 @@ class SlackByTheClock:
 
     def key(self, sequence: Sequence, now: float) -> float:
         """Deadline - now - remaining time."""
-        return sequence.hints.deadline_s - now - sequence.hints.time_s  # type: ignore[operator]
+        hints = sequence.hints
+        assert hints.deadline_s is not None and hints.time_s is not None
+        return hints.deadline_s - now - hints.time_s
 
 
 def sequence(index: int, arrival_s: float, rng: random.Random) -> Sequence:

@@ -14,8 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.model_sizes import ModelSizes
 from xcore import document
-from xrunner.models.create import create_model
 from xscheduler.engine_settings import engine_schedule
 from xscheduler.settings import find_setting
 from xsimulator.cost.cost_model import CostModel
@@ -58,10 +58,9 @@ def measured(case: Case) -> tuple[float, float, float]:
     """The peak and the final resident set of a run, and what of it is predicted for weights, cache and activations."""
     with tempfile.TemporaryDirectory() as name:
         model, schedule, requests = (Path(name) / part for part in ("model", "schedule.json", "requests.jsonl"))
-        sizes = {"heads": case.hidden // 64, "kv_heads": case.hidden // 128, "ffn": 4 * case.hidden}
-        create_model(
-            model, "llama", layers=case.layers, hidden=case.hidden, vocab=case.vocab, context=4096, seed=0, **sizes
-        )
+        heads, kv_heads = case.hidden // 64, case.hidden // 128
+        sizes = ModelSizes(case.layers, case.hidden, heads, 4 * case.hidden, case.vocab, 4096, kv_heads=kv_heads)
+        sizes.create(model, seed=0)
         setting = find_setting(str(model), "local", f"{case.prompt}/8", "roofline", dtype="fp32", device="cpu")
         blocks = case.sequences * -(-(case.prompt + 8) // 16)
         variables = {"max_num_seqs": case.sequences, "prefills_per_step": case.prompts}

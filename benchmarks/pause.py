@@ -72,8 +72,10 @@ def main() -> None:
     args = parser.parse_args()
     directory = create_demo_model(args.dir, 0)
     cluster, profile = measure_ranks(directory, RANKS)
-    share = {"memory_fraction": MEMORY_FRACTION}
-    settings = [find_setting(str(directory), str(cluster), w, str(profile), **share) for w in (BEFORE, AFTER)]
+    settings = [
+        find_setting(str(directory), str(cluster), workload, str(profile), memory_fraction=MEMORY_FRACTION)
+        for workload in (BEFORE, AFTER)
+    ]
     stages = {"replicas": 1, "tp_degree": 1}
     plans = [
         search_schedule(setting, None, policies=policies, fixed=stages, most_resident=32).schedule

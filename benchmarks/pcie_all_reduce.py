@@ -24,7 +24,9 @@ from xprofiler.rings import PROTOCOLS, Protocol, ring_all_reduce_s
 
 Array = NDArray[np.float64]
 
-BOARDS = {
+Boards = dict[str, tuple[tuple[int, float], ...]]
+
+BOARDS: Boards = {
     "rtx_pro_6000_server": ((2, 37.4e9), (4, 27.0e9), (8, 21.6e9)),
     "l40s": ((2, 20.2e9), (4, 5.33e9), (8, 1.47e9)),
 }
@@ -32,7 +34,6 @@ BOARDS = {
 EARLIER = (("vllm", "0.19.0"), ("trtllm", "1.3.0rc10"))
 """Engines and versions whose all-reduces were measured on the earlier board of two RTX PRO 6000."""
 _ELEMENT_BYTES = 2
-Boards = dict[str, tuple[tuple[int, float], ...]]
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ def errors(rows: Sequence[Row], boards: Boards, protocols: tuple[Protocol, ...] 
         ring_all_reduce_s(row.size_bytes, row.devices, links[row.system].reached_bytes_s(row.devices), protocols)
         for row in rows
     ]
-    return np.array(predicted) / np.array([row.seconds for row in rows]) - 1.0
+    ratios: Array = np.array(predicted) / np.array([row.seconds for row in rows])
+    return ratios - 1.0
 
 
 # The fit

@@ -77,14 +77,15 @@ def published_rows() -> list[Row]:
     with FILE.open(encoding="utf-8", newline="") as file:
         return [
             Row(
-                MODELS[row["model"]],
-                DEVICES[row["gpu"]],
-                row["precision"],
-                int(row["tp"]),
-                *(int(row[name]) for name in ("isl", "osl")),
-                int(row["requests"] or REQUESTS),
-                row["version"],
-                float(row["tokens_per_s"]) * (int(row["gpus"]) if row["per"] == "gpu" else 1),
+                model=MODELS[row["model"]],
+                device=DEVICES[row["gpu"]],
+                dtype=row["precision"],
+                tp=int(row["tp"]),
+                input=int(row["isl"]),
+                output=int(row["osl"]),
+                requests=int(row["requests"] or REQUESTS),
+                version=row["version"],
+                tokens_s=float(row["tokens_per_s"]) * (int(row["gpus"]) if row["per"] == "gpu" else 1),
             )
             for row in csv.DictReader(file)
             if row["model"] in MODELS and row["gpu"] in DEVICES and row["precision"] in ("fp16", "fp8")

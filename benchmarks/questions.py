@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-import exegpt
+from exegpt.api.library import tune
 from xcore.specs.request_times import RequestTimes, latencies
 from xcore.specs.schedule import Schedule
-from xscheduler.goodput import Arrivals
+from xscheduler.rate_sample import Arrivals
 from xscheduler.settings import find_setting
 from xscheduler.tuned import Tuned
 from xsimulator.replay.event_simulator import replay
@@ -111,7 +111,7 @@ def check(question: Question, answer: Tuned) -> Checked:
         kept = slice(count // 5, -(count // 5))
     else:
         arrivals = Arrivals.poisson(workload, where.model.longest_request, seed=SEED, count=count)
-        requests, kept = arrivals.requests(answer.goodput_seq_s), slice(count // 20, None)
+        requests, kept = tuple(arrivals.requests(answer.goodput_seq_s)), slice(count // 20, None)
     served = replay(schedule, where.profile, requests, timeline=False).served
     return _compared(schedule, answer, served, kept)
 
@@ -142,7 +142,7 @@ def main() -> None:
     for number in numbers:
         question = QUESTIONS[number - 1]
         started = time.process_time()
-        answer = exegpt.tune(question.model, question.cluster, question.workload, **question.asked)
+        answer = tune(question.model, question.cluster, question.workload, **question.asked)
         seconds = time.process_time() - started
         asked = ", ".join(f"{name} {value}" for name, value in question.asked.items())
         print(f"{number:2} {question.what}: {question.model} {question.cluster} {question.workload}, {asked}")

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.model_sizes import ModelSizes
 from benchmarks.servers import orca, ready, started
 from xcore import document
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
@@ -31,13 +32,12 @@ from xcore.specs.request_times import summarise
 from xmulti.sharing.iteration_cost import ProfileCost
 from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models.create import create_model
 from xrunner.models.device import CPU
 from xsimulator.cost.cost_model import ReplicaCost
 
 SIZES = {
-    "wide": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 512},
-    "deep": {"layers": 8, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 688, "vocab": 8000, "context": 512},
+    "wide": ModelSizes(layers=4, hidden=512, heads=8, kv_heads=8, ffn=1376, vocab=8000, context=512),
+    "deep": ModelSizes(layers=8, hidden=256, heads=4, kv_heads=2, ffn=688, vocab=8000, context=512),
 }
 SEQS, PROMPT, OUTPUT = 32, 48, 40
 """Residents of each model, and tokens of a request."""
@@ -128,7 +128,7 @@ def predicted(own: Mapping[str, float], plan: Plan, profiles: Mapping[str, Profi
     in order of arrival, two prompts at a time: the streams first, of which the one in the middle counts. `own`: seconds
     that each model's engine takes to start.
     """
-    pauses, began = {}, 0.0
+    pauses, began = dict[str, float](), 0.0
     for unit in plan.units:
         began += max(own[model.name] for model in unit)
         prefill = 0.0
@@ -151,7 +151,7 @@ def main() -> None:
         folder = Path(name)
         directories = {model: folder / model for model in SIZES}
         for number, (model, sizes) in enumerate(SIZES.items()):
-            create_model(directories[model], "llama", **sizes, seed=number)
+            sizes.create(directories[model], seed=number)
         profiles = {n: measured_profile(d, "fp32", Ranks(), CPU, "triton").profile for n, d in directories.items()}
         plans = [plan_of(directories, together=False), plan_of(directories, together=True)]
         document.write(folder / "plan.json", plans[0])

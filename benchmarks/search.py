@@ -36,12 +36,13 @@ from xscheduler.spaces import POLICIES, spaces
 from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 
-ROOFLINES = (  # model, cluster, task, the engine's overhead per iteration in seconds, what is fixed
+ROOFLINES: tuple[tuple[str, str, str, float, dict[str, int]], ...] = (
     ("opt-13b", "4xA40", "S", 0.0, {"replicas": 1, "tp_degree": 4}),
     ("opt-13b", "4xA40", "T", 0.0, {"replicas": 1, "tp_degree": 1}),
     ("llama-3.1-8b", "1xH100-SXM", "C1", 2e-3, {}),
     ("gpt3-39b", "2x8xA40", "G", 0.0, {"replicas": 1, "tp_degree": 8, "tp_gpus": 16}),
 )
+"""Model, cluster, task, the engine's overhead per iteration in seconds, fixed variables."""
 PAPER = (  # model, cluster, tasks: the paper's figures 6 and 8
     ("t5-11b", "8xA40", "S T C1"),
     ("opt-13b", "4xA40", "S T C1"),
@@ -164,8 +165,10 @@ def measure(name: str, scenario: Tabulated, methods: Sequence[str], oracle: str 
 
 
 def _found(method: str, spaces_searched: list[Space]) -> SearchResult:
-    if method == "optuna" or method == "exhaustive":
-        return search(spaces_searched, method)
+    if method == "optuna":
+        return search(spaces_searched, "optuna")
+    if method == "exhaustive":
+        return search(spaces_searched, "exhaustive")
     return search(spaces_searched, "bnb", float(method.removeprefix("bnb ").removesuffix("%")) / 100)
 
 

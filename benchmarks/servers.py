@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.model_sizes import ModelSizes
 from xcore.policies.orca import OrcaControl
 from xcore.specs.cluster import local_cluster
 from xcore.specs.model import ModelSpec
 from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.workload import Workload
-from xrunner.models.create import create_model
 
-SIZES = {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1408, "vocab": 8000, "context": 1024}
+SIZES = ModelSizes(layers=8, hidden=512, heads=8, kv_heads=4, ffn=1408, vocab=8000, context=1024)
 INPUT, OUTPUT = 64, 64
 """Tokens of a request that `orca` is for."""
 STARTS_S = 180
@@ -34,11 +34,11 @@ def running(directory: Path, model: Path, schedule: Path) -> Iterator[tuple[str,
 
 @contextmanager
 def tuned_server(
-    directory: Path, bound: str, workload: str, sizes: dict[str, int] = SIZES, pinned: bool = True
+    directory: Path, bound: str, workload: str, sizes: ModelSizes = SIZES, pinned: bool = True
 ) -> Iterator[tuple[str, Path]]:
     """URL and log of a server that has searched its schedule; its log has a JSON line for each request."""
     model = directory / "model"
-    create_model(model, "llama", **sizes, seed=1)
+    sizes.create(model, seed=1)
     options = ["-m", str(model), "-l", bound, "-w", workload, "--log-format", "json", "--log-requests"]
     options += ["--pinned"] if pinned else []
     with started(directory, options) as (url, _):

@@ -14,10 +14,11 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
+from benchmarks.model_sizes import ModelSizes
 from benchmarks.servers import schedule_of, tuned_server
 from benchmarks.serving_bound import measured, start_load
 
-SIZES = {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 704, "vocab": 2000, "context": 1024}
+SIZES = ModelSizes(layers=4, hidden=256, heads=4, kv_heads=2, ffn=704, vocab=2000, context=1024)
 BOUND = "4s"
 STRETCHES = "128/32", "32/96", "256/24", "64/64", "128/32"
 SHARE = 0.5

@@ -13,9 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.model_sizes import ModelSizes
 from benchmarks.servers import orca, running
 from xcore import document
-from xrunner.models.create import create_model
 
 PARTS = 10
 MOST = 0.02
@@ -39,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model, schedule = directory / "model", directory / "schedule.json"
-        create_model(model, "llama", layers=1, hidden=32, heads=2, kv_heads=1, ffn=64, vocab=300, context=128, seed=0)
+        ModelSizes(1, 32, 2, 64, 300, 128, kv_heads=1).create(model, seed=0)
         document.write(schedule, orca(model, 32))
         with running(directory, model, schedule) as (url, pid):
             seen = []

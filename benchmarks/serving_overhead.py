@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,7 +27,6 @@ from xcore import document
 from xcore.requests.request import Request
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
-from xrunner.models.create import create_model
 from xrunner.rank.warm_up import Extent
 
 INPUT, OUTPUT = 64, 128
@@ -36,7 +36,7 @@ MOST, MOST_S = 0.05, 0.010
 
 def prompts(num: int, seed: int) -> list[list[int]]:
     """Random token ids."""
-    drawn = torch.randint(0, SIZES["vocab"], (num, INPUT), generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randint(0, SIZES.vocab, (num, INPUT), generator=torch.Generator().manual_seed(seed))
     return [row.tolist() for row in drawn]
 
 
@@ -90,12 +90,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         model, schedule = directory / "model", directory / "schedule.json"
-        create_model(model, "llama", **SIZES, seed=1)
-        give_text(model / "tokenizer.json", SIZES["vocab"])
+        SIZES.create(model, seed=1)
+        give_text(model / "tokenizer.json", SIZES.vocab)
         plan = orca(model, asked.seqs)
         document.write(schedule, plan)
         engine = Engine(load_model(model), plan)
-        engine.open(Extent.within(plan, SIZES["context"] - 1, 1))
+        engine.open(Extent.within(plan, SIZES.context - 1, 1))
         with running(directory, model, schedule) as (url, pid):
             held = throughputs(engine, url, pid, asked.rounds, asked.requests)
             held &= first_tokens(engine, url)
@@ -104,7 +104,7 @@ def main() -> None:
 
 def throughputs(engine: Engine, url: str, pid: int, rounds: int, requests: int) -> bool:
     """Print the throughputs; whether the server costs little enough of it."""
-    ways = {
+    ways: dict[str, Callable[[list[list[int]]], float]] = {
         "engine alone": lambda todo: without(engine, todo),
         "whole answers": lambda todo: over_http(url, todo, False),
         "streams": lambda todo: over_http(url, todo, True),

@@ -23,8 +23,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from typing import Any
 from benchmarks.servers import SIZES, give_text, ready
 from xcore.specs.workload import task
 from xcore.traces.arrivals import random_arrivals
-from xrunner.models.create import create_model
 
 STARTS_S = 300
 SEQS, TOKENS = (8, 16, 32, 64), (512, 2048)
@@ -135,30 +134,63 @@ class Bench:
             except subprocess.TimeoutExpired:
                 server.kill()
 
-    def vllm(self, port: int, seqs: int | None = None, tokens: int | None = None):  # type: ignore[no-untyped-def]
+    def vllm(self, port: int, seqs: int | None = None, tokens: int | None = None) -> AbstractContextManager[Server]:
         """vLLM's server, as it comes or with limits."""
         limits = [] if seqs is None else ["--max-num-seqs", seqs, "--max-num-batched-tokens", tokens]
         name = "vLLM" if seqs is None else f"vLLM {seqs} seqs, {tokens} tokens"
-        command = [self.peers / "bin" / "vllm", "serve", self.model, "--served-model-name", "model", "--port", port]
+        command = [
+            self.peers / "bin" / "vllm",
+            "serve",
+            self.model,
+            "--served-model-name",
+            "model",
+            "--port",
+            port,
+        ]
         options = ["--dtype", "float32", "--host", "127.0.0.1", "--no-enable-prefix-caching"]
         return self.started(name, port, [*command, *options, *limits], "model", "/health")
 
-    def transformers(self, port: int):  # type: ignore[no-untyped-def]
+    def transformers(self, port: int) -> AbstractContextManager[Server]:
         """transformers' server with continuous batching."""
-        command = [self.peers / "bin" / "transformers", "serve", self.model, "--continuous-batching", "--dtype"]
+        command = [
+            self.peers / "bin" / "transformers",
+            "serve",
+            self.model,
+            "--continuous-batching",
+            "--dtype",
+        ]
         options = ["float32", "--device", "cpu", "--host", "127.0.0.1", "--port", port]
-        options += ["--cb-num-blocks", 256]  # else nine tenths of the machine's memory
+        options += ["--cb-num-blocks", "256"]  # else nine tenths of the machine's memory
         return self.started("transformers", port, [*command, *options], str(self.model), "/health")
 
-    def ours(self, port: int, bound_s: float):  # type: ignore[no-untyped-def]
+    def ours(self, port: int, bound_s: float) -> AbstractContextManager[Server]:
         """Our server, with the schedule that it finds for a bound."""
-        command = [sys.executable, "-m", "exegpt", "serve", "-m", self.model, "-l", f"{bound_s:.3f}s", "--port", port]
-        options = ["-w", self.workload, "--threads", 1, "--pinned", "--best-effort"]
+        command = [
+            sys.executable,
+            "-m",
+            "exegpt",
+            "serve",
+            "-m",
+            self.model,
+            "-l",
+            f"{bound_s:.3f}s",
+            "--port",
+            port,
+        ]
+        options: list[object] = ["-w", self.workload, "--threads", 1, "--pinned", "--best-effort"]
         return self.started(own_name(bound_s), port, [*command, *options], "model", "/ready")
 
-    def capped(self, port: int, to: Server, most: int):  # type: ignore[no-untyped-def]
+    def capped(self, port: int, to: Server, most: int) -> AbstractContextManager[Server]:
         """A cap before a server."""
-        command = [sys.executable, "-m", "benchmarks.capped", "--port", port, "--to", to.url.rpartition(":")[2]]
+        command: list[object] = [
+            sys.executable,
+            "-m",
+            "benchmarks.capped",
+            "--port",
+            port,
+            "--to",
+            to.url.rpartition(":")[2],
+        ]
         return self.started(f"vLLM behind {most}", port, [*command, "--most", most], to.model, "/health")
 
     def load(self, server: Server, rate: float, seed: int, seconds: float | None = None) -> Run:
@@ -212,7 +244,7 @@ def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) 
     """A trace in Mooncake's form of a workload's lengths with Poisson arrivals; the seconds in which requests come."""
     arrivals = random_arrivals(rate, num, (seed,)) if rate else [0.0] * num
     lines, block = [], 0
-    for row, arrival_s in zip(task(workload).draw(num, seed, SIZES["context"]), arrivals, strict=True):
+    for row, arrival_s in zip(task(workload).draw(num, seed, SIZES.context), arrivals, strict=True):
         blocks = list(range(block, block := block + -(-row.input // 16)))
         lengths = {"input_length": row.input, "output_length": row.output, "hash_ids": blocks}
         lines.append(json.dumps({"timestamp": 1e3 * float(arrival_s)} | lengths))
@@ -222,7 +254,7 @@ def write_requests(path: Path, workload: str, num: int, rate: float, seed: int) 
 
 def write_conversations(path: Path, workload: str, num: int, rate: float, seed: int) -> float:
     """The same lengths as texts, in the client's own form; the seconds in which requests come on average."""
-    rows = task(workload).draw(num, seed, SIZES["context"])
+    rows = task(workload).draw(num, seed, SIZES.context)
     lines = [json.dumps({"prompt": "a" * row.input, "output_tokens": row.output}) for row in rows]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return num / rate
@@ -237,7 +269,9 @@ def read_run(result: dict[str, Any], seconds: float, asked: Sequence[int]) -> Ru
     return Run(tuple(latencies), len(result["errors"]) - len(latencies), seconds, result["duration"])
 
 
-def best_limits(bench: Bench, bounds: Sequence[float], peak: float, say) -> dict[float, tuple[int, int]]:  # type: ignore[no-untyped-def]
+def best_limits(
+    bench: Bench, bounds: Sequence[float], peak: float, say: Callable[[str], None]
+) -> dict[float, tuple[int, int]]:
     """For each bound, vLLM's limits with the highest goodput around its peak."""
     found: dict[tuple[int, int], list[Run]] = {}
 
@@ -294,8 +328,8 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as name, ExitStack() as running:
         bench = Bench(Path(name), asked.peers.absolute(), asked.workload, asked.seconds, asked.overload_seconds)
-        create_model(bench.model, "llama", **SIZES, seed=1)
-        give_text(bench.model / "tokenizer.json", SIZES["vocab"])
+        SIZES.create(bench.model, seed=1)
+        give_text(bench.model / "tokenizer.json", SIZES.vocab)
         with bench.vllm(FIRST_PORT) as server:
             bench.load(server, 4.0, 98, 10.0)  # a server's first requests are its slowest
             alone_s = statistics.median(bench.load(server, 0.0, 97).latencies_s)

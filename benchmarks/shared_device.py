@@ -15,10 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 
+from benchmarks.model_sizes import ModelSizes
 from benchmarks.servers import orca
 from xcore.requests.request import Request, Result
 from xcore.specs.cluster_plan import PlannedModel, Share
@@ -32,7 +34,6 @@ from xmulti.sharing.plan_replay import loads_of, overhead_of, rule_of
 from xmulti.sharing.replay import replay_unit
 from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models.create import create_model
 from xrunner.models.device import CPU
 
 
@@ -40,7 +41,7 @@ from xrunner.models.device import CPU
 class Shape:
     """A model, and its requests."""
 
-    sizes: Mapping[str, int]
+    sizes: ModelSizes
     prompt: int
     """Mean; lengths are uniform between half of it and one and a half."""
     output: int
@@ -48,19 +49,14 @@ class Shape:
     """Requests/s at an even load."""
 
 
-def _sizes(layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int) -> dict[str, int]:
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    return dict(zip(names, (layers, hidden, heads, kv_heads, ffn, vocab), strict=True)) | {"context": 512}
-
-
 MODELS = {
     "usual": {
-        "wide": Shape(_sizes(4, 512, 8, 8, 1376, 8000), 64, 48, 2.5),
-        "deep": Shape(_sizes(8, 256, 4, 2, 688, 8000), 128, 96, 1.2),
+        "wide": Shape(ModelSizes(4, 512, 8, 1376, 8000, 512, kv_heads=8), 64, 48, 2.5),
+        "deep": Shape(ModelSizes(8, 256, 4, 688, 8000, 512, kv_heads=2), 128, 96, 1.2),
     },
     "other": {
-        "wide": Shape(_sizes(2, 768, 12, 4, 2048, 4000), 96, 32, 2.0),
-        "deep": Shape(_sizes(6, 320, 5, 5, 864, 16000), 48, 80, 1.5),
+        "wide": Shape(ModelSizes(2, 768, 12, 2048, 4000, 512, kv_heads=4), 96, 32, 2.0),
+        "deep": Shape(ModelSizes(6, 320, 5, 864, 16000, 512, kv_heads=5), 48, 80, 1.5),
     },
 }
 """The costs of sharing were found on the usual ones; on the others they are looked at alone."""
@@ -87,7 +83,7 @@ def requests(name: str, shape: Shape, num: int, rate: float, seed: int) -> list[
     return [
         Request(
             f"{name}-{i}",
-            tuple(draw.integers(3, shape.sizes["vocab"], draw.integers(prompt // 2, 3 * prompt // 2)).tolist()),
+            tuple(draw.integers(3, shape.sizes.vocab, draw.integers(prompt // 2, 3 * prompt // 2)).tolist()),
             int(draw.integers(output // 2, 3 * output // 2)),
             ignore_eos=True,
             arrival_s=float(arrival),
@@ -207,7 +203,11 @@ def one_round(
     return ratios | under_skewed_load(directories, shapes, asked, profiles)
 
 
-MEMORY = {"fixed quotas": ("quotas", True), "quotas": ("quotas", False), "merged blocks": ("merged", False)}
+MEMORY: dict[str, tuple[Literal["quotas", "merged"], bool]] = {
+    "fixed quotas": ("quotas", True),
+    "quotas": ("quotas", False),
+    "merged blocks": ("merged", False),
+}
 """Ways to share memory: `Share.pool`, and whether quotas stay."""
 
 
@@ -260,7 +260,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         directories = {name: Path(folder) / name for name in shapes}
         for number, (name, shape) in enumerate(shapes.items()):
-            create_model(directories[name], "llama", **shape.sizes, seed=number)
+            shape.sizes.create(directories[name], seed=number)
         for number in range(asked.rounds):
             os.environ["EXEGPT_CACHE"] = f"{folder}/{number}"  # measured now: the machine changes its speed in minutes
             print(f"round {number + 1}")

@@ -188,9 +188,15 @@ def aggregated_rows() -> list[Aggregated]:
     with (folder / _ROWS).open(encoding="utf-8", newline="") as file:
         return [
             Aggregated(
-                *(row[key] for key in ("id", "system", "backend")),
-                *(int(row[key]) for key in ("tp_size", "batch_size", "isl", "osl")),
-                *(float(row[key]) for key in ("silicon_ttft_ms", "silicon_tpot_ms")),
+                name=row["id"],
+                system=row["system"],
+                engine=row["backend"],
+                tp=int(row["tp_size"]),
+                clients=int(row["batch_size"]),
+                input=int(row["isl"]),
+                output=int(row["osl"]),
+                ttft_ms=float(row["silicon_ttft_ms"]),
+                tpot_ms=float(row["silicon_tpot_ms"]),
             )
             for row in csv.DictReader(file)
             if row["model_path"] == _MODEL and (row["system"], row["backend"]) in _KV and row["precision"] == "fp8"

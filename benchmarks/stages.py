@@ -19,38 +19,38 @@ from typing import Any
 
 import torch
 
-from benchmarks.application import print_medians
+from benchmarks.application import print_medians, run_options
+from benchmarks.model_sizes import ModelSizes
 from exegpt.reproduction.samullm_applications import chunks
 from xcore import document
 from xcore.specs.cluster import local_cluster
 from xmulti.files.application_file import read_application
 from xmulti.files.stage_plan import StagePlan
-from xmulti.plans.plan_run import PlanRunOptions
 from xmulti.stages.stage_planning import propose_stages
 from xmulti.stages.stage_run import StageRun, run_stages
 from xprofiler.profiles import measured_profile
 from xrunner.comm.ranks import Ranks
-from xrunner.models.create import create_model
 from xrunner.models.device import CPU
 
 SIZES = {
-    "summary": {"layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn": 1376, "vocab": 8000, "context": 768},
-    "judge": {"layers": 8, "hidden": 512, "heads": 8, "kv_heads": 4, "ffn": 1376, "vocab": 8000, "context": 768},
-    "answers": {"layers": 8, "hidden": 384, "heads": 6, "kv_heads": 6, "ffn": 1024, "vocab": 8000, "context": 768},
+    "summary": ModelSizes(layers=4, hidden=512, heads=8, kv_heads=8, ffn=1376, vocab=8000, context=768),
+    "judge": ModelSizes(layers=8, hidden=512, heads=8, kv_heads=4, ffn=1376, vocab=8000, context=768),
+    "answers": ModelSizes(layers=8, hidden=384, heads=6, kv_heads=6, ffn=1024, vocab=8000, context=768),
 }
-SEED = 0
 
 
 def application(directories: Mapping[str, Path], documents: int, load_s: float) -> dict[str, Any]:
     """The application file's content."""
     load = f"{load_s:.3g}s"
-    nodes = [
+    nodes: list[dict[str, object]] = [
         {"name": "summary", "workload": "128/48", "requests": documents, "rounds": chunks(documents)},
         {"name": "judge", "workload": "32/64", "times": 4},
         {"name": "answers", "workload": "96/96", "requests": 8 * documents},
     ]
     edges = [{"source": "summary", "target": "summary"}, {"source": "summary", "target": "judge", "kind": "final"}]
-    return {"nodes": [node | {"model": str(directories[node["name"]]), "load": load} for node in nodes], "edges": edges}
+    for node in nodes:
+        node |= {"model": str(directories[str(node["name"])]), "load": load}
+    return {"nodes": nodes, "edges": edges}
 
 
 def plans_of(folder: Path, asked: dict[str, Any]) -> dict[str, StagePlan]:
@@ -66,9 +66,7 @@ def plans_of(folder: Path, asked: dict[str, Any]) -> dict[str, StagePlan]:
 def run(folder: Path, plan: StagePlan) -> StageRun:
     """Run a plan on the application that lies beside it."""
     document.write(folder / "stages.json", plan)
-    files = {"plan": folder / "stages.json", "application": folder / "application.yaml"}
-    rest = {"requests": None, "out": None, "device": None, "attention": None}
-    return run_stages(PlanRunOptions(**files, **rest, directories={}, resume=False, seed=SEED, threads=1))
+    return run_stages(run_options(folder / "stages.json", folder / "application.yaml"))
 
 
 def load_s(ran: StageRun) -> float:
@@ -89,7 +87,7 @@ def main() -> None:
         folder = Path(name)
         directories = {model: folder / model for model in SIZES}
         for number, (model, sizes) in enumerate(SIZES.items()):
-            create_model(directories[model], "llama", **sizes, seed=number)
+            sizes.create(directories[model], seed=number)
             measured_profile(directories[model], "fp32", Ranks(), CPU, "triton")
         for plan in plans_of(folder, application(directories, 4, 5.0)).values():  # engines of two ranks measure, too
             run(folder, plan)

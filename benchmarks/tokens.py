@@ -11,14 +11,15 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.job import run_all
+from benchmarks.model_sizes import ModelSizes
 from xcore.policies import TRAITS
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import random_requests
@@ -28,7 +29,6 @@ from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Sta
 from xcore.specs.workload import Workload, task
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
-from xrunner.models.create import create_model
 from xrunner.models.device import CPU, find_device
 from xrunner.models.families import FAMILIES
 
@@ -166,7 +166,7 @@ def on_two_devices(layers: int) -> dict[str, tuple[str, tuple[Stage, ...]]]:
     }
 
 
-SIZES = {"layers": 4, "hidden": 256, "heads": 4, "ffn": 704, "vocab": 8000, "context": 256}
+SIZES = ModelSizes(layers=4, hidden=256, heads=4, ffn=704, vocab=8000, context=256)
 
 
 @dataclass(frozen=True)
@@ -180,17 +180,17 @@ class _Model:
 
 
 def _models(
-    folder: Path, archs: Sequence[Architecture], number: int, seed: int, workload: Workload, sizes: Mapping[str, int]
+    folder: Path, archs: Sequence[Architecture], number: int, seed: int, workload: Workload, sizes: ModelSizes
 ) -> Iterator[_Model]:
     """A model of each architecture, with requests of the workload's lengths."""
     for arch in archs:
         path = folder / arch
         grouped = arch in ("llama", "mistral", "qwen2", "qwen3")
-        create_model(path, arch, kv_heads=sizes["heads"] // 2 if grouped else None, seed=seed, **sizes)
+        replace(sizes, kv_heads=sizes.heads // 2 if grouped else None).create(path, seed, arch)
         if arch == "mistral":
             config = json.loads((path / "config.json").read_text())
             (path / "config.json").write_text(json.dumps(config | {"sliding_window": 48}))
-        requests = random_requests(workload.draw(number, seed, sizes["context"]), sizes["vocab"], seed)
+        requests = random_requests(workload.draw(number, seed, sizes.context), sizes.vocab, seed)
         theirs = load(path, arch)
         yield _Model(arch, path, requests, {r.id: reference(theirs, r) for r in requests})
 
@@ -200,12 +200,12 @@ def run(
     seed: int = 0,
     device: torch.device = CPU,
     archs: Sequence[Architecture] = tuple(FAMILIES),
-    sizes: Mapping[str, int] = SIZES,
+    sizes: ModelSizes = SIZES,
 ) -> list[Row]:
     """Compare `number` requests of task T's lengths, scaled to the models' context, under every policy that can run on
     a device.
     """
-    workload, _, _ = task("T").scaled_to(sizes["context"])
+    workload, _, _ = task("T").scaled_to(sizes.context)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for cell in _models(Path(folder), archs, number, seed, workload, sizes):
@@ -223,10 +223,10 @@ def run_flashinfer(
     seed: int = 0,
     device: torch.device = CPU,
     archs: Sequence[Architecture] = ("llama", "mistral", "gpt2"),
-    sizes: Mapping[str, int] = SIZES,
+    sizes: ModelSizes = SIZES,
 ) -> list[Row]:
     """The same requests by FlashInfer and by Triton, in float16."""
-    workload, _, _ = task("T").scaled_to(sizes["context"])
+    workload, _, _ = task("T").scaled_to(sizes.context)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for cell in _models(Path(folder), archs, number, seed, workload, sizes):
@@ -246,12 +246,12 @@ def run_two_ranks(
     seed: int = 0,
     device: torch.device = CPU,
     archs: Sequence[Architecture] = ("llama", "gpt2"),
-    sizes: Mapping[str, int] = SIZES,
+    sizes: ModelSizes = SIZES,
 ) -> list[Row]:
     """The same on two ranks: a pipeline, a tensor-parallel group, and encoding and decoding disaggregated. Where there
     is one GPU, they share it.
     """
-    workload, _, _ = task("T").scaled_to(sizes["context"])
+    workload, _, _ = task("T").scaled_to(sizes.context)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for cell in _models(Path(folder), archs, number, seed, workload, sizes):

@@ -12,7 +12,7 @@ import time
 def main() -> None:
     """Load, say so, and run."""
     model, path, seqs = sys.argv[1:]
-    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+    from vllm import LLM, SamplingParams
 
     with open(path, encoding="utf-8") as file:
         requests = json.load(file)

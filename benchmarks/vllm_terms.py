@@ -13,7 +13,7 @@ import functools
 import gzip
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass, replace
 from multiprocessing import get_context
@@ -143,8 +143,14 @@ def _b300() -> ClusterSpec:
         row = next(row for row in csv.DictReader(file) if row["kind"] == "B300-SXM")
     like = parse_cluster("8xB200")
     flops = {dtype: float(row[f"{dtype}_flops_s"]) for dtype in ("fp32", "fp16", "bf16", "fp8")}
-    rates = {name: float(row[name]) for name in ("memory_bytes", "bandwidth_bytes_s")}
-    return replace(like, device=replace(like.device, kind="B300", flops_s=flops, **rates), intra=LinkSpec(1e18, 0.0))
+    device = replace(
+        like.device,
+        kind="B300",
+        flops_s=flops,
+        memory_bytes=float(row["memory_bytes"]),
+        bandwidth_bytes_s=float(row["bandwidth_bytes_s"]),
+    )
+    return replace(like, device=device, intra=LinkSpec(1e18, 0.0))
 
 
 def step_ms(steps: Sequence[Step], engine: EngineSpec) -> Array:
@@ -200,7 +206,8 @@ def fit(rows: Sequence[Aggregated], engine: EngineSpec, kv: str | None, workers:
     measured = np.array([row.tpot_ms for row in shared])
 
     def residuals(waits: Array) -> Array:
-        return np.log((bare + waits[place] * (unit - bare)) / measured)
+        logarithms: Array = np.log((bare + waits[place] * (unit - bare)) / measured)
+        return logarithms
 
     best = least_squares(residuals, np.full(shape, 0.5).ravel(), bounds=(0, np.inf), loss="soft_l1", f_scale=0.05).x
     return _with_waits(engine, _UNIT_S * best.reshape(shape))
@@ -226,11 +233,11 @@ def compared(rows: Sequence[Aggregated], errors: Array, imported: Array) -> tupl
 def print_errors(title: str, rows: Sequence[Aggregated], errors: Array) -> None:
     """Print mean absolute (and signed) errors by system and degree, and the groups beyond 15 %."""
     print(f"{title}\n    {'':14} {'rows':>5} {'TPOT':>7} {'signed':>8} {'TTFT':>7} {'signed':>8}")
-    names: list[tuple[str, Callable[[Aggregated], bool]]] = [("H100 and H200", lambda row: row.system in COUNTED)]
+    parts = [("H100 and H200", [row.system in COUNTED for row in rows])]
     for system, tp in sorted({(row.system, row.tp) for row in rows}):
-        names.append((f"{system} TP {tp}", lambda row, at=(system, tp): (row.system, row.tp) == at))  # type: ignore[misc]
-    for name, among in names:
-        part = errors[[among(row) for row in rows]]
+        parts.append((f"{system} TP {tp}", [(row.system, row.tp) == (system, tp) for row in rows]))
+    for name, among in parts:
+        part = errors[among]
         (ttft, tpot), (ttft_sign, tpot_sign) = abs(part).mean(axis=0), part.mean(axis=0)
         print(f"    {name:14} {len(part):5} {tpot:7.1%} {tpot_sign:+8.1%} {ttft:7.1%} {ttft_sign:+8.1%}")
     by_group = groups(rows, errors[:, 1])

@@ -24,7 +24,6 @@ PARTS = ("checks", "engine", "shares", "steps", "serving", "ranks", "profile", "
 """What is done on a GPU, in this order."""
 _BATCHES = (1, 64, 256)
 """Sequences of 1,024 tokens in the decoding iterations that are timed."""
-_TINY_MODEL = {"layers": 1, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -220,14 +219,17 @@ def _shares(device: Any) -> list[dict[str, Any]]:
     """A product, and two models, on shares of the multiprocessors."""
     from benchmarks.gpu.shares import model_times, product_times
 
-    rows = []
+    rows: list[dict[str, object]] = []
     for measure in (product_times, model_times):
         try:
             rows += measure(device)
         except Exception as error:
             rows.append({"failed": _why(error)})
     for row in rows:
-        print(row.get("failed") or "ok", {name: round(value, 3) for name, value in row.items() if name != "failed"})
+        print(
+            row.get("failed") or "ok",
+            {name: round(value, 3) for name, value in row.items() if isinstance(value, float)},
+        )
     return rows
 
 
@@ -252,10 +254,11 @@ def _compared(
 
 def _interpreted_engine() -> list[dict[str, Any]]:
     """The same of a tiny model, whose kernels are interpreted on the CPU."""
+    from benchmarks.model_sizes import TINY
     from xrunner.models.device import CPU
 
     with _as_on_a_gpu():
-        return _engine(3, 0, CPU, ("llama",), _TINY_MODEL)
+        return _engine(3, 0, CPU, ("llama",), TINY)
 
 
 def _as_on_a_gpu() -> Any:

@@ -79,7 +79,7 @@ class _Absent:
         return self.target
 
     def get_current_device(self) -> int:
-        return self.target.arch  # Triton keeps a target with its number
+        return int(self.target.arch)  # Triton keeps a target with its number
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -113,7 +113,7 @@ def examine(kernel: Any, capability: int) -> Compiled:
         source = Path(scratch) / "kernel.ptx"
         source.write_text(ptx)
         architecture = f"sm_{capability}a" if capability >= 90 else f"sm_{capability}"
-        command = [assembler, "-v", f"-arch={architecture}", source, "-o", "/dev/null"]
+        command = [str(assembler), "-v", f"-arch={architecture}", str(source), "-o", "/dev/null"]
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     used = re.search(r"Used (\d+) registers", listing)
     spilled = re.search(r"(\d+) bytes spill stores", listing)

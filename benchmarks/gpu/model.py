@@ -60,12 +60,13 @@ def time_step(
     eager, graph = (Compute(model, cache, True, gpu, graphs) for graphs in (False, True))
     assert graph.graphs
     graph.graphs.capture(batch, device_batch.attention[0][2].shape[1])
-    (slow, plain), (fast, replayed) = (_timed(lambda way=way: way(device_batch, None)[1]) for way in (eager, graph))
+    slow, plain = _timed(lambda: eager(device_batch, None)[1])
+    fast, replayed = _timed(lambda: graph(device_batch, None)[1])
     least = bound(spec, dtype, batch, context, roofline)
     return Step(spec.name, batch, context, slow, fast, least, plain == replayed, attention)
 
 
-def _timed(call: Callable[[], torch.Tensor]) -> tuple[float, list[int]]:
+def _timed(call: Callable[[], torch.Tensor | None]) -> tuple[float, list[int]]:
     """Median seconds of a call, and the tokens that it gave."""
     for _ in range(3):
         tokens = call()
@@ -74,6 +75,7 @@ def _timed(call: Callable[[], torch.Tensor]) -> tuple[float, list[int]]:
         start = time.perf_counter()
         tokens = call()
         times.append(time.perf_counter() - start)
+    assert tokens is not None
     return statistics.median(times), tokens.tolist()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.model_sizes import ModelSizes
 from exegpt.api import peers
 from exegpt.api.compare import execute
 from xcore.console.schedule_text import schedule_text
@@ -18,7 +19,6 @@ from xcore.specs.model import ModelSpec
 from xcore.specs.request_times import summarise
 from xprofiler.measure import measure_profile
 from xrunner.models import load_model
-from xrunner.models.create import create_model
 from xscheduler.setting_search import search_schedule
 from xscheduler.settings import Setting, find_setting
 
@@ -49,8 +49,8 @@ class Serving:
 def measured_model(folder: Path, sizes: ModelSpec, dtype: str, device: torch.device) -> tuple[Path, Setting]:
     """A Llama of these sizes with random weights in the folder, and task T on this device, which is profiled."""
     directory = folder / sizes.name
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context")
-    create_model(directory, "llama", dtype=dtype, **{name: getattr(sizes, name) for name in names})
+    kept = ModelSizes(sizes.layers, sizes.hidden, sizes.heads, sizes.ffn, sizes.vocab, sizes.context, sizes.kv_heads)
+    kept.create(directory, seed=0, dtype=dtype)
     measure_profile(directory, dtype, device=device)
     return directory, find_setting(str(directory), "local", "T", dtype=dtype, device=device.type)
 

@@ -327,7 +327,7 @@ def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> It
         def reference(logits: torch.Tensor = logits, how: sampling.Sampling = how) -> torch.Tensor:
             return sampling.sample_reference(logits, how)
 
-        peer = peers.sorted_sampling(logits, choice.temperature, choice.top_k, choice.top_p)
+        peer = {"PyTorch, sorted": peers.sorted_sampling(logits, choice.temperature, choice.top_k, choice.top_p)}
         yield Case(
             f"sampling, {name}",
             f"{rows} × {vocab}",
@@ -335,7 +335,7 @@ def sampling_cases(sizes: Sizes, dtype: torch.dtype, device: torch.device) -> It
             run,
             reference,
             logits.numel() * logits.element_size() + (how.seen.numel() if choice.penalty != 1 else 0),
-            peers=lambda peer=peer: {"PyTorch, sorted": peer},
+            peers=functools.partial(dict, peer),
             exact=True,
             reads=True,
         )

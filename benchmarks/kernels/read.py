@@ -15,7 +15,7 @@ def partial_sums(x: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def _partial_sum(  # type: ignore[no-untyped-def]
+def _partial_sum(
     x_ptr,  # int32 [n_elements]
     out_ptr,  # int32 [programs]
     n_elements,

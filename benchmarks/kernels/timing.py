@@ -137,7 +137,7 @@ def device_seconds(function: Make, alike: Make | None = None) -> float:
         graph.replay()
         end.record()
     torch.cuda.synchronize()
-    return statistics.median(begin.elapsed_time(end) for begin, end in events) / 1e3
+    return float(statistics.median(begin.elapsed_time(end) for begin, end in events)) / 1e3
 
 
 def cpu_seconds(function: Make, alike: Make) -> float:

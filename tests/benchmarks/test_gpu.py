@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from benchmarks import tokens
+from benchmarks import model_sizes, tokens
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model, shares
 from benchmarks.kernels import timing
@@ -30,7 +30,6 @@ from xcore.specs.profile import Profile
 from xcore.specs.workload import RequestLengths
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
-from xrunner.models.create import create_model
 
 from ..kernels.flashinfer_stand_in import in_its_place
 from ..xrunner.stand_in import StandIn
@@ -280,7 +279,7 @@ def test_both_ways_of_attention_are_compared(monkeypatch, capsys):
         assert gpu._ways(CPU) == ["triton", "flashinfer"]
         step = model.time_step(SMALL_MODEL, "bf16", 3, 40, StandIn(), ROOFLINE, print, "flashinfer")
         assert step.alike and step.attention == "flashinfer" and calls
-        (row,) = tokens.run_flashinfer(2, 0, CPU, ("llama",), gpu._TINY_MODEL)
+        (row,) = tokens.run_flashinfer(2, 0, CPU, ("llama",), model_sizes.TINY)
     assert row.policy == "orca, FlashInfer" and row.tokens and not row.differences
 
 
@@ -303,7 +302,7 @@ def test_two_models_of_the_part_of_shares_give_their_own_tokens(tmp_path):
     """In turns on the CPU: what is compared with models beside each other is what each engine gives alone."""
     todo, directories = {}, {name: tmp_path / name for name in "ab"}
     for seed, (name, directory) in enumerate(directories.items()):
-        create_model(directory, "llama", seed=seed, **gpu._TINY_MODEL)
+        model_sizes.TINY.create(directory, seed)
         todo[name] = random_requests([RequestLengths(4, 6)] * 5, 300, seed)
     models = [shares.planned(name, path, "fp32") for name, path in directories.items()]
     seconds, got = shares.timed_run(models, directories, todo, CPU, [])

@@ -6,6 +6,8 @@ pytest.importorskip("triton")
 
 from benchmarks import host_step
 from benchmarks.launches import META, on_no_device
+from xcore.policies.orca import OrcaControl
+from xcore.policies.rra import RRAControl
 from xcore.specs.model import ModelSpec
 from xrunner.comm.ranks import Ranks
 from xrunner.models import random_model
@@ -15,8 +17,10 @@ from xrunner.models import random_model
 @pytest.mark.parametrize("way", host_step.WAYS.values(), ids=host_step.WAYS)
 @pytest.mark.parametrize("ranks", [Ranks, host_step.OwnTime])
 def test_full_batches_are_timed(monkeypatch, policy, way, ranks):
-    small = {"orca": {"max_num_seqs": 4, "prefills_per_step": 4}}
-    small |= {"rra": {"encode_batch": 1, "decode_batch": 4, "decode_iterations": 2}}
+    small = {
+        "orca": OrcaControl(max_num_seqs=4, prefills_per_step=4),
+        "rra": RRAControl(encode_batch=1, decode_batch=4, decode_iterations=2),
+    }
     for name, value in {"BATCH": 4, "PROMPT": 5, "OUTPUT": 9, "POLICIES": small}.items():
         monkeypatch.setattr(host_step, name, value)
     replayed = []

@@ -12,12 +12,13 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from benchmarks.model_sizes import ModelSizes
 from benchmarks.servers import ready, running, schedule_of, tuned_server
 from benchmarks.serving_bound import ACCEPTED, HEAD, MET, errors, measured, row, start_load
 from xcore import document
 from xcore.specs.schedule import Schedule
 
-SIZES = {"layers": 4, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 704, "vocab": 2000, "context": 1024}
+SIZES = ModelSizes(4, 256, 4, 704, 2000, 1024, kv_heads=2)
 BOUND = "2.5s"
 OPTIONS = ["--workload", "T", "--latency-bound", BOUND]
 ROUNDS = 3

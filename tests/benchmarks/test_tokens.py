@@ -1,5 +1,6 @@
 """Tokens beside transformers', on two ranks of the CPU, and differences that are found."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,11 +11,11 @@ pytest.importorskip("transformers")
 
 from benchmarks import tokens
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.model_sizes import ModelSizes
 from xcore.requests.request import Request, Result
-from xrunner.models.create import create_model
 from xrunner.models.device import CPU
 
-SIZES = {"layers": 3, "hidden": 32, "heads": 2, "ffn": 48, "vocab": 300, "context": 64}
+SIZES = ModelSizes(3, 32, 2, 48, 300, 64)
 
 
 @pytest.mark.slow
@@ -59,9 +60,9 @@ def test_two_ways_may_part_where_logits_are_near_each_other():
 
 def test_roundings_to_half_are_within_its_near_tie(tmp_path):
     """They move the difference of the two largest logits by less than half of it, and not by far less."""
-    create_model(tmp_path / "llama", "llama", kv_heads=2, seed=0, **tokens.SIZES)
+    replace(tokens.SIZES, kv_heads=2).create(tmp_path / "llama", seed=0)
     half = tokens.load(tmp_path / "llama", "llama").half()
-    ids = torch.randint(0, tokens.SIZES["vocab"], (4, 64), generator=torch.Generator().manual_seed(0))
+    ids = torch.randint(0, tokens.SIZES.vocab, (4, 64), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         rounded, exact = half(ids).logits.float(), half.float()(ids).logits
     moved = (rounded - exact).gather(-1, exact.topk(2).indices).diff().abs() / exact.std(-1, keepdim=True)
