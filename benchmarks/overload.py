@@ -256,7 +256,7 @@ def _cpu_s(pid: int) -> float:
 def prepared(model: Path, number: int, seed: int) -> list[bytes]:
     """HTTP requests with texts of `INPUT` tokens."""
     tokenizer, drawn = load_tokenizer(model), random.Random(seed)
-    requests = []
+    requests: list[bytes] = []
     while len(requests) < number:
         text = tokenizer.decode([drawn.randrange(300, 20_000) for _ in range(INPUT)])
         tokens = tokenizer.encode(text).ids[:INPUT]
