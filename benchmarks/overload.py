@@ -175,9 +175,12 @@ class Client:
             connection.ask(request, done)
 
     async def drained(self, most_s: float = 60.0) -> None:
+        """Wait for the last answers, and close the connections."""
         until = self.now() + most_s
         while self.pending and self.now() < until:
             await asyncio.sleep(0.02)
+        for connection in self._idle:
+            connection.transport.close()
 
 
 async def open_load(client: Client, rate: float, seconds: float, seed: int) -> None:
