@@ -55,7 +55,8 @@ def _print(prepared: "Demo", comparisons: "list[Comparison]") -> None:
     print(f"The schedule that is predicted to be the best: {schedule_text(schedule)}.")
     if text := miss_text(comparisons[0]):
         print(text)
-    if text := speed_text(comparisons[0].slowdown):
+    changed = max((run.slowdown for run in comparisons), key=lambda factors: max(abs(1 - f) for f in factors))
+    if text := speed_text(changed):
         output.note(f"· {text}")
     print(
         f"Written to {prepared.directory}/: report.html (all figures; open it in a browser), schedule.json, trace.json "
