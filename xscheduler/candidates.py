@@ -206,10 +206,10 @@ def allocation(space: Candidates) -> dict[str, int]:
     return fixed | {"encode_tp_degree": _groups(space, "encode")["tp_degree"], "encode_devices": devices}
 
 
-def schedule(space: Candidates, values: Values, limits: Limits) -> Schedule:
-    """Return the Schedule of a point."""
+def schedule(space: Candidates, values: Values, limits: Limits, size: Size | None = None) -> Schedule:
+    """Return the Schedule of a point, with the point's size in the steady state or with another `size`."""
     where, controls = space.where, space.controls(values)
-    replica, cost_model, size = where.replica, where.replica.cost_model, space.size_of(values)
+    replica, cost_model, size = where.replica, where.replica.cost_model, size or space.size_of(values)
     controls.pop("kv_blocks", None)
     admission = controls.pop("admission", "reserve")
     made = Schedule(

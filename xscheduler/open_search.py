@@ -136,7 +136,7 @@ class OpenSearch:
             above = best.goodput * (1 + 4 * ROUGH) if best else 0.0
             if self._rate(space.ceiling) * BEYOND <= above:
                 break
-            _, *others = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
+            _, *others = (coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
             rest = tuple(_middle_first(places)[0] for places in others)
             top = self._largest(space, rest)
             if top is not None:
@@ -146,7 +146,7 @@ class OpenSearch:
 
     def _grid_of(self, space: Candidates, best: float) -> Iterator[Lead]:
         """Yield the best batch of a coarse grid for each choice of the other variables, if above or near `best`."""
-        batches, *other_values = (_coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
+        batches, *other_values = (coarse(v.values, ratio) for v, ratio in zip(space.variables, COARSE, strict=False))
         for rest in itertools.product(*map(_middle_first, other_values)):
             lead = self._best_batch(space, batches, tuple(rest), best)
             if lead:
@@ -265,7 +265,7 @@ class OpenSearch:
             while better:
                 lead, better = better, None
                 bar = replace(lead, goodput=max(lead.goodput, floor))
-                points = _neighbours(lead.space, lead.point, ratio)
+                points = neighbours(lead.space, lead.point, ratio)
                 for place, point in enumerate(points):
                     if place % self.threads == 0:
                         self._look_ahead(bar, points[place : place + self.threads])
@@ -288,7 +288,7 @@ class OpenSearch:
         points = (
             point
             for ratio in AROUND
-            for point in _neighbours(lead.space, lead.point, ratio)
+            for point in neighbours(lead.space, lead.point, ratio)
             if sum(a != b for a, b in zip(point, lead.point, strict=True)) == 1
         )
         return [
@@ -389,7 +389,7 @@ def _full_at(point: tuple[float, float], other: tuple[float, float]) -> float:
     return second + (1 - fuller) * (second - value) / (fuller - full)
 
 
-def _coarse(values: Sequence[int], ratio: float) -> list[int]:
+def coarse(values: Sequence[int], ratio: float) -> list[int]:
     """Return the indices of values that are `ratio` times each other, including both ends; values rise or fall."""
     rising = values[0] <= values[-1]
     places = range(len(values)) if rising else range(len(values) - 1, -1, -1)
@@ -410,7 +410,7 @@ def _middle_first(places: list[int]) -> list[int]:
     return [places[middle], *both]
 
 
-def _neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
+def neighbours(space: Candidates, point: Point, ratio: float) -> list[Point]:
     """Return the points with each variable moved up or down by about a ratio, or unchanged.
 
     Points with the fewest changes come first.

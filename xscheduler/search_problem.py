@@ -130,6 +130,8 @@ class SearchProblem:
     open_system: bool = False
     """Whether requests arrive over time. Variables that decide the admission of waiting prompts then get finer grids.
     """
+    finite: bool = False
+    """Whether the requests are a short list, all of whose prompts may be encoded in one iteration."""
 
     @property
     def widest(self) -> tuple[str, int | None]:

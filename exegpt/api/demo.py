@@ -28,9 +28,11 @@ from xrunner.comm.ranks import Ranks
 from xrunner.models import attention_planning
 from xrunner.models.create import create_model
 from xrunner.models.device import find_device
+from xscheduler.list_search import tune_list
+from xscheduler.search_problem import Limits
 from xscheduler.setting_search import frontier_bounds, ranked, search_schedule
 from xscheduler.settings import Setting, find_setting
-from xscheduler.shortlist import best_by_replay
+from xscheduler.spaces import POLICIES
 from xsimulator.replay.event_simulator import replay
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from xscheduler.tuned import Tuned
 
 BUDGET_S = 75.0
-"""Predicted total time of all runs in seconds, which determines the number of requests."""
+"""Predicted time of all runs in seconds, in the steady state, which determines the number of requests."""
 LEAST, MOST = 32, 1024
 """Minimum number of requests, on however slow a machine, and maximum number."""
 PLACES = (1 / 3, 1 / 2, 2 / 3, 1 / 5, 4 / 5)
@@ -50,13 +52,12 @@ ROOM = 0.06
 
 @dataclass(frozen=True)
 class DemoPlan:
-    """The plan of the demo: the answer under a bound, and requests that keep its policies busy for about a minute."""
+    """The plan of the demo: a bound, requests that keep all policies busy for about a minute, and their schedules."""
 
     bound_s: float | None
     answer: "Tuned"
+    """The answer for these requests."""
     requests: tuple[Request, ...]
-    best_steady: Schedule | None
-    """The schedule with the best steady state."""
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
@@ -75,11 +76,6 @@ class Demo:
     setting: Setting
     frontier: "tuple[Tuned, ...]"
     plan: DemoPlan
-
-    @property
-    def answers(self) -> "list[Tuned]":
-        """The frontier's answers and the plan's."""
-        return [*self.frontier, self.plan.answer]
 
 
 def prepare(options: DemoOptions) -> Demo:
@@ -112,7 +108,7 @@ def run(demo: Demo) -> list[Comparison]:
     best = comparisons[0]
     document.write(directory / "schedule.json", plan.answer.schedule)
     title = "exegpt demo: predicted and measured"
-    write_run_report(directory / "report.html", title, demo.setting, comparisons, demo.answers)
+    write_run_report(directory / "report.html", title, demo.setting, comparisons, demo.frontier, plan.answer)
     timelines = [best.predicted_timeline, best.measured_timeline]
     document.write_text(directory / "trace.json", document.dumps(chrome_trace(timelines), indent=None))
     return comparisons
@@ -177,29 +173,22 @@ def places(frontier: "Sequence[Tuned]") -> tuple[float | None, ...]:
 
 
 def make_plan(setting: Setting, bounds_s: Sequence[float | None], num: int | None, seed: int) -> DemoPlan:
-    """Return the plan for the first bound whose best steady state is also the best replay, with a margin in both.
+    """Return the plan for the first bound that the replay of its requests keeps with a margin.
 
-    If there is no such bound, return the plan for the first bound. Its schedule is the best in the replay of its
-    requests.
+    If there is no such bound, return the plan for the first one.
     """
     plans: list[DemoPlan] = []
     for bound_s in bounds_s:
-        answer = search_schedule(setting, bound_s and bound_s / (1 + ROOM))
-        if answer.schedule is None:
-            answer = search_schedule(setting, bound_s)
-        if answer.schedule is None:
-            plans.append(DemoPlan(bound_s, answer, (), None))
-            continue
-        answer = _under(answer, bound_s)
-        requests = _requests(setting, [a.schedule for a in answer.alternatives if a.schedule], num, seed)
-        lengths = [request.lengths for request in requests]
-        chosen = best_by_replay(answer, setting.profile, lengths)
-        plan = DemoPlan(bound_s, chosen, tuple(requests), answer.schedule)
-        plans.append(plan)
-        schedule = plan.schedules[0]
-        latency_s = replay(schedule, setting.profile, lengths, timeline=False).estimate.latency_s
-        if schedule == answer.schedule and (latency_s or 0.0) * (1 + ROOM) <= (bound_s or math.inf):
+        tight_s = bound_s and bound_s / (1 + ROOM)
+        steady = search_schedule(setting, tight_s)
+        requests = _requests(setting, [a.schedule for a in steady.alternatives if a.schedule], num, seed)
+        answer = tune_list(
+            setting, steady, [request.lengths for request in requests], Limits(tight_s), policies=POLICIES
+        )
+        plan = DemoPlan(bound_s, _under(answer, bound_s), tuple(requests))
+        if answer.estimate and (answer.estimate.latency_s or 0.0) <= (tight_s or math.inf):
             return plan
+        plans.append(plan)
     return plans[0]
 
 
@@ -218,6 +207,6 @@ def _requests(setting: Setting, schedules: Sequence[Schedule], num: int | None, 
     longest = setting.model.longest_request
     if num is None:
         sample = draw(setting.workload, 128, seed, longest)
-        expected = sum(replay(schedule, setting.profile, sample).seconds for schedule in schedules)
-        num = min(MOST, max(LEAST, round(len(sample) * BUDGET_S / expected)))
+        expected = sum(replay(schedule, setting.profile, sample, timeline=False).seconds for schedule in schedules)
+        num = min(MOST, max(LEAST, round(len(sample) * BUDGET_S / expected))) if expected else LEAST
     return random_requests(draw(setting.workload, num, seed, longest), setting.model.vocab, seed)

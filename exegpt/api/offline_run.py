@@ -37,15 +37,15 @@ from xrunner.threads import set_threads
 from xscheduler.ordering import check_known, request_hints
 from xscheduler.policy_names import policy_names
 from xscheduler.reschedule import rescheduler
-from xscheduler.search_problem import with_variables
+from xscheduler.search_problem import Limits, with_variables
 from xscheduler.setting_search import infeasible_text, search_schedule
 from xscheduler.settings import Setting, find_model, find_setting, run_dtype
-from xscheduler.shortlist import best_by_replay
 from xsimulator.estimates import GROWING
 
 if TYPE_CHECKING:
     import torch
 
+    from xcore.batching.admission import Admission
     from xprofiler.job import ProfilingJob
 
 
@@ -172,7 +172,7 @@ def _plan(options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None
     setting = _setting(options, inputs, measured, device, inputs.schedule if ranks > 1 else None)
     setting = replace(setting, assumptions=(*setting.assumptions, *inputs.notes))
     try:
-        schedule = _with_cache(inputs.schedule or _tuned_schedule(setting, options), options)
+        schedule = _with_cache(inputs.schedule or _tuned_schedule(setting, options, inputs.requests), options)
     except Infeasible as error:  # an answer that all ranks get, not an error
         return RunPlan(None, setting, str(error), error.lowest_latency_s)
     if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
@@ -217,23 +217,35 @@ def _setting(
     )
 
 
-def _tuned_schedule(setting: Setting, options: RunOptions) -> Schedule:
-    """Return the best schedule under the bound, with the fixed variables.
+def _tuned_schedule(setting: Setting, options: RunOptions, requests: Sequence[Request]) -> Schedule:
+    """Return the best schedule for exactly these requests under the bound, with the fixed variables.
 
-    For a short list of requests, it is the best for exactly these requests. Raises Infeasible if there is none.
+    For a long list, it is the best one in the steady state. Raises Infeasible if there is none.
     """
+    from xscheduler.list_search import tune_list
+
     bound_s, fixed, rows = options.latency_bound_s, options.fixed, setting.workload.requests or ()
-    policies = with_variables(options.policies or _policies_with_cache(options), fixed)
+    caching = _policies_with_cache(options)
+    policies = with_variables(options.policies or caching, fixed)
     grows = options.admission == "grow" and GROWING.issuperset(policies)  # else: the best that reserves then grows
-    rules = ("grow",) if grows else ("reserve",)
+    rules: tuple[Admission, ...] = ("grow",) if grows else ("reserve",)
     # No batch is larger than the list of requests, unless it is fixed: a fixed batch may exceed the list.
     batches = {TRAITS[policy].batch_name for policy in policies}
     most = None if batches & fixed.keys() else len(rows) or None
-    answer = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
+    steady = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
+    answer = tune_list(
+        setting,
+        steady,
+        rows,
+        Limits(bound_s),
+        policies=tuple(policy for policy in policies if policy in caching) or policies,
+        fixed=fixed,
+        admission=rules,
+        prompts=[request.prompt_ids for request in requests] if options.prefix_caching else None,
+        adapt=lambda schedule: _with_cache(schedule, options),
+    )
     if answer.schedule is None:
         raise Infeasible(infeasible_text(answer, bound_s), answer.lowest_latency_s)
-    answer = best_by_replay(answer, setting.profile, rows)
-    assert answer.schedule
     output.note(f"schedule: {schedule_text(answer.schedule)}")
     return answer.schedule
 

@@ -50,15 +50,27 @@ def write_run_report(
     title: str,
     setting: Setting,
     comparisons: Sequence[Comparison],
-    answers: "list[Tuned] | None" = None,
+    answers: "Sequence[Tuned] | None" = None,
+    of_requests: "Tuned | None" = None,
 ) -> None:
-    """Write a report of runs with the frontier of all policies: from `answers`, or searched here."""
+    """Write a report of runs with the frontier of all policies: from `answers`, or searched here.
+
+    `of_requests` is the answer for the requests that were run, if all policies were searched for them.
+    """
     chosen = comparisons[0].schedule
     if answers is None:
         bounds_s = frontier_bounds(setting, bound=chosen.meaning)
         answers = [search_schedule(setting, bound_s, bound=chosen.meaning) for bound_s in bounds_s]
-    facts = (*_facts(setting), ("schedule", schedule_text(chosen)))
-    report = Report(title, facts, setting.workload, frontier(answers), chosen.latency_bound_s, tuple(comparisons))
+    facts = (*_facts(setting), ("bound", bound_text(chosen)), ("schedule", schedule_text(chosen)))
+    report = Report(
+        title,
+        facts,
+        setting.workload,
+        frontier(list(answers)),
+        chosen.latency_bound_s,
+        tuple(comparisons),
+        policies=_policies(of_requests, setting) if of_requests else (),
+    )
     document.write_text(path, page(report))
 
 

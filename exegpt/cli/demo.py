@@ -1,6 +1,5 @@
 """`exegpt demo`: profile, tune, run and compare once, on this machine, without other files."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exegpt.cli import INFEASIBLE
@@ -33,44 +32,33 @@ def demo(options: DemoOptions) -> int:
             output.emit(document)
         output.note(infeasible_text(plan.answer, plan.bound_s))
         return INFEASIBLE
-    if not options.json:
-        _print_search(prepared)
     output.note(f"3. Running {len(plan.requests)} requests under each of {len(plan.schedules)} schedules …")
     comparisons = app.run(prepared)
     if options.json:
         policies = [{"policy": c.schedule.policy, **c.document()} for c in comparisons]
         output.emit(document | {"policies": policies, "directory": str(options.directory)})
     else:
-        _print_runs(comparisons, options.directory)
+        _print(prepared, comparisons)
     return 0
 
 
-def _print_search(prepared: "Demo") -> None:
-    from exegpt.cli.answer import POLICY_COLUMNS, policy_rows, print_plot, print_search
+def _print(prepared: "Demo", comparisons: "list[Comparison]") -> None:
+    """Print one table, and where the details are."""
+    from exegpt.report.comparison_text import miss_text, speed_text, summary_columns, summary_rows
     from xcore.console import output
-    from xcore.duration import format_duration
+    from xcore.console.schedule_text import bound_text, schedule_text
 
-    plan = prepared.plan
-    title = f"The best schedule of each policy under {format_duration(plan.bound_s)}, workload "
-    output.table(POLICY_COLUMNS, policy_rows(plan.answer, prepared.setting), title + prepared.setting.workload.name)
-    print_plot(prepared.answers, plan.bound_s)
-    print_search(plan.answer)
-    if (first := plan.best_steady) and first != plan.answer.schedule:
-        output.note(
-            f"· {first.policy} has the best steady state; but these {len(plan.requests)} requests all arrive at the "
-            f"start, and in their replay {plan.schedules[0].policy} finishes first within the bound"
-        )
-
-
-def _print_runs(comparisons: "list[Comparison]", directory: Path) -> None:
-    from exegpt.report.comparison_text import COMPARISON_COLUMNS, bound_text, comparison_rows, speed_text
-    from xcore.console import output
-
-    output.table(COMPARISON_COLUMNS, comparison_rows(comparisons), "Predicted and measured results of these requests")
-    if text := bound_text(comparisons[0], "steady state and the replay of these requests"):
+    schedule, processor = comparisons[0].schedule, prepared.setting.profile.provenance.get("processor")
+    where = prepared.setting.profile.provenance.get("device", processor)
+    title = f"{len(prepared.plan.requests):,} requests on {where}; latency bound: {bound_text(schedule)}"
+    output.table(summary_columns(comparisons), summary_rows(comparisons), title)
+    print(f"The schedule that is predicted to be the best: {schedule_text(schedule)}.")
+    if text := miss_text(comparisons[0]):
         print(text)
-    if text := speed_text(comparisons[0].slowdown):
+    changed = max((run.slowdown for run in comparisons), key=lambda factors: max(abs(1 - f) for f in factors))
+    if text := speed_text(changed):
         output.note(f"· {text}")
     print(
-        f"Written to {directory}/: report.html (open it in a browser), schedule.json, trace.json (for ui.perfetto.dev)."
+        f"Written to {prepared.directory}/: report.html (all figures; open it in a browser), schedule.json, trace.json "
+        "(for ui.perfetto.dev)."
     )

@@ -112,12 +112,12 @@ def _refuse(plan: "RunPlan", rank: int, closing: "dict[str, Any] | None") -> Non
 
 
 def _print(comparison: "Comparison", checked: str) -> None:
-    from exegpt.report.comparison_text import COMPARISON_COLUMNS, bound_text, comparison_rows, speed_text
+    from exegpt.report.comparison_text import bound_text, speed_text, summary_columns, summary_rows
     from xcore.console import output
     from xcore.console.schedule_text import schedule_text
     from xcore.quantity import counted
 
-    output.table(COMPARISON_COLUMNS, comparison_rows([comparison]), schedule_text(comparison.schedule))
+    output.table(summary_columns([comparison]), summary_rows([comparison]), schedule_text(comparison.schedule))
     if comparison.schedule.admission == "grow":
         output.note(f"· {comparison.preemptions:,} preemptions, {comparison.predicted_preemptions:,} predicted")
     if comparison.schedule.prefix_caching:

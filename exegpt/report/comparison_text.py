@@ -7,6 +7,27 @@ from xcore.console.comparison import Comparison, relative
 from xcore.duration import format_duration
 
 COMPARISON_COLUMNS = ("", "predicted", "measured", "error")
+SUMMARY_COLUMNS = ("policy", "predicted tok/s", "measured tok/s", "error")
+
+
+def summary_columns(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
+    """Return the columns of `summary_rows`; only runs under a bound have a last one."""
+    meaning = comparisons[0].schedule.meaning
+    latency = "latency of long outputs" if meaning.of_length else f"p{meaning.percentile:g} latency"
+    bounded = ("bound met",) if comparisons[0].holds_bound is not None else ()
+    return (*SUMMARY_COLUMNS, f"predicted {latency}", "measured", *bounded)
+
+
+def summary_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """Return a table's row for each run: tokens/s, the latency that a bound is about, and whether the bound is met."""
+    rows = []
+    for c in comparisons:
+        rates = (c.predicted.throughput_tok_s, c.measured.throughput_tok_s)
+        times = (c.predicted.latency_s, c.measured.latency_s)
+        error = output.share(c.error()["throughput_tok_s"])
+        met = [] if c.holds_bound is None else ["yes" if c.holds_bound else "no"]
+        rows.append([c.schedule.policy, *map(output.number, rates), error, *map(output.seconds, times), *met])
+    return rows
 
 
 def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
@@ -22,15 +43,23 @@ def comparison_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
         ):
             figures = (getattr(c.predicted, key), getattr(c.measured, key))
             rows.append([f"{c.schedule.policy:8} {name}", *map(text, figures), output.share(error[key])])
+        rows += detail_rows([c])
+    return rows
+
+
+def detail_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
+    """Return a table's rows: each policy's tokens/s in the steady state, and the mean seconds of its iterations."""
+    rows = []
+    for c in comparisons:
         if c.steady and c.steady.feasible and not c.schedule.prefix_caching:  # the steady state ignores prefix caching
             steady, window = c.steady.throughput_tok_s, c.steady_measured_tok_s
             texts = (output.number(steady), output.number(window), output.share(relative(window, steady)))
             rows.append([f"{c.schedule.policy:8} output tokens/s, steady", *texts])
         predicted, measured = c.predicted_timeline.phase_means(), c.measured_timeline.phase_means()
         for phase in sorted(predicted.keys() & measured.keys()):
-            figures = (output.seconds(predicted[phase]), output.seconds(measured[phase]))
-            error_text = output.share(relative(measured[phase], predicted[phase]))
-            rows.append([f"{c.schedule.policy:8} {phase} iteration", *figures, error_text])
+            times = (output.seconds(predicted[phase]), output.seconds(measured[phase]))
+            error = output.share(relative(measured[phase], predicted[phase]))
+            rows.append([f"{c.schedule.policy:8} {phase} iteration", *times, error])
     return rows
 
 
@@ -44,15 +73,24 @@ def bound_text(run: Comparison, checked: str) -> str:
         return ""
     planned = (("steady state", run.steady), ("replay of these requests", run.predicted))
     figures = ", ".join(f"{name} {output.seconds(estimate.latency_s)}" for name, estimate in planned if estimate)
-    policy, off = run.schedule.policy, measured / bound_s - 1
     text = f"The bound of {format_duration(bound_s)} was checked against the {checked} ({figures}). "
-    if off <= 0:
-        return f"{text}{policy} meets it: measured {output.seconds(measured)}, {-off:.1%} below."
+    below = f"{run.schedule.policy} meets it: measured {output.seconds(measured)}, {1 - measured / bound_s:.1%} below."
+    return text + (miss_text(run) or below)
+
+
+def miss_text(run: Comparison) -> str:
+    """Return by how much the measured run missed the schedule's bound, and why; empty if it kept the bound."""
+    bound_s, measured = run.schedule.latency_bound_s, run.measured.latency_s
+    if bound_s is None or measured is None or measured <= bound_s:
+        return ""
     slower = relative(measured, run.predicted.latency_s) or 0.0
     why = f"the run took {slower:.1%} longer than the replay predicted"
     if run.predicted.latency_s and run.predicted.latency_s > bound_s:
         why = "its replay misses it too, because all requests arrive at the start, unlike in the steady state"
-    return f"{text}{policy} misses it by {off:.1%}: measured {output.seconds(measured)}; {why}."
+    off, bound = measured / bound_s - 1, format_duration(bound_s)
+    return (
+        f"{run.schedule.policy} misses the bound of {bound} by {off:.1%}: measured {output.seconds(measured)}; {why}."
+    )
 
 
 def speed_text(slowdown: tuple[float, float, float]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 
 from exegpt.report import svg
+from exegpt.report.comparison_text import COMPARISON_COLUMNS, detail_rows
 from xcore.console.comparison import KEYS, Comparison
 from xcore.console.series import Series
 from xcore.quantity import figure_text, signed_percent
@@ -135,6 +136,8 @@ def _comparison_parts(comparisons: Sequence[Comparison]) -> list[str]:
         "<h2>Predicted and measured</h2>",
         "<p>Predicted: a replay of the requests that were run. Error: (measured − predicted) / measured.</p>",
         f'<div class="scroll">{_table(comparisons)}</div>',
+        "<h2>Steady state and iterations</h2>",
+        _plain_table((COMPARISON_COLUMNS, *detail_rows(comparisons))),
         f"<h2>Timelines of policy {escape(chosen.schedule.policy)}</h2>",
         f"<figure>{svg.timelines(rows)}<figcaption>{key}</figcaption></figure>",
     ]

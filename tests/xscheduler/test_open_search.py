@@ -10,7 +10,7 @@ from tests.xscheduler.test_rates import Tabled, Told, asked, space_of
 from xcore.specs.workload import Workload
 from xscheduler.candidates import Candidates, Size
 from xscheduler.goodput import BEYOND, LEAST_LOAD, PRECISION, RateBounds
-from xscheduler.open_search import GLANCE, Lead, OpenSearch, _coarse, _neighbours
+from xscheduler.open_search import GLANCE, Lead, OpenSearch, coarse, neighbours
 from xscheduler.space import Variable
 from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS
 
@@ -85,7 +85,7 @@ def test_the_grid_takes_batches_that_double_and_other_variables_in_steps_of_a_qu
     places = sorted({round((goodput - 1.0) / 1e-9) for goodput, *_ in meter.seen})
     ratios = [FINE_TOKEN_BUDGETS[b] / FINE_TOKEN_BUDGETS[a] for a, b in itertools.pairwise(places)]
     assert len(places) > 25 and all(1.2 < ratio < 1.4 for ratio in ratios[:-1]) and ratios[-1] < 1.4
-    assert _coarse([5], 2.0) == [0]
+    assert coarse([5], 2.0) == [0]
 
 
 def test_of_batches_the_best_leads_and_smaller_ones_are_spared_that_can_not_better_it():
@@ -158,7 +158,7 @@ def test_at_last_batches_up_to_a_fifth_larger_and_smaller_are_tried():
     search, _ = search_of({space: {(place,): 1.0 for place in range(300)}})
     around = search.around(Lead(space, (99,), None, 2.0, 1.0))
     assert {space.values(lead.point)[0] for lead in around} == {83, 93, 98, 102, 108, 120}
-    assert {space.values(point)[0] for point in _neighbours(space, (99,), 1.25)} == {80, 125}
+    assert {space.values(point)[0] for point in neighbours(space, (99,), 1.25)} == {80, 125}
 
 
 def test_the_steady_throughput_counts_requests():

@@ -29,7 +29,7 @@ from xscheduler.goodput import (
     Verdict,
     _crossing,
 )
-from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _coarse, _middle_first, _moved, _neighbours
+from xscheduler.open_search import PATIENCE, Lead, OpenSearch, _middle_first, _moved, coarse, neighbours
 from xscheduler.open_tune import _best, _slowest
 from xscheduler.rate_sample import BATCHES, Arrivals
 from xscheduler.search_problem import Limits
@@ -279,7 +279,7 @@ VALUES = st.lists(st.integers(1, 500), min_size=1, max_size=40, unique=True).map
 @given(VALUES, st.booleans(), st.floats(1.05, 3.0))
 def test_a_coarse_grid_has_both_ends_and_no_more_values_than_it_needs(values, falls, ratio):
     values = values[::-1] if falls else values
-    kept = sorted(values[place] for place in _coarse(values, ratio))
+    kept = sorted(values[place] for place in coarse(values, ratio))
     assert (kept[0], kept[-1]) == (min(values), max(values))
     assert all(above >= ratio * below for below, above in itertools.pairwise(kept[:-1]))
     for below, above in itertools.pairwise(kept):
@@ -356,11 +356,11 @@ def grid(*sizes):
 
 
 def test_neighbours_differ_along_one_variable_before_they_differ_along_two():
-    found = _neighbours(grid(9, 9), (4, 4), 1.08)
+    found = neighbours(grid(9, 9), (4, 4), 1.08)
     assert sorted(found[:4]) == [(3, 4), (4, 3), (4, 5), (5, 4)]
     assert sorted(found[4:]) == [(3, 3), (3, 5), (5, 3), (5, 5)]
-    assert sorted(_neighbours(grid(9, 1), (0, 0), 1.08)) == [(1, 0)]
-    assert _neighbours(grid(1), (0,), 1.25) == []
+    assert sorted(neighbours(grid(9, 1), (0, 0), 1.08)) == [(1, 0)]
+    assert neighbours(grid(1), (0,), 1.25) == []
 
 
 def test_points_that_differ_in_their_batches_alone_are_beside_each_other():

@@ -81,7 +81,7 @@ def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
     return long
 
 
-def _bound_latency(columns: RequestTimesColumns, bound: BoundMeaning, since: str) -> float:
+def bound_latency(columns: RequestTimesColumns, bound: BoundMeaning, since: str) -> float:
     """Return the latency that the bound is about: the percentile of all requests, or for `p99-length` of the longest.
 
     For `p99-length` it is the 95th percentile over the requests whose output length lies between the 98th and the 100th
@@ -119,7 +119,7 @@ def summarise_columns(
     return Estimate(
         throughput_seq_s=count / seconds if seconds else 0.0,
         throughput_tok_s=float(columns.output_tokens.sum()) / seconds if seconds else 0.0,
-        latency_s=_bound_latency(columns, bound, since) if count else None,
+        latency_s=bound_latency(columns, bound, since) if count else None,
         latency_p50_s=latency["p50"],
         latency_p99_s=latency["p99"],
         ttft_s=ttft["mean"],

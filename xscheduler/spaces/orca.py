@@ -21,7 +21,8 @@ def _spaces(policy: str, problem: SearchProblem) -> Spaces:
         batches = residents_of(problem, problem.both(layout), rule)
         bounds = problem.mixed_bounds(layout, rule)
         if problem.open_system:
-            prefills_too = Variable("prefills_per_step", enumerated(problem, "prefills_per_step", FINE_PREFILLS))
+            counts = sorted({*FINE_PREFILLS, *PREFILLS, batches.values[-1]}) if problem.finite else FINE_PREFILLS
+            prefills_too = Variable("prefills_per_step", enumerated(problem, "prefills_per_step", tuple(counts)))
             yield grid(policy, problem, layout, (batches, prefills_too), bounds, admission=rule)
             continue
         slack, most = lockstep.ttft_slack(problem.both(layout)), batches.values[-1]

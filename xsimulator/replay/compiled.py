@@ -3,17 +3,20 @@
 Its decisions and times equal those of `event_simulator.py`, request by request.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
 from xcore.policies.from_schedule import checked, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.schedule import Schedule
+from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.cost.side import Side
@@ -41,6 +44,19 @@ class RequestArrays:
     """0, COUNTS, or COUNTS + COUNTS_FOR_LATENCY."""
     prefixes: Prefixes | None = None
     """The prefixes that prompts share, if prefixes are cached; None: no shared prefixes."""
+
+
+def dealt(
+    requests: Sequence[RequestLengths], replicas: int, prefixes: Prefixes | None = None
+) -> Iterator[tuple[list[int], RequestArrays]]:
+    """Yield each replica's requests, with their indices in the list; a replica without requests is left out."""
+    for own in deal([(r.input, r.output) for r in requests], replicas):
+        if own:
+            places = sorted(own, key=lambda i: requests[i].arrival_s)
+            rows = [(requests[i].arrival_s, requests[i].input, requests[i].output) for i in places]
+            arrivals, inputs, outputs = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
+            alike = prefixes.take(places) if prefixes else None
+            yield places, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike)
 
 
 @dataclass

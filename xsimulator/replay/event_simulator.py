@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-import numpy as np
-
 from xcore.batching import UNKNOWN, Hints, Order, Sequence, deal
 from xcore.orders import fcfs
 from xcore.orders.fcfs import FCFS
@@ -26,7 +24,7 @@ from xcore.specs.workload import RequestLengths
 from xcore.traces.prefixes import Prefixes
 from xsimulator.cost.cost_model import ReplicaCost
 from xsimulator.replay.cells import Pipeline
-from xsimulator.replay.compiled import Replicas, RequestArrays, is_compiled
+from xsimulator.replay.compiled import Replicas, dealt, is_compiled
 from xsimulator.replay.event_queue import run
 from xsimulator.replay.record import Record
 from xsimulator.replay.replica import Replica, micro_batching_of
@@ -85,7 +83,7 @@ def replay(
     """
     prefixes = _prefixes(schedule, requests, prompts)
     special = timeline or step_by_step or lanes or adjustment is not None or caps or type(order) is not FCFS
-    if not special and is_compiled(schedule) and _in_turn(schedule, requests):
+    if not special and is_compiled(schedule) and in_turn(schedule, requests):
         return _replay_compiled(schedule, profile, requests, prefixes)
     most = caps or [request.output for request in requests]
     replica_cost = ReplicaCost.of(schedule, profile)
@@ -110,7 +108,7 @@ def replay(
     return _replay_of(schedule, record.served, seconds, busy, tuple(spans), preemptions, reused)
 
 
-def _in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
+def in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
     """Return whether numbering requests by arrival, as the compiled loop does, leaves the micro-batches unchanged."""
     if micro_batching_of(schedule).count == 1:
         return True
@@ -132,17 +130,10 @@ def _replay_compiled(
     schedule: Schedule, profile: Profile, requests: Items[RequestLengths], prefixes: Prefixes | None
 ) -> Replay:
     """Replay with the compiled event loop."""
-    replicas, served, busy = Replicas(profile), [], []
+    replicas, served, busy = Replicas(profile), [], list[float]()
     seconds = preemptions = reused = 0.0
-    for own in deal([(r.input, r.output) for r in requests], schedule.replicas):
-        if not own:
-            busy += [0.0 for stage in schedule.stages for _ in stage.devices]
-            continue
-        places = sorted(own, key=lambda i: requests[i].arrival_s)
-        rows = [(requests[i].arrival_s, requests[i].input, requests[i].output) for i in places]
-        arrivals, inputs, outputs = np.ascontiguousarray(np.array(rows, dtype=np.float64).T)
-        alike = prefixes.take(places) if prefixes else None
-        times = replicas.serve(schedule, RequestArrays(arrivals, inputs, outputs, np.zeros(len(rows)), alike))
+    for places, own in dealt(requests, schedule.replicas, prefixes):
+        times = replicas.serve(schedule, own)
         assert times is not None, "nothing is watched"
         figures = (times.started, times.first, times.finished)
         counts = (times.hits.astype(int), times.preemptions.astype(int))
@@ -152,6 +143,8 @@ def _replay_compiled(
         seconds = max(seconds, times.seconds)
         preemptions += times.preemptions.sum()
         reused += times.reused.sum()
+    ranks = schedule.replicas * sum(len(stage.devices) for stage in schedule.stages)
+    busy += [0.0] * (ranks - len(busy))  # of replicas without requests, which are the last ones
     return _replay_of(schedule, served, seconds, busy, (), int(preemptions), int(reused))
 
 

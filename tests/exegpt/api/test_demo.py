@@ -4,6 +4,7 @@ import pytest
 
 from exegpt.api import demo
 from xscheduler.settings import find_setting
+from xscheduler.ties import TIE
 from xsimulator.replay.event_simulator import replay
 
 
@@ -12,9 +13,10 @@ def test_line_19_the_demos_bound_is_one_that_its_best_schedule_holds_with_room(t
     setting = find_setting(str(tiny), "local", "T", str(tiny_profile))
     bounds = demo.places(demo.search_frontier(setting))
     plan = demo.make_plan(setting, bounds, None, 0)
-    assert plan.schedules[0] == plan.answer.schedule == plan.best_steady
+    assert plan.schedules[0] == plan.answer.schedule
     lengths = [request.lengths for request in plan.requests]
-    latency_s = replay(plan.answer.schedule, setting.profile, lengths).estimate.latency_s
-    assert latency_s <= plan.bound_s / (1 + demo.ROOM)
+    runs = [replay(schedule, setting.profile, lengths) for schedule in plan.schedules]
+    assert all(run.estimate.latency_s <= plan.bound_s / (1 + demo.ROOM) for run in runs)
+    assert runs[0].seconds <= min(run.seconds for run in runs) / (1 - TIE)
     assert plan.answer.schedule.latency_bound_s == plan.bound_s
     assert demo.LEAST <= len(plan.requests) <= demo.MOST

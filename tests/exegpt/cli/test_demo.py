@@ -12,8 +12,27 @@ def test_the_demo_runs_every_policy_and_compares_it(exegpt, tiny, monkeypatch, t
     command = ("demo", "--dir", directory, "--workload", "8/8", "--latency-bound", "60s", "--num", 2, "--device", "cpu")
     done = exegpt(*command)
     assert done.code == 0, done.err
-    assert "The best schedule of each policy under 60s, workload 8/8" in done.out
-    assert "Predicted and measured results of these requests" in done.out
+    title, _, columns, _, *rows = done.out.splitlines()
+    assert title.startswith("2 requests on ") and title.endswith("latency bound: 60 s for 99% of all requests")
+    assert [part.strip() for part in columns.split("  ") if part.strip()] == [
+        "policy",
+        "predicted tok/s",
+        "measured tok/s",
+        "error",
+        "predicted p99 latency",
+        "measured",
+        "bound met",
+    ]
+    assert {row.split()[0]: row.split()[-1] for row in rows[:5]}.keys() == {
+        "static",
+        "hybrid",
+        "orca",
+        "chunked",
+        "rra",
+    }
+    assert all(row.split()[-1] == "yes" for row in rows[:5])
+    report = (directory / "report.html").read_text()
+    assert "output tokens/s, steady" in report and "decode iteration" in report and "2 requests first" in report
     assert {path.name for path in directory.iterdir()} >= {"schedule.json", "report.html", "trace.json"}
     answer = exegpt(*command, "--json").json
     assert answer["schedule"]["policy"] in {row["policy"] for row in answer["policies"]}
