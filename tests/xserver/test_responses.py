@@ -1,14 +1,19 @@
 """`POST /v1/responses`, raw and with OpenAI's client: texts, calls and their outputs, formats, and streams' events."""
 
+import asyncio
 import json
 
 import pytest
 
 from tests.xserver.scripted import ARGUMENTS, TEXT
 from tests.xserver.test_tools import WEATHER, scripted, unscripted  # noqa: F401 - fixtures
+from xserver.http.api_error import ApiError
+from xserver.http.responses_answer import ResponsesAnswer
 
 PATH = "/v1/responses"
 TOOL = {"type": "function"} | WEATHER["function"]
+CALL = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
+SHAPE = {"type": "json_schema", "name": "side", "schema": {"enum": ["left", "right"]}, "strict": True}
 
 
 def posted(server, **body):
@@ -68,8 +73,7 @@ def test_the_events_of_a_text_come_in_their_order(scripted):  # noqa: F811
 
 
 def test_formats_and_limits(unscripted):  # noqa: F811
-    shape = {"type": "json_schema", "name": "side", "schema": {"enum": ["left", "right"]}, "strict": True}
-    answer = posted(unscripted, text={"format": shape}, top_logprobs=1)
+    answer = posted(unscripted, text={"format": SHAPE}, top_logprobs=1)
     content = answer["output"][0]["content"][0]
     assert json.loads(content["text"]) in ("left", "right") and content["logprobs"]
     cut = posted(unscripted, max_output_tokens=3)
@@ -87,6 +91,14 @@ def test_formats_and_limits(unscripted):  # noqa: F811
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input.0.content.0.type"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools.0"),
         ({"tool_choice": "required"}, "tool_choice", "no functions"),
+        ({"input": "a " * 9000}, "input", "maximum context length"),
+        ({"max_output_tokens": 900000}, "max_output_tokens", "maximum context length"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input", "'input' makes 0 messages"),
+        ({"input": [CALL] * 129}, "input", "'input.128' is one of more than 128 calls"),
+        ({"input": [CALL | {"name": ""}]}, "input", "'input.0.name'"),
+        ({"input": [{"role": "user", "content": "a"}] * 4096, "instructions": "b"}, "input", "4097 messages"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "'text.format.schema' is missing"),
+        ({"text": {"format": SHAPE | {"schema": {"type": "foo"}}}}, "text.format", "Invalid type"),
     ],
 )
 def test_what_is_not_served_is_refused_with_the_reason(scripted, body, param, words):  # noqa: F811
@@ -113,3 +125,29 @@ def test_openai_client_reads_responses_and_streams(scripted):  # noqa: F811
             kinds = {event.type for event in stream}
             assert stream.get_final_response().output_text == TEXT
         assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds
+
+
+def test_a_seed_repeats_a_response(unscripted):  # noqa: F811
+    texts = [posted(unscripted, max_output_tokens=8, seed=seed)["output"] for seed in (3, 3, 4)]
+    contents = [output[0]["content"][0]["text"] for output in texts]
+    assert contents[0] == contents[1] != contents[2]
+
+
+def test_the_event_of_an_error_continues_the_numbers():
+    async def failing():
+        yield {"type": "response.created"}
+        yield {"type": "response.in_progress"}
+        raise ApiError(500, "An internal error ended the request.", "internal_error")
+
+    async def numbers():
+        made = ResponsesAnswer.__new__(ResponsesAnswer)
+        made._number, made._events = 0, failing
+        found = []
+        try:
+            async for event in made.chunks():
+                found.append(event)
+        except ApiError as error:
+            found.append(json.loads(made.failure(error).partition(b"data: ")[2]))
+        return [(event["type"], event["sequence_number"]) for event in found]
+
+    assert asyncio.run(numbers()) == [("response.created", 0), ("response.in_progress", 1), ("error", 2)]

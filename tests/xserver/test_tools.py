@@ -160,6 +160,9 @@ def test_several_calls_follow_each_other_where_they_are_allowed(unscripted):
         ({"tools": [WEATHER], "structured_outputs": {"grammar": 'start: "a"'}}, "structured_outputs"),
         ({"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}]}, "messages"),
         ({"structured_outputs": {"regex": "a"}, "guided_choice": ["a"]}, "guided_choice"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_grammar": "a ::= ("}, "guided_grammar"),
     ],
 )
 def test_tools_that_contradict_each_other_are_refused(scripted, body, param):
@@ -175,6 +178,9 @@ def test_tools_that_contradict_each_other_are_refused(scripted, body, param):
         ({"guided_regex": "[ab]/c"}, ("a/c", "b/c")),
         ({"guided_regex": r"[ab]\/c"}, ("a/c", "b/c")),
         ({"guided_choice": ["\U0001f600 é"]}, ("\U0001f600 é",)),
+        ({"guided_choice": [f"x{i}" for i in range(4096)]}, tuple(f"x{i}" for i in range(4096))),
+        ({"guided_choice": ['\x7f\n"/\\{']}, ('\x7f\n"/\\{',)),
+        ({"guided_choice": ["", ""]}, ("",)),
         ({"guided_json": '{"enum": [1, 2]}'}, ("1", "2")),
         ({"structured_outputs": {"grammar": 'root ::= "x" | "y"'}}, ("x", "y")),
         ({"structured_outputs": {"grammar": 'start: "x" | "y"'}}, ("x", "y")),
@@ -184,3 +190,13 @@ def test_formats_of_vllm_are_followed(unscripted, body, allowed):
     assert posted(unscripted, **body)["choices"][0]["message"]["content"] in allowed
     status, _, data = unscripted.post("/v1/completions", {"prompt": "a"} | body)
     assert status == 200 and json.loads(data)["choices"][0]["text"] in allowed
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_format_that_can_not_be_completed_is_the_fault_of_its_body(unscripted, stream):
+    endless = {"structured_outputs": {"grammar": 'start: "a" start'}, "stream": stream}
+    status, _, data = unscripted.post(PATH, {"messages": ASK, "max_tokens": 300} | endless)
+    document = data.partition(b"data: ")[2].partition(b"\n")[0] if stream else data
+    error = json.loads(document)["error"]
+    assert status == (200 if stream else 400)
+    assert error["code"] == "invalid_value" and "can't be followed any further" in error["message"]

@@ -8,6 +8,8 @@ from xcore.spec import Spec
 from xcore.specs.workload import RequestLengths
 
 FinishReason = Literal["stop", "length", "error", "cancelled"]
+NO_GRAMMAR = "the grammar can't be followed any further"
+"""The error of a request whose grammar becomes too complex, or allows no further token."""
 
 
 @dataclass(frozen=True)

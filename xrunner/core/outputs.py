@@ -16,7 +16,7 @@ from xcore.batching import Sequence
 from xcore.batching.sequence import PREEMPTED
 from xcore.requests.engine_protocol import Event, TokenEvent
 from xcore.requests.grammar import Grammars
-from xcore.requests.request import FinishReason, Request, Result
+from xcore.requests.request import NO_GRAMMAR, FinishReason, Request, Result
 from xcore.specs.request_times import RequestTimes
 from xrunner.core.drift import LengthDrift
 from xrunner.rank.running import RunningRequest
@@ -28,7 +28,6 @@ _KEPT = 256
 """Minimum number of ended requests that are kept: dropping them goes through all."""
 
 _NO_TOKEN = "the model's logits are NaN or have overflowed, or rule out every token"
-_NO_GRAMMAR = "the grammar can't be followed any further"
 _LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON lacks; as in vLLM."""
 
@@ -127,7 +126,7 @@ class Outputs:
                 receiver.sequence.last_token_s = 0.0
             if self._stops(receiver, token):
                 if receiver.constraint is not None and receiver.constraint.failed:
-                    self._fail(receiver, _NO_GRAMMAR, moment)
+                    self._fail(receiver, NO_GRAMMAR, moment)
                 else:
                     self._stopped.append(receiver.sequence)
                     self._end(receiver, "stop", moment, len(receiver.output))

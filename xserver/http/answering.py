@@ -171,8 +171,9 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
 
     A request whose journal `entry` already runs joins it.
     """
-    arrival, work = http.state.arrival, make()
+    arrival = http.state.arrival
     if entry is None:
+        work = make()
         bounds = work.bounds(frontend)
         if frontend.admission:
             _count(bounds.sequences, frontend, arrival)
@@ -182,7 +183,7 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
         await _confirm(work, frontend)
     else:
-        await _join(entry, make, work, frontend, arrival)
+        work = await _join(entry, make, frontend, arrival)
         work.generation = Generation(frontend.link, work.choices, entry.outputs)
     frontend.active += 1
     choices, preemptions = tuple(work.choices), frontend.monitor.preemptions
@@ -254,10 +255,11 @@ async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
         raise frontend.admission.lost_prefix()
 
 
-async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, arrival: Arrival) -> None:
-    """Prepare a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
+async def _join(entry: Entry, make: Make, frontend: Frontend, arrival: Arrival) -> ApiAnswer:
+    """Make the answer to a journalled request, and accept and run it if it isn't running yet. May raise ApiError."""
     assert frontend.journal
-    with frontend.journal.asking(entry):
+    with frontend.journal.asking(entry):  # an entry that can't be answered must not keep its key
+        work = make()
         await _prepare(work, work.bounds(frontend), frontend)
         async with entry.admitting:
             if entry.outputs is None:
@@ -267,6 +269,7 @@ async def _join(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend, a
                 _admit(work, frontend, arrival)  # after the write, so that no other request is admitted in between
                 entry.accepted = True
                 run_entry(entry, make, work, frontend)
+    return work
 
 
 def run_entry(entry: Entry, make: Make, work: ApiAnswer, frontend: Frontend) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from xcore.requests.request import Request
+from xcore.requests.request import NO_GRAMMAR, Request
 from xserver.engines.engine_link import EngineLink, Output
 from xserver.http.api_error import SERVER, ApiError, invalid
 from xserver.text.output_text import OutputText
@@ -164,6 +164,10 @@ class Generation:
         tokens, ended = output.tokens[choice.taken :], output.ended
         if ended and ended.refused:
             raise _refusal(ended.refused, ended.too_long)
+        if ended and ended.error == NO_GRAMMAR:
+            raise invalid(
+                "The output's format can't be followed any further: nothing matches it, or it is too complex."
+            )
         if ended and ended.reason in ("error", "cancelled"):
             cause = f": {ended.error}" if ended.error else ""
             raise ApiError(500, f"An internal error ended the request{cause}.", "internal_error", None, SERVER)

@@ -53,8 +53,8 @@ def output_format(body: Sampled, model: ServedModel) -> OutputFormat | None:
     )
     formats += _structured(guided, "guided_", model)
     if len(formats) > 1:
-        names = " and ".join(f"'{each.param}'" for each in formats)
-        raise invalid(f"{names} both give a format of the output: leave one of them out.", formats[1].param)
+        names = " and ".join(dict.fromkeys(f"'{each.param}'" for each in formats))
+        raise invalid(f"The output has several formats, from {names}: keep one of them.", formats[1].param)
     return formats[0] if formats else None
 
 
@@ -69,12 +69,15 @@ def thinking_of(reasoning: Reasoning | None, model: ServedModel, prompt: str) ->
 def _structured(asked: StructuredOutputs, param: str, model: ServedModel) -> list[OutputFormat]:
     """Return the formats of vLLM's constraints; the name of a `guided_` key is completed."""
 
+    def named(key: str) -> str:
+        return param + key if param.endswith("_") else param
+
     def made(key: str, lark: str, whole: bool = False) -> OutputFormat:
-        return OutputFormat(param + key if param.endswith("_") else param, lark, whole)
+        return OutputFormat(named(key), lark, whole)
 
     formats = []
     if asked.json_schema is not None:
-        formats.append(made("json", _json(_document(asked.json_schema, param), model)))
+        formats.append(made("json", _json(_document(asked.json_schema, named("json")), model)))
     if asked.json_object:
         formats.append(made("json_object", _json({"type": "object"}, model)))
     if asked.regex is not None:
@@ -83,10 +86,15 @@ def _structured(asked: StructuredOutputs, param: str, model: ServedModel) -> lis
         )
         formats.append(made("regex", f"/{slashes_escaped}/"))
     if asked.choice is not None:
-        formats.append(made("choice", " | ".join(json.dumps(choice, ensure_ascii=False) for choice in asked.choice)))
+        formats.append(made("choice", f"/{'|'.join(map(_regex_of, asked.choice))}/"))
     if asked.grammar is not None:
-        formats.append(made("grammar", _lark(asked.grammar, param), whole=True))
+        formats.append(made("grammar", _lark(asked.grammar, named("grammar")), whole=True))
     return formats
+
+
+def _regex_of(text: str) -> str:
+    """Return the regular expression of one text. As strings of a rule, 2,000 texts would be too many for llguidance."""
+    return re.sub("[^0-9A-Za-z]", lambda found: rf"\x{{{ord(found[0]):x}}}", text)
 
 
 def _json(schema: dict[str, Any], model: ServedModel) -> str:

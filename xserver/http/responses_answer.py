@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from xserver.http.api_error import ApiError
@@ -18,6 +19,8 @@ from xserver.text.tool_calls import CallDelta
 Item = dict[str, Any]
 _ABSENT = dict.fromkeys(("conversation", "prompt", "prompt_cache_diagnostics", "service_tier", "moderation"))
 """Keys that clients read, of what this server doesn't have."""
+_PARAMS = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+"""The names of a chat's keys in the bodies of responses."""
 
 
 class ResponsesAnswer(ChatAnswer):
@@ -28,7 +31,14 @@ class ResponsesAnswer(ChatAnswer):
     def __init__(self, body: ResponsesRequest, frontend: Frontend, answer_id: str, created: int | None = None):
         super().__init__(chat_of(body), frontend, answer_id, created)
         self.asked = body
+        self._number = 0
+        """The number of the stream's next event."""
         self._encode = frontend.model.encode
+
+    def prepare(self, frontend: Frontend) -> None:
+        """Tokenize the conversation; an ApiError names the body's keys."""
+        with _own_params():
+            super().prepare(frontend)
 
     def whole(self, texts: dict[int, str]) -> dict[str, Any]:
         """Return the complete response."""
@@ -42,10 +52,8 @@ class ResponsesAnswer(ChatAnswer):
 
     async def chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the stream's events, numbered."""
-        number = 0
         async for event in self._events():
-            yield event | {"sequence_number": number}
-            number += 1
+            yield self._numbered(event)
 
     async def _events(self) -> AsyncIterator[dict[str, Any]]:
         (choice,) = self.choices
@@ -70,9 +78,13 @@ class ResponsesAnswer(ChatAnswer):
     def failure(self, error: ApiError) -> bytes:
         """Return the event of an error."""
         detail = {"code": error.code, "message": error.message, "param": error.param}
-        return self.event({"type": "error", **detail, "sequence_number": 0})
+        return self.event(self._numbered({"type": "error", **detail}))
 
     last_event = b""
+
+    def _numbered(self, event: dict[str, Any]) -> dict[str, Any]:
+        self._number += 1
+        return event | {"sequence_number": self._number - 1}
 
     def _response(self, items: list[Item], reason: str | None) -> dict[str, Any]:
         """Return the response so far; `reason` None: it is in progress."""
@@ -125,6 +137,17 @@ class ResponsesAnswer(ChatAnswer):
             "output_tokens_details": {"reasoning_tokens": thought},
             "total_tokens": self.prompt_tokens + generated,
         }
+
+
+@contextmanager
+def _own_params() -> Iterator[None]:
+    """Let errors that name a chat's keys name those of the body that was converted to it."""
+    try:
+        yield
+    except ApiError as error:
+        if param := _PARAMS.get(error.param or ""):
+            error.message, error.param = error.message.replace(f"'{error.param}'", f"'{param}'"), param
+        raise
 
 
 class ResponseOutput:

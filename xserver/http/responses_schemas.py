@@ -7,11 +7,14 @@ from pydantic import Field
 
 from xserver.http.api_error import invalid
 from xserver.http.schemas import (
+    MAX_CALLS,
+    MAX_MESSAGES,
     ChatRequest,
     Document,
     FunctionTool,
     NamedTool,
     Salt,
+    Seed,
     Whole,
     parsed,
 )
@@ -39,7 +42,7 @@ class Item(Document):
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = Field(None, description="Has no effect.")
     call_id: str | None = Field(None, max_length=256)
-    name: str | None = Field(None, max_length=256)
+    name: str | None = Field(None, min_length=1, max_length=256)
     arguments: str | None = None
     output: Texts | None = None
     id: str | None = Field(None, description="Has no effect.")
@@ -97,12 +100,13 @@ class ResponsesRequest(Document):
 
     endpoint = RESPONSES
     model: str | None = Field(None, max_length=1024)
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES)]
     instructions: str | None = None
     max_output_tokens: Whole | None = Field(None, ge=1, lt=2**31)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_logprobs: Whole | None = Field(None, ge=0, le=20)
+    seed: Seed = None
     tools: Annotated[list[ResponseTool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
@@ -130,6 +134,8 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         messages.append({"role": "user", "content": body.input})
     else:
         messages += _messages(body.input)
+    if not 1 <= len(messages) <= MAX_MESSAGES:
+        raise invalid(f"'input' makes {len(messages)} messages: it must make 1 to {MAX_MESSAGES}.", "input")
     wanted = body.text.format if body.text else None
     chat: dict[str, Any] = {
         "model": body.model,
@@ -139,6 +145,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "top_p": body.top_p,
         "logprobs": bool(body.top_logprobs),
         "top_logprobs": body.top_logprobs,
+        "seed": body.seed,
         "tools": [_tool(tool) for tool in body.tools or ()],
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
@@ -186,7 +193,10 @@ def _join(messages: list[dict[str, Any]], item: Item, where: str) -> None:
     if item.call_id is None or item.name is None or item.arguments is None:
         raise invalid(f"'{where}' is a call without 'call_id', 'name' or 'arguments'.", "input")
     call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
-    message.setdefault("tool_calls", []).append(call)
+    calls = message.setdefault("tool_calls", [])
+    if len(calls) == MAX_CALLS:
+        raise invalid(f"'{where}' is one of more than {MAX_CALLS} calls without other items between them.", "input")
+    calls.append(call)
 
 
 def _parts(content: Texts | None) -> Sequence[ContentPart]:
@@ -211,4 +221,6 @@ def _choice(choice: str | ChosenTool | None) -> Any:
 def _format(wanted: TextFormat) -> dict[str, Any]:
     if wanted.type != "json_schema":
         return {"type": wanted.type}
+    if wanted.json_schema is None:
+        raise invalid("'text.format.schema' is missing.", "text.format")
     return {"type": "json_schema", "json_schema": {"name": wanted.name or "answer", "schema": wanted.json_schema}}

@@ -10,6 +10,8 @@ from xcore.specs.schedule import Schedule
 from xserver.http.api_error import ApiError, invalid
 from xserver.http.unsupported import CHAT, COMPLETIONS, is_empty, without_neutral_keys
 
+MAX_MESSAGES, MAX_CALLS = 4096, 128
+"""Maximum number of a conversation's messages, and of a message's tool calls."""
 _INT64 = 2**63
 _NAMED = {
     "extra_forbidden": "is not known to this server",
@@ -38,6 +40,7 @@ def _whole(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Token = Annotated[Whole, Field(ge=0, lt=2**31)]
+Seed = Annotated[Whole | None, Field(ge=-_INT64, lt=_INT64)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -113,7 +116,7 @@ class Sampled(Document):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(None, max_length=1024)
-    seed: Whole | None = Field(None, ge=-_INT64, lt=_INT64)
+    seed: Seed = None
     n: Whole | None = Field(None, ge=1, le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=16)] | None = None
     stop_token_ids: Annotated[list[Token], Field(max_length=64)] | None = None
@@ -181,7 +184,7 @@ class Message(Document):
     content: str | list[TextPart] | None = None
     name: str | None = None
     refusal: str | None = Field(None, description="Has no effect.")
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: str | None = Field(None, max_length=256)
     reasoning_content: str | None = None
     annotations: list[Any] | None = Field(None, description="Has no effect.")
@@ -197,7 +200,7 @@ class Message(Document):
         return self
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=4096)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class Conversation(Document):

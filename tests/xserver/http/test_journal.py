@@ -68,6 +68,22 @@ def test_a_repeated_answer_keeps_its_id_and_time(kept):
     assert asked(server, "other")[1]["id"] != first["id"]
 
 
+def test_a_key_goes_with_a_response(kept):
+    server, _ = kept
+    answers = [
+        server.post("/v1/responses", {"input": "a", "max_output_tokens": 5}, Idempotency_Key="r") for _ in range(2)
+    ]
+    assert [status for status, _, _ in answers] == [200, 200]
+    assert json.loads(answers[0][2])["id"] == json.loads(answers[1][2])["id"]
+
+
+def test_the_key_of_a_body_that_is_no_conversation_is_free_again(kept):
+    server, _ = kept
+    wrong = {"input": [{"role": "user"}], "max_output_tokens": 5}
+    assert server.post("/v1/responses", wrong, Idempotency_Key="corrected")[0] == 400
+    assert server.post("/v1/responses", wrong | {"input": "a"}, Idempotency_Key="corrected")[0] == 200
+
+
 def test_the_id_and_time_of_an_answer_outlive_the_process(tmp_path):
     """An earlier version's entries have neither: they get ones that stay."""
 
