@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission_control import Promise
 from xserver.admission.token_bounds import TokenBounds
-from xserver.http.api_error import ApiError, invalid
+from xserver.http.api_error import RATE_LIMIT, ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Generation, Piece, added
@@ -211,10 +211,11 @@ _SLOW = (*FORMAT_KEYS, "tools", "chat_template_kwargs")
 
 
 def _bounds(work: ApiAnswer, frontend: Frontend) -> TokenBounds:
-    """Return what a body tells of its tokens; ApiError for more sequences than may ever wait: a retry wouldn't help."""
+    """Return what a body tells of its tokens; ApiError for more sequences than may ever wait."""
     bounds, most = work.bounds(frontend), frontend.max_waiting
     if bounds.sequences > most:
-        raise invalid(f"The request has {bounds.sequences:,} sequences, prompts times 'n': at most {most:,} may wait.")
+        why = f"The request has {bounds.sequences:,} sequences, prompts times 'n', and at most {most:,} may wait."
+        raise ApiError(429, why, "concurrency_limit", None, RATE_LIMIT, {"x-should-retry": "false"})
     return bounds
 
 
