@@ -54,7 +54,7 @@ class FrontendOptions:
     )
     admin_token_file: Path | None = option(
         None,
-        "A file with the token for POST /schedule, /plan and /drain. Default: the environment's "
+        "A file with the token for POST /schedule, /plan and /drain, read again on SIGHUP. Default: the environment's "
         "EXEGPT_ADMIN_TOKEN, if set.",
     )
     allowed_host: list[str] | None = option(None, "Another host name of this server, if it has no API keys.")
@@ -152,6 +152,7 @@ def _serve(options: ServeOptions) -> int:
             hosts=tuple(options.allowed_host or ()),
             origins=tuple(options.cors or ()),
             admin_token=next(iter(_keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
+            read_admin_tokens=partial(_keys, options.admin_token_file, "") if options.admin_token_file else None,
             separate_keys=options.separate_keys,
             max_output=options.max_output,
             max_waiting=options.max_waiting,

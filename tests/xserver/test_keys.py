@@ -31,3 +31,22 @@ def test_keys_are_read_again_on_sighup(model, schedule, tmp_path):
             time.sleep(0.05)
         assert "has no key" in server.log.read_text()
         assert until_status(server, 200, "new") and until_status(server, 401, "old")
+
+
+def test_the_administrators_token_is_read_again_on_sighup(model, schedule, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("old\n")
+
+    def status(server, given):
+        """Whether a token is taken: a body that is no schedule is refused after it."""
+        return server.post("/schedule", {}, X_Admin_Token=given)[0]
+
+    with serving(model, schedule, tmp_path, "--admin-token-file", str(token)) as server:
+        assert (status(server, "old"), status(server, "new")) == (400, 401)
+        token.write_text("new\n")
+        server.process.send_signal(signal.SIGHUP)
+        for _ in range(200):
+            if status(server, "new") == 400:
+                break
+            time.sleep(0.05)
+        assert (status(server, "old"), status(server, "new")) == (401, 400)

@@ -4,6 +4,7 @@ import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.stored_profile import store_profile
@@ -11,7 +12,11 @@ from tests.xserver.conftest import schedule_for, serving
 from tests.xserver.http.test_completions import events
 from tests.xserver.scripted import ARGUMENTS, TEXT, schedule_file, scripted_model
 from xcore import document
+from xcore.requests.grammar import Grammars
+from xcore.requests.request import Request
+from xcore.tokenizer import load_tokenizer
 from xrunner.models.create import create_model
+from xserver.text.tool_grammar import Thinking, answer_grammar
 
 PATH = "/v1/chat/completions"
 WEATHER = {
@@ -200,3 +205,46 @@ def test_a_format_that_can_not_be_completed_is_the_fault_of_its_body(unscripted,
     error = json.loads(document)["error"]
     assert status == (200 if stream else 400)
     assert error["code"] == "invalid_value" and "can't be followed any further" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"tool_choice": {"type": "function"}}, "'tool_choice.function' is missing"),
+        ({"tool_choice": "any"}, "'tool_choice' should be"),
+        ({"stop": {"a": 1}}, "'stop' must be a text or a list"),
+        ({"guided_json": 5}, "'guided_json' must be an object or a text"),
+    ],
+)
+def test_errors_of_keys_with_several_types_do_not_name_the_types(scripted, body, words):
+    status, _, data = scripted.post(PATH, {"messages": ASK} | body)
+    assert status == 400 and words in json.loads(data)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "text", "follows"),
+    [
+        (False, "", True),
+        (False, " ", False),
+        (False, "<think>a</think>\n\n", True),
+        (False, "<think>a</think>" + 5 * " ", False),
+        (True, "a</think> ", True),
+        (True, "", False),
+    ],
+)
+def test_white_space_before_an_answer_follows_its_reasoning_only(tmp_path, begun, text, follows):
+    """Without reasoning it would be a part of the answer, which must be one of the choices."""
+    directory = tmp_path / "tiny"
+    create_model(directory, "llama", layers=1, hidden=32, heads=2, kv_heads=1, ffn=64, vocab=300, context=64, seed=0)
+    tokenizer = load_tokenizer(directory)
+    grammars = Grammars(directory / "tokenizer.json", frozenset(), 300)
+    lark = answer_grammar("/x/", Thinking('"<think>"', '"</think>"', begun))
+    state = grammars.start(Request("", (1,), 9, grammar=lark))
+    allowed = True
+    for token in tokenizer.encode(text + "x", add_special_tokens=False).ids:
+        allowed = bool(state.mask().view(np.uint32)[token // 32] >> np.uint32(token % 32) & 1)
+        if not allowed:
+            break
+        state.consume(token)
+    ended = allowed and state.complete
+    assert ended == follows

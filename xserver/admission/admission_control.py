@@ -146,17 +146,18 @@ class Admission:
 
     # ---- decisions ----
 
-    def refuse_early(self, bounds: TokenBounds, arrived_s: float, tokenizing: TokenizerQueue) -> None:
+    def refuse_early(self, bounds: TokenBounds, arrived_s: float, tokenizing: TokenizerQueue | None = None) -> None:
         """Raise ApiError for a request that would be refused whatever its tokens are, before they are known.
 
-        A request without a limit counts as one of the usual output.
+        `tokenizing` is the queue in which it will wait; None: it is tokenized at once. A request without a limit counts
+        as one of the usual output.
         """
         now, most = self._now(), self._outputs_p99
         tokens = most if bounds.most_output is None else min(most, bounds.most_output)
         demand = Demand(bounds.sequences, tokens, False, math.inf if self._schedule.prefix_caching else 0.0)
-        wait_s = tokenizing.wait_s
-        if tokenizing.length >= self._max_waiting:
-            why = f"{tokenizing.length} requests are already waiting to be tokenized."
+        wait_s, length = (tokenizing.wait_s, tokenizing.length) if tokenizing else (0.0, 0)
+        if length >= self._max_waiting:
+            why = f"{length} requests are already waiting to be tokenized."
             refusal = self._refusal(demand, _Refused("concurrency_limit", why, wait_s))
         elif wait_s and now + wait_s + self._pace.first_s(1) > arrived_s + self._within_s:
             why = f"The texts that wait to be tokenized take longer than the latency bound of {self.bound_s:g} s."

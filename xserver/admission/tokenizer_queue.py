@@ -6,7 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 _WEIGHT = 0.1
-"""Weight of the latest measurement in the running mean."""
+"""Weight of the latest measurement in the running means."""
+_LONG = 4096
+"""From so many characters on, the time of a request depends on them; otherwise on its grammar, or its sequences."""
 
 
 class TokenizerQueue:
@@ -14,7 +16,7 @@ class TokenizerQueue:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "tokenizer")
-        self._character_s = 1e-6
+        self._character_s, self._request_s = 1e-6, 0.0
         self._characters = 0
         self.length = 0
         """The number of these requests."""
@@ -22,7 +24,7 @@ class TokenizerQueue:
     @property
     def wait_s(self) -> float:
         """The predicted seconds until the last of them is tokenized."""
-        return self._characters * self._character_s
+        return self._characters * self._character_s + self.length * self._request_s
 
     async def run(self, characters: int, prepare: Callable[[], None]) -> None:
         """Run `prepare`, which tokenizes so many characters, when those before it are done."""
@@ -39,4 +41,7 @@ class TokenizerQueue:
         finally:
             self._characters -= characters
             self.length -= 1
-        self._character_s += _WEIGHT * (took_s / max(1, characters) - self._character_s)
+        if characters < _LONG:
+            self._request_s += _WEIGHT * (took_s - self._request_s)
+        else:
+            self._character_s += _WEIGHT * (took_s / characters - self._character_s)

@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
@@ -85,6 +85,8 @@ class ServerOptions:
     origins: tuple[str, ...]
     admin_token: str | None
     """Token for changing schedules and draining over HTTP; None: not possible."""
+    read_admin_tokens: Callable[[], tuple[str, ...]] | None
+    """Reads it again, on SIGHUP, as the first of its file; None: it comes from the environment."""
     max_output: int | None
     max_waiting: int
     journal: Path | None
@@ -414,18 +416,29 @@ async def _serve(supervisor: Supervisor, frontends: Frontends, options: ServerOp
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.interrupt)
-    if options.read_api_keys:
-        loop.add_signal_handler(signal.SIGHUP, read_again, keys, options.read_api_keys)
+
+    def replace_admin_token(tokens: Sequence[str]) -> None:
+        frontends.admin = hashed(tokens[0])
+
+    files = [
+        ("--api-key-file", options.read_api_keys, keys.replace),
+        ("--admin-token-file", options.read_admin_tokens, replace_admin_token),
+    ]
+    secrets = [(name, read, replace) for name, read, replace in files if read]
+    if secrets:
+        loop.add_signal_handler(signal.SIGHUP, read_again, secrets)
     await supervisor.run(Server(config))
     watching.cancel()
     return supervisor.code
 
 
-def read_again(keys: ApiKeys, read: Callable[[], tuple[str, ...]]) -> None:
-    """Replace the API keys by those that are read now; keep them if none can be read."""
-    try:
-        keys.replace(read())
-    except InputError as error:
-        output.note(f"the API keys stay as they are: {error}", event="keys")
-    else:
-        output.note(f"the API keys were read again: there are {len(keys.hashes):,}", event="keys")
+def read_again(files: Iterable[tuple[str, Callable[[], tuple[str, ...]], Callable[[tuple[str, ...]], None]]]) -> None:
+    """Replace the keys of files, given as (option, read, replace); keep those of a file that can't be read."""
+    for name, read, replace in files:
+        try:
+            keys = read()
+        except InputError as error:
+            output.note(f"the keys of {name} stay as they are: {error}", event="keys")
+        else:
+            replace(keys)
+            output.note(f"{name} was read again: keys: {len(keys):,}", event="keys")

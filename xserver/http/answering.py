@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from xserver.admission.admission_control import Promise
 from xserver.admission.token_bounds import TokenBounds
-from xserver.http.api_error import ApiError, invalid
+from xserver.http.api_error import RATE_LIMIT, ApiError, invalid
 from xserver.http.event_stream import EventStream, disconnected, event
 from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Generation, Piece, added
@@ -174,10 +174,11 @@ async def answer(http: HttpRequest, make: Make, frontend: Frontend, entry: Entry
     arrival = http.state.arrival
     if entry is None:
         work = make()
-        bounds = work.bounds(frontend)
+        bounds = _bounds(work, frontend)
         if frontend.admission:
             _count(bounds.sequences, frontend, arrival)
-            frontend.admission.refuse_early(bounds, arrival.at_s, frontend.tokenizing)
+            queue = frontend.tokenizing if _is_slow(work, bounds) else None
+            frontend.admission.refuse_early(bounds, arrival.at_s, queue)
         await _prepare(work, bounds, frontend)
         _admit(work, frontend, arrival, [frontend.cached_tokens(choice) for choice in work.choices])
         work.generation = Generation(frontend.link, work.choices, due_s=work.due_s)
@@ -209,13 +210,27 @@ _SLOW = (*FORMAT_KEYS, "tools", "chat_template_kwargs")
 """Keys of bodies whose preparation may take long however short the texts are."""
 
 
+def _bounds(work: ApiAnswer, frontend: Frontend) -> TokenBounds:
+    """Return what a body tells of its tokens; ApiError for more sequences than may ever wait."""
+    bounds, most = work.bounds(frontend), frontend.max_waiting
+    if bounds.sequences > most:
+        why = f"The request has {bounds.sequences:,} sequences, prompts times 'n', and at most {most:,} may wait."
+        raise ApiError(429, why, "concurrency_limit", None, RATE_LIMIT, {"x-should-retry": "false"})
+    return bounds
+
+
+def _is_slow(work: ApiAnswer, bounds: TokenBounds) -> bool:
+    """Return whether preparing a request may take long, so that it waits for its turn in a thread."""
+    short = bounds.characters <= _SHORT and bounds.sequences <= _FEW
+    return not short or any(getattr(work.body, key, None) is not None for key in _SLOW)
+
+
 async def _prepare(work: ApiAnswer, bounds: TokenBounds, frontend: Frontend) -> None:
     """Tokenize and check a request, at once or in its turn."""
-    short = bounds.characters <= _SHORT and bounds.sequences <= _FEW
-    if short and all(getattr(work.body, key, None) is None for key in _SLOW):
-        work.prepare(frontend)
-    else:
+    if _is_slow(work, bounds):
         await frontend.tokenizing.run(bounds.characters, lambda: work.prepare(frontend))
+    else:
+        work.prepare(frontend)
 
 
 def _count(sequences: int, frontend: Frontend, arrival: Arrival) -> None:
@@ -243,10 +258,12 @@ async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
     if work.promise is None or not work.promise.cached:
         return
     kept = False
+    frontend.active += 1  # a drain waits for it
     try:
         held = await work.generation.held()
         kept = all(have >= counted for have, counted in zip(held, work.promise.cached, strict=True))
     finally:
+        frontend.active -= 1
         if not kept:
             work.generation.close()
     if not kept:
@@ -260,7 +277,7 @@ async def _join(entry: Entry, make: Make, frontend: Frontend, arrival: Arrival) 
     assert frontend.journal
     with frontend.journal.asking(entry):  # an entry that can't be answered must not keep its key
         work = make()
-        await _prepare(work, work.bounds(frontend), frontend)
+        await _prepare(work, _bounds(work, frontend), frontend)
         async with entry.admitting:
             if entry.outputs is None:
                 frontend.check_ready()

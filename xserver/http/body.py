@@ -68,7 +68,7 @@ async def _read(request: Request, max_bytes: int) -> bytes:
             elif size > _DISCARDED * max_bytes:
                 break
     except ClientDisconnect:
-        raise ApiError(400, "The client closed the connection.", "invalid_value") from None
+        raise ApiError(499, "The client closed the connection.", None) from None  # counted as cancelled
     if size > max_bytes:  # read it first: a client that is still sending would get a reset and no answer
         raise _too_large(max_bytes)
     return bytes(data)

@@ -11,7 +11,7 @@ from xserver.http.frontend import Frontend
 from xserver.http.generation import Choice, Piece
 from xserver.http.output_format import output_format
 from xserver.http.sampling_params import Wanted
-from xserver.http.schemas import ChatRequest
+from xserver.http.schemas import ChatRequest, Message
 from xserver.http.tools import OutputRules, call_document, call_id, merged_deltas, output_rules, whole_calls
 from xserver.text.conversation import prompt_of
 from xserver.text.message_parts import MessageParser, MessagePart, Thought
@@ -34,7 +34,8 @@ class ChatAnswer(ApiAnswer):
         texts = [each if isinstance(each, str) else "".join(part.text for part in each) for each in parts]
         most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         characters = sum(map(len, texts))
-        return TokenBounds(body.n or 1, characters, characters // frontend.model.longest_token, None, most)
+        others = sum(map(_other_characters, body.messages))
+        return TokenBounds(body.n or 1, characters + others, characters // frontend.model.longest_token, None, most)
 
     def prepare(self, frontend: Frontend) -> None:
         """Tokenize the conversation and make its `n` choices."""
@@ -135,6 +136,13 @@ class ChatAnswer(ApiAnswer):
 
     def _logprobs(self, entries: Sequence[TextLogProb]) -> dict[str, Any] | None:
         return chat_logprobs(entries) if self.body.logprobs else None
+
+
+def _other_characters(message: Message) -> int:
+    """Return the characters of a message's texts that a chat template may render, or leave out."""
+    calls = message.tool_calls or ()
+    given = sum(len(call.function.name) + len(call.function.arguments) for call in calls)
+    return given + len(message.reasoning_content or "") + len(message.name or "")
 
 
 def _reason(reason: str | None, parser: MessageParser) -> str | None:

@@ -1,5 +1,6 @@
 """Connections of clients: limits on headers and on connections, which hold before the application gets a request."""
 
+import secrets
 from asyncio import BaseTransport, TimerHandle, Transport
 from collections import Counter
 from http import HTTPStatus
@@ -8,6 +9,7 @@ from typing import ClassVar, cast
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from xserver.http.api_error import RATE_LIMIT, ApiError, invalid
+from xserver.telemetry.metrics import REFUSED_CONNECTIONS
 
 MAX_HEADERS = 64 * 2**10
 """Maximum size of a request's URL and headers together, in bytes."""
@@ -65,9 +67,12 @@ class ClientConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse data, unless the client was refused."""
-        if self._refused:
-            return
+        """Parse data, unless the client was refused; no part in which headers may begin is larger than their limit."""
+        for begin in range(0, len(data), MAX_HEADERS):
+            if not self._refused:
+                self._parse(data[begin : begin + MAX_HEADERS])
+
+    def _parse(self, data: bytes) -> None:
         request = self.scope
         super().data_received(data)
         if self._in_headers and self.scope is request:
@@ -115,11 +120,13 @@ class ClientConnection(HttpToolsProtocol):
     def _refuse(self, error: ApiError) -> None:
         """Answer with an error and end the connection; only end it if another answer is being sent."""
         self._refused = True
+        REFUSED_CONNECTIONS.labels(error.code).inc()
         self._stop_timer()
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.close()
             return
         response = error.response
+        response.headers["X-Request-Id"] = secrets.token_hex(12)
         lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
         lines += [name + b": " + value for name, value in response.raw_headers]
         self.transport.write(b"\r\n".join([*lines, b"connection: close", b"", bytes(response.body)]))

@@ -13,6 +13,7 @@ from xserver.http.api_error import ApiError, invalid
 from xserver.http.frontend import Frontend
 from xserver.http.journal import Entry
 from xserver.http.unrouted import Unrouted
+from xserver.telemetry.metrics import REFUSED_CONNECTIONS
 from xserver.telemetry.metrics_page import ByModel
 from xserver.telemetry.reporting import FAILURES
 from xserver.telemetry.request_reports import Reports
@@ -55,7 +56,8 @@ class Frontends:
             self.registry = unrouted.registry
             registries = {name: frontend.monitor.metrics.registry for name, frontend in self._by_name.items()}
             self.counted = ByModel(registries | {"": self.registry})
-        self.registry.register(FAILURES)
+        for counter in (FAILURES, REFUSED_CONNECTIONS):
+            self.registry.register(counter)
 
     @property
     def by_name(self) -> Mapping[str, Frontend]:

@@ -118,13 +118,15 @@ class Generation:
     async def held(self) -> list[int]:
         """Wait for the engine's answer, and return the cached tokens that it keeps for each sequence.
 
-        Those of a sequence that has ended are 0.
+        An engine that has started meanwhile may pin none: then those of the start count. Those of a sequence that has
+        ended before are 0.
         """
-        while any(choice.output.held is None and choice.output.ended is None for choice in self.choices):
+        outputs = [choice.output for choice in self.choices]
+        while any(output.held is None and not output.tokens and output.ended is None for output in outputs):
             await self._news.wait()
             self._news.clear()
         self._news.set()
-        return [choice.output.held or 0 for choice in self.choices]
+        return [output.cached_tokens if output.held is None else output.held for output in outputs]
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield every choice's pieces until all have ended; ApiError if the engine refuses or fails."""

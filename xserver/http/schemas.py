@@ -299,7 +299,11 @@ def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
 def _problem(details: Sequence[Any], data: dict[str, Any]) -> ApiError:
     """Return the error of a body: that of the element that is wrong, also where a key takes several types."""
     first = details[0]["loc"][:1]
-    places = [(_place(detail["loc"], data), detail) for detail in details if detail["loc"][:1] == first]
+    places = [
+        (_place(detail["loc"], detail["type"] == "missing", data), detail)
+        for detail in details
+        if detail["loc"][:1] == first
+    ]
     place = max((place for place, _ in places), key=lambda place: (len(place), [str(part).zfill(9) for part in place]))
     there = [detail for other, detail in places if other == place]
     kinds = [detail["type"] for detail in there]
@@ -313,14 +317,17 @@ def _problem(details: Sequence[Any], data: dict[str, Any]) -> ApiError:
     return invalid(f"'{where}' {why}.", param, code)
 
 
-def _place(loc: Sequence[int | str], data: Any) -> tuple[int | str, ...]:
-    """Return the keys and indices of an error's place, without the names of types that pydantic puts between them."""
+def _place(loc: Sequence[int | str], missing: bool, data: Any) -> tuple[int | str, ...]:
+    """Return the keys and indices of an error's place, without the names of types that pydantic puts between them.
+
+    With `missing`, the last one is a key that isn't there.
+    """
     place: list[int | str] = []
     for i, part in enumerate(loc):
         inside = part in data if isinstance(data, dict) else isinstance(part, int) and isinstance(data, list)
         if inside or i == 0:
             place.append(part)
             data = data[part] if inside else None
-        elif isinstance(data, dict) and i == len(loc) - 1:
-            place.append(part)  # a key that is missing
+        elif missing and i == len(loc) - 1:
+            place.append(part)
     return tuple(place)

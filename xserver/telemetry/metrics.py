@@ -14,6 +14,12 @@ from xserver.telemetry.metrics_page import render
 
 REQUESTS = "requests", "Ended requests.", ("outcome", "class")
 """Name of the counter, help text, labels."""
+REFUSED_CONNECTIONS = Counter(
+    "exegpt_refused_connections", "Connections ended before a request was read.", ["code"], registry=None
+)
+"""The counter of this process, by the error's code; a server registers it with its other metrics."""
+for _code in ("concurrency_limit", "headers_too_large", "invalid_value"):
+    REFUSED_CONNECTIONS.labels(_code)
 PREFIX_CACHE = {
     "queries": "Prompt tokens of begun sequences, if prefixes are cached.",
     "hits": "Prompt tokens that were in the cache.",

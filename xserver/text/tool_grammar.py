@@ -16,6 +16,10 @@ ONE_LINE = {"whitespace_pattern": "[ ]?"}
 """llguidance's option for JSON with at most a space between elements; otherwise a model may generate nothing else."""
 
 
+_SPACES = 4
+"""Maximum white space around the reasoning, in characters: a model may otherwise generate nothing else."""
+
+
 @dataclass(frozen=True)
 class Tool:
     """A function that a model may call."""
@@ -113,8 +117,8 @@ def _beginning(thinking: Thinking | None) -> list[str]:
     thought = (
         f"thought[lazy]: TEXT {thinking.end}" if not thinking.end.startswith("<[") else f"thought: TEXT {thinking.end}"
     )
-    begin = "thought" if thinking.begun else f"(SPACE? {thinking.begin} thought)?"
-    return ["%llguidance {}", f"start: {begin} SPACE? answer", thought, r"SPACE: /\s+/"]
+    begin = "thought SPACE?" if thinking.begun else f"(SPACE? {thinking.begin} thought SPACE?)?"
+    return ["%llguidance {}", f"start: {begin} answer", thought, rf"SPACE: /\s{{1,{_SPACES}}}/"]
 
 
 def lark_text(text: str, special: Callable[[str], int | None]) -> str:

@@ -90,6 +90,7 @@ def test_texts_that_wait_for_the_tokenizer_count():
     with pytest.raises(ApiError, match="tokenized") as refused:
         made.refuse_early(bounds, 100.0, queue)
     assert refused.value.code == "latency_bound"
+    made.refuse_early(bounds, 100.0)  # it is tokenized at once
     queue._characters, queue.length = 0, 1000
     with pytest.raises(ApiError, match="already waiting") as refused:
         made.refuse_early(bounds, 100.0, queue)
@@ -103,12 +104,28 @@ def test_the_tokenizers_queue_learns_and_empties():
         await asyncio.sleep(0)
         assert queue.length == 3 and queue.wait_s == pytest.approx(3000 * 1e-6)
         await asyncio.gather(*waiting)
-        assert queue.length == 0 == queue.wait_s and queue._character_s > 3e-6
+        assert queue.length == 0 == queue.wait_s and queue._request_s > 0.005
         with pytest.raises(ZeroDivisionError):
             await queue.run(10, lambda: 1 / 0)
         assert queue.length == 0 == queue.wait_s
 
     asyncio.run(tokenized())
+
+
+def test_the_time_of_a_short_text_is_not_that_of_its_characters():
+    """A grammar of a short text takes as long as before; a long text behind it isn't taken for a thousand of them."""
+
+    async def waiting():
+        queue = TokenizerQueue()
+        await queue.run(2, lambda: time.sleep(0.02))
+        await queue.run(100_000, lambda: time.sleep(0.02))
+        tokenizing = asyncio.ensure_future(queue.run(100_000, lambda: None))
+        await asyncio.sleep(0)
+        wait_s = queue.wait_s
+        await tokenizing
+        return wait_s
+
+    assert 0.0 < asyncio.run(waiting()) < 1.0
 
 
 def test_the_loops_lag_shortens_what_is_promised():

@@ -60,7 +60,7 @@ class SilentLink(EngineLink):
 def frontends(model, *links, journal=None):
     """Models a, b, …, with these links; an engine counts as stalled after 5 s."""
     named = [ServedModel.read(model, name) for name in "abc"[: len(links)]]
-    made = [Frontend(name, link, "", None, 1.0, 1, journal=journal) for name, link in zip(named, links, strict=True)]
+    made = [Frontend(name, link, "", None, 1.0, 8, journal=journal) for name, link in zip(named, links, strict=True)]
     for frontend in made:
         frontend.admission = type("Cycle", (), {"cycle_s": 0.1})()
     return made

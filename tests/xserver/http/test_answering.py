@@ -22,23 +22,25 @@ def choice_of(tokens):
     return Choice(0, Request("", (1,), tokens), OutputText(BYTES["byte-level"], (1,)), StopTexts(()))
 
 
-def confirm(counted, held, reason=None):
+def confirm(counted, held, reason=None, tokens=(), found=0):
     """The link, and the error, of a request that counts on its cached tokens, once the engine has answered."""
-    frontend, link = SimpleNamespace(check_ready=lambda: None, admission=admission([])), Link()
+    frontend, link = SimpleNamespace(check_ready=lambda: None, admission=admission([]), active=0), Link()
 
     async def run():
         promise, generation = Promise(0.0, 1.0, 5, 0.1, cached=counted), Generation(link, [choice_of(5)])
         confirming = asyncio.ensure_future(_confirm(SimpleNamespace(promise=promise, generation=generation), frontend))
         await asyncio.sleep(0)
-        assert confirming.done() == (not counted)
-        link.output.held = held
-        link.give([], reason)
+        assert confirming.done() == (not counted) and frontend.active == len(counted)  # a drain waits for it
+        link.output.held, link.output.cached_tokens = held, found
+        link.give(tokens, reason)
         await asyncio.wait_for(confirming, 0.05)
 
     try:
         asyncio.run(run())
     except (ApiError, TimeoutError, asyncio.TimeoutError) as error:
         return link, error
+    finally:
+        assert frontend.active == 0
     return link, None
 
 
@@ -53,6 +55,13 @@ def test_it_is_refused_and_aborted_if_the_engine_has_lost_some(held, reason):
     link, error = confirm((48,), held, reason)
     assert error.status == 429 and error.code == "latency_bound"
     assert link.aborted == ([] if reason else [link.output]) and not link.output.listeners
+
+
+@pytest.mark.parametrize(("found", "runs"), [(48, True), (16, False)])
+def test_the_start_answers_for_an_engine_that_pins_nothing(found, runs):
+    """As after a restart under another schedule: its whole answer must not be awaited, and then dropped."""
+    link, error = confirm((48,), None, tokens=[5], found=found)
+    assert (error is None) == runs and bool(link.aborted) != runs
 
 
 def test_it_is_aborted_if_it_is_given_up_before_the_engine_answers():

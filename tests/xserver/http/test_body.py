@@ -1,5 +1,6 @@
 """Request bodies: compressed ones, and their limits."""
 
+import asyncio
 import gzip
 import json
 import zlib
@@ -8,9 +9,12 @@ import pytest
 
 pytest.importorskip("fastapi")
 
+from starlette.requests import Request
+
+from xserver.http.answered import outcome_of
 from xserver.http.api import MAX_BODY
 from xserver.http.api_error import ApiError
-from xserver.http.body import decompressed
+from xserver.http.body import decompressed, read_json
 
 
 def tokenized(server, body, encoding):
@@ -63,3 +67,18 @@ def test_models_without_an_id_are_the_list(server):
 def test_a_refused_host_names_the_option(server):
     status, _, data = server.get("/v1/models", Host="example.com")
     assert status == 403 and "--allowed-host" in json.loads(data)["error"]["message"]
+
+
+@pytest.mark.parametrize("received", [[], [{"type": "http.request", "body": b"{", "more_body": True}]])
+def test_a_client_that_leaves_before_its_body_is_read_has_cancelled(received):
+    """A connection that has closed hides its body, however much of it has arrived: it wasn't an invalid request."""
+    messages = iter([*received, {"type": "http.disconnect"}])
+
+    async def receive():
+        return next(messages)
+
+    headers = [(b"content-type", b"application/json")]
+    request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
+    with pytest.raises(ApiError) as error:
+        asyncio.run(read_json(request, MAX_BODY))
+    assert outcome_of(error.value.status, ()) == "cancelled"

@@ -10,8 +10,9 @@ from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for
 from tests.xserver.http.test_completions import UNCACHED, events, expected
 from xserver.http.api_error import ApiError
+from xserver.http.chat import ChatAnswer
 from xserver.http.frontend import Frontend
-from xserver.http.schemas import Conversation, Message
+from xserver.http.schemas import ChatRequest, Conversation, Message
 from xserver.http.served_model import ServedModel
 from xserver.text.conversation import prompt_of
 from xserver.text.message_formats import MessageFormats
@@ -162,3 +163,14 @@ def test_a_template_that_is_none_ends_the_command_with_a_sentence(model, tmp_pat
         done = run_command("serve", "-m", model, "--chat-template", tmp_path / name)
         (line,) = done.err.strip().splitlines()
         assert done.code == 2 and name in line and why in line and line.endswith(".")
+
+
+def test_texts_that_only_some_templates_render_are_tokenized_in_a_thread():
+    called = {"function": {"name": "f", "arguments": "a" * 9000}}
+    talk = [{"role": "assistant", "tool_calls": [called]}, {"role": "user", "content": "b" * 90, "name": "c" * 90}]
+    body = ChatRequest.model_validate(
+        {"messages": [*talk, {"role": "assistant", "reasoning_content": "d" * 500, "content": "e"}]}
+    )
+    frontend = SimpleNamespace(model=SimpleNamespace(name="m", longest_token=10), fingerprint="")
+    bounds = ChatAnswer(body, frontend, "1").bounds(frontend)
+    assert bounds.characters == 1 + 9000 + 90 + 90 + 500 + 1 and bounds.least_input == 9

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 
 import pytest
 
@@ -13,6 +14,7 @@ import uvicorn
 from xserver.engines.supervisor import Server
 from xserver.http import client_connection
 from xserver.http.client_connection import MAX_HEADERS, limited_connections
+from xserver.telemetry.metrics import REFUSED_CONNECTIONS
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -208,3 +210,24 @@ def test_idle_connections_end_after_the_keep_alive_time():
         return rest
 
     assert with_server(use, keep_alive=0) == b""
+
+
+@pytest.mark.parametrize(
+    ("most", "sent", "code"),
+    [
+        (0, REQUEST + b"\r\n", "concurrency_limit"),
+        (1, REQUEST + b"X: " + b"a" * 2 * MAX_HEADERS, "headers_too_large"),
+        (1, b"no request\r\n\r\n", "invalid_value"),
+    ],
+)
+def test_refused_connections_have_an_id_and_are_counted(most, sent, code):
+    async def use(connect):
+        reader, writer = await connect()
+        writer.write(sent)
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        return head
+
+    before = REFUSED_CONNECTIONS.labels(code)._value.get()
+    assert re.search(rb"\r\nx-request-id: [0-9a-f]{24}\r\n", with_server(use, most=most))
+    assert REFUSED_CONNECTIONS.labels(code)._value.get() == before + 1

@@ -125,6 +125,14 @@ def test_the_engine_runs_whatever_the_server_accepts(model, encoder_layers, key,
                 check_request(choice.request, spec)
 
 
+def test_more_sequences_than_may_ever_wait_are_not_worth_a_retry(server):
+    """The server refuses them however idle it is."""
+    status, headers, data = server.post("/v1/completions", {"prompt": ["a"] * 10, "n": 128})
+    error = json.loads(data)["error"]
+    assert (status, error["code"], headers["x-should-retry"]) == (429, "concurrency_limit", "false")
+    assert "retry-after" not in headers and "1,280 sequences" in error["message"]
+
+
 def test_every_path_has_errors_of_one_shape(server):
     for status, answer in (
         (404, server.get("/v1/nothing")),
