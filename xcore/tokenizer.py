@@ -56,6 +56,6 @@ def encode(tokenizer: Any, text: str, special: bool = True) -> list[int]:
         if len(text) <= _SHORT:
             encoded = tokenizer.encode(text, add_special_tokens=special)
         else:
-            (encoded,) = tokenizer.encode_batch([text], add_special_tokens=special)
+            (encoded,) = tokenizer.encode_batch_fast([text], add_special_tokens=special)
         ids: list[int] = encoded.ids
     return ids

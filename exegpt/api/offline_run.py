@@ -202,7 +202,7 @@ def _setting(
         return Setting(spec, cluster, workload, profile, shared.kv_dtype, (which,))
     if measured is None or measured.cluster.devices == 1:
         dtype = inputs.schedule.dtype if inputs.schedule else options.dtype
-        return find_setting(
+        setting = find_setting(
             options.directory,
             "local",
             workload,
@@ -211,6 +211,11 @@ def _setting(
             device=device,
             attention=inputs.attention,
         )
+        if measured is None:
+            return setting
+        others = (text for text in setting.assumptions if not text.startswith("profile:"))
+        assumptions = (*others, profile_text(measured.profile))  # it isn't stored if the machine was busy
+        return replace(setting, profile=measured.profile, assumptions=assumptions)
     profile = measured.profile
     return Setting(
         find_model(options.directory), measured.cluster, workload, profile, profile.dtype, (profile_text(profile),)

@@ -12,13 +12,14 @@ from dataclasses import replace
 import pytest
 
 from tests.xprofiler.small import shrink
-from xprofiler import machine
+from xprofiler import machine, store
 
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     """A cache folder of the test's own, and few points."""
     monkeypatch.setenv("EXEGPT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(store, "_BUSY", float("inf"))  # however busy this machine is
     shrink(monkeypatch.setattr)
     return tmp_path / "cache" / "profiles"
 
@@ -40,6 +41,14 @@ def test_line_4_a_run_without_a_profile_measures_a_few_points_once(exegpt, tiny,
     assert first["schedule"] == second["schedule"]
     assert any("measured on this machine at a few points" in text for text in first["assumptions"])
     assert len(list(cache.glob("*.json"))) == 1  # the second run took what the first had measured
+
+
+def test_a_run_on_a_busy_machine_uses_what_it_measured_and_keeps_nothing(exegpt, tiny, requests, cache, monkeypatch):
+    monkeypatch.setattr(store, "_BUSY", -1.0)
+    run = exegpt("run", "--model", tiny, "--requests", requests(12, 6), "--json").json
+    (profile,) = [text for text in run["assumptions"] if text.startswith("profile:")]
+    assert "measured on this machine" in profile and "used for this run only" in profile
+    assert not list(cache.glob("llama*.json"))
 
 
 def test_line_4_no_profile_takes_the_roofline_which_is_the_same_each_time(exegpt, tiny, requests, cache, monkeypatch):

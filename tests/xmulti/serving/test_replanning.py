@@ -28,7 +28,7 @@ from xmulti.sharing.replacement import FIRST_S
 from xrunner.models.create import create_model
 from xserver.admission.measured import RequestTiming
 from xserver.http.answered import Answered
-from xserver.http.answering import _admit
+from xserver.http.answering import _admit, _count
 from xserver.telemetry.observed import Observed
 
 ESTIMATE = Estimate(1.0, 16.0, *[None] * 7)
@@ -211,8 +211,9 @@ def test_what_a_client_says_it_has_sent_before_is_no_further_arrival(header, aga
     assert arrival.again == again
     choices = [SimpleNamespace(request=SimpleNamespace(prompt_ids=(1,), max_tokens=1))] * 3
     admitted = []
-    admission = SimpleNamespace(admit=lambda lengths, arrived_s: admitted.append(lengths))
+    admission = SimpleNamespace(admit=lambda lengths, arrived_s, cached: admitted.append(lengths))
     frontend = SimpleNamespace(check_ready=lambda: None, admission=admission, arrived=10)
+    _count(len(choices), frontend, arrival)
     _admit(SimpleNamespace(choices=choices), frontend, arrival)
     assert frontend.arrived == (10 if again else 13) and admitted == [[(1, 1)] * 3]
 
