@@ -10,6 +10,7 @@ from math import inf
 from xcore.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.order import FollowingOrder, Order
+from xcore.batching.pins import Pins
 from xcore.batching.prefix_pool import PrefixPool
 from xcore.batching.queue import Queue
 from xcore.batching.sequence import DECODE, FINISHED, PREEMPTED, PREFILL, Sequence
@@ -72,8 +73,7 @@ class Ledger:
         """Ended sequences whose KV transfer into their blocks still runs."""
         self.reused = 0
         """Tokens that admitted sequences found in the cache so far."""
-        self._pinned: dict[Sequence, list[int]] = {}
-        """Blocks that waiting sequences hold, in the order of pinning."""
+        self.pins = Pins(pool)
 
     @property
     def resident(self) -> list[Sequence]:
@@ -102,36 +102,23 @@ class Ledger:
 
         At most half of all blocks are pinned, and none if an unfinished sequence would then find too few blocks even
         alone. So, first come, first served, pinned blocks are freed early only for a sequence that grows beyond all
-        other blocks (`_unpin_newest`), or after a change to fewer blocks.
+        other blocks, or after a change to fewer blocks.
         """
         blocks = self._cached_blocks(sequence)
         if not self._prefixes or not blocks:
             return 0
-        pinned = {block for held in self._pinned.values() for block in held}.union(blocks)
         need = max(self.admission.blocks(other) for other in (*self.waiting, *self.encoding, *self.decoding))
-        if len(pinned) > min(self.pool.total - need, self.pool.total // 2):
+        if self.pins.union(blocks) > min(self.pool.total - need, self.pool.total // 2):
             return 0
         self._prefixes.hold(blocks)
-        self._pinned[sequence] = blocks
+        self.pins.add(sequence, blocks)
         return len(blocks) * self.pool.block_size
-
-    def _unpin(self, sequence: Sequence) -> None:
-        if sequence in self._pinned:
-            self.pool.free(self._pinned.pop(sequence))
-
-    def _unpin_newest(self, other: Sequence) -> bool:
-        """Free the blocks pinned last, but not those of `other`; return whether there were any."""
-        newest = next((sequence for sequence in reversed(self._pinned) if sequence is not other), None)
-        if newest is None:
-            return False
-        self._unpin(newest)
-        return True
 
     def leave(self) -> list[Sequence]:
         """Remove all waiting sequences, and return them in the order of their indices."""
         left = self.waiting.drain()
         for sequence in left:
-            self._unpin(sequence)
+            self.pins.remove(sequence)
         return left
 
     def _cached_blocks(self, sequence: Sequence) -> list[int]:
@@ -164,8 +151,7 @@ class Ledger:
         sequence.generated, sequence.cached = generated, sequence.input_tokens + generated - 1 + self.encoder_decoder
         need = self.pool.blocks_for(sequence.cached) if self.admission.grows else self.admission.blocks(sequence)
         shared = self._prefixes.find(sequence.keys) if self._prefixes else []
-        free = self._prefixes.free_among(shared) if self._prefixes else 0
-        if need - len(shared) + free > self.pool.available:
+        if self._missing(need, shared) > self.pool.available:
             return False
         if self._prefixes:
             self._prefixes.hold(shared)
@@ -180,15 +166,9 @@ class Ledger:
 
         They have `tokens` tokens, and were there before this ledger began.
         """
-        if not self._prefixes or not tokens:
-            return
-        keys = sequence.keys[: tokens // self.pool.block_size]
-        missing = keys[len(self._prefixes.find(keys)) :][: self.pool.available]
-        blocks = self.pool.allocate(len(missing))
-        for block, key in zip(blocks, missing, strict=True):
-            self._prefixes.publish(block, key)
-        self.pool.free(blocks)
-        self.pin(sequence)
+        if self._prefixes and tokens:
+            self._prefixes.restore(sequence.keys[: tokens // self.pool.block_size])
+            self.pin(sequence)
 
     def admit(self, most: int, now: float, chunk: int | None = None, fits: Fits | None = None) -> list[Sequence]:
         """Admit up to `most` waiting sequences that arrived by `now`, in strict order.
@@ -252,7 +232,7 @@ class Ledger:
             if self._has_room(sequence, tokens):
                 continue
             while sequence.status is not PREEMPTED and not self._extend(sequence, tokens):
-                if self.residents == 1 and self._unpin_newest(sequence):
+                if self.residents == 1 and self.pins.remove_newest(sequence):
                     continue  # it would be preempted only to return at once
                 preempted.append(self._last(now))
                 self._preempt(preempted[-1], now)
@@ -331,14 +311,13 @@ class Ledger:
         """Make a sequence resident if its blocks are free and nothing else prevents it."""
         if sequence.last_token_s > now or (fits is not None and not fits(sequence)):
             return False
-        missing, reused = self._missing(sequence)
-        while missing > self.pool.available:
-            if self.residents or not self._unpin_newest(sequence):
+        reused, need = self._cached_blocks(sequence), self.admission.blocks(sequence)
+        while self._missing(need, reused) > self.pool.available:
+            if self.residents or not self.pins.remove_newest(sequence):
                 return False
-            missing, reused = self._missing(sequence)
         if reused:
             self._reuse(sequence, reused)
-        self._unpin(sequence)
+        self.pins.remove(sequence)
         prefilled = sequence.to_prefill if chunk is None else min(chunk, sequence.to_prefill)
         allocated = self.pool.allocate(self.admission.first_blocks(sequence, prefilled) - len(reused))
         sequence.blocks = [*reused, *allocated] if reused else allocated
@@ -350,12 +329,9 @@ class Ledger:
             self._publish(sequence, sequence.cached + prefilled)
         return True
 
-    def _missing(self, sequence: Sequence) -> tuple[int, list[int]]:
-        """Return how many free blocks the admission of a sequence takes, and the cached blocks that it uses."""
-        missing, reused = self.admission.blocks(sequence), self._cached_blocks(sequence)
-        if self._prefixes:
-            missing += self._prefixes.free_among(reused) - len(reused)
-        return missing, reused
+    def _missing(self, need: int, cached: list[int]) -> int:
+        """Return how many free blocks a sequence takes that needs so many, of which these are cached."""
+        return need - len(cached) + (self._prefixes.free_among(cached) if self._prefixes else 0)
 
     def _reuse(self, sequence: Sequence, blocks: list[int]) -> None:
         """Share the blocks that hold the beginning of a sequence's prompt."""
@@ -473,7 +449,7 @@ class Ledger:
             self._release([sequence])
         else:
             self.waiting.remove([sequence])
-            self._unpin(sequence)
+            self.pins.remove(sequence)
         sequence.status = FINISHED
         self._end([sequence])
 
@@ -502,8 +478,8 @@ class Ledger:
     def check(self) -> None:
         """Raise AssertionError unless every block is free, or held by one sequence or by those that share it."""
         holders = (*self.resident, *self._arriving)
-        held = [block for sequence in holders for block in sequence.blocks]
-        self.pool.check(Counter([*held, *(block for blocks in self._pinned.values() for block in blocks)]))
+        held = Counter([block for sequence in holders for block in sequence.blocks])
+        self.pool.check(held + self.pins.held)
 
     def _release(self, sequences: list[Sequence]) -> None:
         gone = set(sequences)

@@ -53,14 +53,14 @@ class PrefixPool:
         self._published: dict[Hashable, OrderedDict[int, None]] = {}
         """Blocks of each key, in the order of publishing: equal ones may be computed twice."""
         self._changes: dict[Hashable, bool] | None = None
-        """Whether a key can be found, of those that changed; None: changes aren't recorded."""
+        """Changed keys, and whether they are in the cache now; None: changes aren't recorded."""
 
     def record_changes(self) -> None:
         """Record from now on which keys can be found, for `take_changes`."""
         self._changes = {}
 
     def take_changes(self) -> tuple[list[Any], list[Any]]:
-        """Return the keys that can be found since the last call, and those that no longer can; none unless recorded."""
+        """Return the keys that entered and left the cache since the last call; none unless changes are recorded."""
         changes = self._changes or {}
         if changes:
             self._changes = {}
@@ -130,6 +130,14 @@ class PrefixPool:
         self._keys[block] = key
         self._published.setdefault(key, OrderedDict())[block] = None
         self._changed(key, True)
+
+    def restore(self, keys: Items[Hashable]) -> None:
+        """Put blocks with these keys into the cache, as far as blocks are free."""
+        missing = keys[len(self.find(keys)) :][: self.available]
+        blocks = self.allocate(len(missing))
+        for block, key in zip(blocks, missing, strict=True):
+            self.publish(block, key)
+        self.free(blocks)
 
     def withdraw(self, keys: Iterable[Hashable]) -> None:
         """Withdraw these keys, so that no block is found by them."""

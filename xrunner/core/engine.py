@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from xcore.batching import Hints, Ledger, Order, PrefixPool, deal
+from xcore.batching import Hints, Ledger, Order, deal
 from xcore.batching.kv_capacity import blocks_needed, grow_to_fit
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError, TooLong
 from xcore.orders import fcfs
-from xcore.requests.engine_protocol import CachedKeys, EngineLoad, Event, short_keys
+from xcore.requests.engine_protocol import EngineLoad, Event
 from xcore.requests.grammar import Grammars
 from xcore.requests.request import Request, Result
 from xcore.requests.requests import check_request
@@ -351,14 +351,6 @@ class Engine:
         while self.transport and (message := self.transport.poll(tag=SPANS)) is not None:
             spans += message
         return tuple(spans)
-
-    def take_cached_keys(self) -> CachedKeys | None:
-        """Return the changes of the cache of prefixes since the last call, where `Options.pins`; None: no changes."""
-        pool = self.ledger.pool
-        if not isinstance(pool, PrefixPool) or self.schedule.replicas > 1:
-            return None
-        found, lost = pool.take_changes()
-        return CachedKeys(short_keys(found), short_keys(lost)) if found or lost else None
 
     @property
     def occupancy(self) -> EngineLoad:

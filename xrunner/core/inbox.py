@@ -9,6 +9,7 @@ import select
 import socket
 from collections.abc import Sequence
 
+from xcore.batching import PrefixPool
 from xcore.errors import InputError, TooLong
 from xcore.requests.engine_protocol import (
     BEGIN,
@@ -17,6 +18,7 @@ from xcore.requests.engine_protocol import (
     LOADS,
     MOVES,
     Abort,
+    CachedKeys,
     Changed,
     Ended,
     Event,
@@ -29,6 +31,7 @@ from xcore.requests.engine_protocol import (
     TokenColumns,
     TokenEvent,
     framed,
+    short_keys,
 )
 from xcore.requests.request import Request, Result
 from xcore.specs.schedule import Schedule
@@ -235,5 +238,14 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
         ended=(*refused, *ended),
         occupancy=engine.occupancy,
         spans=engine.take_spans(),
-        cached=engine.take_cached_keys(),
+        cached=cached_keys(engine),
     )
+
+
+def cached_keys(engine: Engine) -> CachedKeys | None:
+    """Return the changes of the cache of prefixes since the last call, where `Options.pins`; None: no changes."""
+    pool = engine.ledger.pool
+    if not isinstance(pool, PrefixPool) or engine.schedule.replicas > 1:
+        return None
+    found, lost = pool.take_changes()
+    return CachedKeys(short_keys(found), short_keys(lost)) if found or lost else None

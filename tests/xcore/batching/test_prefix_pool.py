@@ -314,16 +314,16 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
     pool = PrefixPool(total, BLOCK)
     ledger = Ledger(pool, fcfs, admission=admission, shares_in_step=count == 1)
     todo, pinned, given_up, now = sorted(enumerate(rows), key=lambda row: row[1][0]), {}, set(), 0.0
-    unpin = ledger._unpin_newest
+    unpin = ledger.pins.remove_newest
 
     def watched(other):
         assert ledger.residents <= 1, "others can be preempted"
-        before = dict(ledger._pinned)
+        before = ledger.pins.sequences
         done = unpin(other)
-        given_up.update(before.keys() - ledger._pinned.keys())
+        given_up.update({*before} - {*ledger.pins.sequences})
         return done
 
-    ledger._unpin_newest = watched
+    ledger.pins.remove_newest = watched
     ended = set()
     for number in range(10_000):
         while todo and todo[0][1][0] <= number:
@@ -333,7 +333,7 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
             pinned[sequence] = ledger.pin(sequence)
             assert pinned[sequence] in (0, len(ledger._cached_blocks(sequence)) * BLOCK)
             if cancelled:
-                victim = next(reversed(ledger._pinned), sequence)
+                victim = next(reversed(ledger.pins.sequences), sequence)
                 if victim not in ended:
                     ledger.cancel(victim)
                     ended.add(victim)
@@ -351,7 +351,7 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
         ledger.check()
         if not todo and ledger.idle:
             break
-    assert ledger.idle and not ledger._pinned and len(ended) == len(rows)
+    assert ledger.idle and not ledger.pins.sequences and len(ended) == len(rows)
     assert not given_up or admission == "grow"
     pool.check(Counter())
 
@@ -389,7 +389,7 @@ def test_a_pin_leaves_enough_blocks_for_each_sequence_alone():
     ledger.cancel(large)
     assert ledger.pin(again) == 16 and pool.available == 6
     ledger.advance(policy.next_step(ledger, 1.0))
-    assert again.hit == 16 and not ledger._pinned and pool.available == 10
+    assert again.hit == 16 and not ledger.pins.sequences and pool.available == 10
 
 
 def test_only_sequences_with_the_same_salt_share_blocks():

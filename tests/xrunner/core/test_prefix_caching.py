@@ -15,6 +15,7 @@ from xcore.requests.engine_protocol import short_keys
 from xcore.specs.workload import RequestLengths
 from xrunner.core.driver import Options
 from xrunner.core.engine import Engine
+from xrunner.core.inbox import cached_keys
 from xrunner.models import load_model
 from xrunner.rank.warm_up import Extent
 from xsimulator.replay.event_simulator import replay
@@ -138,14 +139,14 @@ def test_waiting_requests_keep_their_prefixes_and_tokens_stay_the_same(model, le
         if request and number % 4 == 3:
             engine.abort(request.id)
         take(engine.step() if not engine.idle else [], tokens, results)
-        if changes := engine.take_cached_keys():
+        if changes := cached_keys(engine):
             cached = (cached | {*changes.found.tolist()}) - {*changes.lost.tolist()}
         found = engine.ledger.pool._published
         assert cached == {*short_keys(found).tolist()}
         if request is None and engine.idle:
             break
     assert engine.idle and len(results) == len(todo) and sum(held.values()) >= 32
-    assert not ledgers[-1]._pinned and ledgers[-1].pool.available == 14
+    assert not ledgers[-1].pins.sequences and ledgers[-1].pool.available == 14
     for name, output in tokens_of(results.values()).items():
         assert output == expected[name][: len(output)] and (int(name) % 4 == 3 or output == expected[name])
     take(engine.drain(), tokens, results)
@@ -160,10 +161,10 @@ def test_a_change_of_schedule_leaves_no_block_pinned(model, ledgers):  # noqa: F
     engine.add(todo[0])
     while not engine.ledger.decoding:
         engine.step()
-    assert engine.add(todo[1]) == 32 and engine.ledger._pinned
+    assert engine.add(todo[1]) == 32 and engine.ledger.pins.sequences
     engine.follow(dataclasses.replace(schedule, kv_blocks=20))
     engine.step()
-    assert engine.moving and not engine.ledger._pinned
+    assert engine.moving and not engine.ledger.pins.sequences
     engine.surrender()
     assert ledgers[-1].pool.available == 14
 
