@@ -95,7 +95,7 @@ ASIDE = (
 
 @dataclass(frozen=True)
 class Setup:
-    """What a search and a grid get for a question."""
+    """The input of the search and of the grid for one question."""
 
     model: ModelSpec
     cluster: ClusterSpec

@@ -41,7 +41,7 @@ from xprofiler.machine import cpu_name
 INPUT, OUTPUT = 40, 16
 CONNECTIONS = 512
 MET, FLAT, REFUSED_S, EARLIEST, RETRIED = 0.99, 0.9, 0.05, 0.3, 0.9
-"""What should be reached: the share in time, the goodput over that at twice the capacity, the p99 of refusals, the
+"""Goals: the share in time, the goodput over that at twice the capacity, the p99 of refusals, the
 relative error of the earliest Retry-After, and the share of accepted retries.
 """
 BURST = 4.0
@@ -68,7 +68,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one load brought."""
+    """The measurements of one load."""
 
     exchanges: tuple[Exchange, ...]
     seconds: float

@@ -68,7 +68,7 @@ SERVICE_MONITOR = {
         },
     },
 }
-"""What the Prometheus operator's API reference says of the fields that are used here."""
+"""The fields that are used here, as the API reference of the Prometheus operator describes them."""
 
 
 def test_every_file_is_checked():

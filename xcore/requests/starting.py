@@ -1,4 +1,4 @@
-"""What an engine does before it opens, as a text in a file beside the frontend's socket."""
+"""Starting: a text that says what an engine does before it opens, in a file beside the frontend's socket."""
 
 import contextlib
 import os

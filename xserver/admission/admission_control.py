@@ -359,7 +359,7 @@ class Admission:
             self._pace.served(len(output.tokens), output.first_s, output.last_s)
 
     def _look(self, now: float) -> None:
-        """Learn the pace from some of the running sequences: it may have changed since those that end have begun."""
+        """Learn the pace from some running sequences: it may have changed since the ending ones began."""
         if now < self._next_look_s:
             return
         self._next_look_s = now + _LOOK_S

@@ -12,7 +12,7 @@ _VALID_S = 0.05
 
 @dataclass(frozen=True)
 class Demand:
-    """What a request asks for, as far as admission depends on it."""
+    """The demand of a request: all that admission depends on."""
 
     sequences: int
     tokens: int
@@ -58,7 +58,7 @@ class RecentRefusals:
         self._refusals: list[Refusal] = []
 
     def add(self, refusal: Refusal) -> None:
-        """Remember a refusal instead of those that ask for more."""
+        """Add a refusal, and remove those of larger demands."""
         self._refusals = [old for old in self._refusals if not old.demand.exceeds(refusal.demand)] + [refusal]
 
     def find(self, demand: Demand, now_s: float) -> Refusal | None:

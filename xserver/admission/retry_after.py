@@ -10,6 +10,8 @@ _LONGER = 2.0
 """Assumed remaining duration of an overload, as a multiple of its duration so far."""
 _MOST_S = 42.0
 """OpenAI's client obeys waits of up to a minute, and waits are spread by up to 40 %."""
+_SHARE = 0.8
+"""Share of the rate of answers at which clients return: at all of it, chance alone would make many return too soon."""
 _REMEMBERED = 10_000
 
 
@@ -45,7 +47,7 @@ class RetryAfter:
         """
         if now_s - self._last_s > self._memory_s:
             self._since_s = now_s
-            self._returns.clear()  # whoever was to come after the last overload
+            self._returns.clear()  # of the previous overload
         self._last_s = now_s
         self._refused.come(1, now_s)
         accepted, refused = self._accepted.rate(now_s), self._refused.rate(now_s)
@@ -55,7 +57,7 @@ class RetryAfter:
             self._returns.popleft()
         ended = max(self._ended.rate(now_s), 1.0 / self._memory_s)
         begins = now_s - self._since_s <= self._memory_s
-        turns_s = len(self._returns) / (max(ended, per_s) if begins else ended)
+        turns_s = len(self._returns) / (_SHARE * (max(ended, per_s) if begins else ended))
         after_s = min(_MOST_S, max(room_s, _LONGER * (now_s - self._since_s)) + turns_s)
         self._returns.append(max(now_s + after_s, self._returns[-1] if self._returns else 0.0))
         return after_s

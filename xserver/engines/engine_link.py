@@ -129,7 +129,7 @@ class EngineLink:
 
     @property
     def starting(self) -> str:
-        """What the engine does before it opens; empty if it hasn't said anything."""
+        """The engine's present work before it opens; empty if it has told none."""
         return starting_text(self._path)
 
     @property

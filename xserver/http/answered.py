@@ -54,7 +54,7 @@ class Answered:
     looked_up_tokens: int = 0
     """Prompt tokens of its sequences that began, if prefixes are cached."""
     cached_tokens: int = 0
-    """Those that were in the cache."""
+    """Prompt tokens that were in the cache."""
     bound_s: float | None = None
     """The bound in seconds; None: not under the bound."""
     miss: MissReason | None = None

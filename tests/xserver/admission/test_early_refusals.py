@@ -1,4 +1,4 @@
-"""What is refused before its tokens are known, and how the frontend's own load counts."""
+"""Refusals before a request's tokens are known, and the effect of the frontend's own load on admission."""
 
 import asyncio
 import time
