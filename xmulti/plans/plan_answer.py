@@ -73,24 +73,9 @@ def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices |
     calls = expected.replayed(budgets, profiles) if budgets and expected else None
     gained = gains(demands, where, methods, now, frontiers) if advice else []
     assumptions = [f"{demand.name}: {text}" for demand in demands for text in demand.setting.assumptions]
-    assumptions += simulated_alone(budgets)
     assumptions += [assumed(where)] if any(proposal.stages for proposal in proposals) else []
     imports = {demand.name: kernels for demand in demands if (kernels := demand.setting.kernels)}
     return PlanAnswer(proposals, gained, now, advice_about(demands, where), calls, assumptions, imports)
-
-
-def simulated_alone(best: Plan | None) -> list[str]:
-    """Return notes about parts of the best plan that are simulated but can't be run that way."""
-    if best is None:
-        return []
-    spatial = [model for model in best.models if model.share and model.share.by == "space"]
-    names = [model.name for model in spatial if best.cluster.is_cpu or len(model.devices) > 1]
-    if not names:
-        return []
-    return [
-        f"shares of multiprocessors ({', '.join(names)}) are only simulated: on CPUs, and on several devices "
-        "together, models take turns under `exegpt run` and `exegpt serve` (--method temporal plans time sharing)"
-    ]
 
 
 def assumed(cluster: ClusterSpec) -> str:

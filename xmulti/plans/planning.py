@@ -25,7 +25,8 @@ METHODS = ("exegpt", "muxserve", "temporal", "seallm", "alpaserve", "spatial")
 """Methods to divide devices.
 
 * `exegpt`: by each model's performance on them, searched jointly.
-* `muxserve`, `temporal`: by MuxServe's placement, on shares of the multiprocessors or taking turns.
+* `muxserve`, `temporal`: by MuxServe's placement. Models that share devices take turns. Only on one GPU and under
+  `muxserve` do they decode at the same time, on shares of its multiprocessors.
 * `seallm`, `alpaserve`: by SeaLLM's placement for latencies, by the requests' priorities or in order of arrival.
 * `spatial`: in proportion to each model's work, under the policy of most engines (MuxServe's baseline).
 """

@@ -32,6 +32,8 @@ def place_together(
 ) -> list[PlannedModel]:
     """Return MuxServe's placement of models with rates; nothing is replayed yet.
 
+    Models that are to share by space take turns on meshes where they can't run at the same time.
+
     Raises:
         InputError: A model has no rate, or can't share.
         Infeasible: No placement has room for all.
@@ -69,12 +71,14 @@ def no_room_together(demands: Sequence[ModelDemand], cluster: ClusterSpec) -> In
 def share_unit(
     demands: Sequence[ModelDemand], cluster: ClusterSpec, devices: int, by: Literal["space", "time"], factor: float
 ) -> list[PlannedModel] | None:
-    """Return models that share the cluster's first devices; None if they have no room.
+    """Return models that share the cluster's first devices; None if they have no room, or can't share in this way.
 
     Their shares are as wide as their rates times `factor` need. Nothing is replayed yet.
     """
     from xmulti.sharing.placement import MOST_SHARES, Placer
 
+    if by == "space" and not run_at_once(cluster, devices):
+        return None
     placer = Placer(usable_bytes(demands, cluster), other_bytes(demands, cluster))
     popular = [popular_of(demand, cluster) for demand in demands]
     raised = [replace(model, rate_seq_s=factor * model.rate_seq_s) for model in popular]
@@ -98,6 +102,14 @@ def most_of_unit(demands: Sequence[ModelDemand], cluster: ClusterSpec, devices: 
         return 0.0
     kv_bytes = placer.kv_bytes(Mesh(tuple(range(devices)), occupants))
     return highest_factor(popular, [demand.bound_s for demand in demands], devices, kv_bytes, PREFILL_TOKENS)
+
+
+def run_at_once(cluster: ClusterSpec, devices: int) -> bool:
+    """Return whether models on these devices can run at the same time, each on its share of the multiprocessors.
+
+    Green contexts divide one GPU. CPUs, and models over several GPUs, take turns.
+    """
+    return devices == 1 and not cluster.is_cpu
 
 
 def can_share(demand: ModelDemand) -> bool:
@@ -172,12 +184,14 @@ def planned_on(
     """Return the models of a mesh, each with room for its longest sequence.
 
     The remaining cache is divided in proportion to rates and sizes (MuxServe's quotas; an estimate for merged blocks),
-    at most what a model's sequences use. `share`: how several models share; by space, each decodes on its own share of
-    the multiprocessors.
+    at most what a model's sequences use. `share`: how several models share. By space, each decodes on its own share of
+    the multiprocessors; where that can't be, the models take turns.
     """
     wanted = sum(o.popular.rate_seq_s * o.popular.kv_token_bytes for o in mesh.occupants)
     rest = kv_bytes - sum(o.popular.least_bytes for o in mesh.occupants)
     alone, planned = len(mesh.occupants) == 1, []
+    if share.by == "space" and not run_at_once(cluster, len(mesh.devices)):
+        share = replace(share, by="time")
     for occupant in mesh.occupants:
         popular, demand = occupant.popular, demands[occupant.popular.name]
         part = popular.least_bytes + rest * popular.rate_seq_s * popular.kv_token_bytes / wanted

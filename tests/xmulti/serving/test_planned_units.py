@@ -14,7 +14,6 @@ from xcore.console.output import NOTES_OF
 from xcore.errors import InputError
 from xcore.specs.cluster_plan import Plan, PlannedModel, Share
 from xcore.specs.schedule import Stage
-from xmulti.plans.plan_answer import simulated_alone
 from xmulti.serving.planned_units import planned_units, read_plan
 from xrunner.models.create import create_model
 
@@ -110,16 +109,10 @@ def test_what_is_no_plan_is_refused(folder):
     several = written(folder, planned(folder, "a", (0,)), nodes=2)
     assert "is for 2 nodes, but a server runs a plan for one node" in refused("--plan", several)
     twice = written(folder, planned(folder, "a", (0,)), planned(folder, "a", (1,)))
-    assert simulated_alone(document.read(Plan, twice)) == [] == simulated_alone(None)
     assert "has the models a, a: it needs at least one, with unique names" in refused("--plan", twice)
     share = Share("space")
     wide = written(folder, planned(folder, "a", (0, 1), share=share), planned(folder, "b", (0, 1), share=share))
     assert "'a' shares its devices but has a schedule of several stages" in refused("--plan", wide)
-    (note,) = simulated_alone(document.read(Plan, wide))
-    assert note.startswith("shares of multiprocessors (a, b) are only simulated")
-    beside = [planned(folder, name, (0,), share=share) for name in "ab"]
-    on_cpu, on_gpu = (document.read(Plan, written(folder, *beside, kind=kind)) for kind in ("cpu", "cuda"))
-    assert len(simulated_alone(on_cpu)) == 1 and simulated_alone(on_gpu) == []
     fewer = written(folder, replace(planned(folder, "a", (0, 1)), devices=(0,)))
     assert "'a' has 1 device, but a schedule for 2: run `exegpt plan` again" in refused("--plan", fewer)
 

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -16,8 +17,18 @@ from xmulti.plans import planning
 from xmulti.plans.demands import read_demands
 from xmulti.plans.plan_evaluation import IN_TIME, KEEPS_UP, Trial, drawn, evaluated, in_one_time, in_time
 from xmulti.plans.planning import METHODS, make_plan, propose
+from xmulti.sharing.placement import Placer
 from xmulti.sharing.plan_replay import replay_models, replay_plan
-from xmulti.sharing.shared_devices import MAX_NUM_SEQS, PREFILL_TOKENS, most_of_unit, share_unit
+from xmulti.sharing.shared_devices import (
+    MAX_NUM_SEQS,
+    PREFILL_TOKENS,
+    most_of_unit,
+    other_bytes,
+    planned_on,
+    popular_of,
+    share_unit,
+    usable_bytes,
+)
 from xmulti.sharing.staged_placement import Groups
 from xmulti.stages.two_stage import ServiceGroup
 from xsimulator.cost.cost_model import ReplicaCost
@@ -99,7 +110,7 @@ def test_a_shared_plan_round_trips_and_shows(plan, tmp_path, capsys):
     assert document.read(Plan, tmp_path / "plan.json") == plan
     assert main(["show", str(tmp_path / "plan.json")]) == 0
     shown = capsys.readouterr().out
-    ways = {"temporal": "time", "muxserve": "space", "seallm": "priority", "alpaserve": "time"}
+    ways = {"temporal": "time", "muxserve": "time", "seallm": "priority", "alpaserve": "time"}
     assert "busy" in shown and ways[plan.method] in shown
 
 
@@ -111,6 +122,18 @@ def test_devices_are_shared_whole_and_in_one_way(plan):
         replace(plan, models=mixed)
     with pytest.raises(InputError, match="share of devices for decoding is 0"):
         Share("space", 0.0)
+
+
+@pytest.mark.parametrize(("kind", "devices", "way"), [("cuda", 1, "space"), ("cuda", 2, "time"), ("cpu", 1, "time")])
+def test_a_plan_lets_models_compute_at_once_only_on_one_gpu(demands, kind, devices, way):
+    cluster = replace(CLUSTER, device=replace(CLUSTER.device, kind=kind), nodes=1, devices_per_node=devices)
+    two = [demand for demand in demands if demand.name in ("busy", "idle")]
+    assert bool(share_unit(two, cluster, devices, "space", 1e-3)) == (way == "space")
+    placer = Placer(usable_bytes(two, cluster), other_bytes(two, cluster))
+    mesh = placer.unit([popular_of(demand, cluster) for demand in two], tuple(range(devices)), math.inf)
+    planned = planned_on(mesh, placer.kv_bytes(mesh), {d.name: d for d in two}, cluster, Share("space", 1.0))
+    assert {model.share.by for model in planned} == {way}
+    assert all((model.share.decode < 1) == (way == "space") for model in planned)
 
 
 def test_a_replay_of_one_models_requests_leaves_the_others_out(plan, demands):
