@@ -12,6 +12,7 @@ from exegpt.options.option_record import command, option, option_name, option_wo
 from exegpt.options.served import OneModelOptions, ServedOptions
 from exegpt.options.shared_options import PLUGIN
 from exegpt.options.values import directories, only_model
+from xcore.console import output
 from xcore.console.output import LOG_FORMAT
 from xcore.errors import InputError
 
@@ -263,7 +264,12 @@ def _keys(path: Path | None, variable: str) -> tuple[str, ...]:
 
     if not path.is_file():
         raise InputError(f"There is no key file '{path}': write one key per line.")
-    keys = tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
-    if not keys:
+    lines = [(number, line.strip()) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
+    if not lines:
         raise InputError(f"'{path}' has no key: write one key per line.")
-    return keys
+    for number, key in lines:
+        if " " in key or not (key.isascii() and key.isprintable()):
+            raise InputError(f"Line {number} of '{path}' is no API key: use letters, digits and signs, without spaces.")
+    if path.stat().st_mode & 0o044:
+        output.note(f"other users of this machine can read '{path}': run chmod 600 {path}")
+    return tuple(key for _, key in lines)

@@ -3,7 +3,11 @@
 import signal
 import time
 
+import pytest
+
+from exegpt.cli.serve import _keys
 from tests.xserver.conftest import serving
+from xcore.errors import InputError
 
 
 def until_status(server, status, key):
@@ -50,3 +54,16 @@ def test_the_administrators_token_is_read_again_on_sighup(model, schedule, tmp_p
                 break
             time.sleep(0.05)
         assert (status(server, "old"), status(server, "new")) == (401, 400)
+
+
+def test_a_key_file_names_its_wrong_line_and_warns_of_readers(tmp_path, capsys):
+    keys = tmp_path / "keys"
+    keys.write_text("good-1\n\nnot a key\n")
+    with pytest.raises(InputError, match=r"Line 3 of '.*keys' is no API key") as refused:
+        _keys(keys, "")
+    assert "not a key" not in str(refused.value), "a key is a secret"
+    keys.write_text("good-1\ngood-2\n")
+    keys.chmod(0o644)
+    assert _keys(keys, "") == ("good-1", "good-2") and "chmod 600" in capsys.readouterr().err
+    keys.chmod(0o600)
+    assert _keys(keys, "") == ("good-1", "good-2") and not capsys.readouterr().err
