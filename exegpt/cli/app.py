@@ -9,6 +9,7 @@ from exegpt.cli import (
     engine,
     listing,
     model,
+    outputs,
     plan,
     profile,
     profile_import,
@@ -46,6 +47,10 @@ app.command("list")(listing.list_)
 _model = typer.Typer(help="Create model directories.", no_args_is_help=True, rich_markup_mode=None)
 _model.command("create")(model.create)
 app.add_typer(_model, name="model")
+
+_outputs = typer.Typer(help="Learn output lengths from answers.", no_args_is_help=True, rich_markup_mode=None)
+_outputs.command("learn", short_help="Learn output lengths from answers, some of them cut off.")(outputs.learn)
+app.add_typer(_outputs, name="outputs", short_help="Learn output lengths from answers.")
 
 _profile = typer.Typer(rich_markup_mode=None)
 _profile.callback(invoke_without_command=True)(profile.profile)

@@ -33,6 +33,7 @@ def plan(options: PlanOptions) -> int:
     from xmulti.files.models_file import is_application
     from xmulti.plans.plan_answer import answer
     from xmulti.plans.planning import METHODS
+    from xmulti.stages.stage_planning import METHODS as STAGE_METHODS
     from xrunner.threads import set_threads
     from xscheduler.settings import threads_of_device
 
@@ -41,9 +42,9 @@ def plan(options: PlanOptions) -> int:
     file, cluster, method = options.file, options.cluster, options.method
     check_distinct((options.out, options.report), (file, cluster, options.price, *profile_files(options.profile)))
     prices = read_prices(options.price) if options.price else None
-    check_choice(method, (*METHODS, "samullm", "best"), "--method")
+    check_choice(method, (*METHODS, *STAGE_METHODS, "best"), "--method")
     set_threads(options.threads or threads_of_device(cluster))
-    if method == "samullm" or (method == "best" and is_application(document.read_yaml(file, "models"))):
+    if method in STAGE_METHODS or (method == "best" and is_application(document.read_yaml(file, "models"))):
         from exegpt.cli.plan_stages import plan_stages
 
         if options.advice or prices:

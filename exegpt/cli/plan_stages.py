@@ -10,10 +10,10 @@ def plan_stages(options: PlanOptions) -> int:
     from xcore import document
     from xcore.console import output
     from xmulti.files.application_file import read_application
-    from xmulti.stages.stage_planning import propose_stages
+    from xmulti.stages.stage_planning import METHODS, propose_stages
 
     asked = read_application(options.file, options.cluster, **options.setting)
-    proposals = propose_stages(asked)
+    proposals = propose_stages(asked, options.method if options.method in METHODS else "samullm")
     best = proposals[0]
     if options.out:
         document.write(options.out, best.plan)

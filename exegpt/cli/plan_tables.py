@@ -147,9 +147,11 @@ def ranges(devices: tuple[int, ...]) -> str:
 def others_text(proposals: "list[StageProposal]") -> tuple[str, ...]:
     """Return sentences with the times of the heuristics' plans."""
     from xcore.duration import duration_text
+    from xmulti.stages.stage_planning import METHODS
 
     return tuple(
-        f"For comparison, {other.method}-heuristic: {duration_text(other.plan.seconds)}." for other in proposals[1:]
+        f"For comparison, {METHODS[other.method]} (--method {other.method}): {duration_text(other.plan.seconds)}."
+        for other in proposals[1:]
     )
 
 

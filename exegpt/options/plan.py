@@ -17,7 +17,8 @@ class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions
     method: str = option(
         "exegpt",
         "The method: exegpt (joint search of all budgets), muxserve, temporal, seallm, alpaserve, spatial, samullm "
-        "(stages, for numbers of requests), or best (the best of these).",
+        "(stages, for numbers of requests), samullm-max or samullm-min (its heuristic baselines), or best (the best of "
+        "all but these two).",
     )
     profile: list[str] | None = shared_options.PROFILES
     scale_to_context: bool = shared_options.SCALE_TO_CONTEXT

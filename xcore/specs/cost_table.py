@@ -5,6 +5,7 @@ It also has the models' output lengths.
 
 from dataclasses import dataclass
 
+from xcore import document
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.workload import LengthDistribution
@@ -113,3 +114,15 @@ class CostTable(Spec):
         raise InputError(
             f"The cost table has no model '{name}': it has {', '.join(model.name for model in self.models)}."
         )
+
+
+def read_cost_table(path: str) -> CostTable | None:
+    """Read a cost table; None if the file holds something else, such as a profile.
+
+    Raises:
+        InputError: The file can't be read, or the cost table is wrong.
+    """
+    data = document.read_json(path)
+    if not isinstance(data, dict) or not {"machine", "models"} <= data.keys():
+        return None
+    return document.from_dict(CostTable, data, f"'{path}'")

@@ -196,6 +196,10 @@ class Workload(Spec):
         """Return this workload without its request list, as a schedule file holds it."""
         return replace(self, requests=None)
 
+    def with_outputs(self, outputs: LengthDistribution) -> "Workload":
+        """Return this workload with other output lengths, without its request list."""
+        return replace(self, output=outputs, p99_output=outputs.quantile(0.99), requests=None)
+
     @functools.cached_property
     def correlation(self) -> float | None:
         """Return Pearson's correlation of input and output length over the request list; None without a list."""

@@ -12,8 +12,9 @@ from xcore.duration import parse_duration
 from xcore.errors import InputError
 from xcore.spec import Spec
 from xcore.specs.cluster import ClusterSpec
-from xcore.specs.cost_table import CostTable, ModelCosts
+from xcore.specs.cost_table import CostTable, ModelCosts, read_cost_table
 from xcore.specs.model import BYTES
+from xcore.specs.workload import LengthDistribution
 from xmulti.files.call_graph import CallGraph, GraphEdge, GraphNode
 from xmulti.files.models_file import ModelsFile, check_requests, check_units, profiles_by_model, workload_beside
 from xscheduler.settings import Setting, find_setting
@@ -43,10 +44,12 @@ class ApplicationNode(Spec):
     """
     rounds: int | tuple[int, ...] | None = None
     """Rounds of each call, if an edge leads from the node to itself."""
+    outputs: str | None = None
+    """A file of output lengths (`exegpt outputs learn`), instead of the workload's."""
     longest_output: int | None = None
     times: int = 1
-    load: str | None = None
-    """Loading time of a replica, like 30s."""
+    load: str | dict[int, str] | None = None
+    """Loading time of a replica, like 30s; by its number of GPUs, like {1: 30s, 2: 18s}."""
     prompts: str | None = None
     """A JSONL file with the beginnings of its own calls' prompts, for `exegpt run`; None: made up."""
     instructions: str | None = None
@@ -61,8 +64,14 @@ class ApplicationNode(Spec):
         fewest = min(self.rounds, default=0) if isinstance(self.rounds, tuple) else self.rounds
         if fewest is not None and fewest < 1:
             raise InputError(f"Node '{self.name}' has rounds of {fewest}: the number must be at least 1.")
-        if self.load is not None and parse_duration(self.load) is None:
-            raise InputError(f"Node '{self.name}' has a load of {self.load}: write the loading time, like 30s.")
+        for load in self.load.values() if isinstance(self.load, dict) else (self.load,):
+            if load is not None and parse_duration(load) is None:  # inf is a duration too
+                raise InputError(f"Node '{self.name}' has a load of {load}: write the loading time, like 30s.")
+
+    def typed_load_s(self, tp: int) -> float | None:
+        """Return the loading time of a replica on `tp` GPUs in seconds; None: not given."""
+        text = self.load.get(tp) if isinstance(self.load, dict) else self.load
+        return None if text is None else parse_duration(text)
 
 
 @dataclass(frozen=True)
@@ -194,11 +203,16 @@ def read_application(
     for entry in (with_requests(entry, path.parent) for entry in file.nodes):
         try:
             workload = workload_beside(entry.workload, path.parent)
-            where = (entry.model, cluster, workload, profiles.get(entry.name))
+            source = profiles.get(entry.name)
+            table = read_cost_table(source) if source and Path(source).is_file() else None
+            where = (entry.model, cluster, workload, None if table else source)
             setting = find_setting(*where, one_engine=True, name=entry.name, **options)
+            if entry.outputs is not None:
+                learned = document.read(LengthDistribution, path.parent / entry.outputs)
+                setting = replace(setting, workload=setting.workload.with_outputs(learned))
             _check_cluster(setting.cluster)
             linked = file.linked or setting.cluster.devices_per_node
-            costs, assumption = _costs(entry, setting, linked)
+            costs, assumption = _imported(entry, setting, table, linked) if table else _costs(entry, setting, linked)
         except InputError as error:
             raise InputError(f"Node '{entry.name}' of '{path}': {error}") from None
         nodes.append(_node(entry, setting))
@@ -278,10 +292,10 @@ def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[Model
             "another model."
         )
     degrees = [degree.tp for degree in setting.profile.degrees if linked % degree.tp == 0]
-    typed_s = parse_duration(entry.load) if entry.load is not None else None
-    load_s = {tp: typed_s or loading_s(setting, 1 / tp) for tp in degrees}
+    typed_s = {tp: entry.typed_load_s(tp) for tp in degrees}
+    load_s = {tp: typed or loading_s(setting, 1 / tp) for tp, typed in typed_s.items()}
     how = f"loading: {loading_text(setting.cluster.is_cpu)}, which takes {loading_s(setting):.0f} s on one"
-    assumptions = [] if typed_s else [how]
+    assumptions = [] if all(typed_s.values()) else [how]
     costs = profiled_model(
         entry.name,
         setting.model,
@@ -291,3 +305,21 @@ def _costs(entry: ApplicationNode, setting: Setting, linked: int) -> tuple[Model
         setting.workload.output,
     )
     return replace(costs, name=entry.name), assumptions
+
+
+def _imported(entry: ApplicationNode, setting: Setting, table: CostTable, linked: int) -> tuple[ModelCosts, list[str]]:
+    """Return the node's costs from an imported table, with its own loading times and outputs, and what is assumed.
+
+    Raises:
+        InputError: The table doesn't have the node's model, or not at a degree that divides the linked GPUs.
+    """
+    names = {model.name for model in table.models}
+    costs = table.model(entry.name if entry.name in names else entry.model)
+    fitting = [degree for degree in costs.degrees if linked % degree.tp == 0]
+    if not fitting:
+        has = ", ".join(str(degree.tp) for degree in costs.degrees)
+        raise InputError(f"the cost table has TP {has} of '{costs.name}', and none divides {linked} linked GPUs.")
+    degrees = tuple(replace(degree, load_s=entry.typed_load_s(degree.tp) or degree.load_s) for degree in fitting)
+    outputs = costs.outputs if entry.outputs is None and costs.outputs else setting.workload.output
+    how = f"costs of '{costs.name}': a table of {table.source}, measured on {table.machine}"
+    return replace(costs, name=entry.name, degrees=degrees, outputs=outputs), [how]

@@ -4,12 +4,15 @@ X is from the model's distribution of output lengths.
 """
 
 import zlib
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xcore import document
 from xcore.errors import InputError
-from xcore.specs.workload import LengthDistribution
+from xcore.specs.workload import MAX_TOKENS, LengthDistribution
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -43,22 +46,64 @@ def capped(lengths: Integers, prompts: Integers, context: int, cap: int | None =
     return np.minimum(np.minimum(lengths, room), lengths if cap is None else cap)
 
 
-def uncensored(prompts: Integers, outputs: Integers, context: int) -> LengthDistribution:
-    """Return the distribution of output lengths from observations, some of which the context has cut short.
+def uncensored(outputs: Integers, cut: "NDArray[np.bool_]") -> LengthDistribution:
+    """Return the distribution of output lengths from observations, some of which were cut short.
 
-    P(n) = outputs that end at n / prompts that leave room for more than n; the remaining probability is on the context
-    (SamuLLM). A histogram would count an output that was cut at 100 as one that ends there.
+    This is the Kaplan-Meier estimate: of the outputs that reach a length, the share that ends there. What remains is on
+    the longest output. A histogram would count an output that was cut at 100 as one that ends there.
+
+    Args:
+        outputs: Observed lengths in tokens [n].
+        cut: Whether each was cut short, by a limit, the context or the client [n].
+
+    Raises:
+        InputError: There are no outputs, or one has no token.
     """
-    room = context - prompts
-    if not len(prompts) or int(room.min()) < 1 or int(outputs.min()) < 1 or (outputs > room).any():
-        raise InputError("Outputs must have at least one token and end within the context.")
-    lengths, ended = np.unique(outputs[outputs < room], return_counts=True)
-    roomy = np.sort(room)
-    weights = ended / (len(room) - np.searchsorted(roomy, lengths, side="right"))
-    cumulative = np.minimum(np.cumsum(weights), 1.0)
+    from scipy import stats
+
+    if not len(outputs) or int(outputs.min()) < 1:
+        raise InputError("Outputs must be at least one, and each must have at least one token.")
+    cdf = stats.ecdf(stats.CensoredData(uncensored=outputs[~cut], right=outputs[cut])).cdf
+    cumulative = np.append(np.minimum(cdf.probabilities, 1.0)[:-1], 1.0)
     weights = np.diff(cumulative, prepend=0.0)
-    rest = 1.0 - float(cumulative[-1]) if len(cumulative) else 1.0
-    shares = dict(zip(lengths.tolist(), weights.tolist(), strict=True))
-    shares[context] = shares.get(context, 0.0) + rest
-    kept = {length: share for length, share in shares.items() if share > 0}
+    kept = {int(length): float(weight) for length, weight in zip(cdf.quantiles, weights, strict=True) if weight > 0}
     return LengthDistribution(tuple(kept), tuple(kept.values()))
+
+
+@dataclass(frozen=True)
+class ObservedOutputs:
+    """The outputs of a log, and the distribution learned from them."""
+
+    ended: int
+    cut: int
+    distribution: LengthDistribution
+
+
+def learn_outputs(path: Path) -> ObservedOutputs:
+    """Learn output lengths from a JSONL log of answers, such as the results of `exegpt run --out`.
+
+    A line needs `finish_reason`, and `output_tokens` or `output_ids`. Answers that ended with `length` or `cancelled`
+    were cut short; failed ones (`error`) are left out. Other keys are ignored.
+
+    Raises:
+        InputError: A line is wrong, or no answer has an output; the message names it.
+    """
+    outputs, cut = [], []
+    for number, line in enumerate(document.read_lines(path, "log of answers"), 1):
+        if not line.strip():
+            continue
+        where = f"'{path}', line {number}"
+        answer = document.parse_json(line, f"{where},")
+        if not isinstance(answer, dict) or not isinstance(reason := answer.get("finish_reason"), str):
+            raise InputError(f"{where}: an answer needs finish_reason, like stop or length.")
+        ids = answer.get("output_ids")
+        tokens = len(ids) if isinstance(ids, list) else answer.get("output_tokens")
+        if not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS:
+            raise InputError(f"{where}: an answer needs output_tokens, a whole number, or output_ids.")
+        if reason != "error" and tokens:
+            outputs.append(tokens)
+            cut.append(reason in ("length", "cancelled"))
+    if not outputs:
+        raise InputError(f"'{path}' has no answers with tokens: write one JSON object per line.")
+    lengths, were_cut = np.array(outputs, dtype=np.int64), np.array(cut)
+    return ObservedOutputs(int((~were_cut).sum()), int(were_cut.sum()), uncensored(lengths, were_cut))

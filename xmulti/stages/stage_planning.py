@@ -16,6 +16,8 @@ from xscheduler.settings import Setting
 if TYPE_CHECKING:
     from xmulti.stages.application import Application
 
+METHODS = {"samullm": "SamuLLM's search", "samullm-max": "the Max-heuristic", "samullm-min": "the Min-heuristic"}
+"""Methods for plans of stages, with their descriptions."""
 SEED = 0
 """Seed of the outputs for which plans are made."""
 SEARCHED, PLANS = 4, 20
@@ -32,10 +34,11 @@ class StageProposal:
     plan: StagePlan
 
 
-def propose_stages(asked: ApplicationPlanRequest) -> list[StageProposal]:
-    """Return plans by the better of both searches beyond the greedy one, and by Max- and Min-heuristic, in this order.
+def propose_stages(asked: ApplicationPlanRequest, first: str = "samullm") -> list[StageProposal]:
+    """Return a plan by each of `METHODS`, the one of method `first` in front.
 
-    Prompts have no padding, as in today's engines.
+    SamuLLM's search is the better of both searches beyond the greedy one. Prompts have no padding, as in today's
+    engines.
 
     Raises:
         InputError: A model or a call doesn't fit.
@@ -54,8 +57,8 @@ def propose_stages(asked: ApplicationPlanRequest) -> list[StageProposal]:
         "samullm": lambda: min(
             best_stages(application, host, SEARCHED, PLANS), varied_stages(application, host, SEARCHED), key=makespan
         ),
-        "max": lambda: plan_stages(application, host, max_stage),
-        "min": lambda: plan_stages(application, host, min_stage),
+        "samullm-max": lambda: plan_stages(application, host, max_stage),
+        "samullm-min": lambda: plan_stages(application, host, min_stage),
     }
     for method, search in searches.items():
         began = time.perf_counter()
@@ -67,7 +70,7 @@ def propose_stages(asked: ApplicationPlanRequest) -> list[StageProposal]:
         facts = (StagePlan.VERSION, method, host.devices, host.linked, stages, search_s)
         plan = StagePlan(*facts, asked.cluster, models)
         proposals.append(StageProposal(method, plan))
-    return proposals
+    return sorted(proposals, key=lambda proposal: proposal.method != first)
 
 
 def _models(

@@ -125,6 +125,6 @@ def test_an_application_can_only_be_planned_in_stages(tmp_path):
     file.write_text(json.dumps({"nodes": [SHORT | {"load": "5s"}]}))
     done = plan(file, "--json")
     assert done.code == 0, done.err
-    assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
+    assert [method["method"] for method in done.json["methods"]] == ["samullm", "samullm-max", "samullm-min"]
     refused = plan(file, "--advice")
     assert (refused.code, refused.err.count("\n")) == (2, 1) and "--advice applies to plans of budgets" in refused.err

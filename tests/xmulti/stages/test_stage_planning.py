@@ -1,12 +1,15 @@
 """Plans of stages from files: what a file asks for, what the command prints, and what is refused in one sentence."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.exegpt.cli.conftest import run_command
 from xcore import document
 from xcore.errors import InputError
+from xcore.specs.cost_table import CostTable
+from xcore.specs.workload import LengthDistribution
 from xmulti.files.application_file import CPU_START_S, read_application
 from xmulti.files.stage_plan import StagePlan
 from xmulti.stages.stage_planning import propose_stages
@@ -41,6 +44,50 @@ def test_what_a_file_asks_for(file):
     assert any(text.startswith("judge: loading: a GPU's weights at 0.87 GB/s") for text in asked.assumptions)
 
 
+def test_loading_times_depend_on_the_degree(tmp_path):
+    node = CHAT | {"load": {"1": "10s", "2": "6s"}}
+    asked = read_application(write(tmp_path, nodes=[node], edges=[]), CLUSTER)
+    loads = {d.tp: d.load_s for d in asked.table.models[0].degrees}
+    assert (loads[1], loads[2]) == (10.0, 6.0) and loads[4] == pytest.approx(6.7e9 * 2 / 0.87e9 / 4, rel=0.02)
+    with pytest.raises(InputError, match="'soon' is not a duration"):
+        read_application(write(tmp_path, nodes=[CHAT | {"load": {"1": "soon"}}], edges=[]), CLUSTER)
+
+
+def test_an_imported_cost_table_reaches_the_plan(tmp_path):
+    """A table with twice the seconds, and loading times and outputs of its own, beside the profile's."""
+    file = write(tmp_path, nodes=[{k: v for k, v in CHAT.items() if k != "load"}], edges=[])
+    (known,) = read_application(file, CLUSTER).table.models
+    outputs = LengthDistribution((10, 90), (0.5, 0.5))
+    slower = [replace(d, prefill=_twice(d.prefill), decode=_twice(d.decode), load_s=3.0 * d.tp) for d in known.degrees]
+    measured = replace(known, name="llama-2-7b", degrees=tuple(slower[:2]), outputs=outputs)
+    document.write(tmp_path / "costs.json", CostTable(CostTable.VERSION, "samullm", "8xA100-80GB", (measured,)))
+    profile = ("--profile", f"chat={tmp_path / 'costs.json'}")
+    asked = read_application(file, CLUSTER, profile=profile[1:])
+    assert asked.table.models == (replace(measured, name="chat"),)
+    assert any("a table of samullm, measured on 8xA100-80GB" in text for text in asked.assumptions)
+    done = run_command("plan", file, "--cluster", CLUSTER, "--method", "samullm", *profile, "--json")
+    degrees = {node["tp"] for stage in done.json["plan"]["stages"] for node in stage["nodes"]}
+    assert done.code == 0 and degrees <= {1, 2}
+    other = write(tmp_path, nodes=[CHAT | {"model": "llama-2-13b"}], edges=[])
+    with pytest.raises(InputError, match="no model 'llama-2-13b': it has llama-2-7b"):
+        read_application(other, CLUSTER, profile=profile[1:])
+    wide = replace(measured, degrees=(slower[1],))
+    document.write(tmp_path / "costs.json", CostTable(CostTable.VERSION, "samullm", "8xA100-80GB", (wide,)))
+    with pytest.raises(InputError, match="has TP 2 of 'llama-2-7b', and none divides 1"):
+        read_application(write(tmp_path, nodes=[CHAT], edges=[], linked=1), CLUSTER, profile=profile[1:])
+
+
+def _twice(phase):
+    return replace(phase, compute=tuple((2 * slope, 2 * intercept) for slope, intercept in phase.compute))
+
+
+@pytest.mark.parametrize("method", ["samullm-max", "samullm-min"])
+def test_a_heuristics_plan_is_written(file, tmp_path, method):
+    done = run_command("plan", file, "--cluster", CLUSTER, "--method", method, "--out", tmp_path / "p.json", "--json")
+    assert done.code == 0 and [m["method"] for m in done.json["methods"]][:2] == [method, "samullm"]
+    assert document.read(StagePlan, tmp_path / "p.json").method == method
+
+
 def test_an_engine_on_cpus_takes_its_start_beside_its_weights(tmp_path):
     node = {"name": "a", "model": "gpt2", "workload": "9/5", "requests": 3}
     asked = read_application(write(tmp_path, nodes=[node], edges=[]), "local")
@@ -51,7 +98,7 @@ def test_an_engine_on_cpus_takes_its_start_beside_its_weights(tmp_path):
 
 def test_the_search_is_no_later_than_the_heuristics(file):
     ours, greatest, least = propose_stages(read_application(file, CLUSTER))
-    assert [p.method for p in (ours, greatest, least)] == ["samullm", "max", "min"]
+    assert [p.method for p in (ours, greatest, least)] == ["samullm", "samullm-max", "samullm-min"]
     assert 0 < ours.plan.seconds <= min(greatest.plan.seconds, least.plan.seconds)
 
 
@@ -62,7 +109,7 @@ def test_a_plan_is_written_shown_and_printed(file, tmp_path):
     plan = document.read(StagePlan, out)
     assert done.json["plan"] == document.to_dict(plan)
     assert {node.name for stage in plan.stages for node in stage.nodes} == {"chain", "judge", "chat"}
-    assert [method["method"] for method in done.json["methods"]] == ["samullm", "max", "min"]
+    assert [method["method"] for method in done.json["methods"]] == ["samullm", "samullm-max", "samullm-min"]
     residents = {model.name: {schedule.control.max_num_seqs for schedule in model.schedules} for model in plan.models}
     assert residents == {"chain": {20}, "judge": {40}, "chat": {300}}, "as many calls as there can be at once"
     for model in plan.models:
@@ -73,9 +120,9 @@ def test_a_plan_is_written_shown_and_printed(file, tmp_path):
     assert (shown.code, shown.json["kind"], shown.json["stages"]) == (0, "stages", document.to_dict(plan))
     report = tmp_path / "stages.html"
     printed = run_command("plan", file, "--cluster", CLUSTER, "--method", "samullm", "--report", report)
-    assert "samullm:" in printed.out and "max-heuristic" in printed.err and "judge" in run_command("show", out).out
+    assert "samullm:" in printed.out and "the Max-heuristic" in printed.err and "judge" in run_command("show", out).out
     assert "       3 │" in printed.out and "       3 │" in run_command("show", out).out, "a picture of the devices"
-    assert "<svg" in report.read_text() and "max-heuristic" in report.read_text()
+    assert "<svg" in report.read_text() and "samullm-max" in report.read_text()
 
 
 def test_a_models_file_of_requests_alone(tmp_path):
