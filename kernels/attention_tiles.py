@@ -116,8 +116,8 @@ def num_splits(programs: int, slots: int, most_tiles: int) -> int:
     """Return how many programs share the keys of each of `programs` tiles of rows.
 
     The device runs `slots` programs at a time, and there are up to `most_tiles` tiles of keys. This is FlashAttention's
-    rule (`num_splits_heuristic` in flash_api.cpp): 1 if the programs fill 0.8 of the slots. Otherwise it is the fewest
-    whose waves are 85 % as full as the fullest, of the numbers that change the greatest share.
+    rule (`num_splits_heuristic` in flash_api.cpp): 1 if the programs fill 0.8 of the slots. Otherwise it considers the
+    numbers that reduce the largest share, and takes the smallest whose waves are at least 85 % as full as the fullest.
     """
     if programs >= 0.8 * slots:
         return 1

@@ -275,7 +275,8 @@ def _kth_greatest(
     """Return the k-th greatest of a row's scaled logits, 0 < k <= n_cols, by radix selection.
 
     Keys are 32 bits wide and in the order of the logits. Of the keys that begin with the prefix found so far, the next
-    eight bits are counted. The digit of the k-th greatest is the highest one that has, with those above it, k of them.
+    eight bits are counted. The digit of the k-th greatest key is the highest for which at least k keys have this digit
+    or a higher one.
     """
     prefix = tl.zeros([], tl.uint32)
     for i in range(4):

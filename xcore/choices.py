@@ -70,7 +70,7 @@ def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
 
 
 def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ...]:
-    """Return those of the policies that cache prefixes; InputError for a typed one that doesn't."""
+    """Return the policies that cache prefixes; InputError if the user chose a policy that doesn't."""
     caching = tuple(name for name in policies if TRAITS[name].caches_prefixes)
     lacking = [name for name in policies if name not in caching]
     if typed is not None and lacking:

@@ -182,7 +182,7 @@ def write(path: str | Path, spec: Any) -> None:
 
 
 def article(spec: str) -> str:
-    """Return the indefinite article of a spec."""
+    """Return the indefinite article for a spec's name."""
     return "an" if spec[0] in "aeio" else "a"
 
 

@@ -81,11 +81,15 @@ def aiconfigurator_profile(
             "engine": engine,
             "kv_dtype": kv_dtype,
             **{f"{name}_version": version for name, version in tables.versions.items()},
-            "products": "between measured shapes by the ratio to full speed; beyond 65536 wide, the ratio there"
-            + ("; without the kernel that quantises their input" if (engine, dtype) == ("trtllm", "fp8") else ""),
-            "pieces": "attention after cached tokens: the whole prompt's, by the share of token pairs",
-            "send": "half of a two-device all-gather; between nodes: the device kind's data sheet",
-            "filled": "attention of more tokens than were measured grows with the work, and is named as filled",
+            "products": "their share of full speed is interpolated between measured shapes, and constant beyond 65536"
+            + (
+                "; the kernel that quantises their input is not included"
+                if (engine, dtype) == ("trtllm", "fp8")
+                else ""
+            ),
+            "pieces": "attention of a chunk: the whole prompt's, times the chunk's share of token pairs",
+            "send": "half the time of a two-device all-gather; between nodes: the data sheet of the device kind",
+            "filled": "attention of more tokens than were measured grows with the work, and is listed as filled",
             "not_in_source": "the engine's own time per iteration; sampling; norms, rotary embedding and activation, "
             "which take their bytes at the bandwidth that products reach, but at least as long as the least product"
             + ("; products in fp16, which take as long as in bf16" if dtype == "fp16" else ""),
@@ -224,7 +228,7 @@ def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[
 def _collective(rows: dict[str, Array]) -> dict[int, Table]:
     """Return tables of seconds by message bytes, one per number of devices.
 
-    Kernels launched from a graph are taken, if both kinds were measured.
+    If both kinds were measured, kernels launched from a graph are used.
     """
     kept = np.ones(len(rows["latency"]), dtype=bool)
     sources = {str(s) for s in rows["kernel_source"]}

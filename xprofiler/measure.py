@@ -150,7 +150,7 @@ def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
         "rest": "at degrees above 1 with the layer's all-reduces, measured separately",
         "ends": "embedding and head whole on every device",
         "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in measured.items())
-        + (", taken for the other kind too" if len(measured) == 1 else ""),
+        + (", used for the other kind too" if len(measured) == 1 else ""),
     }
 
 

@@ -95,7 +95,7 @@ def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec
 def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) -> tuple[Profile, str]:
     """Return the profile with the time of the engine with which a schedule was found, and a sentence on it.
 
-    Imported kernels get that engine's time, unless an `engine` was asked for. The sentence names the engine, or says
+    Imported kernels get that engine's time, unless the user named an `engine`. The sentence names the engine, or says
     that the schedule was found with another profile; it is empty for the schedule's own profile.
     """
     from xcore.specs.engine_spec import ENGINES
@@ -193,7 +193,7 @@ def measured_profile(
 
 
 def profile_text(profile: Profile) -> str:
-    """Return a text that names a measured profile, and how it could be better."""
+    """Return a text that names a measured profile, and says how to measure a better one."""
     from xprofiler.store import is_coarse
 
     coarse = is_coarse(profile)

@@ -92,7 +92,7 @@ class _Device:
     def elementwise(self, values: float, kernels: int) -> float:
         """Return seconds of `kernels` kernels that read and write `values` activations in all.
 
-        They compute next to nothing.
+        Their computation is negligible.
         """
         return kernels * self.launches.elementwise + values * self.activation_bytes / self.bandwidth_bytes_s
 

@@ -139,7 +139,8 @@ def engine_text(profile: "Profile", typed: bool = True) -> str:
 def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
     """Return sentences on the errors of rooflines under this engine of this device, by tensor-parallel degree.
 
-    There are none for other profiles. They cover only what was compared: one quantity, engine, device and kind of load.
+    There are none for other profiles. The sentences cover only what was compared: one quantity, engine, device and kind
+    of load.
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()

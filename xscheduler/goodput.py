@@ -100,8 +100,8 @@ class Verdict:
     def decides(self, schedule: Schedule, rate: float) -> bool:
         """Return whether a schedule with another batch and other blocks has the same result.
 
-        It does if it has at least what was in use, and at most what was available. A lower rate keeps the bounds that a
-        higher rate keeps.
+        It does if its batch and blocks are at least those that were in use, and at most those that were available. A
+        lower rate keeps the bounds that a higher rate keeps.
         """
         batch, blocks = _batch(schedule), schedule.kv_blocks
         same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks

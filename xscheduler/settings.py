@@ -183,7 +183,7 @@ def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
 
 
 def _known_dtype(text: str | None, option: str) -> str | None:
-    """Return a dtype by our name or a checkpoint's name (`bfloat16`); None for None and `auto`."""
+    """Return exegpt's name of a dtype, given this or a checkpoint's (`bfloat16`); None for None and `auto`."""
     if text in (None, "auto"):
         return None
     name = DTYPES.get(text, text)

@@ -146,7 +146,7 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
 
 
 def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> tuple[list[Schedule], list[str]]:
-    """Return the best schedules of the requested policies under the given schedule's bound, and why some have none.
+    """Return the best schedule of each requested policy under the given schedule's bound, and why others have none.
 
     `all` means every other policy.
     """

@@ -203,7 +203,10 @@ def _under(answer: "Tuned", bound_s: float | None) -> "Tuned":
 
 
 def _requests(setting: Setting, schedules: Sequence[Schedule], num: int | None, seed: int) -> list[Request]:
-    """Return requests with the workload's lengths: `num`, or as many as all schedules together serve in the budget."""
+    """Return requests with the workload's lengths.
+
+    There are `num`, or as many as all schedules together serve in the demo's time.
+    """
     longest = setting.model.longest_request
     if num is None:
         sample = draw(setting.workload, 128, seed, longest)

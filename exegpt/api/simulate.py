@@ -226,7 +226,7 @@ def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str]
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
-    """Simulate the requests one by one, as far as the model's context holds them."""
+    """Simulate one by one the requests that fit the model's context."""
     from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []

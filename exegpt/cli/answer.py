@@ -70,7 +70,7 @@ _SHARED = ("model", "cluster", "workload", "profile")
 
 
 def _brief(best: Schedule | None, schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule without the keys that are equal in the answer's own; another engine has another profile."""
+    """Return a schedule's document without the `_SHARED` keys that are equal in the answer's schedule."""
     same = [key for key in _SHARED if best and getattr(best, key) == getattr(schedule, key)]
     return {key: value for key, value in to_dict(schedule).items() if key not in same}
 

@@ -61,7 +61,7 @@ class HermesOptions(ReproduceOptions):
 class SeaLLMOptions(ReproduceOptions):
     """The experiments."""
 
-    sweeps: bool = option(False, "Instead, sweep over densities, runs of requests, and noise in lengths.")
+    sweeps: bool = option(False, "Run sweeps instead: over densities, runs of requests, and noise in lengths.")
 
 
 @app.command(short_help="Table 5: violations of monotonicity.")

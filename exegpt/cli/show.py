@@ -222,7 +222,7 @@ def _profile(file: Path) -> "Shown":
 
 
 def _tables(profile: "Profile") -> "dict[str, Table | None]":
-    """Return the tables of the first degree, and those that all degrees share, by name."""
+    """Return the tables by name: those of the first tensor-parallel degree, and those common to all degrees."""
     first = profile.degrees[0]
     return {
         **vars(first.decoder),

@@ -41,7 +41,7 @@ class Response:
             self.body += data
 
     def enough(self) -> bool:
-        """Return whether the rest isn't needed."""
+        """Return whether the rest of the body isn't needed."""
         return False
 
     @property
@@ -59,7 +59,7 @@ class Response:
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds that an overloaded server asks to wait, 1 if it doesn't say; None: it isn't overloaded."""
+        """Seconds that an overloaded server asks to wait (1 without a Retry-After); None if it isn't overloaded."""
         if self.status not in _OVERLOADED:
             return None
         try:
@@ -132,7 +132,7 @@ class Stream(Response):
                 self._event_type = b""
 
     def enough(self) -> bool:
-        """Return whether it has the requested number of tokens."""
+        """Return whether the stream has the requested number of tokens."""
         return self._cut_at is not None and self.tokens >= self._cut_at
 
     @property
@@ -151,7 +151,7 @@ class Stream(Response):
 
     @property
     def failure(self) -> tuple[str, str] | None:
-        """Kind and message of the reason why a received response is no complete answer; None if it is complete.
+        """Error kind and message of an incomplete answer; None if the answer is complete.
 
         A missing [DONE] is not checked here.
         """

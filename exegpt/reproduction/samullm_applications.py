@@ -131,6 +131,6 @@ def _whole(values: "np.ndarray", least: int, most: int) -> tuple[int, ...]:
 
 
 def stand_ins() -> Mapping[str, str]:
-    """Return the stand-ins for the timings of models without published ones."""
+    """Return, for each model without published timings, a description of the timings used instead."""
     rooflines = {name: "roofline of 8xA100-80GB, vLLM's engine" for name in ROUTED if name not in MEASURED_AS}
     return rooflines | {name: f"timings of {other}" for name, other in MEASURED_AS.items()}

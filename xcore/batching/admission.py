@@ -24,7 +24,7 @@ def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> An
 
 
 class Reserve:
-    """Reserves the blocks for all that a sequence may ever cache, from its admission to its end."""
+    """Reserves blocks for all tokens that a sequence may ever cache, from its admission to its end."""
 
     grows = False
 
@@ -43,7 +43,7 @@ class Reserve:
 class Grow:
     """Allocates the blocks for the known tokens.
 
-    They are those of the prompt, those that a preempted sequence had generated, and an encoder-decoder's start token.
+    Known tokens are the prompt, the generated tokens of a preempted sequence, and an encoder-decoder's start token.
     """
 
     grows = True

@@ -18,7 +18,7 @@ class Order(Protocol):
 
 
 class FollowingOrder:
-    """A stateful order: it receives the sequences' events, and reports itself whose keys have changed.
+    """A stateful order: it receives the sequences' events, and reports the sequences whose keys have changed.
 
     Each ledger uses an order of its own: `fresh`. Times are in seconds since the run began.
     """

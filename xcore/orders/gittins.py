@@ -78,18 +78,18 @@ class WaitingJob(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """Return its arrival."""
+        """Return the job's arrival."""
 
     @property
     def index(self) -> int:
-        """Return its unique index in the run."""
+        """Return the job's unique index in the run."""
 
 
 J = TypeVar("J", bound=WaitingJob)
 
 
 class Gittins(Generic[J]):
-    """By the Gittins rank of each job's demand; equal ranks by arrival."""
+    """Orders jobs by the Gittins rank of their demands; equal ranks by arrival."""
 
     changes = True
 

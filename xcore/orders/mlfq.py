@@ -8,7 +8,7 @@ from xcore.orders.attained import Attained
 
 
 class SkipJoinMLFQ(FollowingOrder):
-    """By level; within a level by arrival.
+    """Orders sequences by level, and within a level by arrival.
 
     Level i has a quantum of `quantum_s` * 2^i seconds of residence or, if `executed`, of the steps that contained the
     sequence.

@@ -13,7 +13,7 @@ _STEPS = 40
 
 
 def kendall_tau(scores: Sequence[float] | NDArray[np.float64], lengths: Sequence[int] | NDArray[np.int64]) -> float:
-    """Return tau-b between scores (high: short) and lengths: 1 if all pairs are in order, 0 if one side is constant."""
+    """Return Kendall's tau-b of scores (high: short) and lengths: 1 if all are in order, 0 if either is constant."""
     from scipy.stats import kendalltau
 
     tau = float(kendalltau(-np.asarray(scores, dtype=np.float64), np.asarray(lengths)).statistic)

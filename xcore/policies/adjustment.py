@@ -61,7 +61,7 @@ class Adjustment:
 def _exchanges(
     candidates: Items[Sequence], chosen: list[int], others: list[int], excess: float
 ) -> Iterator[tuple[float, int, int]]:
-    """Yield for each chosen candidate but the first the exchanges that bring the sum nearest to its target.
+    """Yield exchanges that bring the sum nearest to its target, for each chosen candidate but the first.
 
     `others` are in the order of their lengths. There are up to two exchanges: with the nearest shorter and longer
     candidate. Each is the remaining error and the places of both candidates.

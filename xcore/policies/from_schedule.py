@@ -23,7 +23,7 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _check_cache(schedule: Schedule) -> None:
-    """Raise InputError if the schedule asks for growth or prefixes that its policy doesn't have."""
+    """Raise InputError if the schedule uses admission grow or prefix caching, but its policy doesn't support it."""
     traits = schedule.traits
     if schedule.admission == "grow" and not traits.grows:
         growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
@@ -78,7 +78,7 @@ def shares_in_step(schedule: Schedule) -> bool:
 
 
 def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
-    """Build an empty ledger over a pool, by default of the schedule's KV blocks; `lingering` is that of `Ledger`.
+    """Build an empty ledger over a pool, by default of the schedule's KV blocks; see `Ledger` for `lingering`.
 
     Raises:
         InputError: The schedule asks for growth or prefixes that its policy doesn't have.

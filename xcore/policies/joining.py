@@ -11,10 +11,10 @@ from xcore.policies.control import PolicyContext
 
 @dataclass(frozen=True)
 class Joining:
-    """Admits the first of the waiting sequences.
+    """Admits waiting sequences from the front of the queue.
 
-    With an `adjustment`, it picks them for their lengths. With a `forecast`, it admits as many as are likely to find
-    blocks until the next ones join.
+    With an `adjustment`, it picks them for their lengths. With a `forecast`, it admits as many as will probably find
+    blocks until the next batch joins.
     """
 
     input_mean: float = 1.0

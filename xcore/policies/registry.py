@@ -38,7 +38,7 @@ class Registry(MutableMapping[str, Traits]):
         """Register a policy for schedules.
 
         Raises:
-            InputError: The name is taken or no word, or the record has no batch.
+            InputError: The name is taken or invalid, or the control record has no batch.
         """
         name = traits.name
         if name in self._traits:

@@ -32,12 +32,12 @@ class Grammar:
 
     @property
     def complete(self) -> bool:
-        """Return whether nothing can follow: the grammar allows no more, an EOS has come, or it has failed."""
+        """Return whether nothing can follow: the grammar allows no more, an EOS was generated, or it has failed."""
         return self._matcher.is_stopped()
 
     @property
     def failed(self) -> bool:
-        """Return whether it can't be followed any more, such as when it has become too complex."""
+        """Return whether the grammar can't be followed any more, for example because it has become too complex."""
         return self._matcher.is_error()
 
     def mask(self) -> np.ndarray:

@@ -63,7 +63,7 @@ class Rejected:
 
 
 def random_requests(lengths: Iterable[RequestLengths], vocab: int, seed: int) -> list[Request]:
-    """Draw prompts at random for the given lengths; outputs have exactly their length, ids are the rows' indices."""
+    """Draw random prompts with these lengths; outputs have exactly their lengths, ids are the rows' indices."""
     rng = np.random.default_rng(seed)
     return [
         Request(str(i), tuple(rng.integers(0, vocab, size=row.input).tolist()), row.output, True, row.arrival_s)
@@ -280,7 +280,7 @@ def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Requ
 
 
 def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the request's options of sampling, as far as it has any."""
+    """Return the sampling options that the request has."""
     choice = {}
     for key, (kind, holds, text) in _CHOICE.items():
         value = entry.get(key)

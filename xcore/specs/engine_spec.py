@@ -118,7 +118,7 @@ class EngineSpec(Spec):
     def wait_beside_measured_s(self) -> float:
         """Return the seconds that ranks wait at an all-reduce whose own time was measured.
 
-        They are 0 if waits were fitted by link and degree, since such a measurement contains them (`python -m
+        They are 0 if waits were fitted by link and degree, since the measured time contains them (`python -m
         benchmarks.vllm_terms --tables`).
         """
         return 0.0 if self.waits else self.wait_s

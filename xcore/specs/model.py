@@ -354,8 +354,8 @@ _LAYERS = "num_hidden_layers"
 def attention_window(config: dict[str, Any], layer: int) -> int | None:
     """Return how many tokens a layer's tokens see, themselves and earlier ones; None for all.
 
-    It follows transformers: a Mistral's config without a window has 4096; a Qwen's has windows only if it asks for
-    them.
+    The rule is that of transformers: a Mistral config without a window has 4,096; a Qwen config has windows only if it
+    enables them.
     """
     kind = config.get("model_type")
     if kind != "mistral" and (kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window")):

@@ -123,17 +123,17 @@ class Schedule(Spec):
 
     @property
     def meaning(self) -> BoundMeaning:
-        """Return the meaning of its bounds."""
+        """Return the meaning of the schedule's bounds."""
         return BoundMeaning(self.bound, self.percentile)
 
     @property
     def idle(self) -> int:
-        """Return the number of devices of the cluster that no replica has."""
+        """Return the number of devices of the cluster that no replica uses."""
         return max(0, self.cluster.devices - self.replicas * sum(stage.tp for stage in self.stages))
 
     @property
     def traits(self) -> Traits:
-        """Return its policy's traits; InputError for an unknown policy."""
+        """Return the traits of the schedule's policy; InputError for an unknown policy."""
         return traits_of(self.policy)
 
     @property
@@ -169,7 +169,7 @@ class Schedule(Spec):
             self._check_layers(phase)
 
     def _check_layers(self, phase: str) -> None:
-        """Raise InputError unless a line of stages holds every layer of its phase once, in order, and no other."""
+        """Raise InputError unless the stages of a phase hold each of its layers once, in order, and no others."""
         model, line = self.model.spec, [stage for stage in self.stages if stage.phase == phase]
         encodes, decodes = phase != "decode", phase != "encode" or not model.encoder_layers
         stacks = (

@@ -26,9 +26,10 @@ DEGREES = ("tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus")
 
 
 def read_control(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a schedule's plain data with `control` as its policy's record, and without what follows from the stages.
+    """Return a schedule's plain data with `control` as its policy's record.
 
-    Raises InputError for variables that the policy doesn't have, or that are missing or wrong.
+    Keys that follow from the stages are removed. Raises InputError for variables that the policy doesn't have, or that
+    are missing or wrong.
     """
     rest = {name: value for name, value in data.items() if name not in DEGREES}
     policy, version = data.get("policy"), data.get("version")
@@ -111,7 +112,7 @@ class AnyRecord:
 
 
 def _checked(value: object) -> object:
-    """Refuse what is neither a record nor, in a file whose policy couldn't be read, a group of keys."""
+    """Refuse all but a record or, in a file whose policy couldn't be read, a group of keys."""
     from pydantic_core import PydanticCustomError
 
     if not isinstance(value, Control | dict):

@@ -64,7 +64,7 @@ class Prefixes:
         return found
 
     def repeated(self, count: int) -> "Prefixes":
-        """Return the prefixes of `count` requests: these, and again with new texts."""
+        """Return the prefixes of `count` requests: these requests, repeated with new texts."""
         rounds = -(-count // len(self.places))
         first = len(self.parents) * np.arange(rounds, dtype=np.intp)[:, None]
         parents = np.where(self.parents < 0, -1, self.parents + first).ravel()
@@ -114,14 +114,14 @@ class _Texts:
         return Prefixes(np.array(self.parents, dtype=np.intp), np.array(self.shared, dtype=np.intp), places)
 
     def append(self, parent: int, shared: int) -> None:
-        """Add a text, under the first text that has what it shares."""
+        """Add a text under the first text that contains the shared prefix."""
         while parent >= 0 and self.parents[parent] >= 0 and self.shared[parent] >= shared:
             parent = self.parents[parent]
         self.parents.append(parent if shared else -1)
         self.shared.append(shared)
 
     def add(self, request: RequestLengths) -> None:
-        """Add a request's text under the text with which it shares most tokens, by all that is known of it."""
+        """Add a request's text under the text with which it shares most tokens, by all its known identities."""
         identity, alike = request.identity, [(-1, 0)]
         if identity is not None:
             if identity.token_ids:

@@ -49,7 +49,7 @@ def parse_workload(
 ) -> Workload:
     """Parse a task of the paper, fixed lengths (`2048/256`) or a trace file into a workload.
 
-    `rate` is in requests/s; `note` is that of `read_trace`.
+    `rate` is in requests/s; see `read_trace` for `note`.
     """
     fixed = re.fullmatch(r"(\d{1,99})/(\d{1,99})", text)
     if text in TASKS:
@@ -120,8 +120,8 @@ def read_model_trace(
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Read the labels of each request of a trace, in the order of `read_trace`.
 
-    They are `client` and `application`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has
-    them.
+    Labels are `client` and `application` (texts) and `deadline_s` (seconds after the request's arrival). Labels that
+    the trace lacks are left out.
 
     Raises:
         InputError: A deadline is not valid.

@@ -46,7 +46,7 @@ class WarmCache:
         the capacity is its max-cpu-loras); None: as many as there are slots.
         """
         if policy not in POLICIES:
-            raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
+            raise ValueError(f"'{policy}' is not a cache policy: use one of {', '.join(POLICIES)}")
         self.capacity = capacity
         self.load_s = load_s
         self.policy = policy

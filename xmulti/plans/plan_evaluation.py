@@ -63,7 +63,7 @@ class Drawn:
 
 
 def drawn(demands: Mapping[str, ModelDemand]) -> dict[str, Drawn]:
-    """Return the requests of each model with a rate, the same whatever shares its devices.
+    """Return the requests of each model with a rate, the same for any models that share its devices.
 
     `demands` are those of all the plan's models.
     """

@@ -223,7 +223,7 @@ def _shared_above(
 
 
 def _highest(proposals: list[Proposal]) -> float:
-    """Return the most headroom of plans, or of the nearest ones."""
+    """Return the largest headroom of the proposals' plans, or of the nearest plans."""
     plans = [proposal.plan or proposal.near for proposal in proposals]
     return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
@@ -309,7 +309,7 @@ def _measured(
 ) -> list[Plan]:
     """Replay the units of all plans. A unit below `level` gets goodput 0.
 
-    Where a model alone is below it, its plan is too: that plan's models that share devices stay unmeasured.
+    If a model with separate devices is below `level`, so is its plan: the plan's shared devices aren't measured.
     """
     by_name = {demand.name: demand for demand in demands}
     units = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]

@@ -74,12 +74,12 @@ class RankTenant:
 
     @property
     def ledger(self) -> Ledger:
-        """Its requests."""
+        """The ledger of the model's requests."""
         return self.engine.ledger
 
     @property
     def ahead(self) -> int:
-        """Blocks that its job takes when it ends: none, since a row of one iteration has them from its beginning."""
+        """Blocks that the job will allocate at its end: none, since one iteration has its blocks from the start."""
         return 0
 
     def first(self, now: float) -> LedgerSequence | None:
@@ -91,7 +91,7 @@ class RankTenant:
         return self.limits.can_prefill(self.ledger, now)
 
     def can_decode(self, now: float) -> bool:
-        """Return whether it has sequences to decode."""
+        """Return whether the model has sequences to decode."""
         return bool(self.ledger.decoding)
 
 
@@ -182,12 +182,12 @@ class RankUnit:
 
     @property
     def now(self) -> float:
-        """Seconds since it was opened."""
+        """Seconds since the unit was opened."""
         return self.tenants[0].engine.worker.now()
 
     @property
     def zero_s(self) -> float:
-        """When it was opened, by this machine's monotonic clock."""
+        """When the unit was opened, by this machine's monotonic clock."""
         return time.monotonic() - self.now
 
     @property
@@ -267,7 +267,7 @@ class RankUnit:
             self._quotas.decoded(job.tenant, 1, self.now)
 
     def drain(self) -> None:
-        """Run all requests to completion, and let the other ranks go; on the first rank."""
+        """Run all requests to completion, and release the other ranks; on the first rank."""
         while self._beside and self.running:  # streams don't wait for each other
             self.wait()
         for tenant in self.tenants:

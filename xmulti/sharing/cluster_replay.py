@@ -32,7 +32,7 @@ class SharedEngine:
 
     @property
     def key(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Equal for engines that behave the same."""
+        """A key that is equal for engines that behave the same."""
         return self.devices, tuple(sorted(load.name for load in self.loads))
 
 

@@ -125,7 +125,7 @@ def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -
 def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> RequestTimesColumns:
     """Return the served requests under a schedule with separate devices, in no order.
 
-    The result is as that of `replay`, many times faster. InputError as there.
+    The result equals that of `replay`, but is computed many times faster. Raises InputError as `replay` does.
     """
     if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
         return RequestTimesColumns.of(replay(schedule, profile, requests, timeline=False).served)

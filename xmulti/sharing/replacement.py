@@ -11,7 +11,7 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class Performance:
-    """An estimate of a simulation, or a measurement."""
+    """The performance of a placement, simulated or measured."""
 
     in_time: float
     """Share of requests within their bounds."""

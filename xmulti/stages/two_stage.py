@@ -82,7 +82,7 @@ class Placed:
 
     @property
     def order(self) -> tuple[float, float]:
-        """Lower is better."""
+        """The sort key of placements; lower is better."""
         return -self.in_time, self.normalised
 
 

@@ -176,7 +176,7 @@ class Driver:
             time.sleep(max(0.0, until - self.now()))
 
     def drain(self) -> None:
-        """Run all requests to completion, and let the other ranks of this replica go."""
+        """Run all requests to completion, and release the other ranks of this replica."""
         while not self.idle:
             if not self.turn():
                 self.wait()
@@ -235,7 +235,8 @@ class Driver:
     def _take_over(self, new: Schedule) -> None:
         """Decide by another schedule from now on, with its number of blocks.
 
-        The pool grows so that each waiting request fits alone, and each resident one that may wait again.
+        The pool grows so that each waiting request fits alone, and so does each resident request, which may be
+        preempted.
         """
         self.policy = make_policy(new, self._adjustment)
         self._own.follow(new)

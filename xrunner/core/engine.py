@@ -217,7 +217,7 @@ class Engine:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The grammars of its requests, on the driver's rank."""
+        """The grammars of the engine's requests, on the driver's rank."""
         model = self.worker.model
         return Grammars(self._tokenizer, model.eos, model.spec.vocab)
 
@@ -253,8 +253,8 @@ class Engine:
     def add(self, request: Request) -> int | None:
         """Add a request, which runs as soon as the policy admits it; on the leader, from the thread that steps.
 
-        Return the tokens of its prompt that are cached, in blocks which it holds until then; None unless
-        `Options.pins`, and for other replicas.
+        Return the number of cached tokens of its prompt, whose blocks it holds until then. Return None without
+        `Options.pins`, and for requests of other replicas.
 
         Replicas take turns. A grammar that isn't known yet is compiled at once.
 
@@ -321,7 +321,7 @@ class Engine:
     def follow(self, schedule: Schedule) -> None:
         """Change to another schedule before the next iteration; on the leader.
 
-        See `moving` where it can't take over in place.
+        If it can't take over in place, `moving` returns it.
         """
         driver, leader = self._parts()
         now = driver.now()
@@ -395,7 +395,7 @@ class Engine:
         follower.drain()
 
     def drain(self) -> list[Event]:
-        """Run all requests to completion, let the other ranks go, and return the last events; on the leader."""
+        """Run all requests to completion, release the other ranks, and return the last events; on the leader."""
         driver, leader = self._parts()
         leader.close()
         driver.drain()
@@ -407,7 +407,7 @@ class Engine:
         return grow_to_fit(schedule, self._unfinished.values())
 
     def surrender(self) -> None:
-        """End all requests without results, since another engine continues them, and let the other ranks go.
+        """End all requests without results, since another engine continues them, and release the other ranks.
 
         On the leader.
         """

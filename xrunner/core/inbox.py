@@ -89,7 +89,7 @@ class Inbox:
         return self._frames.feed(data)
 
     def begin(self) -> None:
-        """Drop the orders before the frontend's BEGIN: they were for the previous engine, and come again."""
+        """Drop the orders before the frontend's BEGIN: they were for the previous engine, and are sent again."""
         while BEGIN not in self._taken:
             self._taken += self._read(_LOOK_S)
         self._taken = self._taken[self._taken.index(BEGIN) + 1 :]
@@ -114,7 +114,7 @@ class Inbox:
     def leave(self) -> None:
         """Let another rank connect in place of this one; return once the frontend has closed the connection.
 
-        Orders that arrive meanwhile come again, to that rank. Raises Gone.
+        Orders that arrive meanwhile are sent again, to that rank. Raises Gone.
         """
         self.send(MOVES)
         self.finish()

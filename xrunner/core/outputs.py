@@ -134,7 +134,7 @@ class Outputs:
                 self._end(receiver, "length", moment, len(receiver.output))
 
     def cancel(self, request: RunningRequest, now: float, output_tokens: int | None = None) -> None:
-        """End an aborted request; `output_tokens` is the length of an output that is complete all the same."""
+        """End an aborted request; `output_tokens` is the length of a complete output."""
         self._end(request, "cancelled", now, output_tokens)
 
     def take_stopped(self) -> list[Sequence]:

@@ -23,7 +23,7 @@ Order = tuple[int, Request] | str
 
 
 class Leader:
-    """The first replica's driver. `emit` takes its own events, and those of the `others` once it has listened."""
+    """The first replica's driver. `emit` gets its own events and, in `listen`, those of the others."""
 
     def __init__(self, transport: Transport | None, others: Sequence[int], emit: Callable[[Event], None]):
         self.emit = emit
@@ -143,7 +143,7 @@ class Follower:
         return None if self._over else change
 
     def drain(self) -> None:
-        """Wait until no more changes will come; the ones that still come have no request left to change for."""
+        """Wait until no more changes will come. Later changes are dropped, since no requests are left."""
         self._transport.post(END, self._leader, tag=RESULT)
         self._transport.wait(self._ended)
 

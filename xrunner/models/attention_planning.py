@@ -115,8 +115,8 @@ class Dealing:
     def of(model: Model, cache: KVCache) -> "Dealing | None":
         """Return the dealing of a model; None where work lists are not used.
 
-        These are the CPU, FlashInfer's attention, and an encoder-decoder, whose two attentions see different parts of a
-        sequence. Where layers' windows differ, lists are balanced for layers that see everything.
+        They are not used on the CPU, with FlashInfer's attention, and for an encoder-decoder, whose two attentions see
+        different parts of a sequence. Where layers' windows differ, lists are balanced for layers that see everything.
         """
         values = cache.values[0]
         programs = programs_of_decoding(model.share.heads, values)

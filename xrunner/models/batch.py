@@ -18,8 +18,8 @@ _ROWS_STEP = 8
 def computed_rows(tokens: int) -> int:
     """Return the number of rows that an iteration on `tokens` tokens computes.
 
-    The CPU's matrix products are generated anew for every number of rows, which takes milliseconds. Beyond 128, rows of
-    zeros pad to a multiple of eight. So there are few different numbers, and a warm-up has run them.
+    The CPU compiles its matrix product for every new number of rows, which takes milliseconds. Beyond 128, rows are
+    therefore padded to a multiple of eight: a warm-up runs these few numbers.
     """
     return tokens if tokens <= _EXACT_ROWS else -(-tokens // _ROWS_STEP) * _ROWS_STEP
 

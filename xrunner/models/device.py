@@ -61,7 +61,7 @@ def find_device(name: str | None = None, local: int = 0) -> torch.device:
 def made_current(device: torch.device) -> torch.device:
     """Return the device with its number, and make a GPU the current device of this thread.
 
-    Its Triton kernels, streams, events and graphs need that. A GPU without a number is the current one.
+    Its Triton kernels, streams, events and graphs need this. A GPU without a number is the current one.
     """
     if device.type != "cuda":
         return device

@@ -65,7 +65,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[GPT2Layer], GPT2Ends]":
-    """Return these layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head if requested."""
     ends = GPT2Ends(spec, config, weights, embedding, head)
     return [GPT2Layer(spec, config, weights, layer, shard) for layer in layers], ends
 

@@ -137,7 +137,7 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[LlamaLayer], LlamaEnds]":
-    """Return these layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head if requested."""
     tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
     ends = LlamaEnds(spec, config, weights, embedding, head)
     return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends

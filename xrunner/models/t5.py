@@ -80,7 +80,7 @@ def _bias_name(stack: str) -> str:
 
 
 def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, shard: Shard) -> torch.Tensor:
-    """Return what is added to scores by the distance of key and query, for `kernels/attention.py`.
+    """Return the position bias by the distance from query to key, as `kernels/attention.py` takes it.
 
     float32 [heads, 2 · D + 1]; D is the distance from which on all distances share a bias.
     """

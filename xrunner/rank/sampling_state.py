@@ -19,7 +19,7 @@ _UNCOUNTED = -2
 
 
 class Slots:
-    """Allocation of slots, on the driver."""
+    """Allocates slots of the sampling state, on the driver."""
 
     def __init__(self) -> None:
         self._free: list[int] = []

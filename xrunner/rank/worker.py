@@ -89,7 +89,7 @@ class Worker:
         return moment is None or moment.query()
 
     def complete(self, running: LaunchedBatch) -> torch.Tensor | None:
-        """Wait until a batch is computed, and send its states on.
+        """Wait until a batch is computed, and pass its states on.
 
         On the sampling rank, return int64 [batch.result_size]: the time of the batch's end, as the bits of a float64,
         then the result of `Model.sample`.
@@ -138,7 +138,7 @@ class Worker:
         return order
 
     def obey(self, order: DeviceBatch | KVArrival | str) -> bool:
-        """Do what the driver orders. Return whether more orders will come."""
+        """Execute an order of the driver. Return whether more orders will come."""
         if isinstance(order, str):
             self.between = lambda: None
             self.drain()
@@ -185,7 +185,7 @@ class Worker:
         return Compute(*arguments, wait=lambda moment, between: transport.wait(moment.query, between))
 
     def _kv_transfer(self) -> tuple[KVSending | None, KVReceiving | EncodedReceiving | None]:
-        """Return this rank's side of the KV transfer, where disaggregated."""
+        """Return this rank's side of the KV transfer, if the schedule is disaggregated."""
         phase = self.place.line[0].phase
         if phase == "both":
             return None, None

@@ -87,7 +87,7 @@ class StartTable:
 
 
 class _Refused(Exception):
-    """A request that is not accepted now, but may be after `room_s`; `for_others`: since others would be late."""
+    """A request that is refused now, but may fit after `room_s`; `for_others`: it would make others late."""
 
     def __init__(self, code: str, why: str, room_s: float, for_others: bool = False):
         super().__init__(why)
@@ -274,7 +274,7 @@ class Admission:
         return seconds
 
     def _late_s(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> float:
-        """Return the seconds until the first of those has ended that one more sequence would make late; 0 if none is.
+        """Return the seconds until the first sequence ends that one more sequence would make late; 0 if there is none.
 
         Sequences that are late anyway don't count.
         """
@@ -289,10 +289,10 @@ class Admission:
     def _remember(
         self, prompts: Sequence[tuple[int, int]], arrived_s: float, demand: Demand, less: float, refused: "_Refused"
     ) -> Refusal:
-        """Remember a refusal for all that ask for as much, and return it.
+        """Remember a refusal for all requests with at least this demand, and return it.
 
-        One for the others' sake holds for long prompts as for short ones. `less` is what each prefill at least saves;
-        if the request would be refused without any prefill too, its cached tokens don't matter.
+        If others would be late, the refusal holds for prompts of any length. `less` is the time that each prefill saves
+        at least. If the request would be refused even without its prefill, its cached tokens don't matter.
         """
         with_prefills = replace(demand, less_s=less)
         if self._schedule.prefix_caching:
@@ -404,9 +404,9 @@ class Admission:
         return starts, gap, time.thread_time() - begin_s
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
-        """Return the seconds until each place of the queue that could still be in time starts, and the gap after these.
+        """Return when each place of the queue starts, in seconds from now, and the gap between later places.
 
-        Replicas take turns, so only one is simulated.
+        Only places that could still be in time are listed. Replicas take turns, so only one is simulated.
         """
         assert self.bound_s is not None
         replicas = self._schedule.replicas

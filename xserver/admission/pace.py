@@ -78,7 +78,7 @@ class Pace:
         return seconds
 
     def less_s(self, input_tokens: int, cached: int) -> float:
-        """Return the predicted seconds that cached tokens take off `first_s`, which is that of a mean prompt."""
+        """Return the predicted seconds by which cached tokens shorten `first_s`, the time for a mean prompt."""
         if not cached:
             return 0.0
         return max(0.0, self._prefill_s(self._input, 0) - self._prefill_s(input_tokens - cached, cached))
@@ -107,8 +107,7 @@ class Pace:
     def scale(self, load: float) -> float:
         """Return the ratio of measured to predicted time at this load.
 
-        At a load where nothing was learned it is that of the nearest one, but at least 1: nothing was seen to be faster
-        there.
+        At a load without measurements, it is the ratio at the nearest load with some, but at least 1.
         """
         octave = _octave(load)
         if not self._scales or octave in self._scales:

@@ -129,7 +129,7 @@ class EngineLink:
 
     @property
     def starting(self) -> str:
-        """The engine's present work before it opens; empty if it has told none."""
+        """The engine's present work before it opens; empty if it is unknown."""
         return starting_text(self._path)
 
     @property
@@ -311,7 +311,7 @@ class EngineLink:
             self._send(DRAIN)
 
     def _taken_up(self, schedule: Schedule) -> None:
-        """Remove a followed schedule and all earlier ones from the requested schedules."""
+        """Remove a schedule that the engine now follows, and all earlier ones, from the requested schedules."""
         if schedule in self._asked:
             del self._asked[: self._asked.index(schedule) + 1]
 

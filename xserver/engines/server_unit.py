@@ -56,7 +56,7 @@ class ServerUnit(EngineUnit):
     def _may_follow(self, opened: bool) -> bool:
         """Return whether the unit can be restarted.
 
-        It needs a known schedule: the next engine couldn't find one either.
+        A restart needs a known schedule: the next engine couldn't find one either.
         """
         known = not {"--schedule", "--plan"}.isdisjoint([*self._arguments, *self._documents])
         return self._engine.restarts and known

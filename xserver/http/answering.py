@@ -47,7 +47,7 @@ class ApiAnswer(ABC):
 
     @abstractmethod
     def bounds(self, frontend: Frontend) -> TokenBounds:
-        """Return what the body tells of the request's tokens."""
+        """Return the bounds on the request's tokens that follow from the body."""
 
     @abstractmethod
     def prepare(self, frontend: Frontend) -> None:
@@ -211,7 +211,7 @@ _SLOW = (*FORMAT_KEYS, "tools", "chat_template_kwargs")
 
 
 def _bounds(work: ApiAnswer, frontend: Frontend) -> TokenBounds:
-    """Return what a body tells of its tokens; ApiError for more sequences than may ever wait."""
+    """Return a request's token bounds, known from its body; ApiError for more sequences than may ever wait."""
     bounds, most = work.bounds(frontend), frontend.max_waiting
     if bounds.sequences > most:
         why = f"The request has {bounds.sequences:,} sequences, prompts times 'n', and at most {most:,} may wait."

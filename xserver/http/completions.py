@@ -26,7 +26,7 @@ class CompletionAnswer(ApiAnswer):
     body: CompletionRequest
 
     def bounds(self, frontend: Frontend) -> TokenBounds:
-        """Return what the prompts tell of their tokens."""
+        """Return the bounds on tokens that follow from the prompts."""
         most = DEFAULT_MAX_TOKENS if self.body.max_tokens is None else self.body.max_tokens
         return TokenBounds.of_prompts(self._given, frontend.model.longest_token, self.body.n or 1, most)
 

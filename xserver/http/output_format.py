@@ -37,7 +37,9 @@ class OutputFormat:
         if not self.whole:
             return answer_grammar(self.lark, thinking)
         if thinking:
-            raise invalid(f"'{self.param}' has a grammar, which can't follow a model's reasoning.", self.param)
+            raise invalid(
+                f"'{self.param}' has a grammar, which can't be combined with a model's reasoning.", self.param
+            )
         return self.lark
 
 

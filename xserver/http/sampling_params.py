@@ -17,7 +17,7 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an endpoint wants of an output beside its sampling."""
+    """What an endpoint requests for an output besides sampling parameters."""
 
     grammar: str | None = None
     """The grammar of the output; None: any output."""

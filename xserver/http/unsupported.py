@@ -55,7 +55,7 @@ UNSUPPORTED = (
 )
 """The keys, in the order in which they are checked; null, false, "", [] and {} are neutral for all of them."""
 _REASONS = {
-    "background": "This server keeps no responses, so that it can't run one in the background.",
+    "background": "This server keeps no responses, so it can't run one in the background.",
     "previous_response_id": "This server keeps no responses: pass the whole conversation in 'input'.",
     "conversation": "This server keeps no conversations: pass the whole conversation in 'input'.",
 }

@@ -65,7 +65,7 @@ class MessageParser:
         return list(self._split(text, final=False))
 
     def finish(self) -> list[MessagePart]:
-        """Return the rest."""
+        """Return the remaining parts."""
         return list(self._split("", final=True))
 
     def _split(self, text: str, final: bool) -> Iterator[MessagePart]:

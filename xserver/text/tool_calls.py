@@ -172,7 +172,7 @@ class ToolCallParser:
             yield from self._shown(len(self._text) - (0 if final else begun(self._text, trigger)))
 
     def _shown(self, size: int) -> Iterator[Part]:
-        """Pass on so much of the text, except for white space at its end, and between a call and the first text."""
+        """Pass on `size` characters of text, except white space at the end, or between a call and the first text."""
         text, self._text = self._space + self._text[:size], self._text[size:]
         kept = text.rstrip()
         self._space = text[len(kept) :]

@@ -106,7 +106,7 @@ class Thinking:
 
 
 def answer_grammar(answer: str, thinking: Thinking | None) -> str:
-    """Return the grammar of an answer, given as a Lark expression, behind its reasoning."""
+    """Return the grammar of an answer, given as a Lark expression, after its reasoning."""
     return "\n".join([*_beginning(thinking), f"answer: {answer}", r"TEXT: /(.|\n)*/"])
 
 

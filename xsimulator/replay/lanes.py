@@ -47,8 +47,8 @@ class KVTransfer:
 class Lane:
     """A pipeline that runs one step after the other. Times are in seconds.
 
-    A prefill is booked in the ledger when it is decided. Decoding next to another lane is booked when it ends: the
-    other lane looks at the generated tokens, and may wait for the blocks that decoding frees.
+    A prefill is booked in the ledger when it is decided. If there is another lane, decoding is booked when it ends: the
+    other lane reads the generated tokens, and may wait for the blocks that decoding frees.
     """
 
     policy: Policy

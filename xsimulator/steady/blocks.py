@@ -61,7 +61,7 @@ class BlockDistribution:
     def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockDistribution":
         """Return the distribution over arriving queries or, with `resident`, over resident ones.
 
-        A query is resident as often as the iterations that it stays.
+        Resident queries are weighted by the iterations that they stay.
         """
         need, p = decode_iterations_of(workload.output, encoder_decoder)
         if resident:
@@ -94,8 +94,8 @@ class BlockDistribution:
 def grown_blocks(workload: Workload, encoder_decoder: bool = False) -> Reservation:
     """Return the blocks held by one resident that has only the blocks of its tokens so far.
 
-    They hold its prompt and its generated tokens. Its age is uniform over an output; each output is as likely as the
-    iterations that it stays.
+    They hold its prompt and its generated tokens. Its age is uniform over its output. Outputs are weighted by the
+    iterations that they stay.
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)

@@ -68,8 +68,8 @@ class ChunkTimes:
 def chunk_times(found: Found) -> Encoded:
     """Return the seconds of prompts' chunks.
 
-    A prompt begins after the prompts that arrived with it but before it (Poisson), or after the end of an earlier
-    prompt that goes on. Later prompts, if any, take the tokens that are left in its last iteration.
+    A prompt begins after other prompts that start in the same iteration (a Poisson number), or after the last chunk of
+    an earlier prompt. Later prompts, if any, take the tokens that are left in its last iteration.
     """
     inputs, room = found.scenario.load.prompts, found.room
     lengths, p = inputs.kinds
@@ -90,7 +90,7 @@ def chunk_times(found: Found) -> Encoded:
 
 
 def _seconds(found: Found, chunks: ChunkTimes, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array, Array]:
-    """Return the seconds of all iterations except a last one; of all, with no prompt behind; and with `some` behind."""
+    """Return the seconds of a prompt's iterations: all but the last; all, if none follows; all, if `some` follow."""
     nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, found.room)
     begun = found.seconds(chunks.length, chunks.first, chunks.before, nothing)
     if chunks.whole.any():
@@ -127,8 +127,8 @@ def _begins(found: Found, lengths: Array, p: Array) -> tuple[Array, Array]:
 def _ends(lengths: Array, more: Array, room: float) -> Array:
     """Return the tokens in the last iterations of prompts that began in a fresh iteration.
 
-    These are `_PLACES` equally likely values. `more` [lengths] is the number of iterations that find a prompt of each
-    length going on.
+    These are `_PLACES` equally likely values. `more` [lengths] is the number of iterations in which a prompt of each
+    length continues.
     """
     last = lengths - np.maximum(np.ceil(lengths / room) - 1, 0.0) * room
     order = np.argsort(last)

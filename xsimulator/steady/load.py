@@ -56,7 +56,8 @@ class Load:
     def lengths(self) -> tuple[Array, Array]:
         """Return the output lengths and their probabilities, for latencies that depend on little else.
 
-        Fewer kinds, split where a phase of RRA ends, move a percentile by several percent from one N_D to the next.
+        With fewer lengths, split where a phase of RRA ends, a percentile would change by several percent from one N_D
+        to the next.
         """
         return thinned(self.workload.output, MOST_LENGTHS)
 
@@ -122,8 +123,8 @@ class Load:
     def unused_blocks(self) -> float:
         """Return the expected free blocks when memory is full.
 
-        Their number is uniform up to the blocks that the next prompt needs. Long prompts wait longer, so each length is
-        as likely as the blocks that it waits for.
+        Their number is uniform up to the blocks that the next prompt needs. Long prompts wait longer, so lengths are
+        weighted by the blocks that they need.
         """
         inputs = self.workload.input
         return (self.prompt_blocks + (inputs.std**2 / BLOCK_SIZE**2 + 1 / 12) / self.prompt_blocks) / 2

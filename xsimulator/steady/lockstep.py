@@ -86,13 +86,13 @@ class Moments:
 
 
 def in_step(scenario: Scenario) -> bool:
-    """Return whether the requests are followed: outputs of one length, or short ones, on a pipeline of few stages."""
+    """Return whether this method applies: outputs of one length, or short ones, and a pipeline of few stages."""
     outputs = scenario.load.workload.output
     return len(scenario.replica.stages) <= _DEEPEST and (len(outputs.s) == 1 or outputs.max <= _SHORT)
 
 
 def ttft_slack(scenario: Scenario) -> float:
-    """Return the share by which TTFT may fall where there are more residents."""
+    """Return the share by which TTFT may fall with more residents."""
     return _ITERATION_LESS if in_step(scenario) else 0.0
 
 
@@ -195,7 +195,7 @@ def _round_mean(of: Array, turns: Turns) -> float:
 
 
 def _moments(scenario: Scenario, turns: Turns) -> Moments:
-    """Follow the iterations through the stages, with one micro-batch per stage."""
+    """Simulate the iterations on the stages, with one micro-batch per stage."""
     side, parts = scenario.replica.decode, len(scenario.replica.stages)
     finishes = turns.ends + turns.stays
     numbers = _changes(turns, finishes)

@@ -63,7 +63,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Saturated:
-    """A decoding side with a constant number of residents, as far as encoding keeps up with it."""
+    """A decoding side with a constant number of residentsif encoding keeps up."""
 
     rate: float
     """Sequences that finish per second."""
@@ -203,7 +203,7 @@ class WAA:
     def room_for(self, resident: float) -> int:
         """Return the KV blocks that fit on every decoding stage with the workspace of `resident` sequences.
 
-        If these sequences don't fit, the workspace is that of the most that do.
+        If these sequences don't fit, the workspace is for as many as fit.
         """
         load = self.scenario.load
         most = self._room / (load.reservation(1).mean / max(load.mean_iterations, 1.0))
