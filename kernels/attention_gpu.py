@@ -124,6 +124,6 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def operand(dtype: torch.dtype) -> Any:
     """Return the Triton dtype in which tiles of `dtype` are multiplied.
 
-    It is `dtype` itself, but float32 in the interpreter, which stores bfloat16 as integers.
+    This is `dtype` itself, except float32 in the interpreter, which stores bfloat16 as integers.
     """
     return tl.float32 if INTERPRETED else _DTYPES[dtype]

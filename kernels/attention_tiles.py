@@ -75,7 +75,7 @@ def head_dim(head_size: int) -> int:
 def shared_bytes(capability: int, tile: Tile, head_size: int, itemsize: int) -> int:
     """Return the shared memory that Triton gives a program, at most 2 KiB too much.
 
-    It holds Q, the buffers of K and V, and the weights of the values if warps that share rows exchange them. Matrix
+    The memory holds Q, the buffers of K and V, and attention weights if warps that share rows exchange them. Matrix
     units that read shared memory themselves (from compute capability 9.0 on, for at least 64 rows) have one more
     buffer, and take the weights from registers.
     """

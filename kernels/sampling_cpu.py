@@ -57,7 +57,7 @@ def _arrival_time(v):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
-    """Return the token of x that arrives first, of those whose logit is at least `least`."""
+    """Return the token that arrives first, among tokens of x whose logit is at least `least`."""
     v = np.empty((4, _GROUPS), np.float32)
     best, token = np.float32(-np.inf), 0
     for first in range(0, len(x), 4 * _GROUPS):

@@ -300,7 +300,7 @@ def _kth_of_block(x, real, k):
 
 @triton.jit
 def _count_digits(x, real, prefix, shift):
-    """Count for each digit the keys that begin with a prefix and go on with the digit: int32 [256]."""
+    """Count for each digit the keys that begin with a prefix and continue with the digit: int32 [256]."""
     key = _key(x) >> shift
     return tl.histogram((key & 255).to(tl.int32), 256, mask=real & (key >> 8 == prefix))
 
@@ -344,8 +344,8 @@ def _race(
 ):
     """Run one race of a row's tokens.
 
-    Masses are in units of e^above; for a race of all tokens they are zero. A race's winner is no further below the
-    greatest logit than times differ in their logarithms, so they don't overflow.
+    Masses are in units of e^above; for a race of all tokens they are zero. The winner's logit is close enough to the
+    greatest one that masses don't overflow.
 
     Returns:
         The token that arrives first, the lowest of equals; the mass of the tokens that race; the mass of all that

@@ -13,7 +13,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_choice(value: str, allowed: tuple[Choice, ...], option: str) -> Choice:
-    """Return the one of `allowed` that `value` names; InputError if it is none of them."""
+    """Return the member of `allowed` that equals `value`; InputError if there is none."""
     for choice in allowed:
         if choice == value:
             return choice

@@ -35,7 +35,7 @@ _ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link
 
 
 def systems_folder() -> Path | None:
-    """Return the installed package's folder of tables; None where it isn't installed."""
+    """Return the installed package's folder of tables; None if it isn't installed."""
     package = importlib.util.find_spec(_PACKAGE)
     places = package.submodule_search_locations if package else None
     return Path(next(iter(places))) / "systems" if places else None
@@ -54,8 +54,8 @@ def aiconfigurator_profile(
     """Return a model's Profile on `system` from the tables measured with `engine`'s kernels.
 
     `folder` is the package's systems folder, by default the installed one's. `overhead_s` is the engine's own time per
-    iteration, which the tables don't hold. Instead, `serving` gives all that an engine adds except its clock: measured
-    kernels ran at their own clock.
+    iteration, which the tables don't hold. Alternatively, `serving` is the engine whose overheads are added, except for
+    its clock, since measured kernels ran at their own clock.
 
     Raises:
         InputError: The tables don't hold a system, engine, dtype or shape; the message lists what they hold.
@@ -189,7 +189,7 @@ def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: s
 def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:
     """Return tables over one common grid by (heads, KV heads), of the kernel with which most rows were measured.
 
-    Where a table has 8-bit attention as well as 8-bit keys and values, the 8-bit attention is what the engine uses.
+    If a table has 8-bit attention as well as 8-bit keys and values, the 8-bit attention is what the engine uses.
     """
     name = f"{phase}_attention"
     rows = tables.columns("attention", name, head_dim=head_size, window_size=0, kv_cache_dtype=kv_dtype)

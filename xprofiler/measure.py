@@ -87,7 +87,7 @@ def measure_job(
     `attention` as in `Model`.
 
     Raises:
-        InputError: On every rank, where the ranks' models, dtypes, versions or CPUs differ, or where they share GPUs.
+        InputError: On every rank, if the ranks' models, dtypes, versions or CPUs differ, or if they share GPUs.
     """
     device = made_current(device)
     ranks.agree(lambda: _facts(source, dtype, device, attention))
@@ -320,7 +320,7 @@ def _parts(
 def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | None = None) -> Callable[[], object]:
     """Return a call of the layers without their attention kernels, on `tokens` tokens.
 
-    They are the decoder layers, or with `encoder` the encoder layers: all, or at most the first `most`.
+    These are the decoder layers or, with `encoder`, the encoder layers: all, or only the first `most`.
     """
     rows = computed_rows(tokens)
     x = _states(model, rows)

@@ -56,11 +56,11 @@ def _find_profile(
     attention: str,
     front_end_s: float | None,
 ) -> tuple[Profile, str]:
-    """Return the profile that `--profile` asks for (None: the stored one, else the roofline), and a text that names it.
+    """Return the profile that `--profile` names (None: the stored one, else the roofline), and a text that names it.
 
-    Without a dtype, it is a file's profile in the file's dtype. An `engine` is for a roofline or imported kernels; it
-    is refused with a profile that was measured with another engine. A stored profile was measured with the same
-    `attention`; the text names a file's attention where it differs.
+    Without a dtype, a file's profile has the file's dtype. An `engine` is only for a roofline or imported kernels: a
+    profile that was measured with another engine is refused. A stored profile was measured with the same `attention`;
+    the text names a file's attention if it differs.
     """
     rooflines.check_engine(engine)
     if text is not None and text != "roofline":
@@ -129,7 +129,7 @@ def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
 
 
 def _attention_note(profile: Profile, attention: str) -> str:
-    """Return a note on a profile's attention where it isn't the run's; empty where the profile names none."""
+    """Return a note if a profile's attention differs from the run's; empty if it is equal or unknown."""
     measured = profile.provenance.get("attention")
     if measured is None or measured.split()[0] == attention:
         return ""

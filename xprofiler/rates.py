@@ -77,7 +77,7 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
 
 
 def _measured(table: Table, tokens: int) -> float:
-    """Return `tokens`, or the table's most: beyond a small grid, a line through noise may fall to 0 seconds."""
+    """Return `tokens`, or the table's largest number: beyond a small grid, extrapolated noise may reach 0 seconds."""
     return min(float(tokens), table.points[0][-1])
 
 

@@ -143,8 +143,8 @@ def _layer(model: ModelSpec, device: _Device, tp: int, encoder: bool) -> LayerTa
     def seconds(batch: float, new: float, past: float) -> tuple[float, float]:
         """Return seconds of FLOPs, and of reading cached keys and values.
 
-        Each of `new` tokens attends to `past` and to the new ones before it, as far as the model's window reaches.
-        Without a causal mask it attends to all new ones.
+        Each of `new` tokens attends to `past` and to the new tokens before it, within the model's window. Without a
+        causal mask, it attends to all new tokens.
         """
         seen = new * new if encoder else model.seen(new, past)
         read = min(past, (model.window or math.inf) - 1)

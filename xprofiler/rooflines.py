@@ -21,7 +21,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def default_engine(cluster: ClusterSpec) -> str:
-    """Return the engine that is used where none is named."""
+    """Return the default engine of a cluster."""
     return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
 
 
@@ -72,7 +72,7 @@ def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) ->
 
 
 def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
-    """Return sentences on the unmeasured parts of this project's engine, where any policy is predicted with it."""
+    """Return sentences on the unmeasured parts of this project's engine, if any policy is predicted with it."""
     from xcore.specs.engine_spec import engine_of
 
     if engine_of(own).name != OWN_ENGINE or own.device == "cpu":

@@ -216,7 +216,7 @@ class Meter:
         return Excess(*map(float, np.max(excesses, axis=0)))
 
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[EventTimes]]:
-        """Replay every request to its end, whatever bounds are missed."""
+        """Replay every request to its end, even if bounds are missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         self._count()
         served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
@@ -327,7 +327,7 @@ def _batch(schedule: Schedule) -> int:
 
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
-    """Return everything that decides a replay, except the batch and the KV blocks."""
+    """Return everything that determines a replay, except the batch and the KV blocks."""
     variables = schedule.control.besides_batch
     return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables
 

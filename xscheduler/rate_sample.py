@@ -150,7 +150,8 @@ class Arrivals:
     def sample(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:
         """Return about the first `count` requests, distributed to replicas.
 
-        Of many replicas only the first few are followed: all are alike, and each must be observed for long enough.
+        Only the first few of many replicas are simulated: all are equivalent, and each must be observed for long
+        enough.
         """
         key = (count, replicas, bound)
         with _SAMPLING:

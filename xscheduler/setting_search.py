@@ -54,10 +54,11 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
-    """Return how full and busy the answer's devices are, and what other conditions would give.
+    """Return sentences on how full and busy the answer's devices are, and on the gain from other conditions.
 
-    These are a looser bound, twice the devices and the next device kind. From an answer, each takes a short search of
-    its policy. Without one, or where that finds nothing, each takes a search of all policies on the engine.
+    These are a looser bound, twice the devices and the next device kind. If there is an answer, each takes a short
+    search of its policy. Without an answer, or if this finds nothing, each takes a search of all policies on the
+    engine.
     """
     from xscheduler import advice
     from xscheduler.nearby import Nearby
@@ -94,7 +95,8 @@ def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: Se
 def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
     """Return the setting on another cluster.
 
-    A roofline profile is computed anew. A measured profile stays: it holds for more or fewer of the same devices.
+    A roofline profile is computed for the new cluster. A measured profile stays valid for any number of the same
+    devices.
     """
     if cluster == setting.cluster:
         return setting

@@ -151,7 +151,7 @@ def _one_node_text(cluster: ClusterSpec) -> list[str]:
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
-    """Return sentences on the dtype of keys and values where the user chose none or it differs from the profile's."""
+    """Return sentences on the KV dtype if the user chose none, or if it differs from the profile's."""
     timed = profile.provenance.get("kv_dtype", kept)
     if timed != kept:
         return [
@@ -177,7 +177,7 @@ def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
     """Return the dtype that a run on this machine computes in.
 
-    It is the requested dtype, else the given schedule's, else the device's usual one.
+    This is the requested dtype, else the given schedule's, else the device's usual dtype.
     """
     return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
 

@@ -79,7 +79,7 @@ def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparis
 
 
 def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPlan:
-    """Read the files, and search the other schedules."""
+    """Read the files, and search the best schedules of the other policies."""
     directory, given, peers = model_directory(options.model), read_schedule(options.schedule), peer_names(options.peers)
     check_output(options.report)
     check_distinct((options.report,), (options.requests, options.schedule, options.profile, options.workload))

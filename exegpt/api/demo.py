@@ -61,7 +61,7 @@ class DemoPlan:
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        """The answer's schedule first, then the others by falling throughput."""
+        """The answer's schedule first, then the other policies' schedules by falling throughput."""
         return tuple(a.schedule for a in ranked(self.answer) if a.schedule and a.estimate)
 
 

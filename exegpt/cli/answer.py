@@ -29,8 +29,8 @@ Times = Mapping[str, str]
 def answer_document(answer: Tuned, setting: Setting, target: Target | None, export: Export | None) -> dict[str, Any]:
     """Return the object that `tune --json` prints for one bound.
 
-    If engines are compared, it has the best schedule that the setting's engine runs. With a `target`, it has the launch
-    command.
+    If engines are compared, the object has the best schedule that the setting's engine runs. With a `target`, it has
+    the launch command.
     """
     brief, on_engine = functools.partial(_brief, answer.schedule), answer.best_on_engine
     document: dict[str, Any] = {

@@ -138,7 +138,7 @@ def search_cost(options: SearchCostOptions) -> None:
 def samullm(options: ReproduceOptions) -> None:
     """Plan SamuLLM's applications of several models in stages, and compare them with its baseline heuristics.
 
-    Needs SamuLLM's published measurements, in the folder samullm/ of the one that EXEGPT_DATA names.
+    Needs SamuLLM's published measurements, in the folder $EXEGPT_DATA/samullm/.
 
     Example: exegpt reproduce samullm --report samullm.html
     """
@@ -168,7 +168,7 @@ def muxserve(options: ReproduceOptions) -> None:
 def learned_order(options: ReproduceOptions) -> None:
     """Compare requests in the order of a learned rank with other orders, over arrival rates.
 
-    The other orders are first come, first served, MLFQ, a classifier and oracles.
+    These are first come, first served, MLFQ, a classifier's order and oracles.
 
     Example: exegpt reproduce learned-order --json
     """

@@ -46,7 +46,7 @@ class Response:
 
     @property
     def document(self) -> Any:
-        """The body as JSON; None if it is no JSON."""
+        """The body as JSON; None if it isn't JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):

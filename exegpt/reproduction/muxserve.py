@@ -177,7 +177,7 @@ def _loads(profiles: dict[str, IterationProfile], unit: list[PublishedModel], st
     """Return the models of one unit.
 
     Under MuxServe they have quotas of the cache in proportion to rate and heads, and shares of the multiprocessors.
-    Otherwise each may use all of the cache, up to `SEQUENCES` sequences.
+    Under other strategies, each model may use the whole cache, up to `SEQUENCES` sequences.
     """
     devices = unit[0].devices
     part = KV_ALONE if strategy == "spatial" else _kv_part([SHAPES[row.model][2] for row in unit], devices)

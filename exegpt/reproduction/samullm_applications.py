@@ -61,7 +61,7 @@ def cost_table(folder: Path) -> CostTable:
     """Return the costs of all models of the applications.
 
     Timed models have their own timings. Models of the same sizes use these timings with their own loading times and
-    outputs. Models unlike any published one come from the roofline under vLLM's engine.
+    outputs. Models of other sizes have the costs of the roofline under vLLM's engine.
     """
     timed, load_s, outputs = samullm_costs(folder), loading_seconds(folder), output_lengths(folder)
     models = list(timed.models)

@@ -174,7 +174,7 @@ class Ledger:
         """Admit up to `most` waiting sequences that arrived by `now`, in strict order.
 
         Admission stops at the first sequence whose blocks aren't free, that doesn't pass the policy's `fits`, or whose
-        last token before a preemption isn't out yet.
+        last token before a preemption is still being computed.
 
         Args:
             most: Largest number of sequences to admit.
@@ -308,7 +308,7 @@ class Ledger:
         self.preemptions += 1
 
     def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
-        """Make a sequence resident if its blocks are free and nothing else prevents it."""
+        """Make a sequence resident if its blocks are free and no other rule prevents it."""
         if sequence.last_token_s > now or (fits is not None and not fits(sequence)):
             return False
         reused, need = self._cached_blocks(sequence), self.admission.blocks(sequence)
@@ -344,7 +344,7 @@ class Ledger:
             sequence.hit = sequence.cached
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
-        """Publish the full blocks of a resident's first `tokens` tokensif it has their keys."""
+        """Publish the full blocks of a resident's first `tokens` tokens if it has their keys."""
         if self._prefixes is None:
             return
         full = min(tokens // self.pool.block_size, len(sequence.keys))

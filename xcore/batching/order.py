@@ -62,7 +62,7 @@ class FollowingOrder:
     def ran(self, step: Step, seconds: float, now: float) -> None:
         """Process the end of a step that took `seconds`, on devices that several models share.
 
-        There, the time of residence says little about the work done.
+        On shared devices, the time of residence is not the time of computing.
         """
 
     def end(self, sequence: Sequence) -> None:

@@ -19,7 +19,7 @@ from xcore.batching.kv_pool import check_size
 
 
 def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int, salt: str | None = None) -> None:
-    """Append the keys of the full blocks that `keys` lacks, where `tokens` are all known tokens of a sequence.
+    """Append the keys of full blocks that `keys` lacks; `tokens` are all known tokens of a sequence.
 
     Each key hashes its block's tokens and the previous key, so equal keys mean equal prefixes, of sequences with the
     same salt.
@@ -171,7 +171,7 @@ class PrefixPool:
             self._holders[block] = self._holders.get(block, 0) + 1
 
     def check(self, held: Counter[int]) -> None:
-        """Raise AssertionError unless as many sequences hold each block as `held` counts, and the others are free."""
+        """Raise AssertionError unless `held` counts the holders of each held block, and all other blocks are free."""
         if held != Counter(self._holders):
             raise AssertionError(f"sequences hold {dict(held)}, but the pool counts {self._holders}")
         if sorted([*self._unpublished, *self._kept, *held]) != list(range(self._untouched)):

@@ -212,7 +212,7 @@ class MergedBlocks:
         return self._pool.available
 
     def take(self, count: int) -> list[int]:
-        """Take `count` free merged blocks; those returned last come first."""
+        """Take `count` free merged blocks; the most recently returned ones come first."""
         return self._pool.allocate(count)
 
     def give(self, blocks: list[int]) -> None:
@@ -272,7 +272,7 @@ def quota_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPo
     """Return one memory for the KV blocks of these one-stage schedules on a device, and each schedule's pool.
 
     Each pool has a quota of at least as many blocks as its schedule has. The memory is in slabs: merged blocks that
-    hold many blocks of a model. They are large enough to lose hardly any memory, and small enough to move quota between
+    hold many blocks of a model. Slabs are large enough to waste little memory, and small enough to move quota between
     models.
     """
     sizes = [*map(block_size, schedules)]

@@ -11,10 +11,10 @@ from xcore.orders.attained import Attained
 class DoublingBudget(FollowingOrder):
     """Orders sequences by remaining budget times the service's mean time alone, L̂.
 
-    The first budget is Q_0 = L̂ + its standard deviation; the k-th one after it is 2^k Q_0. Residence uses the budget
-    up; if `executed`, the steps that contained the sequence do. Sequences that have waited for `starvation` times L̂
-    (*starved* ones) come before all others, in the order in which they starved. If `executed`, all time except that of
-    its steps counts as waiting.
+    The first budget is Q_0 = L̂ + its standard deviation; the k-th one after it is 2^k Q_0. The time of residence is
+    subtracted from the budget; if `executed`, only the steps that contained the sequence. Sequences that have waited
+    for `starvation` times L̂ (*starved* ones) come before all others, in the order in which they starved. If
+    `executed`, the waiting time is all time outside of its steps.
     """
 
     def __init__(self, starvation: float = 10.0, executed: bool = False):

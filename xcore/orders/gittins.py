@@ -60,7 +60,7 @@ class RankedDemand:
         return self.samples[-1]
 
     def next_sample(self, attained: float) -> float:
-        """Return the smallest sample above `attained`; the greatest one if none is."""
+        """Return the smallest sample above `attained`; if there is none, the greatest sample."""
         return self.samples[min(bisect_right(self.samples, attained), len(self.samples) - 1)]
 
     def rank(self, attained: float) -> float:
@@ -96,7 +96,7 @@ class Gittins(Generic[J]):
     def __init__(self, demand: Callable[[J], RankedDemand], attained: Callable[[J], float]):
         """Rank jobs by `demand` and `attained` service, in the same unit.
 
-        Both are those of the whole application that a job belongs to.
+        Both refer to the whole application of a job.
         """
         self._demand = demand
         self._attained = attained

@@ -50,7 +50,7 @@ class SkipJoinMLFQ(FollowingOrder):
         return self._level(sequence)[1]
 
     def _level(self, sequence: Sequence) -> tuple[int, float]:
-        """Return a sequence's level, and the rest of its quantum there."""
+        """Return a sequence's level, and what remains of its quantum there."""
         level, quantum = 0, self.quantum_s
         while quantum < (sequence.hints.prefill_s or 0.0):
             level, quantum = level + 1, 2 * quantum

@@ -99,7 +99,7 @@ class StarvationGuard(FollowingOrder):
             self._inner.end(sequence)
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Return the group: promoted sequences are one, the others are grouped as in the inner order."""
+        """Return the group: all promoted sequences form one; other sequences have the group of the inner order."""
         if sequence.index in self._promoted:
             return PROMOTED
         return ("ordinary", self._inner.group(sequence) if self._inner else None)

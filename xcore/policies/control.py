@@ -154,7 +154,7 @@ def _annotated(record: type[Control]) -> dict[str, Kind | OneOf | None]:
 
 
 def name_of(record: type[Control], kind: Kind) -> str | None:
-    """Return the name of a record's variable of a kind; None if it has none."""
+    """Return the name of a record's variable of a kind; None if there is no such variable."""
     return next((name for name, own in kinds(record).items() if own == kind), None)
 
 

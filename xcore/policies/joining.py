@@ -43,7 +43,7 @@ class Joining:
         return ledger.admit_these(self.adjustment.pick(candidates, count), now, fits)
 
     def _prompts(self, first: list[Sequence], count: int) -> int:
-        """Return how many of the first sequences are as much work as `count` prompts.
+        """Return how many of the first sequences have as much work as `count` prompts.
 
         A preempted sequence counts for more, since its output is prefilled too.
         """

@@ -14,7 +14,7 @@ from xcore.specs.schedule import Schedule
 class OnePhasePolicy:
     """Runs whole prompts, as many as fit, or one more token for all residents; preempted sequences are prefilled again.
 
-    No schedule names this policy: models that share devices follow it, whatever policy their schedules name.
+    No schedule names this policy: it is the policy of all models that share devices.
     """
 
     max_num_seqs: int = 256

@@ -28,9 +28,9 @@ class Candidate:
 class PrioritySharing:
     """Runs one job at a time on all devices, for the model and the phase of the request with the smallest key.
 
-    The request may be waiting or resident; the choice is made anew at every iteration (SeaLLM's Algorithm 2). Prompts
-    of one model are computed together, and so are all its residents' next tokens. The models' ledgers have orders of
-    one kind, whose keys are comparable.
+    The request may be waiting or resident; the choice is repeated at every iteration (SeaLLM's Algorithm 2). Prompts of
+    one model are computed together, and so are all its residents' next tokens. The models' ledgers have orders of one
+    kind, whose keys are comparable.
 
     With `prompts_first` the model is chosen by the same key, but computes its prompts before it decodes, as vLLM does.
     Under a doubling budget, Algorithm 2 lets prompts wait until all residents of their own model have ended, or used up

@@ -109,7 +109,7 @@ class QuotaAdaptation:
             self.adapt(now)
 
     def adapt(self, now: float) -> None:
-        """Grow the quotas that are used up; the others shrink in proportion to what they can spare."""
+        """Grow the quotas that are used up; other quotas shrink in proportion to their spare parts."""
         usages = list(self._usages.values())
         wanted = {
             usage: max(1, int(GROWTH * usage.pool.quota))
@@ -127,7 +127,8 @@ class QuotaAdaptation:
 def _apportioned(parts: int, weights: Mapping[QuotaUsage, int]) -> dict[QuotaUsage, int]:
     """Distribute whole parts in proportion to weights, by the largest remainders.
 
-    All parts are distributed. If they are no more than the sum of the weights, none gets more than its weight.
+    All parts are distributed. If there are at most as many parts as the sum of the weights, no member gets more than
+    its weight.
     """
     total = sum(weights.values())
     if not total:

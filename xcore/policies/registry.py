@@ -69,7 +69,7 @@ class Registry(MutableMapping[str, Traits]):
 
 
 def _installed(entry: EntryPoint) -> Traits:
-    """Load a package's traits; InputError if it has none."""
+    """Load a package's traits; InputError if the package has none."""
     package = entry.dist.name if entry.dist else entry.module
     try:
         traits: object = entry.load()

@@ -69,7 +69,7 @@ class Sharing(Protocol):
 
 
 def in_turn(unit: Unit) -> list[Tenant]:
-    """Return the models that run nothing, beginning with the one that has been idle for longest."""
+    """Return the models without a running job, the longest idle one first."""
     return sorted((t for t in unit.tenants if t.job is None), key=lambda t: t.idle_since_s)
 
 
@@ -77,7 +77,7 @@ class SpatialSharing:
     """Runs jobs at the same time, each within its share (MuxServe's ADBS).
 
     Prompts come first, in turns, one prefill at a time. While a prefill lacks only the multiprocessors that decoding
-    has, no other decoding begins. Decoding then runs in turns on the rest.
+    has, no other decoding begins. Decoding then runs in turns on the remaining multiprocessors.
     """
 
     OVERLAP = 0.3

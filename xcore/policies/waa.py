@@ -10,7 +10,7 @@ from xcore.policies.traits import Traits
 
 
 def most_underway(stages: int) -> int:
-    """Return the batches, or steps, that stages may hold at once: one on each and one before each but the first.
+    """Return how many batches, or steps, stages may hold at once: one on each, and one before each except the first.
 
     More batches would only hold blocks and delay requests.
     """

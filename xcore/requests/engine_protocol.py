@@ -52,7 +52,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Follow:
-    """A schedule to follow from now on, whatever the lengths are."""
+    """A schedule to follow from now on, without regard to the observed lengths."""
 
     schedule: Schedule
 

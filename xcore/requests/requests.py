@@ -184,7 +184,7 @@ def check_request(request: Request, model: ModelSpec, skippable: bool = True) ->
 
 
 def _check_choice(request: Request, vocab: int) -> None:
-    """Raise InputError, naming the id, unless tokens can be chosen as a request says."""
+    """Raise InputError, naming the id, unless a request's sampling options are possible."""
     name = f"Request '{request.id}'"
     for key, (_, holds, text) in _CHOICE.items():
         value = getattr(request, key)
@@ -379,7 +379,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _own_id(entry: str | Request, where: str) -> str | None:
-    """Return the id of a request that can't be run; None if it has no usable one."""
+    """Return the id of a request that can't be run; None if its id isn't usable."""
     if isinstance(entry, Request):
         return entry.id
     try:

@@ -308,7 +308,7 @@ def _words(kind: str) -> list[str]:
 
 
 def _names(words: list[str], name: str) -> bool:
-    """Return whether a kind has these words: those of its name, its memory, and its form if only one is built in."""
+    """Return whether these words name a kind: by its name, memory, or form if only one form is built in."""
     kind_words = _words(name)
     known = {*kind_words, f"{_KINDS[name][0].memory_bytes / 2**30:.0f}gb"}
     if _KINDS[name][1] in (_NVLINK3, _NVLINK3_A800, _NVLINK4, _NVLINK5):

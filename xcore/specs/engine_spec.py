@@ -263,7 +263,7 @@ _KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 
 
 def engine_of(profile: Profile) -> EngineSpec:
-    """Return the engine whose time is in a profile; `none` if none is.
+    """Return the engine whose time is in a profile; the engine `none` if it contains none.
 
     A measured profile has the times of our own engine.
     """

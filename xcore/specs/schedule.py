@@ -140,8 +140,8 @@ class Schedule(Spec):
     def tensor_parallelism(self) -> dict[str, int | None]:
         """Return T_P of the stages by the names in files.
 
-        On the decoding side these are the widest group's degree and the number of devices in groups. The same holds for
-        encoding stages; None if there are none.
+        For the decoding side, these are the widest group's degree and the number of devices in groups; likewise for
+        encoding stages, or None without them.
         """
         by_name: dict[str, int | None] = {}
         for prefix, phases in (("", ("both", "decode")), ("encode_", ("encode",))):
@@ -224,7 +224,7 @@ class Schedule(Spec):
 
 
 def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
-    """Return whether stages hold `layers` layers, each at least one; without layers, none may hold any."""
+    """Return whether stages hold `layers` layers, each at least one; with 0 layers, none may hold any."""
     if not layers:
         return not any(held)
     parts = [part for part in held if part is not None]

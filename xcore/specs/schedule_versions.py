@@ -96,7 +96,7 @@ def check_degrees(data: Mapping[str, Any], stages: Mapping[str, int | None]) -> 
 
 
 class AnyRecord:
-    """Marks a field that holds the record of any policy: a schedule reads it first, by its policy's name."""
+    """Marks a field for the record of any policy; a schedule is read with the record of its policy."""
 
     def __get_pydantic_core_schema__(self, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core import core_schema  # only what reads or writes documents calls this
@@ -121,6 +121,6 @@ def _checked(value: object) -> object:
 
 
 def _plain(control: Control) -> dict[str, int | None]:
-    """Return the policy's own variables, and those of the pipeline that are set."""
+    """Return the policy's own variables, and the pipeline's variables that are set."""
     own = declared(type(control))
     return {name: value for name, value in control.variables.items() if name in own or value is not None}

@@ -135,7 +135,7 @@ def labels_of(
     fitted: Sequence[RequestLengths],
     longest: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the labels of the rows that fit a model's longest request; of all rows where none was left out.
+    """Return the labels of the rows that fit a model's longest request; of all rows if none was left out.
 
     Args:
         labels: As `read_labels` reads them.
@@ -164,7 +164,7 @@ def form_of(path: str | Path) -> str | None:
 
 
 def _no_more(row: dict[str, Any], where: str) -> None:
-    """Read nothing else from a row."""
+    """Ignore the remaining columns of a row."""
 
 
 def _read(
@@ -289,7 +289,7 @@ def _moment(value: Any, where: str) -> float | Moment:
 
 
 def _number(value: Any) -> float:
-    """Return a value as a number; NaN if it is none."""
+    """Return a value as a number; NaN if it isn't a number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -299,7 +299,7 @@ def _number(value: Any) -> float:
 
 
 def _date(value: Any) -> Moment | None:
-    """Return the moment of a date in text; None if it is none."""
+    """Return the moment of a date in text; None if it isn't a date."""
     text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
     try:
         date = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))

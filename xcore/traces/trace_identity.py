@@ -16,7 +16,7 @@ _NOTHING = PromptIdentity()
 
 
 def identity_of(row: Mapping[str, Any], columns: Mapping[str, str], input: int, where: str) -> PromptIdentity | None:
-    """Return what a row says about its prompt's tokens; None if it says nothing.
+    """Return what a row says about its prompt's tokens; None if it has no such columns.
 
     Args:
         row: Values by column.

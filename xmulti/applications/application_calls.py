@@ -46,7 +46,7 @@ class ApplicationCalls:
             )
 
     def ended(self, results: Mapping[str, Result]) -> list[str]:
-        """Return the nodes that have no calls except those of these results."""
+        """Return the nodes all of whose calls have one of these results."""
         calls = self.application.calls(self.in_turn)
         waiting = calls.begin()
         while waiting:

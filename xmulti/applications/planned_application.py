@@ -46,7 +46,7 @@ class PlannedApplication:
     def calls(self, in_turn: bool = False) -> DependentCalls[Ids]:
         """Return the application's calls, before any has begun.
 
-        Outputs go from model to model as token ids, or as texts where their tokenizers differ. `in_turn` as in
+        Outputs go from model to model as token ids, or as texts if their tokenizers differ. `in_turn` as in
         `DependentCalls`.
         """
         files = {name: _tokenizer_bytes(model) for name, model in self.models.items()}

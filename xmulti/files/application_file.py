@@ -178,7 +178,7 @@ def read_application_file(path: Path) -> ApplicationFile:
 def read_application(
     path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any
 ) -> ApplicationPlanRequest:
-    """Read what an application file asks for on a cluster, or a models file whose models all have requests.
+    """Read the request of an application file for a plan on a cluster, or a models file whose models all have requests.
 
     `profile` as in `profiles_by_model`, `options` as in `find_setting`.
 

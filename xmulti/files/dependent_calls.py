@@ -114,7 +114,7 @@ class DependentCalls(Generic[Tokens]):
     ) -> list[list[list[tuple[Chain[Tokens], int | None]]]]:
         """Return what the node's calls read, by edge, then by call.
 
-        Separate outputs are calls, one edge after the other.
+        Each separate output is a call; calls are in the order of the edges.
         """
         if edges and edges[0].kind == "separate":
             chains = [chain for edge in edges for chain in self._of_node[edge.source]]

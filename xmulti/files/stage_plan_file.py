@@ -48,10 +48,10 @@ def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
 
 
 def check_application(plan: StagePlan, graph: CallGraph, what: str) -> None:
-    """Check that the stages were made for an application, which messages call `what`.
+    """Check that the stages are for this application, which messages call `what`.
 
     Raises:
-        InputError: They were made for another application.
+        InputError: The stages are for another application.
     """
     names = [node.name for node in graph.nodes]
     if sorted(names) != sorted(plan.nodes):

@@ -41,7 +41,7 @@ class ModelDemand:
 
     @property
     def work(self) -> float:
-        """Tokens times parameters, per second or in all: the basis of a proportional share."""
+        """Tokens times parameters, per second or in total: the basis of a proportional share."""
         lengths = self.setting.workload
         tokens = lengths.input.mean + lengths.output.mean
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters

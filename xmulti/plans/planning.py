@@ -85,7 +85,7 @@ class Proposal:
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Sort key: plans first; then those that are done sooner, have more headroom, use fewer devices."""
+        """Sort key: plans first; then plans that finish sooner, have more headroom, or use fewer devices."""
         if self.found is None:
             return (1.0,)
         return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.found.free
@@ -145,7 +145,7 @@ def make_plan(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: st
     """Return the plan of a method.
 
     Raises:
-        Infeasible: It doesn't sustain all rates, or the models don't fit; the message says how near it comes.
+        Infeasible: The plan doesn't sustain all rates, or the models don't fit; the message has the nearest plan.
     """
     with Processes(_worth(demands)) as processes:
         return _made(demands, cluster, method, {}, None, processes)
@@ -362,7 +362,7 @@ def _dedicated(
 
 
 def _evaluated(model: PlannedModel, demand: ModelDemand, requests: Mapping[str, Drawn]) -> PlannedModel:
-    """Return a model with separate devices, replayed at its rate if it has one."""
+    """Return a model with separate devices, replayed at its rate, if any."""
     from xmulti.plans.plan_evaluation import evaluated
 
     return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model

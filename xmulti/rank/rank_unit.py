@@ -99,7 +99,7 @@ class RankUnit:
     """Models on the same devices, with one rank per device, whose jobs run by a rule of sharing.
 
     Jobs run one at a time, or at the same time with `SpatialSharing`, over tenants with separate streams on one GPU.
-    The first rank leads: after `open` it decides, and the others `serve`.
+    The first rank leads: after `open` it decides, and the other ranks `serve`.
     """
 
     def __init__(self, tenants: Sequence[RankTenant], sharing: Sharing):
@@ -154,7 +154,7 @@ class RankUnit:
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
         """Prepare for requests of each model within an extent; without one, for all that its schedule allows.
 
-        All ranks call it alike. `options` are each model's; a rule by priority needs its order there.
+        All ranks call it alike. `options` are each model's; a rule by priority needs the order in its options.
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
@@ -177,7 +177,7 @@ class RankUnit:
         return all(tenant.engine.leads for tenant in self.tenants)
 
     def serve(self) -> None:
-        """Do what the first rank decides, until it drains the unit; on all other ranks."""
+        """Execute the first rank's decisions, until it drains the unit; on all other ranks."""
         serve(*(tenant.engine.worker for tenant in self.tenants))
 
     @property

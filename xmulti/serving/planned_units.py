@@ -30,7 +30,7 @@ def read_plan_file(path: Path) -> Plan:
     """Read the plan of a file.
 
     Raises:
-        InputError: It is a plan of stages, in which models come and go.
+        InputError: It is a plan of stages, in which models are started and stopped.
     """
     if has_stages(path):
         raise InputError(f"'{path}' is a plan of stages, which only `exegpt run --plan … --application …` can run.")

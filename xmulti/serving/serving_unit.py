@@ -106,7 +106,7 @@ def directory_of(model: PlannedModel) -> Path:
 def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "torch.device") -> str:
     """Return the library whose attention kernels all models of a unit use.
 
-    It is the one that is chosen for every model; if the choices differ, it is Triton.
+    This is the library chosen for every model; if the choices differ, it is Triton.
     """
     chosen = {
         attention_planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0]

@@ -197,7 +197,7 @@ class Placer:
     def _candidate(self, model: Popular, devices: int) -> Occupant | None:
         """Return a model on a mesh with the smallest share that sustains its rate alone.
 
-        If no share does, it is the share with the highest throughput.
+        If no share sustains it, use the share with the highest throughput.
         """
         key = model.name, devices
         if key not in self._candidates:

@@ -113,7 +113,7 @@ def rule_of(share: Share) -> Sharing:
 def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
     """Return the factor by which iterations take longer because the models' caches share one memory.
 
-    It is the published one, unless the time of a switch of model was measured here.
+    This is the published factor, unless the time of switching models was measured on this machine.
     """
     assert unit[0].share is not None, "they share their devices"
     if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):

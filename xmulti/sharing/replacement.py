@@ -27,7 +27,7 @@ class Performance:
 def next_interval(seconds: float, error: float, beta: float = BETA) -> float:
     """Return the interval after one of `seconds`, within limits.
 
-    It is a tenth shorter if the error exceeds β, else a tenth longer.
+    The interval is a tenth shorter if the error exceeds β, else a tenth longer.
     """
     changed = seconds * (1 - beta if error > beta else 1 + beta)
     return min(LONGEST_S, max(SHORTEST_S, changed))

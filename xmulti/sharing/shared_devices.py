@@ -71,7 +71,7 @@ def share_unit(
 ) -> list[PlannedModel] | None:
     """Return models that share the cluster's first devices; None if they have no room.
 
-    Their shares are as wide as their rates times `factor` need. Nothing is replayed yet.
+    Their shares are wide enough for their rates times `factor`. Nothing is replayed yet.
     """
     from xmulti.sharing.placement import MOST_SHARES, Placer
 

@@ -125,10 +125,10 @@ class EncodingLane:
         self._transport.post(END, *self._encoder.followers)
 
     def _tables(self, running: list[RunningRequest]) -> tuple[Array | None, Array | None]:
-        """Give requests the block tables of the encoding side, where one batch has the whole cache.
+        """Give requests the block tables of the encoding side, on which one batch has the whole cache.
 
         Returns:
-            The blocks that are sent from there, int64 [n], and the places of the received data here, as in `KVArrival`.
+            The blocks on that side, int64 [n], and the places of the received data on this one, as in `KVArrival`.
         """
         pool, taken, sent, places = self._ledger.pool, 0, [], []
         for request in running:

@@ -156,7 +156,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether everything is done and no more requests come."""
+        """Whether all requests have ended and no more requests will arrive."""
         return self.draining and self.engine.idle and not self._compiling
 
     @property
@@ -243,7 +243,7 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
 
 
 def cached_keys(engine: Engine) -> CachedKeys | None:
-    """Return the changes of the cache of prefixes since the last call, where `Options.pins`; None: no changes."""
+    """Return the changes of the cache of prefixes since the last call, if `Options.pins` is set; None: no changes."""
     pool = engine.ledger.pool
     if not isinstance(pool, PrefixPool) or engine.schedule.replicas > 1:
         return None

@@ -124,8 +124,8 @@ def create_model(
 ) -> ModelSpec:
     """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read, and return its spec.
 
-    `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written completely or not at all.
-    With `merges`, every id of the vocabulary has a text; otherwise only the bytes and the end of a text have ids.
+    `kv_heads` is `heads` and `ffn` four times `hidden` if None. The directory is written completely or not at all. With
+    `merges`, every id of the vocabulary has a text; otherwise only the bytes and the end of a text have ids.
 
     Raises:
         InputError: The directory exists already, or sizes don't fit together.

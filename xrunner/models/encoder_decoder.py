@@ -63,7 +63,7 @@ class EncoderDecoder(Model):
     def cache_encoded(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
         """Cache every decoder layer's cross-attention keys and values of the encoder's output [tokens, hidden].
 
-        They are written to slots int64 [tokens].
+        `slots`, int64 [tokens], are the places in the cache.
         """
         # Not strict: without a decoder layer the cache still has one layer.
         for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=False):

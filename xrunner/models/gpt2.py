@@ -123,7 +123,7 @@ class GPT2Layer:
 
 
 class GPT2Ends:
-    """The embedding, and the final norm and head, where a stage holds them."""
+    """The embedding, and the final norm and head, if a stage holds them."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)

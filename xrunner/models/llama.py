@@ -220,7 +220,7 @@ class LlamaLayer:
 
 
 class LlamaEnds:
-    """The embedding, and the final norm and head, where a stage holds them."""
+    """The embedding, and the final norm and head, if a stage holds them."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))

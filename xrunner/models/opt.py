@@ -97,7 +97,7 @@ class OPTLayer(GPT2Layer):
 
 
 class OPTEnds(GPT2Ends):
-    """The embedding, and the final norm and head, where a stage holds them."""
+    """The embedding, and the final norm and head, if a stage holds them."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)

@@ -95,8 +95,8 @@ def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, sta
 def relative_buckets(most: int, buckets: int, both_ways: bool) -> torch.Tensor:
     """Return the bucket of every distance from -most to most (key after the query): int64 [2 · most + 1].
 
-    Half of a direction's buckets are for one distance each, the others for ranges that grow logarithmically. With
-    `both_ways`, each direction has half of all buckets; else keys after the query have distance 0.
+    Half of a direction's buckets are for one distance each, the other half for ranges that grow logarithmically. With
+    `both_ways`, each direction has half of all buckets; otherwise, keys after the query count as at distance 0.
     """
     distance = torch.arange(-most, most + 1)
     ahead = torch.zeros_like(distance)
@@ -184,7 +184,7 @@ class T5Layer:
 
 
 class T5Ends:
-    """The embedding, the final norm of each stack, and the head, where a stage holds them."""
+    """The embedding, the final norm of each stack, and the head, if a stage holds them."""
 
     def __init__(
         self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, encoder_end: bool, head: bool

@@ -283,7 +283,7 @@ class Assembler:
         return replace(part, rows=part.rows[last], receivers=receivers)
 
     def _catching_up(self, running: list[RunningRequest]) -> _Part:
-        """Assemble decoding where an encoder-decoder's preempted sequences compute their outputs again."""
+        """Assemble decoding of an encoder-decoder's preempted sequences, which compute their outputs again."""
         counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
         part = self._ragged(running, counts)
         starts = np.array([len(request.prompt) for request in running], dtype=np.int32)

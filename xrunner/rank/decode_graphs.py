@@ -64,7 +64,7 @@ class DecodeGraphs:
                 )
 
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None) -> "DecodeGraph | None":
-        """Run this rank's layers for a batch by a graph; return the graph, or None where no graph fits.
+        """Run this rank's layers for a batch by a graph; return the graph, or None if no graph fits.
 
         The graph's results are valid until the next batch. Rows beyond the batch's tokens are padding. `feed` writes
         tokens that aren't known on the host into its input.

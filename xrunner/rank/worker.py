@@ -131,7 +131,7 @@ class Worker:
         self.between = self._report_arrived
 
     def next_order(self) -> DeviceBatch | KVArrival | str | None:
-        """Return the driver's next order; None if none has come."""
+        """Return the driver's next order; None if none has arrived."""
         self.between()
         assert self.transport, "a single rank has no driver to serve"
         order: DeviceBatch | KVArrival | str | None = self.transport.poll(self.place.driver)
@@ -176,7 +176,7 @@ class Worker:
                 self.transport.post(number, self.place.driver, tag=NOTICE)
 
     def _compute(self) -> Compute:
-        """Return this rank's layers on its device, with graphs where its all-reduces can be captured."""
+        """Return this rank's layers on its device, with graphs if its all-reduces can be captured."""
         place, transport = self.place, self.transport
         graphs = place.line[0].phase != "encode" and (place.tp == 1 or bool(transport and transport.capturable))
         arguments = self.model, self.cache, place.samples, self.gpu, graphs, place.before is not None
@@ -217,7 +217,7 @@ class Worker:
 
 
 def serve(*workers: Worker) -> None:
-    """Run the orders of these workers' drivers on this rank, one at a time as they come, until each has sent END."""
+    """Run the orders of these workers' drivers on this rank, one at a time, until each has sent END."""
     serving = list(workers)
     for worker in serving:
         worker.follow()

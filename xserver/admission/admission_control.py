@@ -106,9 +106,9 @@ class Admission:
         usual_input: int = 0,
         lag_s: Callable[[], float] = lambda: 0.0,
     ):
-        """Begin without requests. Prompts of at most `usual_input` tokens are under the bound in any case.
+        """Begin without requests. Prompts of at most `usual_input` tokens are always subject to the bound.
 
-        Requests and answers wait for up to `lag_s` each until this process gets to them.
+        Requests and answers may each wait for up to `lag_s` until this process handles them.
         """
         schedule = opened.schedule
         self.bound_s = schedule.latency_bound_s
@@ -147,7 +147,7 @@ class Admission:
     # ---- decisions ----
 
     def refuse_early(self, bounds: TokenBounds, arrived_s: float, tokenizing: TokenizerQueue | None = None) -> None:
-        """Raise ApiError for a request that would be refused whatever its tokens are, before they are known.
+        """Raise ApiError for a request that would be refused with any tokens, before it is tokenized.
 
         `tokenizing` is the queue in which it will wait; None: it is tokenized at once. A request without a limit counts
         as one of the usual output.
@@ -260,8 +260,8 @@ class Admission:
     def _shared_s(self, left: Sequence[int]) -> Array:
         """Return the seconds until each of the sequences that share the engine has its tokens.
 
-        The load falls as sequences end, but not below the load of new arrivals. These come at the recent rate, each for
-        the mean of its service (Little's law).
+        The load falls as sequences end, but not below the load of new arrivals. New sequences arrive at the recent rate
+        and stay for the mean service time (Little's law).
         """
         tokens = np.array(left, dtype=np.float64)
         order = np.argsort(tokens, kind="stable")

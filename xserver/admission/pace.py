@@ -117,7 +117,7 @@ class Pace:
     # ---- measurements ----
 
     def shared_by(self, load: int, now_s: float) -> None:
-        """Note that `load` sequences share the engine from now on."""
+        """Record that `load` sequences share the engine from now on."""
         if self._load:
             work = (now_s - self._s[-1]) / float(self._predicted_s(self._load))
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
@@ -126,7 +126,7 @@ class Pace:
         self._load = load
 
     def served(self, tokens: int, first_s: float, last_s: float) -> None:
-        """Learn from a sequence with this many tokens, whose first and last tokens came at these times."""
+        """Learn from a sequence with this many tokens, given the times of its first and last tokens."""
         if tokens < 2 or last_s <= first_s or first_s < self._s[0]:
             return
         load = (self._at(last_s, self._load_s) - self._at(first_s, self._load_s)) / (last_s - first_s)
@@ -175,7 +175,7 @@ def _octave(load: float) -> int:
 def _filled(schedule: Schedule, batch: int) -> Schedule:
     """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable.
 
-    Sequences that share cached blocks need fewer than their lengths say: the cache then holds any batch.
+    With shared cached blocks, sequences need fewer blocks than their lengths require: the cache then holds any batch.
     """
     filled = replace(schedule, control=schedule.control.with_batch(batch))
     if not schedule.prefix_caching:

@@ -156,7 +156,8 @@ class EngineLink:
     def add(self, request: Request, due_s: float = math.inf, keys: Sequence[int] = ()) -> Output:
         """Give a sequence to the engine, under a new number; it should have ended at `due_s`.
 
-        `keys` are those of its prompt's blocks. With prefix caching, the engine answers with what it keeps for it.
+        `keys` are the keys of its prompt's blocks. With prefix caching, the engine answers with the blocks that it
+        keeps for the sequence.
 
         If there will be no further engine, the sequence ends at once with an error.
         """
@@ -199,7 +200,7 @@ class EngineLink:
         self.ended()
 
     def ended(self) -> None:
-        """Note that the engine has ended: it will not connect from another rank."""
+        """Record that the engine has ended: it will not connect from another rank."""
         if self._moving:
             self._moving = self._loading = False
             self.opened = None

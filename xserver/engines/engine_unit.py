@@ -176,8 +176,8 @@ class EngineUnit:
 def with_room_for(links: Mapping[str, EngineLink], spec: Spec) -> Spec:
     """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
 
-    The schedule is that of the only one of `links`; the plan contains the models of `links`. Requests have been
-    accepted, but the schedule may be for shorter ones.
+    A schedule is for the only link of `links`; a plan contains the models of `links`. Requests have been accepted, but
+    the schedule may be for shorter ones.
     """
     if isinstance(spec, Schedule):
         (link,) = links.values()

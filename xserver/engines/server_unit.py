@@ -21,7 +21,7 @@ _LOOK_S = 0.05
 class ServerUnit(EngineUnit):
     """A server's unit; `where` is the server's address, and `resume` runs a model's journalled requests.
 
-    If the server gives the unit up, its models' requests wait for another plan's unit.
+    If the server abandons the unit, its models' requests wait for another plan's unit.
     """
 
     def __init__(

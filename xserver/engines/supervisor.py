@@ -50,10 +50,10 @@ class PlanWatch(Protocol):
         """The answer of `GET /plan`."""
 
     def follows(self, plan: Plan) -> None:
-        """Note that the models follow another plan."""
+        """Record that the models follow another plan."""
 
     def goes_back(self, plan: Plan, why: str) -> None:
-        """Note that the models follow an earlier plan again."""
+        """Record that the models follow an earlier plan again."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -226,7 +226,7 @@ class Supervisor:
     def follow_as_sent(self, plan: Plan) -> None:
         """Switch to a plan that an administrator has sent, including the schedules of engines that stay.
 
-        Models that keep their engines follow the plan's schedules, whatever schedules they have changed to.
+        Models that keep their engines follow the plan's schedules, even if they have changed to other schedules.
         """
         kept = self._units
         self.follow(plan)

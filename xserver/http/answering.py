@@ -131,7 +131,7 @@ class ApiAnswer(ABC):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompts that were in the cache; of a prompt with several choices, those of its first."""
+        """Tokens of the prompts that were in the cache; a prompt with several choices counts once."""
         first: dict[int, Choice] = {}
         for choice in self.choices:
             first.setdefault(id(choice.request.prompt_ids), choice)
@@ -251,7 +251,7 @@ def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival, cached: Sequen
 
 
 async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
-    """Wait until the engine keeps the cached tokens that a promise counts on; ApiError if it has lost some meanwhile.
+    """Wait until the engine holds the cached tokens that a promise counts on; ApiError if some are lost.
 
     Only then is the request accepted. The engine answers between two steps.
     """

@@ -44,7 +44,7 @@ class OutputFormat:
 
 
 def output_format(body: Sampled, model: ServedModel) -> OutputFormat | None:
-    """Return the format that a body asks for; None for any text. ApiError for several formats."""
+    """Return the format that a body requests; None for any text. ApiError for several formats."""
     formats = []
     if body.response_format is not None and body.response_format.type != "text":
         formats.append(OutputFormat("response_format", _json(_schema_of(body.response_format), model)))

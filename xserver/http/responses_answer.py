@@ -151,7 +151,7 @@ def _own_params() -> Iterator[None]:
 
 
 class ResponseOutput:
-    """The items of a response as they grow, and the events that say so."""
+    """The items of a response as they grow, and the events that report them."""
 
     def __init__(self, answer: ResponsesAnswer, choice: Choice):
         self.items: list[Item] = []

@@ -32,7 +32,7 @@ class Wanted:
 
 
 def random_seed() -> int:
-    """Return a seed for a client that gives none."""
+    """Return a seed for a request without a seed."""
     return secrets.randbelow(_SEEDS)
 
 

@@ -11,7 +11,7 @@ COMPLETIONS, CHAT, RESPONSES = "completions", "chat", "responses"
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A key that some endpoints don't support, and the values that ask for nothing."""
+    """A key that some endpoints don't support, and its values that request nothing."""
 
     key: str
     endpoints: tuple[str, ...]
@@ -62,7 +62,7 @@ _REASONS = {
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value asks for nothing, whatever its key: null, false, and empty texts, lists and objects."""
+    """Return whether a value asks for nothing, for any key: null, false, and empty texts, lists and objects."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 

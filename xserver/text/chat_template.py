@@ -109,7 +109,7 @@ class ChatTemplate:
     """A model's chat template with its special tokens' names."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template"):
-        """Raise InputError if `source` is no template; `name` says where it comes from."""
+        """Raise InputError if `source` is no template; `name` is its source in messages."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)

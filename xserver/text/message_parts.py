@@ -85,7 +85,7 @@ class MessageParser:
             yield from self._tools.finish()
 
     def _think(self, marks: Reasoning, final: bool) -> Iterator[MessagePart]:
-        """Pass reasoning on up to its end; hold back a suffix that may begin the mark of the end."""
+        """Pass on reasoning up to its end; hold back a suffix that may begin the mark of the end."""
         if not self._thinking:
             bare = self._text.lstrip()
             if bare.startswith(marks.begin):

@@ -30,7 +30,7 @@ def events(actors: Items[Actor], until: float = inf) -> Iterator[float]:
     The earliest event comes first; of simultaneous events, that of the first actor in the list.
 
     Raises:
-        RuntimeError: No event is left, but something still waits.
+        RuntimeError: No event is left, but an actor still has work.
     """
     while True:
         now, place = min([(actor.next_event(), place) for place, actor in enumerate(actors)])

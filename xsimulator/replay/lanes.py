@@ -84,7 +84,7 @@ class Lane:
     def act(self, now: float, until: float) -> bool:
         """End the running step, or run the next one.
 
-        Equal iterations run together as long as the next one would be decided before `until`, when another lane acts.
+        Equal iterations run together while the next one is decided before `until`, the time at which another lane acts.
 
         Returns:
             Whether waiting lanes may now have something to run.

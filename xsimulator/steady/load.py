@@ -54,7 +54,7 @@ class Load:
 
     @functools.cached_property
     def lengths(self) -> tuple[Array, Array]:
-        """Return the output lengths and their probabilities, for latencies that depend on little else.
+        """Return the output lengths and their probabilities, for latencies that depend mainly on the output length.
 
         With fewer lengths, split where a phase of RRA ends, a percentile would change by several percent from one N_D
         to the next.
@@ -107,9 +107,9 @@ class Load:
     def pool_blocks(self, admission: Admission, residents: float) -> int:
         """Return the blocks of a pool for `residents` residents.
 
-        They are the 99.9th percentile of the blocks that the residents hold, under *grow* the 95th. Under *grow* a pool
-        that is too small costs a few prefills, not a failure. Between the 90th and the 99th percentile, throughputs
-        hardly differ, and requests are seldom preempted.
+        This is the 99.9th percentile of the blocks that the residents hold; under *grow*, it is the 95th. Under *grow*
+        a pool that is too small costs a few prefills, not a failure. Between the 90th and the 99th percentile,
+        throughputs hardly differ, and requests are seldom preempted.
         """
         z = Z95 if admission == "grow" else Z999
         return self.resident_blocks(admission).quantile(residents, residents, z)

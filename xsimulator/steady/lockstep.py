@@ -97,9 +97,9 @@ def ttft_slack(scenario: Scenario) -> float:
 
 
 def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: int = 0) -> Turns | None:
-    """Follow prompts with `slots`; None where they would have too many chunks.
+    """Return the turns of prompts, computed by `slots` in C; None if they have too many chunks.
 
-    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens, and each decoding sequence takes one.
+    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens: one for each decoding sequence.
     """
     load, share = scenario.load, 0.0 if whole else 1.0
     inputs, outputs = load.workload.input, load.workload.output

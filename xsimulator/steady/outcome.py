@@ -221,7 +221,7 @@ def _ending_together(seconds: Array, life: Lifetime, first: Times, gaps: Array, 
 
 
 def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times:
-    """Return the time per token of sequences; if interruptions are few, each number of them is a kind of its own."""
+    """Return the time per token of sequences; few interruptions give one kind for each number of them."""
     found = life.interruptions
     assert found is not None
     few = found.few

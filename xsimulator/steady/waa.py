@@ -63,7 +63,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Saturated:
-    """A decoding side with a constant number of residentsif encoding keeps up."""
+    """A decoding side with a constant number of residents, if encoding keeps up."""
 
     rate: float
     """Sequences that finish per second."""
@@ -231,7 +231,7 @@ class WAA:
         return need, self.room_for(resident)
 
     def _saturated_flow(self, encode_batch: int, room: int) -> Flow:
-        """Return the steady state where the decoding side's memory is full.
+        """Return the steady state if the decoding side's memory is full.
 
         B_E is then only the largest number of prompts encoded together. In larger batches, each sequence is longer on
         its way and holds blocks without decoding. Once encoding keeps up, the throughput therefore falls with B_E; it
@@ -308,10 +308,11 @@ class WAA:
         return Saturated(rate, resident, batch, encoder, more, seconds, cells)
 
     def _batch_found(self, rate: float, iteration_s: float, most: int) -> float:
-        """Return the prompts in a batch, as a prompt finds it, if prompts come one by one; at most `most`.
+        """Return the prompts in a batch, as a prompt finds it, if prompts arrive one by one; at most `most`.
 
-        The batch holds the prompt itself and those (Poisson) that come until the side's first stage is free and an
-        iteration ends.
+        The batch holds the prompt itself and a Poisson number of prompts that arrive until the side's first stage is
+        free and an iteration ends.
+
 
         """
 
