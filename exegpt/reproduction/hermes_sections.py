@@ -69,7 +69,7 @@ def _kinds_section(result: Hermes) -> Section:
     facts = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
     columns = (*facts, *(f"{order}, s" for order in orders))
     return Section(
-        "Mean completion time by application, 3x, 8 at once",
+        "Mean completion time by application, at 3x the load, 8 requests at once",
         columns,
         tuple(rows),
         (f"The oracle's savings come from {note}.",) if most else (),

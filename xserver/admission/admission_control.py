@@ -69,7 +69,7 @@ class Promise:
     """Cached tokens of each prompt without which it would have been refused: the engine must keep as many."""
 
     def end_s(self, tokens: int) -> float:
-        """Return the predicted time of the given number of tokens."""
+        """Return the predicted time at which the given number of tokens is generated."""
         return self.finish_s - (self.tokens - tokens) * self.token_s
 
 
