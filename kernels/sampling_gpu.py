@@ -316,7 +316,7 @@ def _next_digit(counts, prefix, k):
 
 @triton.jit
 def _key(x):
-    """Convert floats to unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
+    """Convert floats to unsigned integers of the same order: flip all bits of negative floats, else the sign bit."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 

@@ -53,7 +53,7 @@ def aiconfigurator_profile(
 ) -> Profile:
     """Return a model's Profile on `system` from the tables measured with `engine`'s kernels.
 
-    `folder` is the package's systems folder, by default the installed one's. `overhead_s` is the engine's own time per
+    `folder` is the systems folder, by default that of the installed package. `overhead_s` is the engine's own time per
     iteration, which the tables don't hold. Alternatively, `serving` is the engine whose overheads are added, except for
     its clock, since measured kernels ran at their own clock.
 

@@ -242,7 +242,7 @@ def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
 def _shard(
     model: Model, recorder: Recorder, points: Points, links: Links, reduce: Reduce | None
 ) -> tuple[LayerTables, LayerTables | None, Table]:
-    """Return the tables of a decoder layer's shard and of an encoder layer's, and of an all-reduce by its bytes.
+    """Return the tables of the shards of a decoder and an encoder layer, and of an all-reduce by its bytes.
 
     The layers' tables include one all-reduce for each block of the layer.
     """
@@ -356,7 +356,7 @@ def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
 def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> Callable[[], object]:
     """Return a call of one layer's attention for one new token of each of `batch` sequences of `context` tokens.
 
-    In an encoder-decoder half of the tokens are the input's, which cross-attention reads.
+    In an encoder-decoder, half of the tokens belong to the input, which cross-attention reads.
     """
     if not isinstance(model, EncoderDecoder):
         return probe.call(batch, 1, context - 1)

@@ -115,7 +115,7 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
-    """Return a note that a profile was measured on other devices than the cluster's.
+    """Return a note if a profile was measured on other devices than those of the cluster.
 
     It is empty if the devices are the same, by any name.
     """
@@ -129,7 +129,7 @@ def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
 
 
 def _attention_note(profile: Profile, attention: str) -> str:
-    """Return a note if a profile's attention differs from the run's; empty if it is equal or unknown."""
+    """Return a note if a profile's attention differs from that of the run; empty if it is equal or unknown."""
     measured = profile.provenance.get("attention")
     if measured is None or measured.split()[0] == attention:
         return ""

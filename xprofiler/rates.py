@@ -159,7 +159,7 @@ class _Scale:
     def _points(self, table: Table, work: Callable[..., tuple[float, float]], read: float | None = None) -> Table:
         """Return a scaled table; `work` gives FLOPs and bytes by coordinates.
 
-        `read` is its slowdown of reading; None: the layers'.
+        `read` is the slowdown of reading the table's data; None: the slowdown of reading layers.
         """
         factors = [self._factor(*work(*at), read or self.slowdown.read) for at in itertools.product(*table.points)]
         return replace(table, values=tuple(v * f for v, f in zip(table.values, factors, strict=True)))

@@ -55,7 +55,7 @@ def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profi
 
 
 def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
-    """Return the profile with this project's engine instead of another server; None if it is not another server's."""
+    """Return the profile with this project's engine instead of another server; None if it has no other server."""
     from xcore.specs.engine_spec import ENGINES, find_engine
     from xprofiler.operators import with_engine
 

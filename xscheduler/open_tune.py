@@ -193,7 +193,7 @@ def sustained_by(
 
 
 def _twins(problems: dict[str, SearchProblem]) -> dict[str, str]:
-    """Return the policies that need no search of their own, each with the policy that stands for it."""
+    """Return the policies that need no separate search, each with the policy whose result they share."""
     twins = {policy: twin(policy, problem) for policy, problem in problems.items()}
     return {policy: other for policy, other in twins.items() if other and problems.get(other) is problems[policy]}
 

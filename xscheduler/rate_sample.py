@@ -210,7 +210,7 @@ def at(requests: RequestArrays, rate: float) -> RequestArrays:
 
 
 def arrivals_of(setting: "Setting", pattern: str, seed: int) -> Arrivals:
-    """Return the arrivals of a pattern: `poisson`, or `trace` for the trace's own."""
+    """Return the arrivals of a pattern: `poisson`, or `trace` for the recorded arrivals."""
     workload, longest = setting.workload, setting.model.longest_request
     if pattern == "poisson":
         return Arrivals.poisson(workload, longest, seed, setting.cluster.devices)

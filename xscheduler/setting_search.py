@@ -112,7 +112,7 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
     """Return the cluster with as many devices of the next faster kind; None if there is none.
 
-    The next kind has the least memory bandwidth above this one's.
+    Of the kinds with more memory bandwidth, the next kind has the least.
     """
     device = cluster.device
     better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > device.bandwidth_bytes_s]
@@ -140,7 +140,10 @@ def series(policy: str, points: tuple[tuple[float, float], ...] = ()) -> Series:
 
 
 def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:
-    """Return bounds in seconds from just above the lowest reachable latency to the unbounded optimum's, and None."""
+    """Return bounds in seconds, from just above the lowest reachable latency to that of the unbounded optimum.
+
+    The last bound is None: no bound.
+    """
     import numpy as np
 
     free = search_schedule(setting, None, lowest_latency=True, **options)

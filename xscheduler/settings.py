@@ -192,7 +192,7 @@ def _known_dtype(text: str | None, option: str) -> str | None:
 
 
 def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
-    """Return the dtype in which a model is served by default, and the reason: on GPUs the checkpoint's own."""
+    """Return a model's default dtype for serving, and the reason; on GPUs, it is the dtype of the checkpoint."""
     if cluster.is_cpu:
         return "fp32", "the default on CPUs"
     if cluster.name.startswith("local"):

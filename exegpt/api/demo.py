@@ -164,7 +164,7 @@ def search_frontier(setting: Setting) -> "tuple[Tuned, ...]":
 
 
 def places(frontier: "Sequence[Tuned]") -> tuple[float | None, ...]:
-    """Return bounds between the lowest reachable latency and the unbounded optimum's, to two digits."""
+    """Return bounds from the lowest reachable latency to the latency of the unbounded optimum, to two digits."""
     last = frontier[-1]
     if last.estimate is None or last.estimate.latency_s is None or last.lowest_latency_s is None:
         return (None,)

@@ -185,8 +185,8 @@ def _setting(
 ) -> Setting:
     """Return the setting of a run, whose workload has the lengths of the requests.
 
-    With several ranks and a schedule, the cluster is the schedule's. Otherwise it is this machine's device, or the
-    job's ranks. `measured` is the measured profile of the ranks, if the user chose no other profile.
+    With several ranks and a schedule, the cluster is that of the schedule. Otherwise it is this machine's device, or
+    the job's ranks. `measured` is the measured profile of the ranks, if the user chose no other profile.
     """
     if not inputs.requests:
         raise InputError("None of the requests can be run: correct those that were skipped.")

@@ -91,7 +91,7 @@ def table6(options: ReproduceOptions) -> None:
 @app.command(short_help="Figure 6: gains of small to mid-sized models.")
 @command
 def figure6(options: GainsOptions) -> None:
-    """Compare the throughput of small to mid-sized models with FasterTransformer's, under four bounds each.
+    """Compare the throughput of small to mid-sized models with that of FasterTransformer, under four bounds each.
 
     Example: exegpt reproduce figure6 --model opt-13b --report figure6.html
     """
@@ -101,7 +101,7 @@ def figure6(options: GainsOptions) -> None:
 @app.command(short_help="Figure 8: gains of large models.")
 @command
 def figure8(options: GainsOptions) -> None:
-    """Compare the throughput of large models with FasterTransformer's, under four bounds each.
+    """Compare the throughput of large models with that of FasterTransformer, under four bounds each.
 
     Example: exegpt reproduce figure8 --report figure8.html
     """

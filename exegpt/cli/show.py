@@ -186,7 +186,7 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
 
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
-    """Return the schedule's estimate if its profile is available: a roofline, or this machine's own."""
+    """Return the schedule's estimate if its profile is available: a roofline, or a profile of this machine."""
     from xprofiler.profiles import find_profile
     from xprofiler.rooflines import found_on
     from xsimulator import estimate

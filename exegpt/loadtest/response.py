@@ -54,7 +54,7 @@ class Response:
 
     @property
     def message(self) -> str:
-        """The error message of the body, in OpenAI's format, FastAPI's, or any text."""
+        """The error message of the body, in the format of OpenAI or FastAPI, or as any text."""
         return error_message(self.document) or self.body.decode("utf-8", "replace").strip()[:_MESSAGE]
 
     @property
@@ -145,7 +145,7 @@ class Stream(Response):
 
     @property
     def finish_reason(self) -> str | None:
-        """The finish reason: the first one that marks an incomplete answer, otherwise the first choice's."""
+        """The first finish reason that marks an incomplete answer, otherwise the reason of the first choice."""
         reasons = list(self.reasons.values())
         return next((reason for reason in reasons if reason not in _WHOLE), reasons[0] if reasons else None)
 

@@ -86,7 +86,7 @@ def cost_table(folder: Path) -> CostTable:
 def ensembling(requests: int, cap: int) -> CallGraph:
     """Return the calls in which every model answers every request.
 
-    Prompts have 5 to 127 tokens, 21 on average, like MixInstruct's.
+    Prompts have 5 to 127 tokens, 21 on average, as in MixInstruct.
     """
     prompts = _whole(5 + np.random.default_rng(requests).exponential(16.0, requests), 5, 127)
     return CallGraph(tuple(GraphNode(name, name, prompts, longest_output=cap) for name in ENSEMBLE))

@@ -236,7 +236,7 @@ def request_lines(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _standard_input() -> Iterable[str]:
-    """Return standard input's lines as a file's: in UTF-8 for any locale, without a byte order mark."""
+    """Return the lines of standard input: in UTF-8 for any locale, without a byte order mark."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     return sys.stdin

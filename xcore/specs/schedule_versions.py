@@ -73,7 +73,7 @@ def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, A
 
 
 def declared(record: type[Control]) -> tuple[str, ...]:
-    """Return the names of the variables that are the policy's own."""
+    """Return the names of the variables that the policy itself declares."""
     return tuple(name for name, kind in kinds(record).items() if kind is not None)
 
 

@@ -164,7 +164,8 @@ def unit_text(unit: str) -> str:
 def _known_kind(column: str, names: Collection[str], whole: bool) -> ArrivalUnit | None:
     """Return the unit of a known kind of trace.
 
-    Mooncake's `timestamp` is in milliseconds. Qwen-Bailian's, which has a `chat_id` too, and BurstGPT's are in seconds.
+    Mooncake's `timestamp` is in milliseconds. The `timestamp` of Qwen-Bailian, which also has a `chat_id`, and that of
+    BurstGPT are in seconds.
     """
     if column == "timestamp" and ("hash_ids" in names or (whole and {"input_length", "output_length"} <= set(names))):
         bailian = "chat_id" in names

@@ -118,7 +118,7 @@ def _demand(job: WaitingCall) -> RankedDemand:
 
 
 def application_gittins() -> Gittins[WaitingCall]:
-    """Hermes: the Gittins rank of the application's demand."""
+    """Return Hermes' order: by the Gittins rank of the application's demand."""
     return Gittins(_demand, lambda job: job.progress.since_estimate_s)
 
 

@@ -217,7 +217,7 @@ def read_application(
 def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
     """Return the node with the numbers of requests and rounds of its prompts' file.
 
-    The requests' lengths are the workload's.
+    The lengths of the requests are those of the workload.
     """
     if entry.prompts is None:
         return entry

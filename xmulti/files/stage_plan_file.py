@@ -16,7 +16,7 @@ from xmulti.serving.planned_units import check_names, placed_model
 def read_stage_plan(path: Path, directories: Mapping[str, str]) -> StagePlan:
     """Read the plan of a file, with the directory of each node's model.
 
-    A directory given by the node's name replaces the plan's.
+    A directory given by the node's name replaces that of the plan.
 
     Raises:
         InputError: The plan can't be run here, or models' directories are missing or of other models.

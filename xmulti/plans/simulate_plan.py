@@ -54,8 +54,8 @@ def simulate_plan(
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or random ones at each model's rate; write their timeline.
 
-    `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the trace's. `scale`
-    decides whether its lengths are scaled to the models' contexts.
+    `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the columns of the
+    trace. `scale` decides whether its lengths are scaled to the models' contexts.
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")

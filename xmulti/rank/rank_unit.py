@@ -121,9 +121,9 @@ class RankUnit:
     ) -> "RankUnit":
         """Load this rank's part of the unit of models that share devices; all ranks call it alike.
 
-        Each model has one stage. `directories` are the weights' by model name. `streams`: those on which each model
-        decodes, at the same time as the others, on its share of one GPU's multiprocessors. Without streams, one job
-        runs at a time.
+        Each model has one stage. `directories` has the weights' directory by model name. With `streams`, models decode
+        at the same time, each in its stream on its share of one GPU's multiprocessors. Without streams, one job runs at
+        a time.
 
         Raises:
             InputError: A model can't be loaded.
@@ -154,7 +154,8 @@ class RankUnit:
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
         """Prepare for requests of each model within an extent; without one, for all that its schedule allows.
 
-        All ranks call it alike. `options` are each model's; a rule by priority needs the order in its options.
+        All ranks call it alike. `options` has the options of each model; a rule by priority needs the order in its
+        options.
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule

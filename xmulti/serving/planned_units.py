@@ -43,7 +43,7 @@ def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
 
 
 def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
-    """Return a plan with the directory of each model: the one given by its name, else the plan's.
+    """Return a plan with the directory of each model: the one given by its name, else that of the plan.
 
     Messages call the plan `what`.
 

@@ -94,7 +94,7 @@ def directory_of(model: PlannedModel) -> Path:
     """Return the directory of a planned model's weights.
 
     Raises:
-        InputError: The plan names none, or another model's.
+        InputError: The plan names no directory, or that of another model.
     """
     if model.directory is None:
         raise InputError(f"Model '{model.name}' was planned without weights: pass --model {model.name}=DIR.")

@@ -64,7 +64,7 @@ def replay_plan(
 ) -> dict[str, ModelReplay]:
     """Run every model's requests through a plan.
 
-    Profiles and requests are by the models' names, which may be some of the plan's.
+    Profiles and requests are by model name; requests may be for only some models of the plan.
 
     Raises:
         InputError: A model's cache could not hold a request.

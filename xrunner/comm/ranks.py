@@ -70,7 +70,7 @@ class Ranks:
         return self.per_node * len(self.nodes)
 
     def apart(self) -> "Ranks":
-        """Return the same ranks with communicators of their own, for another model's engine.
+        """Return the same ranks with separate communicators, for another model's engine.
 
         Their messages are separate from the original's. All ranks must call it.
         """

@@ -195,7 +195,7 @@ def _open_tcp(offer: RelayOffer) -> socket.socket:
 
 
 def _proof(secret: str, end: bytes, theirs: bytes, mine: bytes) -> bytes:
-    """Return the proof that one end has the secret: a digest over the other end's nonce and its own."""
+    """Return the proof that one end has the secret: a digest over the nonces of both ends."""
     return hmac.digest(secret.encode(), end + theirs + mine, hashlib.sha256)
 
 

@@ -61,7 +61,7 @@ class Driver:
     """One replica's requests, on the lanes of its stages.
 
     `aborted` are ids that any thread adds, each with the length of an output that is complete, else None. `pool` has
-    the cache's blocks, if they differ from the schedule's.
+    the cache's blocks, if they differ from the blocks of the schedule.
     """
 
     def __init__(

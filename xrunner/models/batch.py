@@ -51,7 +51,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """All tokens of one iteration: the prompts', then the decoding ones, then padding rows."""
+    """All tokens of one iteration: tokens of prompts, then decoding tokens, then padding rows."""
 
     tokens: torch.Tensor
     """int64 [rows]"""
@@ -75,8 +75,8 @@ def attend(
 ) -> torch.Tensor:
     """Return the attention of q [rows, heads, head_size], part by part: [rows, heads, head_size].
 
-    `options` are the kernel's. The batch's keys and values are in the cache. Padding rows after the last part give
-    zeros.
+    `options` are further arguments of the kernel. The batch's keys and values are in the cache. Padding rows after the
+    last part give zeros.
     """
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for part in parts:

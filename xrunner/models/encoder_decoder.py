@@ -35,7 +35,7 @@ class EncoderDecoder(Model):
 
     @property
     def cached_layers(self) -> int:
-        """Layers of its KV cache: the decoder's, and at least one, which encoder layers use during prefill."""
+        """Number of layers in its KV cache: decoder layers, and at least one, which encoder layers use in prefill."""
         return max(1, len(self.layers))
 
     @torch.inference_mode()

@@ -105,8 +105,8 @@ def warm_up(
     On the CPU it compiles the attention kernels and maps the blocks that the run may use. It also runs oneDNN's matrix
     products with the numbers of rows of iterations, since each number is compiled separately. On a GPU it compiles
     every variant of the kernels that the run may need and captures the decoding graphs. If a run is `running` already,
-    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is the rank's, if
-    FlashInfer computes attention.
+    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is this rank's
+    planning, if FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
@@ -267,7 +267,7 @@ def _samplings(model: Model) -> tuple[Sampling, Sampling]:
 
 @torch.inference_mode()
 def _products(model: Model, cache: KVCache, rows: int) -> None:
-    """Run one layer's matrix products and the head's, for `rows` rows; other layers have the same shapes."""
+    """Run the matrix products of one layer and of the head, for `rows` rows; other layers have the same shapes."""
     x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
     layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
     slots = torch.zeros(1, dtype=torch.int64)

@@ -141,7 +141,7 @@ class ResponsesAnswer(ChatAnswer):
 
 @contextmanager
 def _own_params() -> Iterator[None]:
-    """Translate the key names in errors from the chat's to the original body's."""
+    """Translate key names in errors from those of the chat to those of the original body."""
     try:
         yield
     except ApiError as error:

@@ -198,7 +198,7 @@ class ChatTemplate:
 
 
 def _until_mark(text: str, last: str) -> str:
-    """Return the text before the mark, without a space that the template put in place of the message's own."""
+    """Return the text before the mark, without a space that the template put in place of the message's last space."""
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text:
         raise invalid("The chat template omits the last message, so it can't be continued.", "messages")

@@ -141,7 +141,7 @@ class Lane:
         return max(ran.next_s, self._out(most_underway(stages)))
 
     def _out(self, back: int) -> float:
-        """Return when the step `back` token-giving steps ago left the pipeline; 0 if there was none."""
+        """Return when an earlier step left the pipeline, counting back `back` token-giving steps; 0 if none exists."""
         return self._outs[-back] if 0 < back <= len(self._outs) else 0.0
 
     def _next_arrival(self, now: float) -> float:
