@@ -53,7 +53,7 @@ class Grammars:
     """The grammars of one model's requests.
 
     `path` is the model's tokenizer.json, None if the model has no directory; `eos` are its stop tokens, and `vocab` is
-    the number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar, or
+    the number of its tokens. Files are read and llguidance is imported only when a request has a grammar, or in
     `prepare`.
     """
 

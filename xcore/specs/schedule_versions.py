@@ -112,7 +112,7 @@ class AnyRecord:
 
 
 def _checked(value: object) -> object:
-    """Refuse all but a record or, in a file whose policy couldn't be read, a group of keys."""
+    """Raise ValueError for a value that is neither a record nor, if the policy couldn't be read, a group of keys."""
     from pydantic_core import PydanticCustomError
 
     if not isinstance(value, Control | dict):

@@ -14,7 +14,7 @@ class Actor(Protocol):
     """An actor in simulated time, usually devices with their requests. Times are in seconds since the run began."""
 
     def next_event(self) -> float:
-        """Return the time of the actor's next event; infinite if it has none until it gets more work."""
+        """Return the time of the actor's next event; infinite if it has no event before it gets more work."""
 
     def act(self, now: float) -> None:
         """Process the actor's next event, whose time is `now`."""

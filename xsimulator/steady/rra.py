@@ -174,8 +174,8 @@ def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> f
     """Return the mean seconds that a query stays.
 
     At a phase's first iteration, `active` queries are resident; queries that entered in earlier phases were also
-    resident from the end of the previous phase's decoding to its period's end. Iterations in which a query is active
-    run, as for a tagged query.
+    resident from the end of the previous phase's decoding to its period's end. An iteration with an active query always
+    runs, so the times of `tagged` apply.
     """
     need, p = load.iterations
     decoding = float(p[need > 0].sum())
