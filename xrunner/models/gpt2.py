@@ -31,6 +31,22 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "n_layer": sizes["layers"],
+        "n_embd": sizes["hidden"],
+        "n_head": sizes["heads"],
+        "n_inner": sizes["ffn"],
+        "n_positions": sizes["context"],
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {

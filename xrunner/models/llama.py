@@ -45,6 +45,26 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "num_hidden_layers": sizes["layers"],
+        "hidden_size": sizes["hidden"],
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv_heads"],
+        "head_dim": sizes["head_size"],
+        "intermediate_size": sizes["ffn"],
+        "max_position_embeddings": sizes["context"],
+        "architectures": [f"{architecture.capitalize()}ForCausalLM"],
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": False,
+        **({"sliding_window": None} if architecture == "mistral" else {}),
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {"model.embed_tokens.weight": (spec.vocab, spec.hidden), "model.norm.weight": (spec.hidden,)}

@@ -29,6 +29,24 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "num_hidden_layers": sizes["layers"],
+        "hidden_size": sizes["hidden"],
+        "word_embed_proj_dim": sizes["hidden"],
+        "num_attention_heads": sizes["heads"],
+        "ffn_dim": sizes["ffn"],
+        "max_position_embeddings": sizes["context"],
+        "architectures": ["OPTForCausalLM"],
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "pad_token_id": end,
+        "tie_word_embeddings": True,
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {

@@ -39,6 +39,26 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     return {"feed_forward_proj": config.get("feed_forward_proj", "relu") not in _ACTIVATIONS}
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "num_layers": sizes["layers"],
+        "num_decoder_layers": sizes["layers"],
+        "d_model": sizes["hidden"],
+        "num_heads": sizes["heads"],
+        "d_kv": sizes["head_size"],
+        "d_ff": sizes["ffn"],
+        "n_positions": sizes["context"],
+        "architectures": ["T5ForConditionalGeneration"],
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+        "pad_token_id": end,
+        "decoder_start_token_id": end,
+        "tie_word_embeddings": False,
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
