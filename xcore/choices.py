@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from xcore.batching.admission import Admission
+from xcore.batching.admission import ADMISSIONS, Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
 from xcore.specs.bound import PERCENTILES, BoundMeaning
@@ -43,16 +43,14 @@ def admission_rule(typed: str | None, policy: str | None) -> Admission:
     """Return the rule that --admission names; InputError if the policy doesn't have it."""
     if typed is None:
         return "reserve"
-    check_choice(typed, ("reserve", "grow"), "--admission")
-    if typed == "reserve":
-        return "reserve"
+    rule = check_choice(typed, tuple(ADMISSIONS), "--admission")
     growing = [name for name, traits in TRAITS.items() if traits.grows]
-    if policy is not None and policy not in growing:
+    if ADMISSIONS[rule].grows and policy is not None and policy not in growing:
         raise InputError(
-            f"--admission grow requires one of the policies {', '.join(growing)}, but the policy is {policy}: "
+            f"--admission {rule} requires one of the policies {', '.join(growing)}, but the policy is {policy}: "
             "leave it out."
         )
-    return "grow"
+    return rule
 
 
 def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:

@@ -63,6 +63,10 @@ class Grow:
         return sequence.input_tokens + sequence.recomputed + self._encoder_decoder
 
 
+ADMISSIONS: dict[Admission, type[Reserve | Grow]] = {"reserve": Reserve, "grow": Grow}
+"""The admission rules by their names in options and schedules."""
+
+
 def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS) -> int:
     """Return how many decode iterations in a row the free blocks suffice for: 1 to `most`.
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from math import inf
 
-from xcore.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
+from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage, most_cached
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.order import FollowingOrder, Order
 from xcore.batching.pins import Pins
@@ -55,7 +55,7 @@ class Ledger:
         self.disaggregated = disaggregated
         self._following = order.fresh() if isinstance(order, FollowingOrder) else None
         self.waiting = Queue(self._following or order)
-        self.admission = Grow(pool, encoder_decoder) if admission == "grow" else Reserve(pool, encoder_decoder)
+        self.admission = ADMISSIONS[admission](pool, encoder_decoder)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from xcore.batching import Fits, Forecast, Ledger, Sequence
+from xcore.batching.admission import ADMISSIONS
 from xcore.policies.adjustment import PEEKED_BATCHES, Adjustment
 from xcore.policies.control import PolicyContext
 
@@ -25,7 +26,7 @@ class Joining:
     @staticmethod
     def of(context: PolicyContext, iterations: int) -> "Joining":
         """Build the joining of a schedule whose next batch joins after `iterations` decode iterations."""
-        grows, workload = context.admission == "grow", context.workload
+        grows, workload = ADMISSIONS[context.admission].grows, context.workload
         forecast = Forecast(workload.output, iterations) if grows else None
         return Joining(workload.input.mean, context.adjustment, forecast)
 

@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+from xcore.batching.admission import Admission
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError
 from xcore.policies import Traits, traits_of
@@ -87,7 +88,7 @@ class Schedule(Spec):
     """Percentage of the requests that meets the bounds."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
-    admission: Literal["reserve", "grow"] = "reserve"
+    admission: Admission = "reserve"
     """When a sequence gets its blocks.
 
     `reserve`: it waits until the blocks for all its tokens are free. `grow`: it gets blocks when it needs them, and may
