@@ -40,9 +40,3 @@ def noisy_scores(lengths: Sequence[int], tau: float, seed: int) -> NDArray[np.fl
         low, high = (sigma, high) if above else (low, sigma)
     result: NDArray[np.float64] = -(logs + high * noise)
     return result
-
-
-def normal_sigma(tau: float, sd_log_length: float) -> float:
-    """Return the sigma for log-normal lengths: tau = (2/pi) asin(rho), sigma = sd * sqrt(1/rho^2 - 1)."""
-    rho = math.sin(math.pi * tau / 2)
-    return sd_log_length * math.sqrt(1 / rho**2 - 1)
