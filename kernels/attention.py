@@ -139,7 +139,7 @@ def attention_reference(
 
 
 def _weighted(weights: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Return weights [heads, queries, keys] · v [heads, keys, head_size] over the keys that are `seen` alone.
+    """Return weights [heads, queries, keys] · v [heads, keys, head_size] over the `seen` keys.
 
     `seen` is bool [queries, keys]. Other keys are left out, since NaN times a weight of zero would be NaN. A query gets
     NaN if it sees a value that is not finite.

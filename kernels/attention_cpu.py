@@ -212,7 +212,7 @@ _SIGNATURE = (
 def kernel(group: int, head_size: int, block_size: int, decode: bool) -> Callable[..., None]:
     """Compile the kernel for `group` query heads per KV head.
 
-    It is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out); see
+    The kernel is attend(q, keys, values, tables, offsets, contexts, starts, bias, scale, window, causal, out); see
     `attention.attention` for the arguments. It is compiled once for these sizes and kept on disk.
     """
     tokens = 1 if decode else max(1, _ROWS // group)

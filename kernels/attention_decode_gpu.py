@@ -13,7 +13,7 @@ from exegpt.kernels.work_list import TILE, WorkList, most_slots
 def attend_decode(common: dict[str, Any], work: WorkList | None, splits: int | None) -> None:
     """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
 
-    It runs by a work list, or by `splits` programs for each sequence and KV head.
+    The kernel follows a work list, or runs `splits` programs for each sequence and KV head.
     """
     q, kv_heads = common["q"], common["v_cache"].shape[1]
     if work is not None:

@@ -20,7 +20,7 @@ from exegpt.kernels.work_list import TILE, WorkList
 
 
 def programs_of_decoding(heads: int, values: torch.Tensor) -> int:
-    """Return the programs per KV head of a work list for `heads` query heads: as many as run at a time."""
+    """Return how many programs per KV head run at a time, for a work list with `heads` query heads."""
     kv_heads, head_size = values.shape[1], values.shape[3]
     gpu = architecture(values.device)
     tile = choose_tile(gpu, "decode", 1, heads // kv_heads, head_size, values.element_size(), biased=False)
@@ -124,6 +124,6 @@ _DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16:
 def operand(dtype: torch.dtype) -> Any:
     """Return the Triton dtype in which tiles of `dtype` are multiplied.
 
-    It is `dtype` itself, but float32 in the interpreter, which stores bfloat16 as integers.
+    This is `dtype` itself, except float32 in the interpreter, which stores bfloat16 as integers.
     """
     return tl.float32 if INTERPRETED else _DTYPES[dtype]

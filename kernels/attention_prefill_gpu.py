@@ -14,7 +14,7 @@ def attend_prefill(
 ) -> None:
     """Launch the kernel with the arguments that `attention_gpu` gives both kernels.
 
-    It computes `tiles` tiles of at most `block_q` tokens, by `splits` programs for each.
+    The kernel computes `tiles` tiles of at most `block_q` tokens, by `splits` programs for each.
     """
     q, kv_heads, sequences = common["q"], common["v_cache"].shape[1], len(common["block_table"])
     slots = len(q) * splits if splits > 1 else 0

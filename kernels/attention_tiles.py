@@ -75,7 +75,7 @@ def head_dim(head_size: int) -> int:
 def shared_bytes(capability: int, tile: Tile, head_size: int, itemsize: int) -> int:
     """Return the shared memory that Triton gives a program, at most 2 KiB too much.
 
-    It holds Q, the buffers of K and V, and the weights of the values if warps that share rows exchange them. Matrix
+    The memory holds Q, the buffers of K and V, and attention weights if warps that share rows exchange them. Matrix
     units that read shared memory themselves (from compute capability 9.0 on, for at least 64 rows) have one more
     buffer, and take the weights from registers.
     """
@@ -116,8 +116,8 @@ def num_splits(programs: int, slots: int, most_tiles: int) -> int:
     """Return how many programs share the keys of each of `programs` tiles of rows.
 
     The device runs `slots` programs at a time, and there are up to `most_tiles` tiles of keys. This is FlashAttention's
-    rule (`num_splits_heuristic` in flash_api.cpp): 1 if the programs fill 0.8 of the slots. Otherwise it is the fewest
-    whose waves are 85 % as full as the fullest, of the numbers that change the greatest share.
+    rule (`num_splits_heuristic` in flash_api.cpp): 1 if the programs fill 0.8 of the slots. Otherwise it considers the
+    numbers that reduce the largest share, and takes the smallest whose waves are at least 85 % as full as the fullest.
     """
     if programs >= 0.8 * slots:
         return 1

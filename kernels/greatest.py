@@ -13,9 +13,9 @@ _MINUS_INFINITY = np.int32(np.float32(-np.inf).view(np.int32) ^ _REST)
 def greatest(values):  # type: ignore[no-untyped-def]
     """Return the greatest value of a contiguous float32 array; NaN if any value is NaN.
 
-    Values are compared as integers, which have the order of the floats once a negative one's other bits are flipped.
-    Unlike a maximum of floats this needs no rule for NaN, so it vectorises. NaNs lie beyond both infinities, by their
-    signs, and no compiler that assumes their absence can drop the test.
+    Values are compared as integers, which have the order of the floats once the other bits of negative values are
+    flipped. An integer maximum needs no rule for NaN, so it vectorises. As integers, NaNs lie beyond the infinities. So
+    a compiler that assumes that there are no NaNs can't drop the test.
     """
     bits = values.view(np.int32)
     top, bottom = _LEAST, _MOST

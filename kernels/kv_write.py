@@ -16,8 +16,8 @@ def kv_write(k: torch.Tensor, v: torch.Tensor, keys: torch.Tensor, values: torch
     Slot s is position s mod block_size of block s // block_size. `values` is [blocks, kv_heads, block_size, head_size];
     `keys` has the shape of `kv_layout.key_shape`.
 
-    A value that is not finite is stored as zeros with a key of NaN. A query that sees it gets NaN. A query of the same
-    tile that doesn't see it gets no difference; zero times an infinity would be NaN.
+    A value that is not finite is stored as zeros with a key of NaN. A query that sees it gets NaN. Queries that don't
+    see it are not affected, even in the same tile, where zero times infinity would be NaN.
     """
     if gpu_device.on_gpu(k):
         from exegpt.kernels.kv_write_gpu import kv_write_gpu

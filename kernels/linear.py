@@ -33,8 +33,8 @@ def can_pack(dtype: torch.dtype) -> bool:
 class PackedLinear:
     """A layer y = activation(x · Wᵀ + b), or y = x · Wᵀ + b + residual: 2.5 times as fast as `F.linear` in float32.
 
-    `weight` is [outputs, inputs] and is not kept if it is packed; `bias` is [outputs]. `pack=False` keeps the plain
-    product, which a device or dtype without a packed product gets too.
+    `weight` is [outputs, inputs] and is not kept if it is packed; `bias` is [outputs]. `pack=False` uses the plain
+    product, as do devices and dtypes without a packed product.
     """
 
     def __init__(

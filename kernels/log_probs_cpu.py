@@ -13,7 +13,7 @@ _CHUNK = 64
 
 @njit(error_model="numpy")
 def _likeliest(x, most):  # type: ignore[no-untyped-def]
-    """Return the places of the `most` greatest values of x, the greatest first; of equals the first comes first."""
+    """Return the places of the `most` greatest values of x, the greatest first; equal values in their order."""
     places, count = np.empty(most, np.int64), 0
     for begin in range(0, len(x) if most else 0, _CHUNK):
         end = min(begin + _CHUNK, len(x))

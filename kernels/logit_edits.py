@@ -58,7 +58,7 @@ def edit_logits(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
 
 
 def _biased(logits: torch.Tensor, edits: LogitEdits) -> torch.Tensor:
-    """Return a copy in float32 with the bias, which may come before the mask: it is finite."""
+    """Return a float32 copy with the bias added. The bias is finite, so it may be added before the mask."""
     x = torch.empty(logits.shape, device=logits.device).copy_(logits)
     if edits.bias.shape[0]:
         row, token = edits.biased

@@ -9,7 +9,7 @@ import numba
 
 
 def njit(*arguments: Any, **options: Any) -> Any:
-    """Compile as `numba.njit` does, with the same arguments, but go on without a cache that can't be used.
+    """Compile as `numba.njit` does, with the same arguments, but continue without a cache if it can't be used.
 
     Such a cache is in a folder without write permission, on a full disk, or in an incomplete file. It is reported once
     on standard error.

@@ -20,7 +20,7 @@ def follow_torch() -> None:
 
 
 def compiled(x: torch.Tensor) -> bool:
-    """Return whether the kernels compiled by numba take this tensor: float32 on the CPU. Makes the threads agree."""
+    """Return whether numba's kernels take this tensor (float32 on the CPU); also set numba's threads to torch's."""
     if x.device.type != "cpu" or x.dtype != torch.float32:
         return False
     follow_torch()

@@ -136,7 +136,7 @@ def store_result(
     arrived_at,
     HEAD_SIZE: tl.constexpr,
 ):
-    """Store the result, or a partial one; the last program of its rows stores the merged result."""
+    """Store the result, or a partial result; the program that finishes last stores the merged result."""
     offs_d = tl.arange(0, acc.shape[1])
     kept = real[:, None] & (offs_d < HEAD_SIZE)[None, :]
     l_i = tl.where(l_i > 0, l_i, 1.0)  # rows that see nothing here get 0, with a weight of 2^-inf
@@ -172,7 +172,7 @@ def _merged(
 ):
     """Merge all parts' results, each weighted by its share of the sum of exponentials: float32 [BLOCK_M, HEAD_DIM].
 
-    The order is that of the parts, whichever came last: the result is the same in every run.
+    Parts are merged in their own order, not in the order of completion, so the result is the same in every run.
     """
     offs_d = tl.arange(0, kept.shape[1])
     acc = tl.zeros(kept.shape, tl.float32)

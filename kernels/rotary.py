@@ -46,8 +46,8 @@ def rotate_and_write(
 ) -> None:
     """Rotate q [tokens, heads, head_size] in place; store k rotated and v, [tokens, kv_heads, head_size], in the cache.
 
-    It is `rotate` of q and k, then `kv_write`, with their arguments, in one kernel. Afterwards the content of k is
-    undefined: rotated or not.
+    Does the work of `rotate`, for q and k, and of `kv_write` in one kernel, with the same arguments. Afterwards k may
+    or may not be rotated.
     """
     if gpu_device.on_gpu(q):
         from exegpt.kernels.rotary_gpu import rotate_and_write_gpu

@@ -30,9 +30,9 @@ _MARGIN = np.float32(1 + 1e-4)
 
 @njit(error_model="numpy")
 def _uniform(seed, position, first, out):  # type: ignore[no-untyped-def]
-    """Write the v of `arrival_times` for four times as many tokens as out's rows are long, from group `first` on.
+    """Write the uniform values v of `arrival_times` to `out` [4, groups], from group `first` on.
 
-    out[j, g] is that of token 4 · (first + g) + j. It is written so that LLVM computes several groups at a time.
+    out[j, g] belongs to token 4 · (first + g) + j. The loops let LLVM compute several groups at a time.
     """
     for g in range(out.shape[1]):
         k0, k1 = np.uint64(seed) & _MASK, np.uint64(seed) >> _HALF
@@ -57,7 +57,7 @@ def _arrival_time(v):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _draw(x, least, seed, position):  # type: ignore[no-untyped-def]
-    """Return the token of x that arrives first, of those whose logit is at least `least`."""
+    """Return the token that arrives first, among tokens of x whose logit is at least `least`."""
     v = np.empty((4, _GROUPS), np.float32)
     best, token = np.float32(-np.inf), 0
     for first in range(0, len(x), 4 * _GROUPS):
@@ -95,7 +95,7 @@ def _chunk_tops(x):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _places(x, tops, least):  # type: ignore[no-untyped-def]
-    """Return where x is at least `least`; only chunks whose tops are at least that are searched."""
+    """Return where x is at least `least`; only chunks whose greatest value reaches `least` are searched."""
     places, count = np.empty(len(x), np.int32), 0
     for chunk in range(len(tops)):
         if tops[chunk] >= least:
@@ -118,10 +118,10 @@ def _kth_greatest(x, tops, k):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
-    """Return the greatest value that, with all above it, has at least k values and the mass `wanted`.
+    """Return the greatest threshold that leaves at least k values and the mass `wanted`.
 
-    If no value does, return the least. The mass is in units of the greatest's. The search bisects between values, and
-    looks only at undecided ones.
+    If there is none, return the least value. Masses are relative to that of the greatest value. The search bisects
+    between values, and looks only at undecided ones.
     """
     low, high = values.min(), values.max()
     top = high
@@ -142,7 +142,7 @@ def _least_kept(values, k, wanted):  # type: ignore[no-untyped-def]
 
 @njit(error_model="numpy")
 def _least_of_share(x, tops, least, share):  # type: ignore[no-untyped-def]
-    """Return the greatest value that, with all above it, has the share `share` of the mass.
+    """Return the greatest threshold that leaves at least the share `share` of the mass.
 
     The mass is that of the values that are at least `least`.
     """

@@ -275,7 +275,8 @@ def _kth_greatest(
     """Return the k-th greatest of a row's scaled logits, 0 < k <= n_cols, by radix selection.
 
     Keys are 32 bits wide and in the order of the logits. Of the keys that begin with the prefix found so far, the next
-    eight bits are counted. The digit of the k-th greatest is the highest one that has, with those above it, k of them.
+    eight bits are counted. The digit of the k-th greatest key is the highest for which at least k keys have this digit
+    or a higher one.
     """
     prefix = tl.zeros([], tl.uint32)
     for i in range(4):
@@ -299,7 +300,7 @@ def _kth_of_block(x, real, k):
 
 @triton.jit
 def _count_digits(x, real, prefix, shift):
-    """Count for each digit the keys that begin with a prefix and go on with the digit: int32 [256]."""
+    """Count for each digit the keys that begin with a prefix and continue with the digit: int32 [256]."""
     key = _key(x) >> shift
     return tl.histogram((key & 255).to(tl.int32), 256, mask=real & (key >> 8 == prefix))
 
@@ -315,7 +316,7 @@ def _next_digit(counts, prefix, k):
 
 @triton.jit
 def _key(x):
-    """Convert floats to unsigned integers of the same order: negative ones have all bits flipped, others the sign's."""
+    """Convert floats to unsigned integers of the same order: flip all bits of negative floats, else the sign bit."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)  # -0.0 becomes 0.0
     return tl.where(bits >= 0x80000000, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -343,8 +344,8 @@ def _race(
 ):
     """Run one race of a row's tokens.
 
-    Masses are in units of e^above; for a race of all tokens they are zero. A race's winner is no further below the
-    greatest logit than times differ in their logarithms, so they don't overflow.
+    Masses are in units of e^above; for a race of all tokens they are zero. The winner's logit is close enough to the
+    greatest one that masses don't overflow.
 
     Returns:
         The token that arrives first, the lowest of equals; the mass of the tokens that race; the mass of all that

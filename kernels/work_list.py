@@ -36,7 +36,7 @@ class WorkList(NamedTuple):
 
 
 def most_slots(programs: int) -> int:
-    """Return the most slots of a work list: a share begins and ends in a split sequence."""
+    """Return the largest number of slots: each program's share may begin and end in a split sequence."""
     return 2 * programs
 
 
@@ -69,6 +69,6 @@ def deal(
 
 
 def balance(first_items: np.ndarray, items: np.ndarray) -> float:
-    """Return the greatest program's tiles over the mean of all: 1 if all have the same."""
+    """Return the largest number of tiles of a program relative to the mean: 1 if all programs have the same."""
     done = np.concatenate(([0], np.cumsum(items[: first_items[-1], 2])))[first_items]
     return float(np.diff(done).max() * (len(first_items) - 1) / done[-1])

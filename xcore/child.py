@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 def child_command(arguments: Sequence[str], outlives: bool = False) -> list[str]:
     """Return the command line of `exegpt` with these arguments, for a child of this process.
 
-    The child ends with this process, unless it `outlives` it or something else starts it.
+    The child ends with this process, unless `outlives` is set or another process starts the child.
     """
     return [sys.executable, "-c", _MAIN, _path(), "0" if outlives else str(os.getpid()), *arguments]
 
@@ -43,7 +43,7 @@ def ending_with_parent(program: str, arguments: Sequence[str], number: int = sig
 def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:
     """Let the kernel send this process a signal when its parent ends, even if the parent is killed (Linux only).
 
-    `parent` is the parent that started it, which may have ended before; None: the present one.
+    `parent`: the process that started this one and may have ended already; None: the present parent.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

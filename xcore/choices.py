@@ -2,7 +2,7 @@
 
 from typing import TypeVar
 
-from xcore.batching.admission import Admission
+from xcore.batching.admission import ADMISSIONS, Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
 from xcore.specs.bound import PERCENTILES, BoundMeaning
@@ -13,7 +13,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 def check_choice(value: str, allowed: tuple[Choice, ...], option: str) -> Choice:
-    """Return the one of `allowed` that `value` names; InputError if it is none of them."""
+    """Return the member of `allowed` that equals `value`; InputError if there is none."""
     for choice in allowed:
         if choice == value:
             return choice
@@ -43,16 +43,14 @@ def admission_rule(typed: str | None, policy: str | None) -> Admission:
     """Return the rule that --admission names; InputError if the policy doesn't have it."""
     if typed is None:
         return "reserve"
-    check_choice(typed, ("reserve", "grow"), "--admission")
-    if typed == "reserve":
-        return "reserve"
+    rule = check_choice(typed, tuple(ADMISSIONS), "--admission")
     growing = [name for name, traits in TRAITS.items() if traits.grows]
-    if policy is not None and policy not in growing:
+    if ADMISSIONS[rule].grows and policy is not None and policy not in growing:
         raise InputError(
-            f"--admission grow requires one of the policies {', '.join(growing)}, but the policy is {policy}: "
+            f"--admission {rule} requires one of the policies {', '.join(growing)}, but the policy is {policy}: "
             "leave it out."
         )
-    return "grow"
+    return rule
 
 
 def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
@@ -70,7 +68,7 @@ def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:
 
 
 def with_prefixes(policies: tuple[str, ...], typed: str | None) -> tuple[str, ...]:
-    """Return those of the policies that cache prefixes; InputError for a typed one that doesn't."""
+    """Return the policies that cache prefixes; InputError if the user chose a policy that doesn't."""
     caching = tuple(name for name in policies if TRAITS[name].caches_prefixes)
     lacking = [name for name in policies if name not in caching]
     if typed is not None and lacking:

@@ -176,7 +176,10 @@ def _lookalikes(unused: Sequence[str], columns: Mapping[str, str | None]) -> lis
 
 
 def _resembles(name: str, key: str, lacking: bool) -> bool:
-    """Return whether a column may mean what `key` is; more names do if the trace lacks one (`t` for `ts`, too)."""
+    """Return whether a column's name resembles `key`.
+
+    If the trace is `lacking` a column for the key, short names such as `t` for `ts` count too.
+    """
     text = _letters(name, key)
     known = [_letters(other, key) for other in COLUMNS[key]]
     if lacking and key == "arrival" and (text in ("time", "t", "date") or any(part in text for part in _MOMENTS)):

@@ -182,7 +182,7 @@ def write(path: str | Path, spec: Any) -> None:
 
 
 def article(spec: str) -> str:
-    """Return the indefinite article of a spec."""
+    """Return the indefinite article for a spec's name."""
     return "an" if spec[0] in "aeio" else "a"
 
 
@@ -319,7 +319,7 @@ def read_yaml(path: Path, what: str) -> Any:
 
 
 def _refuse_repeated_keys(root: Any) -> None:
-    """Raise YAMLError for a group in which a key comes twice: only the last value would count."""
+    """Raise YAMLError for a group in which a key occurs twice: YAML would keep only the last value."""
     import yaml
 
     nodes, seen = [root], set()

@@ -24,7 +24,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def parse_delay(text: str, option: str) -> float:
-    """Return the seconds in `text`, zero included. Raises InputError for any other than a duration up to a minute."""
+    """Return the seconds in `text`, zero included. Raises InputError for all but a duration of up to a minute."""
     match = _FORM.fullmatch(text.strip().lower())
     seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
     if seconds > 60:

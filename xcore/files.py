@@ -19,7 +19,7 @@ def model_directory(text: str) -> Path:
 
 
 def read_schedule(path: Path) -> Schedule:
-    """Read a schedule from its file; another version is refused before the rest is checked."""
+    """Read a schedule from its file; another version is refused before other keys are checked."""
     data = document.read_json(path)
     version = data.get("version") if isinstance(data, dict) else None
     if isinstance(data, dict) and {"schedule", "frontier"} & data.keys():

@@ -18,10 +18,10 @@ WORTH = 4
 
 
 class Processes:
-    """Processes that start when there is first enough to do, and end with the context."""
+    """Processes that start once there is enough work, and end with the context."""
 
     def __init__(self, worth: int = WORTH) -> None:
-        """Start no process yet; `worth` is the number of calls that is enough."""
+        """Start no process yet; `worth` is the number of calls from which processes are started."""
         self._worth = worth
         self._pool: ProcessPoolExecutor | None = None
 
@@ -68,7 +68,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end. The pool's own processes don't notice it: each of them keeps its queue open."""
+    """Wait for the parent's end. The pool's processes don't notice it themselves: each keeps its queue open."""
     parent = parent_process()
     assert parent, "a process that another has started"
     parent.join()

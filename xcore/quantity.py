@@ -41,7 +41,7 @@ def more_text(ratio: float) -> str:
 
 
 def counted(count: int, spec: str) -> str:
-    """Return a count with its spec: `1 device`, `1,024 devices`."""
+    """Return a count with its noun: `1 device`, `1,024 devices`."""
     return f"{count:,} {spec}{'' if count == 1 else 's'}"
 
 

@@ -22,7 +22,7 @@ _FIRST_NS, _LAST_NS = -62_135_596_800 * 10**9, 253_402_300_800 * 10**9
 
 @dataclass(frozen=True)
 class Moment:
-    """A moment in a certain unit: a date, or a duration since some beginning."""
+    """A moment in a certain unit: a date, or a duration since an unknown start."""
 
     nanoseconds: int
 
@@ -115,7 +115,7 @@ def _without_zeros(path: Path, what: str) -> Iterator[str]:
 
 
 def _csv_rows(reader: Any, path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the values of each row that has some."""
+    """Yield the values of each row that isn't empty."""
     while True:
         try:
             row = next(reader, None)

@@ -16,7 +16,7 @@ Problem = TypeVar("Problem")
 
 
 def process_text(module: str) -> str:
-    """Return the program of a process that runs the module's `main`; it finds its modules where its parent does."""
+    """Return the program of a process that runs the module's `main`, with this process's module path."""
     return f"import sys; sys.path[:] = sys.argv[1:]; from {module} import main; main()"
 
 

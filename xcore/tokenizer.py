@@ -32,7 +32,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 @contextlib.contextmanager
 def _without_panics() -> Iterator[None]:
-    """Hold standard error back, and drop it if the library panics: Rust prints a panic, which is raised as well."""
+    """Hold back standard error, and drop it if the library panics: Rust prints the panic, which is also raised."""
     with contextlib.suppress(OSError):  # a full disk, say
         sys.stderr.flush()
     with tempfile.TemporaryFile() as held, contextlib.ExitStack() as restoring:

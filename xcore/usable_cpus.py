@@ -11,7 +11,7 @@ def usable_cpus() -> int:
 
 
 def cpu_ids() -> frozenset[int]:
-    """Return the CPUs that this process may run on. Where processes can't be bound (macOS, Windows) these are all."""
+    """Return the CPUs that this process may run on: all, if processes can't be bound (macOS, Windows)."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
@@ -20,7 +20,8 @@ def cpu_ids() -> frozenset[int]:
 def within_quota(cpus: int) -> int:
     """Return the number of these CPUs that the CPU quota pays for, at least 1.
 
-    A part of a CPU doesn't count: the kernel would stop one of the threads in each period, and the others would wait.
+    The quota is rounded down. Otherwise the kernel would stop one thread in each period, and the other threads would
+    wait for it.
     """
     quota = cpu_quota()
     return max(1, cpus if quota is None else min(cpus, int(quota)))

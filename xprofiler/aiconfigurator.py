@@ -35,7 +35,7 @@ _ELEMENT_BYTES = 2  # messages are counted in 16-bit elements: in bytes, no link
 
 
 def systems_folder() -> Path | None:
-    """Return the installed package's folder of tables; None where it isn't installed."""
+    """Return the installed package's folder of tables; None if it isn't installed."""
     package = importlib.util.find_spec(_PACKAGE)
     places = package.submodule_search_locations if package else None
     return Path(next(iter(places))) / "systems" if places else None
@@ -53,9 +53,9 @@ def aiconfigurator_profile(
 ) -> Profile:
     """Return a model's Profile on `system` from the tables measured with `engine`'s kernels.
 
-    `folder` is the package's systems folder, by default the installed one's. `overhead_s` is the engine's own time per
-    iteration, which the tables don't hold. Instead, `serving` gives all that an engine adds except its clock: measured
-    kernels ran at their own clock.
+    `folder` is the systems folder, by default that of the installed package. `overhead_s` is the engine's own time per
+    iteration, which the tables don't hold. Alternatively, `serving` is the engine whose overheads are added, except for
+    its clock, since measured kernels ran at their own clock.
 
     Raises:
         InputError: The tables don't hold a system, engine, dtype or shape; the message lists what they hold.
@@ -81,11 +81,15 @@ def aiconfigurator_profile(
             "engine": engine,
             "kv_dtype": kv_dtype,
             **{f"{name}_version": version for name, version in tables.versions.items()},
-            "products": "between measured shapes by the ratio to full speed; beyond 65536 wide, the ratio there"
-            + ("; without the kernel that quantises their input" if (engine, dtype) == ("trtllm", "fp8") else ""),
-            "pieces": "attention after cached tokens: the whole prompt's, by the share of token pairs",
-            "send": "half of a two-device all-gather; between nodes: the device kind's data sheet",
-            "filled": "attention of more tokens than were measured grows with the work, and is named as filled",
+            "products": "their share of full speed is interpolated between measured shapes, and constant beyond 65536"
+            + (
+                "; the kernel that quantises their input is not included"
+                if (engine, dtype) == ("trtllm", "fp8")
+                else ""
+            ),
+            "pieces": "attention of a chunk: the whole prompt's, times the chunk's share of token pairs",
+            "send": "half the time of a two-device all-gather; between nodes: the data sheet of the device kind",
+            "filled": "attention of more tokens than were measured grows with the work, and is listed as filled",
             "not_in_source": "the engine's own time per iteration; sampling; norms, rotary embedding and activation, "
             "which take their bytes at the bandwidth that products reach, but at least as long as the least product"
             + ("; products in fp16, which take as long as in bf16" if dtype == "fp16" else ""),
@@ -185,7 +189,7 @@ def _operators(model: ModelSpec, tables: _Tables, cluster: ClusterSpec, dtype: s
 def _attention(tables: _Tables, phase: str, head_size: int, kv_dtype: str) -> dict[tuple[int, int], Table]:
     """Return tables over one common grid by (heads, KV heads), of the kernel with which most rows were measured.
 
-    Where a table has 8-bit attention as well as 8-bit keys and values, the 8-bit attention is what the engine uses.
+    If a table has 8-bit attention as well as 8-bit keys and values, the 8-bit attention is what the engine uses.
     """
     name = f"{phase}_attention"
     rows = tables.columns("attention", name, head_dim=head_size, window_size=0, kv_cache_dtype=kv_dtype)
@@ -224,7 +228,7 @@ def _completed(axes: Any, points: tuple[tuple[float, ...], ...], measured: dict[
 def _collective(rows: dict[str, Array]) -> dict[int, Table]:
     """Return tables of seconds by message bytes, one per number of devices.
 
-    Kernels launched from a graph are taken, if both kinds were measured.
+    If both kinds were measured, kernels launched from a graph are used.
     """
     kept = np.ones(len(rows["latency"]), dtype=bool)
     sources = {str(s) for s in rows["kernel_source"]}

@@ -47,7 +47,7 @@ def link_grids(ranks: Ranks) -> tuple[Grid, ...]:
 
 
 def measure_links(recorder: Recorder, ranks: Ranks, links: Links, turn: int) -> None:
-    """Run one pass over the points of `link_grids`: the pair's ranks send, and the others sleep meanwhile."""
+    """Run one pass over the points of `link_grids`: the pair's ranks send, and the other ranks sleep meanwhile."""
     for name, pair in pairs(ranks).items():
         for size in _BYTES:
             recorder.record(name, (size,), turn, functools.partial(_time_send, ranks, links, pair, size))

@@ -58,7 +58,7 @@ def _along(at: Array, values: Array) -> tuple[Array, Array]:
 
 
 def table(axes: tuple[str, ...], points: tuple[tuple[float, ...], ...], values: Array, beyond: Array) -> Table:
-    """Return the Table of `values`; its NaNs are replaced by those of `beyond` and listed as filled."""
+    """Return the Table of `values`; its NaNs are replaced by the values of `beyond` and listed as filled."""
     gaps = np.isnan(values)
     filled = np.where(gaps, beyond, values).ravel()
     return Table(axes, points, tuple(filled.tolist()), filled=tuple(np.flatnonzero(gaps).tolist()) or None)

@@ -42,7 +42,7 @@ def measured_job(
     progress: Progress | None = None,
     attention: str = "triton",
 ) -> ProfilingJob:
-    """Return the stored measurement of such a job, at all points if there is one; else measure now, at few points.
+    """Return the stored measurement of an equal job, preferably at all points; else measure now, at few points.
 
     A measurement on a busy machine is repeated; if the machine is still busy, the calmer one is returned but not
     stored. All ranks call it alike, and all get the result.

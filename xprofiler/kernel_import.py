@@ -66,14 +66,14 @@ class KernelImport:
 def kernel_import(
     profile: Profile, model: ModelSpec, cluster: ClusterSpec, kv_dtype: str, typed: str | None = None, name: str = ""
 ) -> KernelImport | None:
-    """Return the import for a prediction from a data sheet; None for other profiles, or where no tables cover it.
+    """Return the import for a prediction from a data sheet; None for other profiles, or if no tables cover it.
 
     Args:
         profile: The profile of the prediction.
         model: The model's spec.
         cluster: Its links must be built-in ones: measured links hold for those alone.
         kv_dtype: The dtype of keys and values.
-        typed: The model as the user typed it; None where that is not known.
+        typed: The model as the user typed it; None if that is not known.
         name: The model's name in a file of several models.
     """
     if profile.source != "roofline" or not is_stock(cluster):

@@ -53,5 +53,5 @@ KERNELS = {"vllm": "vllm", "vllm-0.11": "vllm", "sglang": "sglang", "tensorrt-ll
 
 
 def tables_for(device: str, engine: str) -> KernelTables | None:
-    """Return the tables of an engine preset's kernels on a device; None where there are none."""
+    """Return the tables of an engine preset's kernels on a device; None if there are none."""
     return next((t for t in TABLES if (t.device, t.kernels) == (device, KERNELS.get(engine))), None)

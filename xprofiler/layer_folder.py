@@ -113,7 +113,7 @@ def _by_layer(path: Path, axis: str, needed: tuple[str, ...]) -> dict[str, dict[
 def _sum(axis: str, parts: list[dict[float, float]]) -> Table:
     """Return the sum of several layers' times at the points of the first.
 
-    The times of the others are linear between their points.
+    The times of the other layers are interpolated linearly.
     """
     at = tuple(sorted(parts[0]))
     total = sum(np.interp(at, sorted(p), [p[x] for x in sorted(p)]) for p in parts)
@@ -147,10 +147,10 @@ def _layer(dense: dict[str, dict[float, float]], mixed: Table) -> LayerTables:
 def _attention(path: Path) -> Table:
     """Return the shared kernel's table over [chunk, past, decodes, context].
 
-    Without a prompt the past doesn't matter, and without decoding the context doesn't: those planes repeat the one
-    measured value. Where two measured grids overlap, they leave gaps, which are filled linearly. Prompts with more
-    decoding sequences than were measured together are outside all measurements. There the time grows with the decoding
-    sequences as it does without a prompt, and the points are listed as filled.
+    Without a prompt the past has no effect, and without decoding the context has none: these planes repeat the measured
+    value. Gaps between two measured grids are filled linearly. Prompts with more decoding sequences than were measured
+    together are outside all measurements. Such points are listed as filled: their time grows with the decoding
+    sequences as without a prompt.
     """
     measured = {tuple(r.number(c) for c in _ATTENTION): r.number("time_us") * _US for r in _read(path, _ATTENTION)}
     points = tuple(tuple(sorted({at[axis] for at in measured} | {0.0})) for axis in range(3))
@@ -167,6 +167,6 @@ def _attention(path: Path) -> Table:
         beyond[:, :, n] = np.where(np.isnan(beyond[:, :, n]), beyond[:, :, n - 1] + growth, beyond[:, :, n])
     if np.isnan(beyond).any():
         raise InputError(
-            f"'{path}' has too few rows of only chunks and of only decode to fill its grid: add measurements."
+            f"'{path}' has too few rows with only chunks or with only decoding to fill its grid: add measurements."
         )
     return table(("chunk", "past", "decodes", "context"), points, values, beyond)

@@ -87,7 +87,7 @@ def measure_job(
     `attention` as in `Model`.
 
     Raises:
-        InputError: On every rank, where the ranks' models, dtypes, versions or CPUs differ, or where they share GPUs.
+        InputError: On every rank, if the ranks' models, dtypes, versions or CPUs differ, or if they share GPUs.
     """
     device = made_current(device)
     ranks.agree(lambda: _facts(source, dtype, device, attention))
@@ -150,7 +150,7 @@ def _job_facts(ranks: Ranks, links: Links) -> dict[str, str]:
         "rest": "at degrees above 1 with the layer's all-reduces, measured separately",
         "ends": "embedding and head whole on every device",
         "links": " and ".join(f"{name} between ranks {a} and {b}" for name, (a, b) in measured.items())
-        + (", taken for the other kind too" if len(measured) == 1 else ""),
+        + (", used for the other kind too" if len(measured) == 1 else ""),
     }
 
 
@@ -242,7 +242,7 @@ def _switch(model: Model, recorder: Recorder, points: Points) -> Table:
 def _shard(
     model: Model, recorder: Recorder, points: Points, links: Links, reduce: Reduce | None
 ) -> tuple[LayerTables, LayerTables | None, Table]:
-    """Return the tables of a decoder layer's shard and of an encoder layer's, and of an all-reduce by its bytes.
+    """Return the tables of the shards of a decoder and an encoder layer, and of an all-reduce by its bytes.
 
     The layers' tables include one all-reduce for each block of the layer.
     """
@@ -320,7 +320,7 @@ def _parts(
 def layer_pass(model: Model, tokens: int, encoder: bool = False, most: int | None = None) -> Callable[[], object]:
     """Return a call of the layers without their attention kernels, on `tokens` tokens.
 
-    They are the decoder layers, or with `encoder` the encoder layers: all, or at most the first `most`.
+    These are the decoder layers or, with `encoder`, the encoder layers: all, or only the first `most`.
     """
     rows = computed_rows(tokens)
     x = _states(model, rows)
@@ -356,7 +356,7 @@ def _cross_projection(model: Model, tokens: int) -> Callable[[], object]:
 def _decoding(model: Model, probe: AttentionProbe, batch: int, context: int) -> Callable[[], object]:
     """Return a call of one layer's attention for one new token of each of `batch` sequences of `context` tokens.
 
-    In an encoder-decoder half of the tokens are the input's, which cross-attention reads.
+    In an encoder-decoder, half of the tokens belong to the input, which cross-attention reads.
     """
     if not isinstance(model, EncoderDecoder):
         return probe.call(batch, 1, context - 1)

@@ -26,5 +26,5 @@ def switch_seconds(call: Callable[[], object], other: Callable[[], object]) -> T
 
 
 def _row(clock: Callable[[], float], left_out: int) -> list[float]:
-    """Return the seconds of the calls that count, in a row."""
+    """Return the seconds of consecutive calls, without the first `left_out`."""
     return [clock() for _ in range(left_out + _KEPT)][left_out:]

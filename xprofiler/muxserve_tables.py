@@ -52,7 +52,7 @@ def _profile(name: str, degrees: dict[str, Any]) -> IterationProfile:
 
 
 def _enveloped(cells: list[dict[str, Any]], batches: list[int], lengths: list[int], phase: str) -> Array:
-    """Return [shares, batches, lengths] in seconds; infinite where no cell with as much work was measured."""
+    """Return [shares, batches, lengths] in seconds; infinite where no cell with at least as much work exists."""
     seconds = np.full((len(cells), len(batches), len(lengths)), np.inf)
     for s, of_share in enumerate(cells):
         for b, batch in enumerate(batches):

@@ -171,8 +171,8 @@ def _over(axis: str, at: Array, seconds: Array) -> Table:
 def _chunks(encode: Table, decode: Table) -> Table:
     """Return the attention of a prompt's chunk after cached tokens, derived from that of complete prompts.
 
-    It is the chunk's share of the prompt's pairs of tokens. It is at least the time to read the cache once, as in a
-    decoding step.
+    The time is the prompt's, times the chunk's share of token pairs, and at least the time to read the cache once, as
+    in a decoding step.
     """
     batches, lengths = encode.points
     first = lengths[0]

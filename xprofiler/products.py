@@ -40,7 +40,7 @@ class Products:
     ) -> "Products":
         """Return the products from the columns of a table, [measurements] each.
 
-        Where a shape has several times, the least counts.
+        If a shape has several times, the shortest counts.
         """
         rows, outputs, inputs = (np.unique(v) for v in (m, n, k))
         best = np.full((len(rows), len(outputs), len(inputs)), np.inf)
@@ -73,7 +73,7 @@ class Products:
 def _full_speed(
     m: Array, n: Array | float, k: Array | float, flops_s: float, bandwidth_bytes_s: float, value_bytes: int
 ) -> Array:
-    """Return seconds at the peak rates. The outputs are written in 16 bits whatever the inputs are."""
+    """Return seconds at the peak rates. The outputs are written in 16 bits for inputs of any dtype."""
     moved = (n * k + m * k) * value_bytes + 2 * m * n
     return np.maximum(2.0 * m * n * k / flops_s, moved / bandwidth_bytes_s)
 

@@ -56,11 +56,11 @@ def _find_profile(
     attention: str,
     front_end_s: float | None,
 ) -> tuple[Profile, str]:
-    """Return the profile that `--profile` asks for (None: the stored one, else the roofline), and a text that names it.
+    """Return the profile that `--profile` names (None: the stored one, else the roofline), and a text that names it.
 
-    Without a dtype, it is a file's profile in the file's dtype. An `engine` is for a roofline or imported kernels; it
-    is refused with a profile that was measured with another engine. A stored profile was measured with the same
-    `attention`; the text names a file's attention where it differs.
+    Without a dtype, a file's profile has the file's dtype. An `engine` is only for a roofline or imported kernels: a
+    profile that was measured with another engine is refused. A stored profile was measured with the same `attention`;
+    the text names a file's attention if it differs.
     """
     rooflines.check_engine(engine)
     if text is not None and text != "roofline":
@@ -95,7 +95,7 @@ def _under(engine: str, profile: Profile, model: ModelSpec, cluster: ClusterSpec
 def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) -> tuple[Profile, str]:
     """Return the profile with the time of the engine with which a schedule was found, and a sentence on it.
 
-    Imported kernels get that engine's time, unless an `engine` was asked for. The sentence names the engine, or says
+    Imported kernels get that engine's time, unless the user named an `engine`. The sentence names the engine, or says
     that the schedule was found with another profile; it is empty for the schedule's own profile.
     """
     from xcore.specs.engine_spec import ENGINES
@@ -115,7 +115,7 @@ def as_found(profile: Profile, schedule: Schedule, engine: str | None = None) ->
 
 
 def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
-    """Return a note that a profile was measured on other devices than the cluster's.
+    """Return a note if a profile was measured on other devices than those of the cluster.
 
     It is empty if the devices are the same, by any name.
     """
@@ -129,7 +129,7 @@ def _device_note(profile: Profile, cluster: ClusterSpec) -> str:
 
 
 def _attention_note(profile: Profile, attention: str) -> str:
-    """Return a note on a profile's attention where it isn't the run's; empty where the profile names none."""
+    """Return a note if a profile's attention differs from that of the run; empty if it is equal or unknown."""
     measured = profile.provenance.get("attention")
     if measured is None or measured.split()[0] == attention:
         return ""
@@ -193,7 +193,7 @@ def measured_profile(
 
 
 def profile_text(profile: Profile) -> str:
-    """Return a text that names a measured profile, and how it could be better."""
+    """Return a text that names a measured profile, and says how to measure a better one."""
     from xprofiler.store import is_coarse
 
     coarse = is_coarse(profile)

@@ -77,7 +77,7 @@ def measured_slowdown(profile: Profile, model: Model, ranks: Ranks) -> Slowdown:
 
 
 def _measured(table: Table, tokens: int) -> float:
-    """Return `tokens`, or the table's most: beyond a small grid, a line through noise may fall to 0 seconds."""
+    """Return `tokens`, or the table's largest number: beyond a small grid, extrapolated noise may reach 0 seconds."""
     return min(float(tokens), table.points[0][-1])
 
 
@@ -159,7 +159,7 @@ class _Scale:
     def _points(self, table: Table, work: Callable[..., tuple[float, float]], read: float | None = None) -> Table:
         """Return a scaled table; `work` gives FLOPs and bytes by coordinates.
 
-        `read` is its slowdown of reading; None: the layers'.
+        `read` is the slowdown of reading the table's data; None: the slowdown of reading layers.
         """
         factors = [self._factor(*work(*at), read or self.slowdown.read) for at in itertools.product(*table.points)]
         return replace(table, values=tuple(v * f for v, f in zip(table.values, factors, strict=True)))

@@ -20,7 +20,10 @@ _CACHED_TOKENS = 256
 
 
 class Reuse:
-    """The calls before the timed calls of a model's parts. On a GPU they do nothing: a timing flushes its caches."""
+    """The calls before the timed calls of a model's parts.
+
+    On a GPU these calls do nothing, because each timing flushes the caches.
+    """
 
     def __init__(self, model: Model):
         spec, tp, width = model.spec, model.shard.of, BYTES[model.dtype]
@@ -33,8 +36,8 @@ class Reuse:
     def layers(self, tokens: int) -> Callable[[], object]:
         """Return the call before a pass over all layers on `tokens` tokens.
 
-        It reads as much as the head, the other stack of an encoder-decoder, and keys and values as though each token
-        were another sequence's.
+        It reads as much as the head, the other stack of an encoder-decoder, and the keys and values of as many
+        sequences as tokens.
         """
         return self._reading(self._head + self._encoder + tokens * self._cached)
 

@@ -33,7 +33,7 @@ def ring_all_reduce_s(
 
 
 def ring_all_gather_s(size_bytes: float, devices: int, bandwidth_bytes_s: float) -> float:
-    """Return the seconds until each of `devices` has all of `size_bytes`, of which each brings an equal part."""
+    """Return the seconds until each of `devices` has all of `size_bytes`, to which each contributes equally."""
     return _ring_s(devices - 1, size_bytes / devices, bandwidth_bytes_s, PROTOCOLS)
 
 

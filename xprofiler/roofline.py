@@ -92,7 +92,7 @@ class _Device:
     def elementwise(self, values: float, kernels: int) -> float:
         """Return seconds of `kernels` kernels that read and write `values` activations in all.
 
-        They compute next to nothing.
+        Their computation is negligible.
         """
         return kernels * self.launches.elementwise + values * self.activation_bytes / self.bandwidth_bytes_s
 
@@ -143,8 +143,8 @@ def _layer(model: ModelSpec, device: _Device, tp: int, encoder: bool) -> LayerTa
     def seconds(batch: float, new: float, past: float) -> tuple[float, float]:
         """Return seconds of FLOPs, and of reading cached keys and values.
 
-        Each of `new` tokens attends to `past` and to the new ones before it, as far as the model's window reaches.
-        Without a causal mask it attends to all new ones.
+        Each of `new` tokens attends to `past` and to the new tokens before it, within the model's window. Without a
+        causal mask, it attends to all new tokens.
         """
         seen = new * new if encoder else model.seen(new, past)
         read = min(past, (model.window or math.inf) - 1)

@@ -21,7 +21,7 @@ DEFAULT_ENGINE = "vllm"
 
 
 def default_engine(cluster: ClusterSpec) -> str:
-    """Return the engine that is used where none is named."""
+    """Return the default engine of a cluster."""
     return "none" if cluster.is_cpu or cluster.name.startswith("local") else DEFAULT_ENGINE
 
 
@@ -55,7 +55,7 @@ def like(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profi
 
 
 def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) -> "Profile | None":
-    """Return the profile with this project's engine instead of another server; None if it is not another server's."""
+    """Return the profile with this project's engine instead of another server; None if it has no other server."""
     from xcore.specs.engine_spec import ENGINES, find_engine
     from xprofiler.operators import with_engine
 
@@ -72,7 +72,7 @@ def own_profile(profile: "Profile", model: "ModelSpec", cluster: ClusterSpec) ->
 
 
 def engine_notes(own: "Profile", chosen: "Profile") -> tuple[str, ...]:
-    """Return sentences on the unmeasured parts of this project's engine, where any policy is predicted with it."""
+    """Return sentences on the unmeasured parts of this project's engine, if any policy is predicted with it."""
     from xcore.specs.engine_spec import engine_of
 
     if engine_of(own).name != OWN_ENGINE or own.device == "cpu":
@@ -139,7 +139,8 @@ def engine_text(profile: "Profile", typed: bool = True) -> str:
 def accuracy(profile: "Profile", cluster: ClusterSpec) -> tuple[str, ...]:
     """Return sentences on the errors of rooflines under this engine of this device, by tensor-parallel degree.
 
-    There are none for other profiles. They cover only what was compared: one quantity, engine, device and kind of load.
+    There are none for other profiles. The sentences cover only what was compared: one quantity, engine, device and kind
+    of load.
     """
     if profile.source != "roofline" or profile.device == "cpu":
         return ()

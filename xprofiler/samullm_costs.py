@@ -121,9 +121,9 @@ def _lines(points: Sequence[TimedIteration]) -> PhaseLines:
 def _line(points: Iterable[tuple[float, int, float]]) -> tuple[float, float]:
     """Return slope and intercept through the extremes of (x, length, seconds).
 
-    Lengths one token apart are repeats: one of two has at times waited 0.1 s for something else, so the lesser counts.
-    Noise can make the far end the faster one: the line is then flat. Where memory bounds an iteration, the slope is
-    that of attention, and the intercept negative.
+    Lengths one token apart are repeats: the slower one has sometimes waited 0.1 s for something else, so only the
+    faster counts. If noise makes the longer one faster, the line is flat. If memory bounds an iteration, the slope is
+    that of attention, and the intercept is negative.
     """
     repeats: list[list[tuple[float, int, float]]] = []
     for point in sorted(points, key=lambda p: p[1]):

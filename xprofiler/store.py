@@ -68,7 +68,7 @@ def is_calm(profile: Profile) -> bool:
 
 
 def is_usable(profile: Profile) -> bool:
-    """Return whether a stored profile is used: those of few points from a busy machine, of older versions, aren't."""
+    """Return whether a stored profile is usable: older versions stored coarse ones from busy machines."""
     return is_calm(profile) or not is_coarse(profile)
 
 

@@ -36,8 +36,8 @@ def timed(
 ) -> Timing:
     """Time `call` after `warm_ups`, `least` to `most` times, as many as fit into `budget_s` seconds.
 
-    For work that it queues on a GPU, the time is measured there, from a cold cache. On a CPU `before` is called before
-    each, untimed.
+    Work queued on a GPU is timed on the GPU, from a cold cache. On a CPU, `before` is called, untimed, before each
+    call.
     """
     for _ in range(warm_ups):
         before()
@@ -71,8 +71,8 @@ def cpu_clock(call: Callable[[], object], before: Callable[[], object] = lambda:
 def _gpu_clock(call: Callable[[], object], device: "torch.device") -> Callable[[], float]:
     """Return a function that times one call on the device, in seconds.
 
-    Short calls are repeated in a graph, so that Python takes no time between them. That is as in the engine, which
-    decodes by graphs and queues prompts while the device is busy.
+    Short calls are repeated in a graph, so that Python takes no time between them. The engine likewise decodes by
+    graphs, and queues prompts while the device is busy.
     """
     import torch
 

@@ -106,9 +106,9 @@ def vidur_profile(model: ModelSpec, folder: Path, dtype: str = "fp16", overhead_
         send_between_nodes=_by_bytes(between, "send_recv") if between else nothing,
         provenance={
             "origin": f"Vidur's CSV files in '{folder.name}'",
-            "head": "as the feed-forward's first product, in proportion to its size",
-            "prompts": "one prompt per kernel was measured: several take one after the other",
-            "filled": "pieces after more cached tokens than were measured grow with the pairs of tokens",
+            "head": "the time of the feed-forward's first product, in proportion to its size",
+            "prompts": "one prompt per kernel was measured: the times of several prompts add up",
+            "filled": "chunks after more cached tokens than were measured take time in proportion to the token pairs",
             "not_in_source": "the device's name; the engine's own time per iteration; sampling"
             + "".join(f"; links {name} (taken as free)" for name in missing),
             "overhead_s": f"{overhead_s:.4g}",

@@ -99,7 +99,7 @@ WIDTHS = {
 
 
 def too_wide(widest: tuple[str, int | None], share: float) -> str:
-    """Return the constraint that `share` times the sequences of `Problem.widest`, decoded at a time, would break."""
+    """Return as text which limit decoding `share` times the sequences of `Problem.widest` would exceed."""
     why, most = widest[0], widest[1] or MAX_TOKENS
     return f"decode {round(share * most):,} sequences at a time, and {WIDTHS[why].format(f'{most:,}')}"
 
@@ -131,7 +131,7 @@ The result is a lower bound.
 
 
 def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec) -> str | None:
-    """Return what a looser bound would give at least; None if there is no bound."""
+    """Return the least gain from a looser bound, as a sentence; None if there is no bound."""
     if bound_s is None:
         return None
     reached = answer.estimate.throughput_tok_s if answer.estimate else 0.0
@@ -152,7 +152,7 @@ def looser_bound(again: Retune, answer: Tuned, bound_s: float | None, cluster: C
 
 
 def other_cluster(again: Retune, answer: Tuned, bound_s: float | None, cluster: ClusterSpec, what: str) -> str:
-    """Return what another cluster would give at least; `what` says why this cluster is considered.
+    """Return the least gain from another cluster, as a sentence; `what` says why this cluster is considered.
 
     A whole multiple of the same devices gives at least that multiple of the throughput, with as many times the
     replicas.

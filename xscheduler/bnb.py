@@ -90,7 +90,7 @@ def _lowest(box: Box, constraint: Constraint) -> Point:
 
 
 def _excluded(space: Space, box: Box, tolerance: float) -> bool:
-    """Return whether a constraint fails even where its figure is lowest."""
+    """Return whether a constraint fails even at the corner with its lowest figure."""
     for number, constraint in enumerate(space.constraints):
         if constraint.never_meets(space.at(_lowest(box, constraint)).figures[number], tolerance):
             return True

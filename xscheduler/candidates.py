@@ -26,7 +26,7 @@ _NEAR = 0.002
 
 @dataclass(frozen=True)
 class Size:
-    """The throughput of a point and what it needs besides time; a search at a rate asks for nothing else."""
+    """The throughput of a point and what it needs besides time; a search at a rate needs no other figures."""
 
     throughput: float
     """Output tokens/s, or a bound on that of all smaller batches if it is higher."""
@@ -90,7 +90,7 @@ class Candidates(Space):
         """Shrink a point's KV pool to the largest one that keeps the bounds, or to the smallest pool if none does.
 
         Residents fill the pool, so more memory makes each of them slower. Latencies are almost linear in the pool size.
-        The secant gives the next pool size as long as it halves the interval; otherwise bisection does.
+        The next pool size is the secant's while this halves the interval; otherwise it is the middle.
         """
         low, high = self.where.load.reservation(None).longest, full.demand.blocks
         smallest, halved = self.with_least_memory(values), True
@@ -152,7 +152,7 @@ def candidates(
     limits, (why, widest), disaggregated = problem.limits, problem.widest, TRAITS[policy].disaggregated
 
     def evaluate(values: Values) -> tuple[Outcome, float]:
-        """Return a point's outcome, with a smaller pool if bounds ask for it, and its best_below in tokens/s."""
+        """Return a point's outcome, with a smaller pool if the bounds require it, and its best_below in tokens/s."""
         where, result = space.where, space.outcome(values)
         best_below, waits = result.best_below, disaggregated and (result.best_below or values[0] == 1)
         if waits and limits.fullness(where, result) > 1.0:

@@ -154,7 +154,7 @@ def _check_variables(settings: EngineSettings, policy: str) -> dict[str, int]:
 def _point(setting: Setting, settings: EngineSettings, policy: str) -> tuple[Schedule, tuple[str, ...]]:
     """Return the best point of a policy's space with these settings, and a sentence that names the variables chosen.
 
-    Raises InputError if a variable that decides the batch wasn't passed, or if memory holds no such point.
+    Raises InputError if a variable that limits the batch wasn't passed, or if no such point fits in memory.
     """
     from xscheduler.setting_search import search_schedule
 
@@ -225,7 +225,7 @@ def _cache_rules(
 def _usual_degree(setting: Setting, replicas: int) -> int:
     """Return the usual tensor-parallel degree of engines.
 
-    It is the widest degree within a node that the model and the profile have.
+    This is the widest degree within a node that the model and the profile support.
     """
     from xscheduler.allocation import tp_degrees
 

@@ -74,13 +74,13 @@ class Target:
     def export(self, followed: Schedule, estimate: Estimate, alike: bool = False) -> Export:
         """Return the commands that make the engine follow a schedule (from `follows`) with this estimate.
 
-        With `alike`, the prompts share prefixes as the workload says.
+        With `alike`, the prediction assumes that prompts share prefixes as in the workload.
         """
         longest, length = _longest(followed)
         cached = (
             "prompts share prefixes as in the workload"
             if alike
-            else ("no prompts share a prefix, and any reuse is a gain")
+            else "no prompts share a prefix, so reuse can only improve on it"
         )
         commands, where = _placed(self._command(followed, longest), followed)
         caching = f"prefix caching: on, the default of {self.engine}; the prediction assumes that {cached}"

@@ -100,8 +100,8 @@ class Verdict:
     def decides(self, schedule: Schedule, rate: float) -> bool:
         """Return whether a schedule with another batch and other blocks has the same result.
 
-        It does if it has at least what was in use, and at most what was available. A lower rate keeps the bounds that a
-        higher rate keeps.
+        It does if its batch and blocks are at least those that were in use, and at most those that were available. A
+        lower rate keeps the bounds that a higher rate keeps.
         """
         batch, blocks = _batch(schedule), schedule.kv_blocks
         same = self.batch <= batch <= _batch(self.schedule) and self.blocks <= blocks <= self.schedule.kv_blocks
@@ -216,7 +216,7 @@ class Meter:
         return Excess(*map(float, np.max(excesses, axis=0)))
 
     def _whole(self, schedule: Schedule, rate: float, count: int) -> tuple[Sample, list[EventTimes]]:
-        """Replay every request to its end, whatever bounds are missed."""
+        """Replay every request to its end, even if bounds are missed."""
         sample = self.arrivals.sample(count, schedule.replicas, schedule.meaning)
         self._count()
         served = [self._replicas.serve(schedule, at(requests, rate)) for requests in sample.replicas]
@@ -327,7 +327,7 @@ def _batch(schedule: Schedule) -> int:
 
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
-    """Return everything that decides a replay, except the batch and the KV blocks."""
+    """Return everything that determines a replay, except the batch and the KV blocks."""
     variables = schedule.control.besides_batch
     return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables
 

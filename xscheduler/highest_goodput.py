@@ -35,7 +35,7 @@ def highest_goodput(
 
     The bound applies to the 99th percentile of latency, counted from arrival. With `grows`, the search uses admission
     *grow* if all policies can be searched with it. Otherwise it uses *reserve*, and the best schedule then grows. With
-    `caches`, prompts share prefixes as the workload says, under the policies that can cache them. Raises Infeasible if
+    `caches`, prompts share prefixes as in the workload, under the policies that can cache them. Raises Infeasible if
     there is no such schedule.
     """
     arrivals = arrivals_of(setting, "poisson", 0)
@@ -63,7 +63,7 @@ def _searched(
     grows: bool,
     caches: bool,
 ) -> "Rated":
-    """Search these policies; with `caches`, prompts share prefixes as the arrivals say."""
+    """Search these policies; with `caches`, prompts share prefixes as in the arrivals."""
     from xscheduler.goodput import RateBounds
     from xscheduler.open_tune import tune_at
     from xsimulator.estimates import GROWING

@@ -35,7 +35,7 @@ class Launch:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what the command says or leaves out that the simulation doesn't model."""
+        """Sentences on parts of the command, or missing parts, that the simulation doesn't model."""
         notes = [f"flags that do not change this prediction: {', '.join(self.unmodelled)}"] if self.unmodelled else []
         if self.engine == "sglang" and "policy" not in self.settings:
             notes.append(

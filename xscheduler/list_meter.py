@@ -105,6 +105,6 @@ def _joined(parts: Sequence[RequestArrays], served: Sequence[EventTimes | None])
 
 
 def _together(columns: RequestTimesColumns) -> int:
-    """Return the most requests between their start and their finish at a time."""
+    """Return the largest number of requests that run at a time."""
     finished = np.searchsorted(np.sort(columns.finish_s), np.sort(columns.start_s), side="right")
     return int((np.arange(1, len(finished) + 1) - finished).max())

@@ -162,7 +162,7 @@ def _alternative(
 ) -> Alternative:
     """Return a policy's best schedule with the estimate of its replay, and how far it is behind the best.
 
-    A policy that can't keep the bounds has no schedule, unless no policy can.
+    A policy that can't keep the bounds has no schedule, unless no policy can keep them.
     """
     if policy not in leads:
         return Alternative(policy, None, None, steady.reason if steady else "none of its schedules fits in memory")
@@ -249,7 +249,7 @@ class ListSearch:
         return not played, min(played, default=None)
 
     def _useful(self, space: Candidates, name: str, values: Sequence[int]) -> int:
-        """Return how many values of a variable differ in their effect on the list, and at least one."""
+        """Return how many values of a variable have different effects on the list; at least 1."""
         kind, share = kinds(TRAITS[self.policy].control).get(name), self._share(space)
         most = {"residents": share, "prompts": share, "tokens": self._tokens(share) + share}.get(str(kind))
         return len(values) if most is None else max(1, min(bisect.bisect_left(values, most) + 1, len(values)))
@@ -367,7 +367,7 @@ class ListSearch:
 def _first(
     members: Sequence[Candidates | CandidateFamily], order: Callable[[Candidates | CandidateFamily], float]
 ) -> list[Candidates]:
-    """Return the first spaces in an order; a family's spaces are made when the family is next."""
+    """Return the first spaces in an order; a family's spaces are created when the family is next."""
     number, opened = itertools.count(), list[Candidates]()
     heap = [(order(member), next(number), member) for member in members]
     heapq.heapify(heap)

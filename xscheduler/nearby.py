@@ -34,7 +34,7 @@ class Nearby:
 def search_near(problem: SearchProblem, tolerance: float, floor: float, near: Nearby) -> SearchResult:
     """Return the best point that a short search finds, if its throughput exceeds the floor.
 
-    First, only the batch and the allocation vary; then all variables do, on the schedule's allocation at first. A
+    First, only the batch and the allocation vary. Then all variables vary, beginning with the schedule's allocation. A
     refined variable keeps the schedule's value until the end, and is then varied around the best point.
     """
     started, incumbent, schedule = time.perf_counter(), Incumbent(floor * (1 - _SLACK)), near.schedule

@@ -109,7 +109,8 @@ class OpenSearch:
     def grid(self, floor: float = 0.0) -> list[Lead]:
         """Return the best points on coarse grids of the spaces, the best first.
 
-        Empty if no point keeps the bounds even when almost idle, or if none holds nearly as many requests/s as `floor`.
+        The list is empty if no point keeps the bounds even when almost idle, or if no point's rate is close to `floor`
+        requests/s.
         """
         leads: list[Lead] = []
         spaces = self._by_ceiling()
@@ -343,7 +344,7 @@ class OpenSearch:
         return space.where.replica.room(space.outcome(space.values(point)).demand.step)
 
     def _steady(self, space: Candidates, point: Point) -> float:
-        """Return the steady throughput in sequences/s, or a bound on that of all smaller batches if it is higher."""
+        """Return the steady throughput in sequences/s, or an upper bound for all smaller batches if that is higher."""
         return self._rate(space.size_of(space.values(point)).throughput)
 
     def _rate(self, tokens_s: float) -> float:
@@ -382,7 +383,7 @@ class OpenSearch:
 
 
 def _full_at(point: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return where a figure that grows linearly through two points reaches 1."""
+    """Return the place at which a figure that is linear through two points reaches 1."""
     (value, full), (second, fuller) = point, other
     if fuller == full or math.inf in (full, fuller):
         return value

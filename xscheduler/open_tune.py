@@ -105,7 +105,7 @@ def tune_at(
 
     `rate` None means `USUAL_LOAD` of that goodput. `own` is this project's engine, for the policies that the profile's
     engine doesn't run. `admission` holds the admission rules to search. With `prefix_caching`, prompts share prefixes
-    as the arrivals say. Raises InputError for a method without support for open systems: `optuna`, and `exhaustive` on
+    as in the arrivals. Raises InputError for a method without support for open systems: `optuna`, and `exhaustive` on
     more than `MOST_EXHAUSTIVE` schedules.
     """
     check_asked(policies, fixed or {}, admission)
@@ -193,7 +193,7 @@ def sustained_by(
 
 
 def _twins(problems: dict[str, SearchProblem]) -> dict[str, str]:
-    """Return the policies that need no search of their own, each with the policy that stands for it."""
+    """Return the policies that need no separate search, each with the policy whose result they share."""
     twins = {policy: twin(policy, problem) for policy, problem in problems.items()}
     return {policy: other for policy, other in twins.items() if other and problems.get(other) is problems[policy]}
 
@@ -201,7 +201,7 @@ def _twins(problems: dict[str, SearchProblem]) -> dict[str, str]:
 def _with_twins(
     sustained: dict[str, Sustained], twins: dict[str, str], policies: Iterable[str]
 ) -> dict[str, Sustained]:
-    """Add the twins of policies that were searched; the order is that of `policies`."""
+    """Add the twins of policies that were searched; the result is in the order of `policies`."""
 
     def of(policy: str) -> Sustained | None:
         found = sustained.get(twins.get(policy, policy))
@@ -306,7 +306,7 @@ def _highest(
 ) -> dict[str, float]:
     """Return, for each policy, the highest rate (requests/s) of its competitors.
 
-    These are all policies, or those on its engine.
+    Competitors are all policies, or all policies on the same engine.
     """
 
     def compared(policy: str, rival: str) -> bool:
@@ -321,7 +321,7 @@ def _highest(
 def _closer(search: OpenSearch, grid: list[Lead], highest: float, floor: float) -> list[Lead]:
     """Return a policy's best points from its grid.
 
-    They are refined unless they are far behind the highest rate. Then they stay as they are, or are dropped with a
+    Points near the highest rate are refined. Points far below it are returned unrefined, or left out if there is a
     floor.
     """
     if grid[0].goodput >= CLOSE * highest:

@@ -112,7 +112,7 @@ def trace_hints(
 
 
 def labelled(labels: Sequence[dict[str, Any]], arrivals: Sequence[float]) -> list[Hints]:
-    """Return hints of clients, applications and deadlines (seconds after arrival), where a request has them."""
+    """Return hints of clients, applications and deadlines (seconds after arrival), if a request has them."""
     first: dict[str, float] = {}
     for own, arrival in zip(labels, arrivals, strict=True):
         if "application" in own:
@@ -213,7 +213,7 @@ def served_hints(
 ) -> Callable[[Request], Hints]:
     """Return the function that gives a server's requests their hints.
 
-    The service times in the hints are those of the schedule's mean lengths.
+    The service times in the hints are for the schedule's mean lengths.
     """
     cost, workload = ReplicaCost.of(schedule, profile), schedule.workload
     mean_s = float(batch_one_times(cost, [workload.input.mean], [workload.output.mean]).total[0])

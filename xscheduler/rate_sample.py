@@ -150,7 +150,8 @@ class Arrivals:
     def sample(self, count: int, replicas: int, bound: BoundMeaning) -> Sample:
         """Return about the first `count` requests, distributed to replicas.
 
-        Of many replicas only the first few are followed: all are alike, and each must be observed for long enough.
+        Only the first few of many replicas are simulated: all are equivalent, and each must be observed for long
+        enough.
         """
         key = (count, replicas, bound)
         with _SAMPLING:
@@ -209,7 +210,7 @@ def at(requests: RequestArrays, rate: float) -> RequestArrays:
 
 
 def arrivals_of(setting: "Setting", pattern: str, seed: int) -> Arrivals:
-    """Return the arrivals of a pattern: `poisson`, or `trace` for the trace's own."""
+    """Return the arrivals of a pattern: `poisson`, or `trace` for the recorded arrivals."""
     workload, longest = setting.workload, setting.model.longest_request
     if pattern == "poisson":
         return Arrivals.poisson(workload, longest, seed, setting.cluster.devices)

@@ -49,7 +49,7 @@ def refined(
     floor: float = 0.0,
     steps: Sequence[float] = STEPS,
 ) -> tuple[list[Candidates], SearchResult]:
-    """Return the spaces of a policy, with those at more values of the variable `name`, and the best point of them.
+    """Return the spaces of a policy, with those at more values of the variable `name`, and their best point.
 
     Only throughputs above `floor` are of interest.
     """

@@ -54,7 +54,7 @@ def largest_gain(
     """Return the largest gain of a single constraint or fixed variable; None if there is no gain.
 
     The first of the `searched` spaces holds the policy's best `point`. Other allocations are searched only if the
-    policy `leads`. The fullest constraint is raised first; the others must exceed its gain.
+    policy `leads`. The fullest constraint is raised first; other raises must exceed its gain.
     """
     own, by_key = searched[0], {_key(space): space for space in searched}
     best, batch = own.at(point), own.values(point)[0]

@@ -44,7 +44,7 @@ def variables_of(policy: str) -> tuple[str, ...]:
 
 
 def with_variables(policies: tuple[str, ...], fixed: Iterable[str]) -> tuple[str, ...]:
-    """Return those of the policies that have all of these variables; InputError if no policy has."""
+    """Return the policies that have all of these variables; InputError if no policy has them."""
     lacking = {policy: [name for name in fixed if name not in variables_of(policy)] for policy in policies}
     having = tuple(policy for policy, names in lacking.items() if not names)
     if not having:
@@ -241,7 +241,7 @@ class SearchProblem:
 
     @memoized
     def phased_bounds(self, layout: Layout, interleaved: bool = False) -> ceilings.SpaceLimits:
-        """Return the bounds of policies whose steps either encode or decode.
+        """Return the limits of throughput and latency for policies whose steps either encode or decode.
 
         `interleaved`: prompts are encoded while other queries are between their decode iterations (RRA).
         """
@@ -257,7 +257,10 @@ class SearchProblem:
 
     @memoized
     def mixed_bounds(self, layout: Layout, admission: Admission) -> ceilings.SpaceLimits:
-        """Return the bounds of policies that encode and decode in the same step and read the weights once for both."""
+        """Return the limits of throughput and latency for policies that encode and decode in the same step.
+
+        Such a step reads the weights once for both.
+        """
         scenario, reach, (mean, longest) = self.both(layout), self._reach(layout, admission), self.needs
         rate = ceilings.decode_rate(reach, mean, longest, self.limits.latency_s)
         work = float(ceilings.token_seconds(scenario.replica.decode).max()) * (self.load.prompts.mean + mean)

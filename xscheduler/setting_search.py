@@ -54,10 +54,11 @@ def search_schedule(setting: Setting, latency_bound_s: float | None, **options: 
 
 
 def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: SearchOptions) -> list[str]:
-    """Return how full and busy the answer's devices are, and what other conditions would give.
+    """Return sentences on how full and busy the answer's devices are, and on the gain from other conditions.
 
-    These are a looser bound, twice the devices and the next device kind. From an answer, each takes a short search of
-    its policy. Without one, or where that finds nothing, each takes a search of all policies on the engine.
+    These are a looser bound, twice the devices and the next device kind. If there is an answer, each takes a short
+    search of its policy. Without an answer, or if this finds nothing, each takes a search of all policies on the
+    engine.
     """
     from xscheduler import advice
     from xscheduler.nearby import Nearby
@@ -94,7 +95,8 @@ def advise(setting: Setting, answer: "Tuned", bound_s: float | None, options: Se
 def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
     """Return the setting on another cluster.
 
-    A roofline profile is computed anew. A measured profile stays: it holds for more or fewer of the same devices.
+    A roofline profile is computed for the new cluster. A measured profile stays valid for any number of the same
+    devices.
     """
     if cluster == setting.cluster:
         return setting
@@ -110,7 +112,7 @@ def on_cluster(setting: Setting, cluster: ClusterSpec) -> Setting:
 def _next_kind(cluster: ClusterSpec) -> ClusterSpec | None:
     """Return the cluster with as many devices of the next faster kind; None if there is none.
 
-    The next kind has the least memory bandwidth above this one's.
+    Of the kinds with more memory bandwidth, the next kind has the least.
     """
     device = cluster.device
     better = [spec for spec in map(device_kind, KINDS) if spec.bandwidth_bytes_s > device.bandwidth_bytes_s]
@@ -138,7 +140,10 @@ def series(policy: str, points: tuple[tuple[float, float], ...] = ()) -> Series:
 
 
 def frontier_bounds(setting: Setting, count: int = 7, **options: Any) -> list[float | None]:
-    """Return bounds in seconds from just above the lowest reachable latency to the unbounded optimum's, and None."""
+    """Return bounds in seconds, from just above the lowest reachable latency to that of the unbounded optimum.
+
+    The last bound is None: no bound.
+    """
     import numpy as np
 
     free = search_schedule(setting, None, lowest_latency=True, **options)

@@ -151,7 +151,7 @@ def _one_node_text(cluster: ClusterSpec) -> list[str]:
 
 
 def _kv_text(asked: str | None, kept: str, profile: Profile) -> list[str]:
-    """Return sentences on the dtype of keys and values where the user chose none or it differs from the profile's."""
+    """Return sentences on the KV dtype if the user chose none, or if it differs from the profile's."""
     timed = profile.provenance.get("kv_dtype", kept)
     if timed != kept:
         return [
@@ -177,13 +177,13 @@ def _memory_text(cluster: ClusterSpec, engine: EngineSpec) -> str:
 def run_dtype(asked: str | None, given: Schedule | None, device: str) -> str:
     """Return the dtype that a run on this machine computes in.
 
-    It is the requested dtype, else the given schedule's, else the device's usual one.
+    This is the requested dtype, else the given schedule's, else the device's usual dtype.
     """
     return asked or (given.dtype if given else None) or ("fp32" if device == "cpu" else "bf16")
 
 
 def _known_dtype(text: str | None, option: str) -> str | None:
-    """Return a dtype by our name or a checkpoint's name (`bfloat16`); None for None and `auto`."""
+    """Return exegpt's name of a dtype, given this or a checkpoint's (`bfloat16`); None for None and `auto`."""
     if text in (None, "auto"):
         return None
     name = DTYPES.get(text, text)
@@ -192,7 +192,7 @@ def _known_dtype(text: str | None, option: str) -> str | None:
 
 
 def _usual_dtype(model: ModelSpec, cluster: ClusterSpec) -> tuple[str, str]:
-    """Return the dtype in which a model is served by default, and the reason: on GPUs the checkpoint's own."""
+    """Return a model's default dtype for serving, and the reason; on GPUs, it is the dtype of the checkpoint."""
     if cluster.is_cpu:
         return "fp32", "the default on CPUs"
     if cluster.name.startswith("local"):

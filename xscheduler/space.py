@@ -103,7 +103,7 @@ class Space:
 
 @dataclass(eq=False)
 class Family:
-    """Spaces that share a ceiling and are made only when a search reaches it: large clusters have very many spaces."""
+    """Spaces with a common ceiling, made only when a search reaches it: large clusters have very many spaces."""
 
     name: str
     ceiling: float

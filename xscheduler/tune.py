@@ -398,8 +398,8 @@ def _latency_of_lowest(space: Candidates, limits: Limits) -> float:
 def why_infeasible(policy: str, members: Sequence[Candidates | CandidateFamily], problem: SearchProblem) -> str:
     """Return the constraint that makes every schedule infeasible.
 
-    It is broken even at the lowest corner. For a time, the lowest of all spaces counts; for other constraints, the
-    space with the lowest latency.
+    This constraint fails even at the lowest corner: for a time, the lowest corner of all spaces; for other constraints,
+    that of the space with the lowest latency.
     """
     without = [name for name in problem.fixed if name not in variables_of(policy)]
     if without:

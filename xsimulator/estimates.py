@@ -57,7 +57,7 @@ def has_steady_state(schedule: Schedule) -> bool:
 
 
 def steady(policy: str, scenario: Scenario) -> Steady:
-    """Return a policy's steady state in a scenario: its closed form, or that of a replay if it has none."""
+    """Return a policy's steady state in a scenario: its closed form or, without one, the result of a replay."""
     return CLOSED_FORMS[policy].steady(scenario) if policy in CLOSED_FORMS else replayed.steady(policy, scenario)
 
 

@@ -79,7 +79,7 @@ def bench(options: BenchOptions, ranks: Ranks) -> tuple[BenchPlan, list[Comparis
 
 
 def _plan(options: BenchOptions, ranks: int, device: "torch.device") -> BenchPlan:
-    """Read the files, and search the other schedules."""
+    """Read the files, and search the best schedules of the other policies."""
     directory, given, peers = model_directory(options.model), read_schedule(options.schedule), peer_names(options.peers)
     check_output(options.report)
     check_distinct((options.report,), (options.requests, options.schedule, options.profile, options.workload))
@@ -119,7 +119,7 @@ def _setting(options: BenchOptions, given: Schedule, ranks: int, device: str, at
 def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[list[Request], list[str]]:
     """Return the requests of a file, or requests drawn from the lengths of a workload, and notes.
 
-    The default workload is the schedule's.
+    The default workload is that of the schedule.
     """
     spec, source, seed = ModelSpec.from_directory(directory), options.requests, options.seed
     given.check_model(spec)
@@ -146,7 +146,7 @@ def _requests(options: BenchOptions, given: Schedule, directory: Path) -> tuple[
 
 
 def other_schedules(setting: Setting, given: Schedule, policy: str | None) -> tuple[list[Schedule], list[str]]:
-    """Return the best schedules of the requested policies under the given schedule's bound, and why some have none.
+    """Return the best schedule of each requested policy under the given schedule's bound, and why others have none.
 
     `all` means every other policy.
     """
@@ -181,7 +181,8 @@ def serve_with(
     """Run a peer with the same weights and requests, and return a row for each of its ways to serve.
 
     Each way runs `repeats` times; the median run counts. A row has the useful output tokens per second and the bound's
-    latency. It also has the ratio of the first schedule's tokens/s to the peer's, and the share of equal tokens.
+    latency. It also has the ratio between the tokens/s of the first schedule and of the peer, and the share of equal
+    tokens.
     """
     from exegpt.api import peers
 

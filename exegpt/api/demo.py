@@ -61,7 +61,7 @@ class DemoPlan:
 
     @property
     def schedules(self) -> tuple[Schedule, ...]:
-        """The answer's schedule first, then the others by falling throughput."""
+        """The answer's schedule first, then the other policies' schedules by falling throughput."""
         return tuple(a.schedule for a in ranked(self.answer) if a.schedule and a.estimate)
 
 
@@ -164,7 +164,7 @@ def search_frontier(setting: Setting) -> "tuple[Tuned, ...]":
 
 
 def places(frontier: "Sequence[Tuned]") -> tuple[float | None, ...]:
-    """Return bounds between the lowest reachable latency and the unbounded optimum's, to two digits."""
+    """Return bounds from the lowest reachable latency to the latency of the unbounded optimum, to two digits."""
     last = frontier[-1]
     if last.estimate is None or last.estimate.latency_s is None or last.lowest_latency_s is None:
         return (None,)
@@ -203,7 +203,10 @@ def _under(answer: "Tuned", bound_s: float | None) -> "Tuned":
 
 
 def _requests(setting: Setting, schedules: Sequence[Schedule], num: int | None, seed: int) -> list[Request]:
-    """Return requests with the workload's lengths: `num`, or as many as all schedules together serve in the budget."""
+    """Return requests with the workload's lengths.
+
+    There are `num`, or as many as all schedules together serve in the demo's time.
+    """
     longest = setting.model.longest_request
     if num is None:
         sample = draw(setting.workload, 128, seed, longest)

@@ -194,5 +194,5 @@ def _check_names(given: dict[str, Any], known: tuple[str, ...], function: str) -
 
 
 def _text(value: float | str | None, unit: str) -> str | None:
-    """Return a number with its unit; a text as it stands."""
+    """Return a number with its unit, and a text unchanged."""
     return f"{value}{unit}" if isinstance(value, float | int) else value

@@ -139,7 +139,7 @@ def _read(options: RunOptions, ranks: Ranks, device: "torch.device") -> RunInput
 def _given_schedule(options: RunOptions) -> Schedule | None:
     """Return the schedule that the user passed; None without one.
 
-    Raises InputError if it has another dtype, or if it can't be adjusted.
+    Raises InputError if its dtype differs from --dtype, or if its policy doesn't support --adjust.
     """
     if options.schedule is None:
         return None
@@ -152,8 +152,8 @@ def _given_schedule(options: RunOptions) -> Schedule | None:
     if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
         adjustable = ", ".join(traits.name for traits in TRAITS.values() if traits.adjustable)
         raise InputError(
-            f"--adjust {options.adjust:g} is for {adjustable}, and the schedule's policy is {schedule.policy}: leave "
-            "it out."
+            f"--adjust {options.adjust:g} needs one of the policies {adjustable}, but the schedule has "
+            f"{schedule.policy}: leave it out."
         )
     return schedule
 
@@ -183,10 +183,10 @@ def _plan(options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None
 def _setting(
     options: RunOptions, inputs: RunInputs, measured: "ProfilingJob | None", device: str, shared: Schedule | None
 ) -> Setting:
-    """Return the setting of a run, whose workload is the requests' own.
+    """Return the setting of a run, whose workload has the lengths of the requests.
 
-    The cluster is that of a schedule that several ranks share; otherwise this machine's device or the job's ranks.
-    `measured` is the measured profile of the ranks, if the user chose no other profile.
+    With several ranks and a schedule, the cluster is that of the schedule. Otherwise it is this machine's device, or
+    the job's ranks. `measured` is the measured profile of the ranks, if the user chose no other profile.
     """
     if not inputs.requests:
         raise InputError("None of the requests can be run: correct those that were skipped.")
@@ -256,7 +256,7 @@ def _tuned_schedule(setting: Setting, options: RunOptions, requests: Sequence[Re
 
 
 def _policies_with_cache(options: RunOptions) -> tuple[str, ...]:
-    """Return the policies that support the requested admission and prefix caching, and have a formula for them."""
+    """Return the policies that support the requested admission and prefix caching in the steady state."""
     grows, caches = options.admission == "grow", options.prefix_caching
     fit = [n for n, traits in TRAITS.items() if (n in GROWING) >= grows and traits.caches_prefixes >= caches]
     return policy_names(",".join(fit) if grows or caches else None)
@@ -320,7 +320,10 @@ def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: 
 
 
 class _Results:
-    """Progress, and the results file until `stack` ends; no file if none was requested, or if another rank leads."""
+    """Shows the progress of a run, and writes the results file until `stack` is closed.
+
+    There is no file if none was requested, or if another rank leads.
+    """
 
     def __init__(self, stack: ExitStack, options: RunOptions, fingerprint: str):
         self.file: ResultFile | None = None
@@ -333,7 +336,7 @@ class _Results:
     def open(self, leads: bool) -> dict[str, str]:
         """Read the results of an interrupted run; InputError if the file can't be written.
 
-        Returns no facts for `agree`.
+        The result is empty: other ranks need not agree on anything.
         """
         if leads and self._out:
             check_output(self._out)
@@ -363,7 +366,7 @@ class _Results:
 def run_fingerprint(directory: Path, schedule: Schedule, requests: Sequence[Request | Result]) -> str:
     """Return a hash of everything that must be the same to resume a run.
 
-    This is the weights, the schedule and the requests, including those that can't be run.
+    It covers the weights, the schedule and the requests, including those that can't be run.
     """
     weights = [(p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(directory.glob("*.safetensors"))]
     return fingerprint([weights, to_dict(schedule), [to_dict(r) for r in requests]])

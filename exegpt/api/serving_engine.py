@@ -166,7 +166,7 @@ def _frontend_there() -> Iterator[None]:
 
 
 def _zero_s(engine: Engine) -> float:
-    """Return when the run began, by this machine's monotonic clock."""
+    """Return the start of the run on this machine's monotonic clock."""
     return time.monotonic() - engine.worker.now()
 
 
@@ -268,7 +268,9 @@ def _searched(setting: Setting, asked: ServedOptions) -> tuple[Schedule, float |
         if not asked.best_effort:
             raise
         best, kept_s = nearest_goodput(setting, bound_s, policies, grows, caches)
-        output.note(f"{error} Requests that can meet it are served, by a schedule for {duration_text(kept_s)}")
+        output.note(
+            f"{error} Only requests that can meet it are accepted, under a schedule for {duration_text(kept_s)}"
+        )
         return replace(best.schedule, latency_bound_s=bound_s), None
     output.note(f"goodput: {best.goodput_seq_s:.3g} requests/s within the bound (predicted)")
     return replace(best.schedule, latency_bound_s=bound_s), best.goodput_seq_s

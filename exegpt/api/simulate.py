@@ -212,7 +212,7 @@ _AT_RATE = 20_000
 
 
 def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str], None]) -> Workload:
-    """Return the requests to simulate: a trace's, or drawn from the workload's lengths; at the rate if there is one."""
+    """Return the requests to simulate: those of a trace, or requests drawn from the workload, at --rate if given."""
     if options.replay:
         named = parse_columns(options.columns) if options.columns else None
         rows, name = tuple(read_trace(options.replay, named, note)), Path(options.replay).name
@@ -226,7 +226,7 @@ def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str]
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
-    """Simulate the requests one by one, as far as the model's context holds them."""
+    """Simulate one by one the requests that fit the model's context."""
     from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []

@@ -273,7 +273,7 @@ def _exported_at(
     bounds: Any,
     rate_seq_s: float,
 ) -> Export | None:
-    """Return the target's launch command, with a replay at the rate of the schedule that the target follows."""
+    """Return the target's launch command, and a replay of the target's schedule at the rate."""
     from xscheduler.goodput import Meter
 
     if problem.target is None or on_engine is None or on_engine.schedule is None or on_engine.estimate is None:

@@ -121,7 +121,10 @@ def _check_given(arguments: Sequence[str]) -> None:
 
 
 def _refuse(sentence: str) -> NoReturn:
-    """Raise InputError for an invalid command line; a job's ranks share it, and only rank 0 prints it."""
+    """Raise InputError for an invalid command line.
+
+    All ranks of a job get the same command line, so only rank 0 prints the message.
+    """
     from xrunner.comm.ranks import job
 
     def refuse() -> None:

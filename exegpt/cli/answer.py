@@ -29,8 +29,8 @@ Times = Mapping[str, str]
 def answer_document(answer: Tuned, setting: Setting, target: Target | None, export: Export | None) -> dict[str, Any]:
     """Return the object that `tune --json` prints for one bound.
 
-    If engines are compared, it has the best schedule that the setting's engine runs. With a `target`, it has the launch
-    command.
+    If engines are compared, the object has the best schedule that the setting's engine runs. With a `target`, it has
+    the launch command.
     """
     brief, on_engine = functools.partial(_brief, answer.schedule), answer.best_on_engine
     document: dict[str, Any] = {
@@ -70,7 +70,7 @@ _SHARED = ("model", "cluster", "workload", "profile")
 
 
 def _brief(best: Schedule | None, schedule: Schedule) -> dict[str, Any]:
-    """Return a schedule without the keys that are equal in the answer's own; another engine has another profile."""
+    """Return a schedule's document without the `_SHARED` keys that are equal in the answer's schedule."""
     same = [key for key in _SHARED if best and getattr(best, key) == getattr(schedule, key)]
     return {key: value for key, value in to_dict(schedule).items() if key not in same}
 

@@ -17,7 +17,7 @@ class BenchGroup(TyperGroup):
     """The group `exegpt bench`; its required options are optional for its subcommands."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Return the arguments after the group's own."""
+        """Return the arguments that follow the group's own options."""
         if args and args[0] in self.commands:
             for parameter in self.params:
                 parameter.required = False

@@ -43,7 +43,7 @@ def demo(options: DemoOptions) -> int:
 
 
 def _print(prepared: "Demo", comparisons: "list[Comparison]") -> None:
-    """Print one table, and where the details are."""
+    """Print one table, and the files that have the details."""
     from exegpt.report.comparison_text import miss_text, speed_text, summary_columns, summary_rows
     from xcore.console import output
     from xcore.console.schedule_text import bound_text, schedule_text

@@ -9,7 +9,7 @@ from xcore.quantity import figure_text
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions(PluginOptions):
-    """Which list is printed."""
+    """The list to print."""
 
     what: str = argument("The list to print.", metavar="models|devices|tasks|policies|orders")
 

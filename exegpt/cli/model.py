@@ -15,7 +15,7 @@ class CreateOptions(JsonOption):
     """The sizes of the new model, and where it is written."""
 
     directory: Path = argument("The new model directory; it must not exist yet.")
-    arch: str = option("llama", "The architecture: llama, mistral, qwen2, qwen3, gpt2, opt or t5.")
+    arch: str = option("llama", "The architecture by transformers' name, like llama, qwen3, gpt2 or t5.")
     layers: int = option(8, "Number of layers.", min=1)
     hidden: int = option(512, "Width of the hidden states.", min=1)
     heads: int = option(8, "Number of attention heads.", min=1)

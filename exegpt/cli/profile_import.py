@@ -75,7 +75,7 @@ def import_(options: ImportOptions) -> None:
             }
         )
     degrees = ", ".join(str(d.tp) for d in imported.degrees)
-    print(f"'{options.out}': {name} on {imported.device} in {imported.dtype}, tensor-parallel degrees {degrees}.")
+    print(f"Wrote '{options.out}': {name} on {imported.device} in {imported.dtype}, tensor-parallel degrees {degrees}.")
     for key, value in imported.provenance.items():
         output.note(f"· {key}: {value}")
 
@@ -137,7 +137,7 @@ def _cost_table(options: ImportOptions) -> None:
     if options.json:
         provenance = {**output.provenance(), "import": {"source": table.source, "machine": table.machine}}
         return output.emit({"models": models, "out": str(options.out), "provenance": provenance})
-    print(f"'{options.out}': costs of {len(models)} models on {table.machine}.")
+    print(f"Wrote '{options.out}': costs of {len(models)} models on {table.machine}.")
     rows = [(m["name"], f"{m['context']:,}", ", ".join(map(str, m["degrees"]))) for m in models]
     output.table(("model", "context", "tensor-parallel degrees"), rows, "Cost table")
 
@@ -163,6 +163,6 @@ def _iterations(options: ImportOptions) -> None:
     if options.json:
         facts = {"model": model, "device": profile.device, "shares": shares, "out": str(options.out)}
         return output.emit({**facts, "provenance": {**output.provenance(), "import": profile.provenance}})
-    print(f"'{options.out}': iterations of {model} on {profile.device}.")
+    print(f"Wrote '{options.out}': iterations of {model} on {profile.device}.")
     rows = [(str(tp), ", ".join(map(percent_text, of_degree))) for tp, of_degree in shares.items()]
     output.table(("tensor-parallel degree", "shares of the multiprocessors"), rows, "Iterations")

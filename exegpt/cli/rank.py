@@ -86,7 +86,7 @@ def train(options: TrainOptions) -> None:
 def evaluate(options: EvaluateOptions) -> None:
     """Print Kendall's tau between a ranker's scores and the output lengths.
 
-    For comparison, also print that of a classifier, of the prompt's length and kind, and of the true length.
+    For comparison, also print the tau of a classifier, of the prompt's length and kind, and of the true length.
 
     Example: exegpt rank evaluate prompts.jsonl --ranker ranker.npz
     """

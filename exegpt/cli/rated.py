@@ -54,7 +54,7 @@ def offer_document(offer: ClusterOffer, target: Target | None, seed: int) -> dic
 
 
 def offers_document(offers: list[ClusterOffer], target: Target | None, seed: int) -> dict[str, Any]:
-    """Return the best offer's document; with several clusters, it has all of them under `clusters`."""
+    """Return the best offer's document; with several clusters, all offers are under `clusters`."""
     documents = [offer_document(offer, target, seed) for offer in offers]
     if len(offers) == 1:
         return documents[0]

@@ -61,7 +61,7 @@ class HermesOptions(ReproduceOptions):
 class SeaLLMOptions(ReproduceOptions):
     """The experiments."""
 
-    sweeps: bool = option(False, "Instead, sweep over densities, runs of requests, and noise in lengths.")
+    sweeps: bool = option(False, "Run sweeps instead: over densities, runs of requests, and noise in lengths.")
 
 
 @app.command(short_help="Table 5: violations of monotonicity.")
@@ -91,7 +91,7 @@ def table6(options: ReproduceOptions) -> None:
 @app.command(short_help="Figure 6: gains of small to mid-sized models.")
 @command
 def figure6(options: GainsOptions) -> None:
-    """Compare the throughput of small to mid-sized models with FasterTransformer's, under four bounds each.
+    """Compare the throughput of small to mid-sized models with that of FasterTransformer, under four bounds each.
 
     Example: exegpt reproduce figure6 --model opt-13b --report figure6.html
     """
@@ -101,7 +101,7 @@ def figure6(options: GainsOptions) -> None:
 @app.command(short_help="Figure 8: gains of large models.")
 @command
 def figure8(options: GainsOptions) -> None:
-    """Compare the throughput of large models with FasterTransformer's, under four bounds each.
+    """Compare the throughput of large models with that of FasterTransformer, under four bounds each.
 
     Example: exegpt reproduce figure8 --report figure8.html
     """
@@ -138,7 +138,7 @@ def search_cost(options: SearchCostOptions) -> None:
 def samullm(options: ReproduceOptions) -> None:
     """Plan SamuLLM's applications of several models in stages, and compare them with its baseline heuristics.
 
-    Needs SamuLLM's published measurements, in the folder samullm/ of the one that EXEGPT_DATA names.
+    Needs SamuLLM's published measurements, in the folder $EXEGPT_DATA/samullm/.
 
     Example: exegpt reproduce samullm --report samullm.html
     """
@@ -168,7 +168,7 @@ def muxserve(options: ReproduceOptions) -> None:
 def learned_order(options: ReproduceOptions) -> None:
     """Compare requests in the order of a learned rank with other orders, over arrival rates.
 
-    The other orders are first come, first served, MLFQ, a classifier and oracles.
+    These are first come, first served, MLFQ, a classifier's order and oracles.
 
     Example: exegpt reproduce learned-order --json
     """

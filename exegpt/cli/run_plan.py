@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 
 def run_plan(options: RunOptions, plan: Path) -> None:
-    """Run and print; InputError for options that the plan determines."""
+    """Run a plan's requests or application, and print the results.
+
+    Raises InputError for options that the plan determines.
+    """
     from xcore.choices import check_columns
     from xcore.console import output
     from xmulti.plans.plan_run import PlanRunOptions

@@ -10,7 +10,7 @@ _COLUMNS = ("model", "calls", "output tokens/s", "loading", "planned loading", "
 
 
 def run_stages(asked: "PlanRunOptions", json: bool) -> None:
-    """Run and print."""
+    """Run a plan of stages, and print the results."""
     from xcore.console import output
     from xmulti.stages import stage_run
 

@@ -36,7 +36,8 @@ class PlanDeterminedOptions(OneModelOptions):
         None, "The format of tool calls: hermes, llama3_json, mistral or json. Default: that of the chat template."
     )
     reasoning_parser: str | None = option(
-        None, "Return the reasoning apart, as marked by qwen3, deepseek-r1 or think. Default: it is a part of the text."
+        None,
+        "Return reasoning in its own field. Its format: qwen3, deepseek-r1 or think. Default: it stays in the text.",
     )
     json_whitespace: bool = option(
         False, "Allow any white space in JSON outputs. Default: at most one space between elements."
@@ -221,9 +222,9 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
 
 
 def _watching(options: ServeOptions) -> "Callable[..., Replanning]":
-    """Return the function that makes the watch over a plan.
+    """Return a function that creates the `Replanning` of a plan.
 
-    With --pinned or --replan-after inf, the watch searches no other plan.
+    With --pinned or --replan-after inf, it never searches for another plan.
     """
     from xcore.duration import parse_duration
     from xmulti.serving.replanning import Replanning, ReplanOptions

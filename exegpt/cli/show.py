@@ -186,7 +186,7 @@ def _print_schedule(schedule: "Schedule", facts: dict[str, Any], estimate: "Esti
 
 
 def _predicted(schedule: "Schedule") -> "Estimate | None":
-    """Return the schedule's estimate if its profile is available: a roofline, or this machine's own."""
+    """Return the schedule's estimate if its profile is available: a roofline, or a profile of this machine."""
     from xprofiler.profiles import find_profile
     from xprofiler.rooflines import found_on
     from xsimulator import estimate
@@ -222,7 +222,7 @@ def _profile(file: Path) -> "Shown":
 
 
 def _tables(profile: "Profile") -> "dict[str, Table | None]":
-    """Return the tables of the first degree, and those that all degrees share, by name."""
+    """Return the tables by name: those of the first tensor-parallel degree, and those common to all degrees."""
     first = profile.degrees[0]
     return {
         **vars(first.decoder),

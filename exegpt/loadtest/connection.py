@@ -207,8 +207,7 @@ class ConnectionPool:
     async def exchange(self, request: bytes, reader: Reader, timeout_s: float | None) -> None:
         """Send a request on a free connection or a new one.
 
-        If the server closed a reused connection before any answer, as servers do with idle ones, a new one replaces it
-        once.
+        Servers close idle connections. A reused connection that the server closed before any answer is replaced once.
         """
         connection = await self._take(timeout_s)
         was_kept = connection.used

@@ -27,9 +27,10 @@ class Endpoint:
 
 
 def find_endpoint(url: str, model: str | None) -> Endpoint:
-    """Return the endpoint at a URL, which is asked for its models.
+    """Return the endpoint at a URL, after a request for its models.
 
-    Raises InputError if it doesn't answer, or has no such model. If the server has no /models, `model` is not checked.
+    Raises InputError if the server doesn't answer, or has no such model. If the server has no /models, `model` is not
+    checked.
     """
     address = Address.of(url)
     answer = asyncio.run(_models(address, url))

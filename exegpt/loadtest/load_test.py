@@ -96,8 +96,8 @@ def plan(options: LoadOptions) -> RequestLoad:
 def run(load: RequestLoad, say: Callable[[str], None]) -> list[RunMeasurements]:
     """Warm up, then load the endpoint at each rate, one after the other; write the results after each run.
 
-    A stream without [DONE] is a failure once one stream of the endpoint ended with it. Earlier runs are then counted
-    again.
+    Once one stream of the endpoint has ended with [DONE], streams without it count as failures. Earlier runs are then
+    evaluated again.
     """
     requires_done = _warm_up(load).has_done if load.options.warm_up else False
     sents, measured, lines = list[Sent](), list[RunMeasurements](), list[list[str]]()

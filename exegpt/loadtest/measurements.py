@@ -35,7 +35,7 @@ class RequestBounds:
         return (self.latency_s, self.ttft_s, self.tpot_s) != (None, None, None)
 
     def met_by(self, outcome: RequestOutcome) -> bool:
-        """Return whether a request has its complete answer within all bounds, as far as each can be measured."""
+        """Return whether a complete answer meets all bounds that can be measured for it."""
         times = (outcome.latency_s, outcome.ttft_s, outcome.tpot_s)
         bounds = (self.latency_s, self.ttft_s, self.tpot_s)
         kept = (bound is None or time is None or time <= bound for bound, time in zip(bounds, times, strict=True))

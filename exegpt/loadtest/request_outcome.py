@@ -52,17 +52,17 @@ class RequestOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether it has its complete answer."""
+        """Whether the request has a complete answer."""
         return self.error is None
 
     @property
     def latency_s(self) -> float:
-        """Seconds from its arrival to its last event."""
+        """Seconds from the request's arrival to its last event."""
         return self.finish_s - self.scheduled_s
 
     @property
     def ttft_s(self) -> float | None:
-        """Seconds from its arrival to its first token."""
+        """Seconds from the request's arrival to its first token."""
         return None if self.first_token_s is None else self.first_token_s - self.scheduled_s
 
     @property
@@ -75,12 +75,12 @@ class RequestOutcome:
 
     @property
     def in_one_chunk(self) -> bool:
-        """Whether it has its complete answer of several tokens in one chunk: its TPOT can't be measured then."""
+        """Whether a complete answer of several tokens came in one chunk, so that its TPOT can't be measured."""
         return self.ok and self.output_tokens > 1 and self.chunks < 2
 
     @property
     def served(self) -> RequestTimes:
-        """Its times in the format of runs and replays; only for a complete answer."""
+        """The request's times in the format of runs and replays; only for a complete answer."""
         assert self.first_token_s is not None
         return RequestTimes(
             self.index,
@@ -93,7 +93,7 @@ class RequestOutcome:
         )
 
     def document(self, rate: float | None) -> dict[str, Any]:
-        """Return a line of the results; `rate` is None for infinity or a trace's own."""
+        """Return a line of the results; `rate` is None for an infinite rate or a trace's arrivals."""
         fields = {name: getattr(self, name) for name in self.__slots__}
         times = {"latency_s": self.latency_s, "ttft_s": self.ttft_s, "tpot_s": self.tpot_s}
         return {"rate_seq_s": rate, "ok": self.ok, **fields, **(times if self.ok else dict.fromkeys(times))}

@@ -73,7 +73,7 @@ def single_tokens(tokenizer: Any, most: int = 2000) -> list[str]:
 
 
 def tokenizer_of(directory: Path | None) -> Any:
-    """Return the tokenizer in a directory; None without a directory, InputError if it has none."""
+    """Return the tokenizer in a directory; None without a directory; InputError if the directory has none."""
     if directory is None:
         return None
     tokenizer = load_tokenizer(directory)

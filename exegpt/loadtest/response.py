@@ -41,12 +41,12 @@ class Response:
             self.body += data
 
     def enough(self) -> bool:
-        """Return whether the rest isn't needed."""
+        """Return whether the rest of the body isn't needed."""
         return False
 
     @property
     def document(self) -> Any:
-        """The body as JSON; None if it is no JSON."""
+        """The body as JSON; None if it isn't JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -54,12 +54,12 @@ class Response:
 
     @property
     def message(self) -> str:
-        """The error message of the body, in OpenAI's format, FastAPI's, or any text."""
+        """The error message of the body, in the format of OpenAI or FastAPI, or as any text."""
         return error_message(self.document) or self.body.decode("utf-8", "replace").strip()[:_MESSAGE]
 
     @property
     def retry_after_s(self) -> float | None:
-        """Seconds that an overloaded server asks to wait, 1 if it doesn't say; None: it isn't overloaded."""
+        """Seconds that an overloaded server asks to wait (1 without a Retry-After); None if it isn't overloaded."""
         if self.status not in _OVERLOADED:
             return None
         try:
@@ -132,7 +132,7 @@ class Stream(Response):
                 self._event_type = b""
 
     def enough(self) -> bool:
-        """Return whether it has the requested number of tokens."""
+        """Return whether the stream has the requested number of tokens."""
         return self._cut_at is not None and self.tokens >= self._cut_at
 
     @property
@@ -145,13 +145,13 @@ class Stream(Response):
 
     @property
     def finish_reason(self) -> str | None:
-        """The finish reason: the first one that marks an incomplete answer, otherwise the first choice's."""
+        """The first finish reason that marks an incomplete answer, otherwise the reason of the first choice."""
         reasons = list(self.reasons.values())
         return next((reason for reason in reasons if reason not in _WHOLE), reasons[0] if reasons else None)
 
     @property
     def failure(self) -> tuple[str, str] | None:
-        """Kind and message of the reason why a received response is no complete answer; None if it is complete.
+        """Error kind and message of an incomplete answer; None if the answer is complete.
 
         A missing [DONE] is not checked here.
         """

@@ -33,7 +33,7 @@ class LoadOptions(shared_options.TraceOptions, shared_options.JsonOption):
     num: int | None = option(None, "Requests per rate. Default: 100, or all of the trace's.", "-n", min=1)
     duration: str | None = option(None, "Instead of --num: send all requests that arrive within this time.")
     latency_bound: str | None = option(
-        None, shared_options.LATENCY_BOUND_HELP + " Goodput counts the requests that keep it.", "-l"
+        None, shared_options.LATENCY_BOUND_HELP + " Goodput counts the requests that meet it.", "-l"
     )
     ttft: str | None = option(None, "A bound on the time to first token, also for goodput.")
     tpot: str | None = option(None, "A bound on the time per output token, also for goodput.")

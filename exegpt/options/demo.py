@@ -28,5 +28,5 @@ class DemoOptions(shared_options.DeviceOptions, shared_options.JsonOption):
 
     @property
     def bounds_s(self) -> tuple[float | None, ...]:
-        """Bounds in seconds; empty: a point on the frontier is chosen. None in it: unbounded."""
+        """Bounds in seconds (None: unbounded); empty to choose a point on the frontier."""
         return (parse_duration(self.latency_bound),) if self.latency_bound else ()

@@ -21,7 +21,7 @@ def option(
     callback: Callable[[Value], Value] | None = None,
     is_eager: bool = False,
 ) -> Value:
-    """Return the field of an option with these names: short ones, or a long one instead of the field's own name.
+    """Return the field of an option with these names: short names, or a long name that replaces the field's name.
 
     The other arguments are those of `typer.Option`.
     """

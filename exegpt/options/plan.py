@@ -10,7 +10,7 @@ from exegpt.options.option_record import argument, option, required
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(shared_options.PredictionOptions, shared_options.PluginOptions):
-    """The models, the cluster and the method, and where the plan goes."""
+    """The models, the cluster and the method, and the file for the plan."""
 
     file: Path = argument("A YAML file of models, each with its workload, rate and latency bound.")
     cluster: str = required(shared_options.CLUSTER_HELP, "-c")

@@ -29,7 +29,7 @@ class OneModelRunOptions(shared_options.ControlOptions, shared_options.OrderOpti
     """The options of a run of one model."""
 
     schedule: Path | None = shared_options.SCHEDULE
-    skip_invalid: bool = option(False, "Give invalid requests an error instead of refusing the list.")
+    skip_invalid: bool = option(False, "Report an error for each invalid request instead of refusing the whole list.")
     latency_bound: str = option("inf", shared_options.LATENCY_BOUND_HELP, "-l")
     profile: str | None = shared_options.PROFILE
     no_profile: bool = option(

@@ -10,7 +10,7 @@ from xcore.duration import parse_duration
 
 @dataclass(frozen=True, kw_only=True)
 class OneModelOptions(shared_options.OrderOptions, shared_options.TraceOptions):
-    """The schedule of one model's engine, or what it is searched for; a plan determines all of it."""
+    """The schedule of one model's engine, or the options of its search; a plan determines all of them."""
 
     schedule: Path | None = option(None, "A schedule file. Default: measure this machine, then search.", "-s")
     latency_bound: str | None = option(None, shared_options.LATENCY_BOUND_HELP + " Default: none.", "-l")
@@ -18,7 +18,8 @@ class OneModelOptions(shared_options.OrderOptions, shared_options.TraceOptions):
     policy: str | None = shared_options.POLICY
     admission: str | None = option(None, shared_options.ADMISSION_HELP + " Default: grow.")
     no_prefix_caching: bool = option(
-        False, "Compute every prompt in whole. Default: reuse KV blocks of prompts that begin alike (orca, chunked)."
+        False,
+        "Switch prefix caching off. Default: reuse KV blocks of prompts that begin with the same tokens.",
     )
     best_effort: bool = option(
         False, "If no schedule keeps the bound for 99% of requests, serve anyway; accept the requests that can meet it."
@@ -38,7 +39,7 @@ class OneModelOptions(shared_options.OrderOptions, shared_options.TraceOptions):
 
     @property
     def rule(self) -> str:
-        """The rule of admission for a schedule that is searched."""
+        """The admission rule of a searched schedule."""
         return self.admission or "grow"
 
 

@@ -67,7 +67,7 @@ class JsonOption:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginOptions(JsonOption):
-    """Policies of the user's own, and the format of the output."""
+    """Policies from the user's plug-in files, and the format of the output."""
 
     plugin: list[Path] | None = PLUGIN
 

@@ -9,7 +9,7 @@ from exegpt.options.option_record import option
 
 @dataclass(frozen=True, kw_only=True)
 class BoundOptions:
-    """The bounds, and who must keep them."""
+    """The latency bounds, and the share of requests that must keep them."""
 
     latency_bound: str | None = option(
         None,

@@ -19,7 +19,7 @@ def summary_columns(comparisons: Sequence[Comparison]) -> tuple[str, ...]:
 
 
 def summary_rows(comparisons: Sequence[Comparison]) -> list[list[str]]:
-    """Return a table's row for each run: tokens/s, the latency that a bound is about, and whether the bound is met."""
+    """Return a table's row for each run: tokens/s, the bounded latency, and whether the bound is met."""
     rows = []
     for c in comparisons:
         rates = (c.predicted.throughput_tok_s, c.measured.throughput_tok_s)

@@ -53,7 +53,7 @@ class Gantt:
 
 
 def of_plan(plan: Plan) -> Gantt:
-    """Return the chart of budgets: every model from the beginning, until its requests are done."""
+    """Return the chart of a plan of budgets: each model's bar goes from the start until its requests are done."""
     devices = tuple(
         tuple(_bar(model) for model in plan.models if device in model.devices) for device in range(plan.cluster.devices)
     )

@@ -205,7 +205,7 @@ class Panel:
 def panels(charts: Sequence[Panel], series: Sequence[tuple[str, str]], title: str, line: str = "") -> str:
     """Return charts side by side, each with its own scale.
 
-    `series` holds names and colours, `title` is the meaning of the bars, and `line` that of the lines.
+    `series` holds names and colours, `title` describes the bars, and `line` describes the lines.
     """
     columns, row_height = min(3, len(charts)), 190
     height = -(-len(charts) // columns) * row_height + 24

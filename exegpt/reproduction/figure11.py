@@ -71,7 +71,7 @@ class Figure11:
 
 
 def changed(workload: Workload, change: str, value: float) -> Workload:
-    """Return the workload with another distribution of outputs; its bound keeps about the same length."""
+    """Return the workload with another distribution of outputs, and with the same `p99_output`."""
     mean, std = workload.output.mean, workload.output.std
     scaled = (mean * value, std) if change == "mean" else (mean, std * value) if change == "deviation" else (mean, std)
     distribution = skewed_normal(*scaled, workload.output.max, value if change == "skewness" else 0.0)
@@ -120,7 +120,7 @@ def _best(where: Setup, name: str, policies: tuple[str, ...]) -> tuple[int, floa
         best = reached(tuned, policies)
         if best and tuned.schedule and bound_s is not None:
             return percentile, bound_s, tuned.schedule, best.schedule
-    raise InputError(f"{name} meets none of FasterTransformer's latencies on {where.name}: nothing can be changed.")
+    raise InputError(f"{name} meets none of FasterTransformer's latencies on {where.name}: choose another cluster.")
 
 
 def margin(normalised: float) -> float:

@@ -231,7 +231,7 @@ def _scenario_section(name: str, rows: list[GainsRow]) -> Section:
         ("scenario", "bound", "FT", "RRA", "WAA", "gain", "today", "the better of RRA and WAA"),
         tuple(cells),
         (
-            "–: no schedule meets the bound. *: the paper leaves WAA out here, and so does the gain.",
+            "–: no schedule meets the bound. *: the paper has no figure for WAA here, so the gain excludes it.",
             "today: the best of all policies and replicas, under the same bound.",
         ),
         svg.panels(_panels(rows), SERIES, "sequences/s"),

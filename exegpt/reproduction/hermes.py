@@ -258,12 +258,15 @@ def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[i
 
 
 def alone(submission: Submission, limits: LLMLimits) -> float:
-    """Return the seconds on an idle LLM."""
+    """Return the seconds that an application takes on an idle LLM."""
     return simulate([replace(submission, arrival_s=0.0)], ByRequest(), limits).completion_s[0]
 
 
 def in_time(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[InTime, ...]:
-    """Return the shares of kept deadlines; deadlines are 1.2, 1.5 or 2 times the time alone, with equal chances."""
+    """Return the shares of deadlines that were kept.
+
+    Each deadline is 1.2, 1.5 or 2 times the application's time on an idle LLM, with equal chances.
+    """
     estimates = DemandEstimates(models)
     orders: dict[str, tuple[Callable[[], ApplicationOrder], DemandEstimates | None]] = {
         "Hermes, least slack": (ApplicationSlack, estimates),
@@ -285,7 +288,7 @@ def in_time(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int])
 
 
 def _with_deadlines(graphs: Sequence[DemandGraph], seed: int, limits: LLMLimits) -> tuple[list[Submission], np.ndarray]:
-    """Return a workload with deadlines, and their factors over the time alone."""
+    """Return a workload with deadlines, and each deadline over the time on an idle LLM."""
     workload = draw_submissions(graphs, APPLICATIONS, LOADS["2x"] * 60, seed)
     factors = np.random.default_rng((seed, 2)).choice(FACTORS, len(workload))
     times = (factor * alone(each, limits) for each, factor in zip(workload, factors.tolist(), strict=True))
@@ -303,7 +306,7 @@ def ablations(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int
 
 
 def _ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: LLMLimits) -> dict[str, np.ndarray]:
-    """Return the completion times of all workloads without parts of Hermes, and by true demands."""
+    """Return the completion times of all workloads without parts of Hermes, and in the order of true demands."""
     refined, prior = DemandEstimates(models), DemandEstimates(models, refine=False)
     return {
         "Hermes": _seconds(workloads, application_gittins, refined, limits),
@@ -332,7 +335,7 @@ def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -
 
 
 def caches(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Cached, ...]:
-    """Return the cache results by Hermes' order.
+    """Return the cache results under Hermes' order.
 
     500 applications in 15 minutes have contexts; 1,000 in 25 minutes have 200 adapters.
     """
@@ -371,7 +374,7 @@ def _cached(
 
 
 def knobs(models: Models) -> tuple[Knob, ...]:
-    """Return the saved latency and the containers' idle time by K, over the durations of the preceding unit."""
+    """Return the expected savings and idle times of containers by K, over the durations of the preceding unit."""
     rows = []
     for application, (published, backend, start_up_s) in CONTAINERS.items():
         model = models[application]

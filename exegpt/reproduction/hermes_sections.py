@@ -33,7 +33,7 @@ def sections(result: Hermes) -> list[Section]:
         ),
         _kinds_section(result),
         Section(
-            "Caches beside the LLM, by Hermes' order",
+            "Caches for the LLM and for other backends, under Hermes' order",
             ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
             tuple(
                 (r.cache, r.policy, _share(r.hits), signed_percent(r.hits_over), *_mean_cells(r)) for r in result.caches
@@ -50,13 +50,13 @@ def sections(result: Hermes) -> list[Section]:
             "Warming up a container while the previous unit runs, by the knob K",
             ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
             tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
-            ("Paper, docker: saved 2.14 s at K = 0.1 to 0.47 s at 0.9, wasted 3.76 to 0.27 s: both fall.",),
+            ("Paper, docker: from K = 0.1 to 0.9, saved time falls from 2.14 to 0.47 s, wasted from 3.76 to 0.27 s.",),
         ),
     ]
 
 
 def _kinds_section(result: Hermes) -> Section:
-    """Return the source of the oracle's gain: each kind's change of its mean, weighted by its share of applications."""
+    """Return each kind's part in the oracle's gain: the change of its mean, weighted by its share of applications."""
     rows, gaps = [], {}
     for kind in result.kinds:
         gaps[kind.application] = kind.share * (kind.mean_s["Hermes"] - kind.mean_s["oracle"])
@@ -69,7 +69,7 @@ def _kinds_section(result: Hermes) -> Section:
     facts = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
     columns = (*facts, *(f"{order}, s" for order in orders))
     return Section(
-        "Mean completion time by application, 3x, 8 at once",
+        "Mean completion time by application, at 3x the load, 8 requests at once",
         columns,
         tuple(rows),
         (f"The oracle's savings come from {note}.",) if most else (),

@@ -99,9 +99,9 @@ Each entry is (unit, backend, (input, output tokens, parallel requests) or secon
 def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]:
     """Return the demand graphs and their source.
 
-    The source is `path` (graphs, or a log of calls), otherwise EXEGPT_DATA's folder, otherwise the built-in sizes.
-    Their ten samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3). Raises InputError if
-    an application of the mix is missing.
+    The source is `path` (graphs, or a log of calls), otherwise EXEGPT_DATA's folder, otherwise the built-in sizes. A
+    built-in size has ten samples: the middles of ten equal parts of a log-normal distribution (sigma 0.3). Raises
+    InputError if an application of the mix is missing.
     """
     folder = os.environ.get("EXEGPT_DATA")
     public = Path(folder) / "hermes" / "pdgraphs.json" if folder else None

@@ -55,7 +55,7 @@ SLACK = 0.01
 
 @dataclass(frozen=True)
 class Latencies:
-    """Results of the requests at a rate; from arrival to the last token."""
+    """Latencies of the requests at one rate, from arrival to the last token."""
 
     mean_s: float
     per_token_s: float

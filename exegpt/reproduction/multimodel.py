@@ -10,7 +10,7 @@ from exegpt.reproduction.learned_order import LearnedOrder
 from exegpt.reproduction.public_data import public_data
 from exegpt.reproduction.seallm import SeaLLM
 
-STANDS_ON = "Simulated, with what the papers' authors published; nothing here was run on a GPU."
+STANDS_ON = "Simulated, with the data that the papers' authors published; nothing here was run on a GPU."
 
 
 @dataclass(frozen=True)

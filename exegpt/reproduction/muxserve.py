@@ -71,7 +71,7 @@ class PublishedModel:
 
     @property
     def devices(self) -> int:
-        """The number of devices of its mesh, or of its dedicated devices."""
+        """The number of devices of the model's mesh, or of its dedicated devices."""
         digits = self.mesh.removeprefix("mesh").partition("idx")[0]
         return int(digits)
 
@@ -177,7 +177,7 @@ def _loads(profiles: dict[str, IterationProfile], unit: list[PublishedModel], st
     """Return the models of one unit.
 
     Under MuxServe they have quotas of the cache in proportion to rate and heads, and shares of the multiprocessors.
-    Otherwise each may use all of the cache, up to `SEQUENCES` sequences.
+    Under other strategies, each model may use the whole cache, up to `SEQUENCES` sequences.
     """
     devices = unit[0].devices
     part = KV_ALONE if strategy == "spatial" else _kv_part([SHAPES[row.model][2] for row in unit], devices)
@@ -199,7 +199,7 @@ def _loads(profiles: dict[str, IterationProfile], unit: list[PublishedModel], st
 
 
 def _kv_part(billions: list[int], devices: int) -> float:
-    """Return the share of a mesh's devices that is cache, for float16 models with these billions of parameters.
+    """Return the KV cache's share of a mesh's memory, for float16 models with these billions of parameters.
 
     It follows the configuration of MuxServe's placement.
     """
@@ -265,7 +265,7 @@ def _ratios(result: CasesResult) -> Section:
             signs[1] += 1
         rows.append((*cells, "yes" if best else "no"))
     notes = (
-        f"MuxServe is first by both sums in {first} of {len(result.cases)} cases (measured: in all).",
+        f"MuxServe has the largest sums of both kinds in {first} of {len(result.cases)} cases (measured: in all).",
         *(f"MuxServe over {name}: within 20 % in {n} of {count}." for name, (n, count) in near.items()),
         f"Whether time sharing beats dedicated devices is predicted correctly in {signs[0]} of {signs[1]} cases.",
         f"Contention {result.contention:g}, fitted on α = {FITTED_ON} alone.",

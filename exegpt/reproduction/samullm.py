@@ -63,7 +63,10 @@ class PaperGains:
     """Allowed deviation; None: any gain counts."""
 
     def holds(self, gain: float, paper: tuple[float, float]) -> bool:
-        """Return whether a gain is in the paper's range, within the tolerance; without one, whether there is a gain."""
+        """Return whether a gain is in the paper's range, within the tolerance.
+
+        Without a range, return whether there is a gain.
+        """
         if self.tolerance is None:
             return gain >= 1.0
         return paper[0] * (1 - self.tolerance) <= gain <= paper[1] * (1 + self.tolerance)
@@ -276,7 +279,7 @@ def _preemption(result: Samullm) -> Section:
         "Preemption: time without it over time with it",
         columns,
         tuple(rows),
-        (f"The paper, of two mixes: {paper}.",),
+        (f"The paper reports, for two mixes: {paper}.",),
     )
 
 
@@ -305,7 +308,7 @@ def _searches(result: Samullm) -> Section:
     heads = [head for search in SEARCHES for head in (f"{search}, s", "planned gain", "run gain")]
     columns = ("case", "search, s", "share of all", "planned, s", *heads)
     notes = (
-        f"The paper's greedy search takes up to {percent_text(PAPER_SEARCH)} of the time from its beginning.",
+        f"The paper's greedy search takes up to {percent_text(PAPER_SEARCH)} of the total time.",
         f"Gains are relative to the greedy search. Both searches try the {SEARCHED} best stages of a state; branch and "
         f"bound completes up to {PLANS} plans.",
     )
@@ -319,15 +322,15 @@ def _errors(result: Samullm) -> Section:
     rows = [
         (f"{points.prefill_points:,} timed prefills, lines through the extremes", *_shares(points.prefill)),
         (f"{points.decode_points:,} timed decode iterations, lines through the extremes", *_shares(points.decode)),
-        ("decode iterations between the extremes, which no line goes through", *_shares(points.between)),
+        ("timed decode iterations between the extremes, not on the lines", *_shares(points.between)),
         ("batches left out and interpolated from their neighbours", *_shares(points.left_out)),
-        (f"{len(unknown)} plans on other outputs than planned for", *_shares((mean(unknown), max(unknown)))),
-        (f"{len(known)} plans on the outputs planned for", *_shares((mean(known), max(known)))),
+        (f"{len(unknown)} plans, run with other output lengths than planned", *_shares((mean(unknown), max(unknown)))),
+        (f"{len(known)} plans, run with the planned output lengths", *_shares((mean(known), max(known)))),
     ]
     low, high = (signed_percent(share) for share in PAPER_ERROR)
     note = (
-        f"The paper, of real runs: {low} to {high}, mean 25.6%; outputs known, mean 17.0%. No published data "
-        "times whole runs together with their requests, so this error can't be reproduced."
+        f"The paper, for real runs: {low} to {high}, mean 25.6%; with known outputs, mean 17.0%. No published data has "
+        "whole runs together with their requests, so this error can't be reproduced."
     )
     return Section("Errors", ("of", "mean", "greatest"), tuple(rows), (note,))
 

@@ -61,7 +61,7 @@ def cost_table(folder: Path) -> CostTable:
     """Return the costs of all models of the applications.
 
     Timed models have their own timings. Models of the same sizes use these timings with their own loading times and
-    outputs. Models unlike any published one come from the roofline under vLLM's engine.
+    outputs. Models of other sizes have the costs of the roofline under vLLM's engine.
     """
     timed, load_s, outputs = samullm_costs(folder), loading_seconds(folder), output_lengths(folder)
     models = list(timed.models)
@@ -86,7 +86,7 @@ def cost_table(folder: Path) -> CostTable:
 def ensembling(requests: int, cap: int) -> CallGraph:
     """Return the calls in which every model answers every request.
 
-    Prompts have 5 to 127 tokens, 21 on average, like MixInstruct's.
+    Prompts have 5 to 127 tokens, 21 on average, as in MixInstruct.
     """
     prompts = _whole(5 + np.random.default_rng(requests).exponential(16.0, requests), 5, 127)
     return CallGraph(tuple(GraphNode(name, name, prompts, longest_output=cap) for name in ENSEMBLE))
@@ -131,6 +131,6 @@ def _whole(values: "np.ndarray", least: int, most: int) -> tuple[int, ...]:
 
 
 def stand_ins() -> Mapping[str, str]:
-    """Return the stand-ins for the timings of models without published ones."""
+    """Return, for each model without published timings, a description of the timings used instead."""
     rooflines = {name: "roofline of 8xA100-80GB, vLLM's engine" for name in ROUTED if name not in MEASURED_AS}
     return rooflines | {name: f"timings of {other}" for name, other in MEASURED_AS.items()}

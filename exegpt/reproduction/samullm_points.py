@@ -16,7 +16,7 @@ Errors = tuple[float, float]
 
 @dataclass(frozen=True)
 class PointErrors:
-    """Errors of iterations, relative to measured times; of repeats one token apart, only the faster counts."""
+    """Relative errors of predicted iteration times. Of measurements one token apart, only the fastest counts."""
 
     prefill_points: int
     decode_points: int

@@ -249,32 +249,32 @@ def _sweep_rows(measured: ScenarioResult) -> list[tuple[str, ...]]:
 
 
 def _targets(loads: tuple[ScenarioResult, ...]) -> list[str]:
-    """Return sentences on the paper's level and on the order of the systems."""
+    """Return sentences that compare our L_N and our order of the systems with the paper's."""
     ours = [(each.scenario, own) for each in loads if (own := each.systems[OURS])]
     missed = [scenario for scenario, own in ours if own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1]]
     where = ", ".join(f"{figure_text(s.rate_seq_s)}/s with CV {s.variation:g}" for s in missed)
     return [
-        f"L_N below 3 and over 90 % in time: in {len(ours) - len(missed)} of {len(loads)}"
-        f"{f', not at {where}' if where else ''} (paper: throughout).",
+        f"L_N is below 3, with over 90 % in time, in {len(ours) - len(missed)} of {len(loads)} loads"
+        f"{f', not at {where}' if where else ''} (paper: in all).",
         *_bursts(loads, missed),
         *_firsts(loads),
-        f"L_N rises from {' to '.join(TABLE_2)} in {sum(map(_in_order, loads))} of {len(loads)} (paper's Table 2: "
-        f"{', '.join(map(figure_text, TABLE_2.values()))}).",
+        f"L_N rises from {' to '.join(TABLE_2)} in {sum(map(_in_order, loads))} of {len(loads)} loads (paper's Table "
+        f"2: {', '.join(map(figure_text, TABLE_2.values()))}).",
         *(
             f"SeaLLM's L_N is no higher than {name}'s in {_count(loads, (name,), lambda own: own.normalised)}."
             for name in ORDERS
         ),
-        f"Its TPOT is no higher than AlpaServe's in {_count(loads, ('AlpaServe',), lambda own: own.tpot_s)}.",
+        f"SeaLLM's TPOT is no higher than AlpaServe's in {_count(loads, ('AlpaServe',), lambda own: own.tpot_s)}.",
     ]
 
 
 def _bursts(loads: tuple[ScenarioResult, ...], missed: list[SeaLLMScenario]) -> list[str]:
-    """Return in how many of the missed scenarios services miss the level even alone."""
+    """Return how many of the missed scenarios are missed even if each service runs alone."""
     alone = [own for each in loads if each.scenario in missed and (own := each.systems.get(ALONE))]
     if not alone:
         return []
     late = sum(own.normalised >= LEVEL[0] or own.in_time <= LEVEL[1] for own in alone)
-    return [f"In {late} of these {len(alone)}, it is missed even if a service shares its GPUs with idle services only."]
+    return [f"In {late} of the other {len(alone)}, this is missed even if services share GPUs with idle services only."]
 
 
 def _in_order(measured: ScenarioResult) -> bool:
@@ -295,13 +295,13 @@ def _firsts(measured: tuple[ScenarioResult, ...]) -> list[str]:
 
 
 def _count(measured: tuple[ScenarioResult, ...], others: tuple[str, ...], of: Callable[[Figures], float]) -> str:
-    """Return in how many scenarios a figure of SeaLLM is no higher than any of the others', where they have one."""
+    """Return in how many scenarios SeaLLM's figure is at most that of every other system that has a figure."""
     beats = [
         all(of(ours) <= of(own) for name in others if (own := each.systems[name]))
         for each in measured
         if (ours := each.systems[OURS]) and others[-1] in each.systems
     ]
-    return f"{sum(beats)} of {len(beats)} (paper: in all)"
+    return f"{sum(beats)} of {len(beats)} loads (paper: in all)"
 
 
 def _gains(loads: tuple[ScenarioResult, ...]) -> list[str]:
@@ -322,7 +322,7 @@ def _gains(loads: tuple[ScenarioResult, ...]) -> list[str]:
             for what, own, theirs in zip(("L_N", "99 %", "in time"), factors, published, strict=True)
         )
         ttft = max(own.ttft_s / ours.ttft_s for own, ours in pairs)
-        notes.append(f"At most, over {system} (paper): {texts}; TTFT {figure_text(ttft)}.")
+        notes.append(f"Largest factors over {system} (paper): {texts}; TTFT {figure_text(ttft)}.")
     return [*notes, "The paper's TTFT is at most 51.98 times shorter than a baseline's."]
 
 
@@ -365,5 +365,5 @@ def _blocks() -> Section:
         "KV blocks of two LLMs over one memory",
         ("LLM", "slots", "wasted", "iterations longer", "table entries, merged", "split"),
         tuple(rows),
-        ("Merged: the block's number and the slot. Split: one number for every head of every layer.",),
+        ("A merged block has two table entries, its number and its slot; a split one has one per head and layer.",),
     )

@@ -131,7 +131,7 @@ def _figures(asked: Mapping[str, ServiceArrays], cluster: SimulatedCluster) -> F
 
 
 def _history(asked: Mapping[str, ServiceArrays], now: float, seconds: float) -> History:
-    """Return the requests of the past interval, or of the end of a long one."""
+    """Return the requests of the past interval; of a long interval, only the requests of its end."""
     start_s = max(now - seconds, now - PAST_S)
     past = {
         name: own.only((own.arrival_s >= start_s) & (own.arrival_s < now)).later(-start_s)

@@ -217,7 +217,7 @@ def two_stage(history: History, rule: Rule) -> Placed | None:
 def mux_engines(history: History) -> list[SharedEngine] | None:
     """Return the engines of MuxServe's placement; None without one.
 
-    They are meshes with shares of the multiprocessors, and caches with quotas.
+    An engine is a mesh with shares of the multiprocessors and a cache with quotas.
     """
     cluster = cluster_of(history.nodes)
     memories = [on.memory for s in history.services if (on := on_devices(s.llm, s.least))]

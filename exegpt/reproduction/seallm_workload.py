@@ -67,12 +67,12 @@ def cluster_of(nodes: int) -> ClusterSpec:
 
 @lru_cache
 def profile_of(llm: str) -> Profile:
-    """Return the roofline under the engine of the paper's time."""
+    """Return the roofline profile with the engine release of the paper's time."""
     return roofline_profile(builtin_model(llm), cluster_of(NODES), "fp16", engine=VLLM_OF_2024)
 
 
 def kv_block(model: ModelSpec) -> tuple[int, int]:
-    """Return the bytes of a block of the model's keys and values, and its number of pieces."""
+    """Return the bytes and the pieces of a block of the model's keys and values (see `block_of`)."""
     return block_of(model, BLOCK_SIZE, "fp16")
 
 
@@ -126,12 +126,12 @@ class SeaService:
 
     @cached_property
     def mean_s(self) -> float:
-        """L̂: the mean time of its samples alone."""
+        """L̂: the mean time of the sample requests, each alone on the fewest devices."""
         return float(self.alone(self.inputs, self.outputs)[1].mean())
 
     @cached_property
     def sd_s(self) -> float:
-        """The standard deviation of the same times."""
+        """The standard deviation of the sample requests' times, each alone on the fewest devices."""
         return float(self.alone(self.inputs, self.outputs)[1].std())
 
 
@@ -208,7 +208,7 @@ class ServiceArrays:
 
     @cached_property
     def alone_s(self) -> Array:
-        """Seconds of each request alone."""
+        """Seconds that each request takes alone on the fewest devices."""
         return self.service.alone(self.inputs, self.outputs)[1]
 
     @cached_property

@@ -14,9 +14,9 @@ Array = NDArray[np.float64]
 def skewed_normal(mean: float, std: float, most: int, skewness: float = 0.0) -> LengthDistribution:
     """Return a skew normal truncated to (0, most], in whole tokens: P(s) is its weight in (s-1, s].
 
-    `skewness` is that of the untruncated distribution, within ±0.99. Location and scale are fitted so that the discrete
-    distribution has this mean and deviation. At 0 it is the truncated normal. Raises InputError if no such distribution
-    has these moments.
+    `skewness`, within ±0.99, is that of the distribution before truncation. Location and scale are fitted so that the
+    discrete distribution has this mean and deviation. With skewness 0 this is the truncated normal. Raises InputError
+    if no such distribution has these moments.
     """
     from scipy.optimize import least_squares
     from scipy.special import ndtr, owens_t

@@ -30,7 +30,7 @@ def test_keys_are_read_again_on_sighup(model, schedule, tmp_path):
         keys.write_text("\n")  # no key would open the server to everyone
         server.process.send_signal(signal.SIGHUP)
         for _ in range(200):
-            if "stay as they are" in server.log.read_text():
+            if "previous keys stay valid" in server.log.read_text():
                 break
             time.sleep(0.05)
         assert "has no key" in server.log.read_text()

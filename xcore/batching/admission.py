@@ -24,7 +24,7 @@ def most_cached(input_tokens: Any, max_output: Any, encoder_decoder: bool) -> An
 
 
 class Reserve:
-    """Reserves the blocks for all that a sequence may ever cache, from its admission to its end."""
+    """Reserves blocks for all tokens that a sequence may ever cache, from its admission to its end."""
 
     grows = False
 
@@ -43,7 +43,7 @@ class Reserve:
 class Grow:
     """Allocates the blocks for the known tokens.
 
-    They are those of the prompt, those that a preempted sequence had generated, and an encoder-decoder's start token.
+    Known tokens are the prompt, the generated tokens of a preempted sequence, and an encoder-decoder's start token.
     """
 
     grows = True
@@ -61,6 +61,10 @@ class Grow:
 
     def _known(self, sequence: Sequence) -> int:
         return sequence.input_tokens + sequence.recomputed + self._encoder_decoder
+
+
+ADMISSIONS: dict[Admission, type[Reserve | Grow]] = {"reserve": Reserve, "grow": Grow}
+"""The admission rules by their names in options and schedules."""
 
 
 def iterations_until_shortage(pool: KVPool, sequences: Items[Sequence], most: int = ENDLESS) -> int:

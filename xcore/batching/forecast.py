@@ -58,10 +58,10 @@ class Forecast:
         return running * blocks, running * (1.0 - running) * blocks**2
 
     def _running(self, unfinished: int, tokens: Array) -> Array:
-        """Return [moments]: probabilities that a sequence goes on after `tokens` tokens.
+        """Return [moments]: probabilities that a sequence continues after `tokens` tokens.
 
-        It is known to go on after `unfinished` tokens. A sequence that is longer than all of the distribution always
-        goes on.
+        It is known to continue after `unfinished` tokens. A sequence longer than every length of the distribution
+        always continues.
         """
         last = len(self._longer) - 1
         now = self._longer[min(unfinished, last)]
@@ -83,7 +83,7 @@ class Outlook:
             self._add(forecast.demand(pool, sequence))
 
     def admits(self, sequence: Sequence) -> bool:
-        """Return whether the blocks suffice with this sequence too; if so, it counts from now on."""
+        """Return whether the blocks suffice with this sequence too; if so, count the sequence from now on."""
         mean, variance = self._forecast.demand(self._pool, sequence)
         needed = self._mean + mean + self._forecast.deviations * np.sqrt(self._variance + variance)
         if (needed > self._blocks).any():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Facts about a request before it runs; None: unknown. `OrderKind.needs` names those that an order reads."""
+    """Facts about a request before it runs; None: unknown. `OrderKind.needs` lists the hints that an order reads."""
 
     application: str | None = None
     """The application that made the request."""

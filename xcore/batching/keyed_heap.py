@@ -55,7 +55,7 @@ class KeyedHeap(Generic[T]):
         return nsmallest(most, self._entries.values())
 
     def rekey(self, key: Callable[[T], Any]) -> None:
-        """Compute all keys anew."""
+        """Compute all keys again."""
         self._entries = {name: (key(item), name, item) for _, name, item in self._entries.values()}
         self._rebuild()
 
@@ -65,7 +65,7 @@ class KeyedHeap(Generic[T]):
 
 
 class GroupedHeap:
-    """Sequences by their groups' keys, then by their own.
+    """Sequences by their groups' keys, then by their own keys.
 
     A group's key is looked up when the group comes first. Keys only rise, so the earlier key is never too high.
     """
@@ -127,7 +127,7 @@ class GroupedHeap:
         return [sequence for _, sequence in nsmallest(most, firsts, key=lambda pair: pair[0])]
 
     def rekey(self, key: Callable[[Sequence], Any]) -> None:
-        """Compute all keys anew."""
+        """Compute all keys again."""
         for sequence in list(self):
             self.put(sequence.index, key(sequence), sequence)
 

@@ -43,7 +43,10 @@ class KVPool(Protocol):
 
 
 class BlockPool:
-    """`total` blocks of `block_size` tokens. Refuses to give more; free and held blocks always add up to `total`."""
+    """`total` blocks of `block_size` tokens; `allocate` refuses to give more.
+
+    Free and held blocks always add up to `total`.
+    """
 
     def __init__(self, total: int, block_size: int):
         check_size(total, block_size)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from math import inf
 
-from xcore.batching.admission import Admission, Grow, Reserve, iterations_until_shortage, most_cached
+from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage, most_cached
 from xcore.batching.kv_pool import KVPool
 from xcore.batching.order import FollowingOrder, Order
 from xcore.batching.pins import Pins
@@ -55,7 +55,7 @@ class Ledger:
         self.disaggregated = disaggregated
         self._following = order.fresh() if isinstance(order, FollowingOrder) else None
         self.waiting = Queue(self._following or order)
-        self.admission = Grow(pool, encoder_decoder) if admission == "grow" else Reserve(pool, encoder_decoder)
+        self.admission = ADMISSIONS[admission](pool, encoder_decoder)
         self.encoding: list[Sequence] = []
         """Residents whose prompts aren't wholly in the cache, in order of admission."""
         self.decoding: list[Sequence] = []
@@ -101,8 +101,8 @@ class Ledger:
         """Let a waiting sequence hold the cached blocks of its prompt until it is admitted; return their tokens.
 
         At most half of all blocks are pinned, and none if an unfinished sequence would then find too few blocks even
-        alone. So, first come, first served, pinned blocks are freed early only for a sequence that grows beyond all
-        other blocks, or after a change to fewer blocks.
+        alone. Under first come, first served, pinned blocks are therefore freed early only for a sequence that grows
+        beyond all other blocks, or after a change to fewer blocks.
         """
         blocks = self._cached_blocks(sequence)
         if not self._prefixes or not blocks:
@@ -162,9 +162,9 @@ class Ledger:
         return True
 
     def keep(self, sequence: Sequence, tokens: int) -> None:
-        """Put the first blocks of a waiting sequence's prompt into the cache, as far as blocks are free, and pin them.
+        """Restore a waiting sequence's first `tokens` prompt tokens to the cache, if blocks are free; pin their blocks.
 
-        They have `tokens` tokens, and were there before this ledger began.
+        They were cached before this ledger began.
         """
         if self._prefixes and tokens:
             self._prefixes.restore(sequence.keys[: tokens // self.pool.block_size])
@@ -174,7 +174,7 @@ class Ledger:
         """Admit up to `most` waiting sequences that arrived by `now`, in strict order.
 
         Admission stops at the first sequence whose blocks aren't free, that doesn't pass the policy's `fits`, or whose
-        last token before a preemption isn't out yet.
+        last token before a preemption is still being computed.
 
         Args:
             most: Largest number of sequences to admit.
@@ -253,9 +253,9 @@ class Ledger:
                     raise MemoryError(f"no blocks for {iterations} iterations of request {sequence.index}")
 
     def repeats(self, step: Step, preempted: list[Sequence]) -> int:
-        """Return how many times in a row a step may run: as its policy says, and as blocks suffice.
+        """Return how many times in a row a step may run, by its policy and by the free blocks.
 
-        Its decision has `preempted` these sequences.
+        `preempted`: the sequences that the decision for this step has preempted.
         """
         if step.repeats == 1 or self.leaving or (step.arrivals and self.waiting.unsteady):
             return 1
@@ -287,8 +287,8 @@ class Ledger:
     def _last(self, now: float) -> Sequence:
         """Return the resident to preempt: the newest unfinished one whose keys and values have arrived.
 
-        There always is one: the resident that needs blocks. If prefill is disaggregated, prompts are booked whole when
-        they are ordered, so `encoding` is empty.
+        There always is one: the resident that needs blocks. With disaggregated prefill, a whole prompt is booked when
+        its prefill is ordered, so `encoding` is empty.
         """
         residents = self.encoding or self.decoding
         return next(s for s in reversed(residents) if s.status is not FINISHED and s.kv_arrived_s <= now)
@@ -308,7 +308,7 @@ class Ledger:
         self.preemptions += 1
 
     def _admit(self, sequence: Sequence, now: float, chunk: int | None, fits: Fits | None) -> bool:
-        """Make a sequence resident if its blocks are free and nothing else prevents it."""
+        """Make a sequence resident if its blocks are free and no other rule prevents it."""
         if sequence.last_token_s > now or (fits is not None and not fits(sequence)):
             return False
         reused, need = self._cached_blocks(sequence), self.admission.blocks(sequence)
@@ -330,7 +330,7 @@ class Ledger:
         return True
 
     def _missing(self, need: int, cached: list[int]) -> int:
-        """Return how many free blocks a sequence takes that needs so many, of which these are cached."""
+        """Return how many free blocks a sequence takes that needs `need` blocks, of which `cached` are cached."""
         return need - len(cached) + (self._prefixes.free_among(cached) if self._prefixes else 0)
 
     def _reuse(self, sequence: Sequence, blocks: list[int]) -> None:
@@ -344,7 +344,7 @@ class Ledger:
             sequence.hit = sequence.cached
 
     def _publish(self, sequence: Sequence, tokens: int) -> None:
-        """Publish the full blocks of a resident's first `tokens` tokens, as far as it has keys for them."""
+        """Publish the full blocks of a resident's first `tokens` tokens if it has their keys."""
         if self._prefixes is None:
             return
         full = min(tokens // self.pool.block_size, len(sequence.keys))
@@ -390,8 +390,8 @@ class Ledger:
     def stop(self, sequence: Sequence) -> None:
         """End a sequence that generated a stop token.
 
-        On a pipeline this is known only after later iterations of it are booked, perhaps even the one that ends it by
-        length.
+        On a pipeline, the stop is known only after later iterations of the sequence are booked, perhaps even its last
+        one.
         """
         if sequence.status is PREEMPTED:
             self.waiting.remove([sequence])
@@ -462,7 +462,7 @@ class Ledger:
     def arrived(self, sequences: Iterable[Sequence], now: float) -> None:
         """Mark sequences whose keys and values have arrived in their blocks: they may decode from now on.
 
-        The blocks of those that have ended meanwhile are freed.
+        Blocks of sequences that have ended meanwhile are freed.
         """
         for sequence in sequences:
             sequence.kv_arrived_s = now

@@ -13,7 +13,7 @@ from xcore.batching.step import Step, Work
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch(Work):
-    """The part of a step that goes through the stages as one."""
+    """A part of a step that passes through the stages as a unit."""
 
     index: int
     encode: Items[tuple[Sequence, int]]
@@ -27,7 +27,7 @@ class MicroBatch(Work):
 
 @dataclass(frozen=True, slots=True)
 class MicroBatching:
-    """Splits steps: a sequence is always in the same one of `count` (B_m) micro-batches.
+    """Splits steps into `count` (B_m) micro-batches; a sequence always stays in the same one.
 
     A step that only encodes is split into `encode_count`, in the order of the sequences' micro-batches; None: into
     `count` like any other.

@@ -18,7 +18,7 @@ class Order(Protocol):
 
 
 class FollowingOrder:
-    """A stateful order: it receives the sequences' events, and reports itself whose keys have changed.
+    """A stateful order: it receives the sequences' events, and reports the sequences whose keys have changed.
 
     Each ledger uses an order of its own: `fresh`. Times are in seconds since the run began.
     """
@@ -62,7 +62,7 @@ class FollowingOrder:
     def ran(self, step: Step, seconds: float, now: float) -> None:
         """Process the end of a step that took `seconds`, on devices that several models share.
 
-        There, the time of residence says little about the work done.
+        On shared devices, the time of residence is not the time of computing.
         """
 
     def end(self, sequence: Sequence) -> None:

@@ -26,12 +26,12 @@ class Pins:
         return len(self.held) + sum(block not in self.held for block in blocks)
 
     def add(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Note that a waiting sequence holds blocks."""
+        """Record that a waiting sequence holds blocks."""
         self._blocks[sequence] = blocks
         self.held.update(blocks)
 
     def remove(self, sequence: Sequence) -> None:
-        """End the hold of a sequence, if it has one."""
+        """Remove a sequence's pins, if it has any."""
         if sequence not in self._blocks:
             return
         blocks = self._blocks.pop(sequence)
@@ -42,7 +42,7 @@ class Pins:
                 del self.held[block]
 
     def remove_newest(self, other: Sequence) -> bool:
-        """End the hold that was added last, but not that of `other`; return whether there was any."""
+        """Remove the newest pins, but not those of `other`; return whether there were any."""
         newest = next((sequence for sequence in reversed(self._blocks) if sequence is not other), None)
         if newest is None:
             return False

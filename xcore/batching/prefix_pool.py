@@ -19,7 +19,7 @@ from xcore.batching.kv_pool import check_size
 
 
 def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int, salt: str | None = None) -> None:
-    """Append the keys of the full blocks that `keys` lacks, where `tokens` are all known tokens of a sequence.
+    """Append the keys of full blocks that `keys` lacks; `tokens` are all known tokens of a sequence.
 
     Each key hashes its block's tokens and the previous key, so equal keys mean equal prefixes, of sequences with the
     same salt.
@@ -30,7 +30,7 @@ def extend_keys(keys: list[bytes], tokens: Items[int], block_size: int, salt: st
 
 
 def _start(salt: str | None) -> bytes:
-    """Return what takes the place of a previous key before the first block."""
+    """Return the initial key, which stands for the previous key of a first block."""
     return b"" if salt is None else hashlib.sha256(salt.encode()).digest()
 
 
@@ -111,7 +111,7 @@ class PrefixPool:
             self._changed(key, False)
 
     def free(self, blocks: list[int]) -> None:
-        """End one sequence's hold of its blocks, given in the order of its tokens."""
+        """Release one sequence's blocks, given in the order of its tokens."""
         for block in reversed(blocks):
             holders = self._holders.pop(block, 0)
             if not holders:
@@ -132,7 +132,7 @@ class PrefixPool:
         self._changed(key, True)
 
     def restore(self, keys: Items[Hashable]) -> None:
-        """Put blocks with these keys into the cache, as far as blocks are free."""
+        """Put blocks with these keys into the cache, while blocks are free."""
         missing = keys[len(self.find(keys)) :][: self.available]
         blocks = self.allocate(len(missing))
         for block, key in zip(blocks, missing, strict=True):
@@ -161,7 +161,7 @@ class PrefixPool:
         return blocks
 
     def free_among(self, blocks: Iterable[int]) -> int:
-        """Count the free ones of these published blocks: holding them takes as many from `available`."""
+        """Return how many of these published blocks are free: holding them reduces `available` by that many."""
         return sum([block in self._kept for block in blocks])
 
     def hold(self, blocks: Iterable[int]) -> None:
@@ -171,7 +171,7 @@ class PrefixPool:
             self._holders[block] = self._holders.get(block, 0) + 1
 
     def check(self, held: Counter[int]) -> None:
-        """Raise AssertionError unless as many sequences hold each block as `held` counts, and the others are free."""
+        """Raise AssertionError unless `held` counts the holders of each held block, and all other blocks are free."""
         if held != Counter(self._holders):
             raise AssertionError(f"sequences hold {dict(held)}, but the pool counts {self._holders}")
         if sorted([*self._unpublished, *self._kept, *held]) != list(range(self._untouched)):

@@ -10,7 +10,7 @@ from xcore.batching.sequence import Sequence
 
 
 class Queue:
-    """Waiting sequences. Those that arrive later are not in the order yet."""
+    """Waiting sequences in order. A sequence with a future arrival enters the order at that time."""
 
     def __init__(self, order: Order):
         self.order = order
@@ -40,7 +40,7 @@ class Queue:
 
     @property
     def unsteady(self) -> bool:
-        """Return whether another sequence may come first although none has arrived or left."""
+        """Return whether the first sequence may change although no sequence has arrived or left."""
         return len(self._arrived) > 1 and (self.order.changes or self._following is not None)
 
     def push(self, sequence: Sequence, now: float = -inf) -> None:

@@ -96,5 +96,5 @@ class Sequence:
 
     @property
     def finished(self) -> bool:
-        """Return whether its last token is generated, or booked."""
+        """Return whether the sequence's last token is generated, or booked."""
         return self.status is FINISHED

@@ -31,7 +31,7 @@ class Store:
 
     @property
     def free(self) -> int:
-        """Return the parts that no pool has."""
+        """Return the number of parts that no pool has allocated."""
         return self.total - self.used
 
 
@@ -46,7 +46,7 @@ class QuotaPool(BlockPool):
         self._store, self.parts, self.quota = store, parts, quota
 
     def resize(self, quota: int) -> None:
-        """Set another quota, of no fewer blocks than are held."""
+        """Set another quota, at least the number of held blocks."""
         if quota // self.parts < max(1, self.held):
             raise ValueError(
                 f"the quota of {quota} parts is too small: {self.held} blocks of {self.parts} parts are in use"
@@ -78,7 +78,7 @@ class MergedPool:
     """A model's share of merged blocks (SeaLLM).
 
     A merged block is as large as the largest model's block. It holds as many of the model's own blocks as fit whole,
-    and those of one model only. A block's number is its start in the memory, counted in pieces. If the memory is a
+    and no blocks of other models. A block's number is its start in the memory, counted in pieces. If the memory is a
     tensor (`KVCache.over`), a piece is the keys, or the values, of one layer. `quota` limits the merged blocks of the
     model.
     """
@@ -103,7 +103,7 @@ class MergedPool:
 
     @property
     def total(self) -> int:
-        """Return the blocks in all the memory that this model may have."""
+        """Return the number of blocks in all memory that this model may use."""
         return self.quota * self.slots
 
     @property
@@ -121,17 +121,17 @@ class MergedPool:
         return self._free_slots + min(self._merged.free, self.quota - self._own) * self.slots
 
     def parts_for(self, blocks: int) -> int:
-        """Return the merged blocks that the model has once it holds `blocks` of its own blocks; no fewer than now."""
+        """Return how many merged blocks the model has with `blocks` blocks of its own; never fewer than now."""
         return max(self._own, -(-blocks // self.slots))
 
     def resize(self, quota: int) -> None:
-        """Set another quota, of no fewer merged blocks than the model has."""
+        """Set another quota, at least the number of merged blocks that the model has."""
         if quota < max(1, self._own):
             raise ValueError(f"the quota of {quota} merged blocks is too small: the model holds {self._own}")
         self.quota = quota
 
     def set_total(self, total: int) -> None:
-        """Set the quota to the merged blocks that hold `total` blocks of the model's own, if there are as many."""
+        """Set the quota to the merged blocks that hold `total` blocks of the model's own, if that many exist."""
         self.quota = min(-(-total // self.slots), self._merged.total)
 
     def blocks_for(self, tokens: int) -> int:
@@ -180,7 +180,7 @@ class MergedPool:
                 self._merged.give([merged])
 
     def check(self, held: Counter[int]) -> None:
-        """Raise AssertionError unless the slots of its merged blocks are free or held by one sequence each."""
+        """Raise AssertionError unless the slots of the model's merged blocks are free or held by one sequence each."""
         if held.total() != len(held) or len(held) != self.held:
             raise AssertionError(
                 f"{held.total()} held + {self._free_slots} free slots are not {self._own} × {self.slots}"
@@ -212,7 +212,7 @@ class MergedBlocks:
         return self._pool.available
 
     def take(self, count: int) -> list[int]:
-        """Take `count` free merged blocks; those returned last come first."""
+        """Take `count` free merged blocks; the most recently returned ones come first."""
         return self._pool.allocate(count)
 
     def give(self, blocks: list[int]) -> None:
@@ -272,7 +272,7 @@ def quota_pools(schedules: Items[Schedule]) -> tuple[MergedBlocks, list[MergedPo
     """Return one memory for the KV blocks of these one-stage schedules on a device, and each schedule's pool.
 
     Each pool has a quota of at least as many blocks as its schedule has. The memory is in slabs: merged blocks that
-    hold many blocks of a model. They are large enough to lose hardly any memory, and small enough to move quota between
+    hold many blocks of a model. Slabs are large enough to waste little memory, and small enough to move quota between
     models.
     """
     sizes = [*map(block_size, schedules)]
@@ -294,7 +294,7 @@ def _slabs(slab: int, size: int, blocks: int) -> int:
 
 
 def _slab_bytes(sizes: Items[tuple[int, int]], blocks: Items[int]) -> int:
-    """Return the bytes of the slabs that take the least memory for `blocks` of each model, of those small enough."""
+    """Return the slab size in bytes that needs the least memory for each model's `blocks`, if small enough."""
     step = merged_bytes(sizes)
     memory_bytes = sum(count * size for count, (size, _) in zip(blocks, sizes, strict=True))
     largest = max(1, min(LARGEST_SLAB, memory_bytes // (SLABS * len(sizes) * step)))

@@ -134,7 +134,7 @@ def _unbounded(drawn: Any, console: Any) -> Any:
 
 @contextmanager
 def progress(title: str) -> "Iterator[Callable[[int, int], None]]":
-    """Show a progress bar on standard error, or occasional lines if that is no terminal; yields update(done, total)."""
+    """Show a progress bar on standard error, or occasional lines if it isn't a terminal; yields update(done, total)."""
     if not stderr().is_terminal:
         yield _progress_lines(title)
         return

@@ -4,7 +4,7 @@ from xcore.batching import Sequence
 
 
 class FirstApplication:
-    """By the application's arrival, then by the request's own."""
+    """Orders requests by their application's arrival, then by their own arrival."""
 
     changes = False
 

@@ -6,8 +6,8 @@ from xcore.batching import Sequence
 class Attained:
     """Attained seconds of each sequence.
 
-    They count its residence, summed over its admissions, or, if `executed`, the steps that contained it. On devices
-    that several models share, resident sequences may wait for long.
+    The time of residence counts, summed over all admissions. If `executed`, only the steps that contained the sequence
+    count, because residents may wait for long on devices that several models share.
     """
 
     def __init__(self, executed: bool = False) -> None:

@@ -6,7 +6,7 @@ from xcore.batching import Sequence
 
 
 class EDF:
-    """By deadline; sequences without one come last, by arrival."""
+    """Orders sequences by deadline; those without a deadline come last, by arrival."""
 
     changes = False
 

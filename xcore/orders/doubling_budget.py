@@ -9,12 +9,12 @@ from xcore.orders.attained import Attained
 
 
 class DoublingBudget(FollowingOrder):
-    """By remaining budget times the service's mean time alone, L̂.
+    """Orders sequences by remaining budget times the service's mean time alone, L̂.
 
-    The first budget is Q_0 = L̂ + its standard deviation; the k-th one after it is 2^k Q_0. Residence uses the budget
-    up; if `executed`, the steps that contained the sequence do. Sequences that have waited for `starvation` times L̂
-    (*starved* ones) come before all others, in the order in which they starved. If `executed`, all time except that of
-    its steps counts as waiting.
+    The first budget is Q_0 = L̂ + its standard deviation; the k-th one after it is 2^k Q_0. The time of residence is
+    subtracted from the budget; if `executed`, only the steps that contained the sequence. Sequences that have waited
+    for `starvation` times L̂ (*starved* ones) come before all others, in the order in which they starved. If
+    `executed`, the waiting time is all time outside of its steps.
     """
 
     def __init__(self, starvation: float = 10.0, executed: bool = False):
@@ -74,7 +74,7 @@ class DoublingBudget(FollowingOrder):
         self._starves_s.pop(sequence.index, None)
 
     def budget(self, sequence: Sequence) -> float:
-        """Return the rest of a waiting sequence's present budget, in seconds; if steps count, also of a running one."""
+        """Return what remains of a waiting sequence's budget, in seconds; if steps count, also of a running one."""
         hints = sequence.hints
         budget = first = (hints.service_time_s or 0.0) + hints.service_sd_s
         used, exhausted = self._attained.seconds(sequence), 0
@@ -88,7 +88,7 @@ class DoublingBudget(FollowingOrder):
         return self.budget(sequence) if self._starves_s.get(sequence.index, inf) > now else inf
 
     def next_change_s(self, sequences: Iterable[Sequence], now: float) -> float:
-        """Return when the first of the waiting sequences, or of these, starves and comes before all others."""
+        """Return when the next sequence starves, of the waiting ones and these, and so becomes first."""
         changes = [self._starves_s.get(sequence.index, inf) for sequence in sequences]
         first = min([at for at in changes if at > now], default=inf)
         while self._starved and self._starves_s.get(self._starved[0][1]) != self._starved[0][0]:

@@ -6,7 +6,7 @@ from xcore.batching import Sequence
 
 
 class FCFS:
-    """By arrival; simultaneous requests in the order in which they were given."""
+    """Orders sequences by arrival; simultaneous requests keep the given order."""
 
     changes = False
 

@@ -60,7 +60,7 @@ class RankedDemand:
         return self.samples[-1]
 
     def next_sample(self, attained: float) -> float:
-        """Return the smallest sample above `attained`; the greatest one if none is."""
+        """Return the smallest sample above `attained`; if there is none, the greatest sample."""
         return self.samples[min(bisect_right(self.samples, attained), len(self.samples) - 1)]
 
     def rank(self, attained: float) -> float:
@@ -78,25 +78,25 @@ class WaitingJob(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """Return its arrival."""
+        """Return the job's arrival."""
 
     @property
     def index(self) -> int:
-        """Return its unique index in the run."""
+        """Return the job's unique index in the run."""
 
 
 J = TypeVar("J", bound=WaitingJob)
 
 
 class Gittins(Generic[J]):
-    """By the Gittins rank of each job's demand; equal ranks by arrival."""
+    """Orders jobs by the Gittins rank of their demands; equal ranks by arrival."""
 
     changes = True
 
     def __init__(self, demand: Callable[[J], RankedDemand], attained: Callable[[J], float]):
         """Rank jobs by `demand` and `attained` service, in the same unit.
 
-        Both are those of the whole application that a job belongs to.
+        Both refer to the whole application of a job.
         """
         self._demand = demand
         self._attained = attained

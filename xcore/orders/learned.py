@@ -4,7 +4,7 @@ from xcore.batching import Sequence
 
 
 class Learned:
-    """By score, the highest first; generated tokens change nothing, as in vLLM-LTR."""
+    """Orders sequences by score, the highest first; generated tokens change nothing, as in vLLM-LTR."""
 
     changes = False
 

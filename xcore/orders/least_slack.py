@@ -7,10 +7,10 @@ from xcore.orders.remaining import remaining_s
 
 
 class LeastSlack:
-    """By slack: deadline - now - remaining time alone. Requests without a deadline come last, by arrival.
+    """Orders requests by slack: deadline - now - remaining time alone.
 
-    The slack of all waiting requests falls at the same speed, so their order needs no `now`: the key is the latest
-    start time.
+    Requests without a deadline come last, by arrival. The slack of all waiting requests falls at the same speed, so
+    their order needs no `now`: the key is the latest start time.
     """
 
     changes = False

@@ -8,7 +8,7 @@ from xcore.orders.attained import Attained
 
 
 class SkipJoinMLFQ(FollowingOrder):
-    """By level; within a level by arrival.
+    """Orders sequences by level, and within a level by arrival.
 
     Level i has a quantum of `quantum_s` * 2^i seconds of residence or, if `executed`, of the steps that contained the
     sequence.
@@ -50,7 +50,7 @@ class SkipJoinMLFQ(FollowingOrder):
         return self._level(sequence)[1]
 
     def _level(self, sequence: Sequence) -> tuple[int, float]:
-        """Return a sequence's level, and the rest of its quantum there."""
+        """Return a sequence's level, and what remains of its quantum there."""
         level, quantum = 0, self.quantum_s
         while quantum < (sequence.hints.prefill_s or 0.0):
             level, quantum = level + 1, 2 * quantum

@@ -13,7 +13,7 @@ _STEPS = 40
 
 
 def kendall_tau(scores: Sequence[float] | NDArray[np.float64], lengths: Sequence[int] | NDArray[np.int64]) -> float:
-    """Return tau-b between scores (high: short) and lengths: 1 if all pairs are in order, 0 if one side is constant."""
+    """Return Kendall's tau-b of scores (high: short) and lengths: 1 if all are in order, 0 if either is constant."""
     from scipy.stats import kendalltau
 
     tau = float(kendalltau(-np.asarray(scores, dtype=np.float64), np.asarray(lengths)).statistic)
@@ -40,9 +40,3 @@ def noisy_scores(lengths: Sequence[int], tau: float, seed: int) -> NDArray[np.fl
         low, high = (sigma, high) if above else (low, sigma)
     result: NDArray[np.float64] = -(logs + high * noise)
     return result
-
-
-def normal_sigma(tau: float, sd_log_length: float) -> float:
-    """Return the sigma for log-normal lengths: tau = (2/pi) asin(rho), sigma = sd * sqrt(1/rho^2 - 1)."""
-    rho = math.sin(math.pi * tau / 2)
-    return sd_log_length * math.sqrt(1 / rho**2 - 1)

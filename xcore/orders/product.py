@@ -7,7 +7,7 @@ from xcore.orders.remaining import remaining_s
 
 
 class Product:
-    """By remaining time alone times the service's mean time alone.
+    """Orders requests by remaining time alone times the service's mean time alone.
 
     A normalised latency weighs a request by 1/L̂, so Smith's ratio of time to weight is this product.
     """

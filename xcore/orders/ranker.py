@@ -43,7 +43,10 @@ class Ranker:
         return result
 
     def scores(self, prompts: Sequence[str]) -> NDArray[np.float64]:
-        """Return scores [prompts]: the higher, the shorter. A classifier's score is minus the likeliest bucket."""
+        """Return scores [prompts]; a high score means a short output.
+
+        A classifier's score is minus the likeliest bucket.
+        """
         outputs = self.outputs(Features.of(prompts)).astype(np.float64)
         return outputs[:, 0] if outputs.shape[1] == 1 else -outputs.argmax(axis=1).astype(np.float64)
 
@@ -80,7 +83,7 @@ class Ranker:
         return ranker
 
     def _fits(self) -> bool:
-        """Return whether the arrays' shapes go together."""
+        """Return whether the shapes of the arrays are consistent."""
         if self.embedding.ndim != 2 or self.first.ndim != 2 or self.last.ndim != 2:
             return False
         inputs, hidden, outputs = self.embedding.shape[1] + DENSE, self.first.shape[1], self.last.shape[1]

@@ -6,7 +6,7 @@ from xcore.batching import FollowingOrder, Sequence, Status
 
 
 class RoundRobin(FollowingOrder):
-    """By turns: a waiting request gets the turn after its service's last one, but never a past turn."""
+    """Orders requests by turns: a request gets the turn after its service's last turn, but never a past one."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -20,7 +20,7 @@ class RoundRobin(FollowingOrder):
         return RoundRobin()
 
     def wait(self, sequence: Sequence, now: float) -> None:
-        """Assign a turn; a preempted sequence has used its own, and gets the present one."""
+        """Assign a turn; a preempted sequence has used its turn, and gets the present one."""
         if sequence.status is Status.PREEMPTED:
             self._turns[sequence.index] = self._turn
             return

@@ -5,7 +5,7 @@ from xcore.orders.remaining import remaining_tokens
 
 
 class SJF:
-    """By the length of the whole output."""
+    """Orders requests by the length of the whole output."""
 
     changes = False
 
@@ -15,7 +15,7 @@ class SJF:
 
 
 class SRTF:
-    """By remaining tokens: a preempted sequence is ranked by its remainder."""
+    """Orders sequences by remaining output tokens, also after a preemption."""
 
     changes = False
 

@@ -11,7 +11,7 @@ PROMOTED = "promoted"
 
 
 class StarvationGuard(FollowingOrder):
-    """Promotes a sequence that `idle_steps` steps in a row have left out; after `quantum` steps it is ordinary again.
+    """Promotes a sequence after `idle_steps` consecutive steps without it, until it has run for `quantum` steps.
 
     Promoted sequences come in the order of their promotion, not by score as in vLLM-LTR: under lasting overload short
     sequences are promoted too, and would keep overtaking long ones.
@@ -60,7 +60,7 @@ class StarvationGuard(FollowingOrder):
         return due
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """Count the sequence as idle no more."""
+        """Stop counting the sequence as idle."""
         self._since.pop(sequence.index, None)
         if self._inner:
             self._inner.start(sequence, now)
@@ -71,7 +71,7 @@ class StarvationGuard(FollowingOrder):
             self._inner.stop(sequence, now)
 
     def book(self, step: Step, iterations: int) -> None:
-        """Count steps, and the quanta of the sequences in this one."""
+        """Count the step, and subtract it from the quanta of its sequences."""
         self._steps += iterations
         if self._inner:
             self._inner.book(step, iterations)
@@ -99,7 +99,7 @@ class StarvationGuard(FollowingOrder):
             self._inner.end(sequence)
 
     def group(self, sequence: Sequence) -> Hashable:
-        """Return the group: promoted sequences are one, the others are grouped as in the inner order."""
+        """Return the group: all promoted sequences form one; other sequences have the group of the inner order."""
         if sequence.index in self._promoted:
             return PROMOTED
         return ("ordinary", self._inner.group(sequence) if self._inner else None)

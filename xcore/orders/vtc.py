@@ -7,7 +7,7 @@ from xcore.batching import FollowingOrder, Sequence, Status, Step
 
 
 class VTC(FollowingOrder):
-    """By the client's counter of service; a client's own requests by arrival.
+    """Orders requests by their client's counter of service; requests of one client by arrival.
 
     The counter adds a tenth for each prompt token and one for each output token (Hermes' weights). A client that
     returns after a pause starts from the least counter of the waiting clients, so pauses don't accumulate credit.
@@ -36,7 +36,7 @@ class VTC(FollowingOrder):
         self._counted.add(sequence.index)
 
     def start(self, sequence: Sequence, now: float) -> None:
-        """Count one waiting request less."""
+        """Subtract one of the client's waiting requests."""
         if sequence.index in self._counted:
             self._counted.remove(sequence.index)
             self._waiting[sequence.hints.client] -= 1

@@ -30,8 +30,8 @@ class Adjustment:
     def count(self, residents: int) -> int:
         """Return how many sequences to encode next if `residents` are resident.
 
-        It is B_E, unless the decoding batch would then miss its target by more than the threshold. In this case it is
-        lower or higher than B_E by up to the threshold.
+        The number is B_E, unless the decoding batch would then miss its target by more than the threshold. Then it
+        differs from B_E by up to the threshold.
         """
         missed = residents + self.encode_batch - self.decode_batch
         if abs(missed) <= self.threshold * self.decode_batch:
@@ -61,7 +61,7 @@ class Adjustment:
 def _exchanges(
     candidates: Items[Sequence], chosen: list[int], others: list[int], excess: float
 ) -> Iterator[tuple[float, int, int]]:
-    """Yield for each chosen candidate but the first the exchanges that bring the sum nearest to its target.
+    """Yield exchanges that bring the sum nearest to its target, for each chosen candidate but the first.
 
     `others` are in the order of their lengths. There are up to two exchanges: with the nearest shorter and longer
     candidate. Each is the remaining error and the places of both candidates.

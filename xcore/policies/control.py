@@ -44,8 +44,8 @@ class Policy(Protocol):
     def next_step(self, ledger: Ledger, now: float, phase: StagePhase = "both") -> Step | None:
         """Return the next iteration at time `now` (seconds) on the stages of a phase; None while nothing can run there.
 
-        The phase is `both` unless the policy is disaggregated. None lasts until another request or encoded batch
-        arrives, or blocks are freed.
+        The phase is `both` unless the policy is disaggregated. After None, nothing can run until a request or an
+        encoded batch arrives, or blocks are freed.
         """
 
 
@@ -66,7 +66,10 @@ Record = TypeVar("Record", bound="Control")
 
 @dataclass(frozen=True, kw_only=True)
 class Control(Spec):
-    """Base of the records; `Annotated` types say what each variable sets. The steps of any policy can be split."""
+    """Base class of control records.
+
+    `Annotated` types say what each variable sets. The steps of any policy can be split into micro-batches.
+    """
 
     micro_batches: int | None = None
     """B_m: micro-batches of a decoding step; None: one for each stage."""
@@ -88,7 +91,7 @@ class Control(Spec):
 
     @classmethod
     def check(cls, variables: Mapping[str, int]) -> None:
-        """Raise InputError for variables that contradict each other; they may be some of the record's."""
+        """Raise InputError for variables that contradict each other; a part of the record's variables suffices."""
 
     @property
     def variables(self) -> dict[str, int | None]:
@@ -106,7 +109,7 @@ class Control(Spec):
 
     @property
     def batch(self) -> int:
-        """Return the most sequences that run at once, or prompts of a batch if these are limited; 0: no limit."""
+        """Return the limit of running sequences, or of a batch's prompts if those are limited; 0: no limit."""
         return self.of_kind("residents") or self.of_kind("prompts") or 0
 
     def with_batch(self: Record, batch: int) -> Record:
@@ -151,7 +154,7 @@ def _annotated(record: type[Control]) -> dict[str, Kind | OneOf | None]:
 
 
 def name_of(record: type[Control], kind: Kind) -> str | None:
-    """Return the name of a record's variable of a kind; None if it has none."""
+    """Return the name of a record's variable of a kind; None if there is no such variable."""
     return next((name for name, own in kinds(record).items() if own == kind), None)
 
 

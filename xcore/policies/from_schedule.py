@@ -1,6 +1,7 @@
 """The policy and the ledger that a schedule asks for, checked."""
 
 from xcore.batching import BlockPool, Ledger, Order, PrefixPool
+from xcore.batching.admission import ADMISSIONS
 from xcore.batching.kv_pool import KVPool
 from xcore.errors import InputError
 from xcore.policies import TRAITS
@@ -23,12 +24,13 @@ def checked(schedule: Schedule) -> Schedule:
 
 
 def _check_cache(schedule: Schedule) -> None:
-    """Raise InputError if the schedule asks for growth or prefixes that its policy doesn't have."""
+    """Raise InputError if the schedule uses admission grow or prefix caching, but its policy doesn't support it."""
     traits = schedule.traits
-    if schedule.admission == "grow" and not traits.grows:
+    if ADMISSIONS[schedule.admission].grows and not traits.grows:
         growing = ", ".join(traits.name for traits in TRAITS.values() if traits.grows)
         raise InputError(
-            f"Policy {traits.name} can't use admission 'grow': pass --admission reserve, or choose one of {growing}."
+            f"Policy {traits.name} can't use admission '{schedule.admission}': pass --admission reserve, or choose one "
+            f"of {growing}."
         )
     if schedule.prefix_caching and (schedule.model.spec.encoder_layers or not traits.caches_prefixes):
         caching = ", ".join(traits.name for traits in TRAITS.values() if traits.caches_prefixes)
@@ -78,7 +80,7 @@ def shares_in_step(schedule: Schedule) -> bool:
 
 
 def make_ledger(schedule: Schedule, order: Order, pool: KVPool | None = None, lingering: bool = False) -> Ledger:
-    """Build an empty ledger over a pool, by default of the schedule's KV blocks; `lingering` is that of `Ledger`.
+    """Build an empty ledger over a pool, by default of the schedule's KV blocks; see `Ledger` for `lingering`.
 
     Raises:
         InputError: The schedule asks for growth or prefixes that its policy doesn't have.

@@ -5,16 +5,17 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from xcore.batching import Fits, Forecast, Ledger, Sequence
+from xcore.batching.admission import ADMISSIONS
 from xcore.policies.adjustment import PEEKED_BATCHES, Adjustment
 from xcore.policies.control import PolicyContext
 
 
 @dataclass(frozen=True)
 class Joining:
-    """Admits the first of the waiting sequences.
+    """Admits waiting sequences from the front of the queue.
 
-    With an `adjustment`, it picks them for their lengths. With a `forecast`, it admits as many as are likely to find
-    blocks until the next ones join.
+    With an `adjustment`, it picks them for their lengths. With a `forecast`, it admits as many as will probably find
+    blocks until the next batch joins.
     """
 
     input_mean: float = 1.0
@@ -25,7 +26,7 @@ class Joining:
     @staticmethod
     def of(context: PolicyContext, iterations: int) -> "Joining":
         """Build the joining of a schedule whose next batch joins after `iterations` decode iterations."""
-        grows, workload = context.admission == "grow", context.workload
+        grows, workload = ADMISSIONS[context.admission].grows, context.workload
         forecast = Forecast(workload.output, iterations) if grows else None
         return Joining(workload.input.mean, context.adjustment, forecast)
 
@@ -43,7 +44,7 @@ class Joining:
         return ledger.admit_these(self.adjustment.pick(candidates, count), now, fits)
 
     def _prompts(self, first: list[Sequence], count: int) -> int:
-        """Return how many of the first sequences are as much work as `count` prompts.
+        """Return how many of the first sequences have as much work as `count` prompts.
 
         A preempted sequence counts for more, since its output is prefilled too.
         """

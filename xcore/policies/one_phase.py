@@ -14,7 +14,7 @@ from xcore.specs.schedule import Schedule
 class OnePhasePolicy:
     """Runs whole prompts, as many as fit, or one more token for all residents; preempted sequences are prefilled again.
 
-    No schedule names this policy: models that share devices follow it, whatever policy their schedules name.
+    No schedule names this policy: it is the policy of all models that share devices.
     """
 
     max_num_seqs: int = 256
@@ -45,7 +45,7 @@ class OnePhasePolicy:
         return None if first is None or first.last_token_s > now else first
 
     def can_prefill(self, ledger: Ledger, now: float, taken: Callable[[], int] = lambda: 0) -> bool:
-        """Return whether that prompt's blocks are free if `taken()` further blocks are in use."""
+        """Return whether the blocks of `first`'s prompt are free if `taken()` further blocks are in use."""
         first = self.first(ledger, now)
         return first is not None and ledger.admission.blocks(first) <= ledger.pool.available - taken()
 

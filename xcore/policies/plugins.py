@@ -36,7 +36,7 @@ def load_inherited() -> None:
 
 
 def _module_name(path: Path) -> str:
-    """Return the module name of a file, equal in every process: unpickled results ask for it."""
+    """Return the module name of a file, equal in every process, so that results can be unpickled."""
     return f"exegpt_plugin_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
 
 

@@ -26,11 +26,11 @@ class Candidate:
 
 
 class PrioritySharing:
-    """Runs one job at a time on whole devices: the model and the phase of the request with the smallest key of all.
+    """Runs one job at a time on all devices, for the model and the phase of the request with the smallest key.
 
-    The request may be waiting or resident; the choice is made anew at every iteration (SeaLLM's Algorithm 2). Prompts
-    of one model are computed together, and so are all its residents' next tokens. The models' ledgers have orders of
-    one kind, whose keys are comparable.
+    The request may be waiting or resident; the choice is repeated at every iteration (SeaLLM's Algorithm 2). Prompts of
+    one model are computed together, and so are all its residents' next tokens. The models' ledgers have orders of one
+    kind, whose keys are comparable.
 
     With `prompts_first` the model is chosen by the same key, but computes its prompts before it decodes, as vLLM does.
     Under a doubling budget, Algorithm 2 lets prompts wait until all residents of their own model have ended, or used up
@@ -41,7 +41,7 @@ class PrioritySharing:
         self.prompts_first = prompts_first
 
     def start(self, unit: Unit, now: float) -> None:
-        """Start a job if none runs; a row of iterations ends early for requests that have arrived since it began."""
+        """Start a job if none runs; end a row of iterations early if requests have arrived since its start."""
         if unit.running:
             (job,) = unit.running
             if any(_new(tenant, job.start_s, now) for tenant in unit.tenants):
@@ -95,9 +95,9 @@ def _residents(tenant: Tenant, place: int, now: float) -> Candidate | None:
 
 
 def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
-    """Return for how many seconds a model's first resident surely stays the first of all, if it runs and none arrives.
+    """Return the seconds for which a model's first resident stays first if it runs and no request arrives.
 
-    An order that doesn't know this gets 0: it decides at every iteration.
+    This is a lower bound: 0 for an order that can't predict it. The order then decides at every iteration.
     """
     lasts = getattr(_order(tenant), "steady_s", None)
     if lasts is None:
@@ -112,7 +112,7 @@ def _steady_s(unit: Unit, tenant: Tenant, first: Sequence, now: float) -> float:
 
 
 def _waiting_s(unit: Unit, now: float) -> float:
-    """Return for how many seconds each model's first waiting prompt surely stays the same, if none arrives.
+    """Return the seconds for which each model's first waiting prompt stays the same if no request arrives.
 
     Another prompt may have its blocks.
     """

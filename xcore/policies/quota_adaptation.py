@@ -29,11 +29,11 @@ class QuotaTenant(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Return its requests and its pool."""
+        """Return the model's ledger, with its requests and its pool."""
 
     @property
     def ahead(self) -> int:
-        """Return the blocks that its running iterations will have taken when they end, but haven't taken yet."""
+        """Return the blocks that the model's running iterations will still allocate before they end."""
 
 
 @dataclass(eq=False)
@@ -68,10 +68,10 @@ class QuotaUsage:
 
     @property
     def spare(self) -> int:
-        """Return the parts that it can give away.
+        """Return the parts of its quota that the model can give away.
 
-        It keeps what it used, with some headroom; all blocks that it holds, or that its running iterations will take;
-        and the blocks that each of its requests may need.
+        It keeps the parts that it used, with some headroom. It also keeps the blocks that it holds, that its running
+        iterations will allocate, and that each of its requests may need.
         """
         pool, ledger = self.pool, self.tenant.ledger
         longest = max(map(ledger.most_blocks, [*ledger.resident, *ledger.waiting]), default=0)
@@ -109,7 +109,7 @@ class QuotaAdaptation:
             self.adapt(now)
 
     def adapt(self, now: float) -> None:
-        """Grow the quotas that are used up; the others shrink in proportion to what they can spare."""
+        """Grow the quotas that are used up; other quotas shrink in proportion to their spare parts."""
         usages = list(self._usages.values())
         wanted = {
             usage: max(1, int(GROWTH * usage.pool.quota))
@@ -127,7 +127,8 @@ class QuotaAdaptation:
 def _apportioned(parts: int, weights: Mapping[QuotaUsage, int]) -> dict[QuotaUsage, int]:
     """Distribute whole parts in proportion to weights, by the largest remainders.
 
-    All parts are distributed. If they are no more than the sum of the weights, none gets more than its weight.
+    All parts are distributed. If there are at most as many parts as the sum of the weights, no member gets more than
+    its weight.
     """
     total = sum(weights.values())
     if not total:

@@ -38,7 +38,7 @@ class Registry(MutableMapping[str, Traits]):
         """Register a policy for schedules.
 
         Raises:
-            InputError: The name is taken or no word, or the record has no batch.
+            InputError: The name is taken or invalid, or the control record has no batch.
         """
         name = traits.name
         if name in self._traits:
@@ -69,7 +69,7 @@ class Registry(MutableMapping[str, Traits]):
 
 
 def _installed(entry: EntryPoint) -> Traits:
-    """Load a package's traits; InputError if it has none."""
+    """Load a package's traits; InputError if the package has none."""
     package = entry.dist.name if entry.dist else entry.module
     try:
         traits: object = entry.load()

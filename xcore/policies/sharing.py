@@ -15,28 +15,28 @@ class Tenant(Protocol):
 
     @property
     def ledger(self) -> Ledger:
-        """Return its requests."""
+        """Return the ledger of the model's requests."""
 
     @property
     def job(self) -> Any:
-        """Return what it runs now, or None."""
+        """Return the model's running job, or None."""
 
     @property
     def idle_since_s(self) -> float:
-        """Return when its last job ended."""
+        """Return when the model's last job ended."""
 
     @property
     def limits(self) -> Any:
-        """Return its limits: `prefill_share` and `decode_share`, of the multiprocessors."""
+        """Return the model's limits: `prefill_share` and `decode_share`, of the multiprocessors."""
 
     def first(self, now: float) -> Sequence | None:
         """Return the waiting prompt that is admitted next, if its blocks are free."""
 
     def can_prefill(self, now: float) -> bool:
-        """Return whether that prompt would be admitted now."""
+        """Return whether the prompt of `first` would be admitted now."""
 
     def can_decode(self, now: float) -> bool:
-        """Return whether it has sequences to decode."""
+        """Return whether the model has sequences to decode."""
 
 
 class Unit(Protocol):
@@ -65,11 +65,11 @@ class Sharing(Protocol):
     """Decides which model runs next, and on what share."""
 
     def start(self, unit: Unit, now: float) -> None:
-        """Start all that may run now, by `unit.prefill` and `unit.decode`; cut rows that are in the way."""
+        """Start all jobs that may run now, by `unit.prefill` and `unit.decode`; end rows that block them."""
 
 
 def in_turn(unit: Unit) -> list[Tenant]:
-    """Return the models that run nothing, beginning with the one that has been idle for longest."""
+    """Return the models without a running job, the longest idle one first."""
     return sorted((t for t in unit.tenants if t.job is None), key=lambda t: t.idle_since_s)
 
 
@@ -77,7 +77,7 @@ class SpatialSharing:
     """Runs jobs at the same time, each within its share (MuxServe's ADBS).
 
     Prompts come first, in turns, one prefill at a time. While a prefill lacks only the multiprocessors that decoding
-    has, no other decoding begins. Decoding then runs in turns on the rest.
+    has, no other decoding begins. Decoding then runs in turns on the remaining multiprocessors.
     """
 
     OVERLAP = 0.3

@@ -9,7 +9,7 @@ from xcore.policies.traits import Traits
 
 
 class StaticPolicy:
-    """Runs `batch` sequences until the last one ends; finished ones are computed along (no early termination)."""
+    """Runs `batch` sequences until the last one ends; finished sequences still take part (no early termination)."""
 
     def __init__(self, batch: int):
         self.batch = batch

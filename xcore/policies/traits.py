@@ -47,7 +47,7 @@ class Traits:
 
     @property
     def adjustable(self) -> bool:
-        """Return whether it has a target, which dynamic adjustment keeps near."""
+        """Return whether the policy has a target that dynamic adjustment can approach."""
         return self.name_of("target") is not None
 
     @property

@@ -10,9 +10,9 @@ from xcore.policies.traits import Traits
 
 
 def most_underway(stages: int) -> int:
-    """Return the batches, or steps, that stages may hold at once: one on each and one before each but the first.
+    """Return how many batches, or steps, stages may hold at once: one on each, and one before each except the first.
 
-    More would not make them faster, only hold blocks and let requests wait on the way.
+    More batches would only hold blocks and delay requests.
     """
     return 2 * stages - 1
 
@@ -20,8 +20,8 @@ def most_underway(stages: int) -> int:
 def most_in_transfer(stages: int) -> int:
     """Return the most batches between their admission and their first decode iteration.
 
-    Each has buffers on both sides. They are those in flight on `stages` encoding stages, one in transfer, and one that
-    waits for it. If the transfer is slower than encoding, more would only fill memory.
+    Each has buffers on both sides. These are the batches on the `stages` encoding stages, one in transfer, and one that
+    waits for its transfer. If the transfer is slower than encoding, more batches would only fill memory.
     """
     return most_underway(stages) + 2
 
@@ -66,7 +66,8 @@ class WAAControl(Control):
     def make(self, context: PolicyContext) -> Policy:
         """Return the policy with these variables.
 
-        Batches join one after the other, about one at each iteration: as far ahead as the last of those under way.
+        Batches join one after the other, about one per iteration, so the forecast looks ahead to the last batch under
+        way.
         """
         return WAAPolicy(self.encode_batch, Joining.of(context, most_in_transfer(context.encode_stages)))
 

@@ -52,7 +52,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Follow:
-    """A schedule to follow from now on, whatever the lengths are."""
+    """A schedule to follow from now on, without regard to the observed lengths."""
 
     schedule: Schedule
 
@@ -61,7 +61,7 @@ class Follow:
 class Changed:
     """The engine follows another schedule, with its present layers and caches.
 
-    If the schedule needs others, the engine opens anew, and gets its sequences again.
+    If the schedule needs other layers or caches, the engine opens again and receives its sequences again.
     """
 
     schedule: Schedule
@@ -87,7 +87,7 @@ class Opened:
 class Held:
     """The cached blocks that a request holds until it starts.
 
-    Under a bound, the answer to every request of an engine of one replica that caches prefixes.
+    Under a bound, an engine of one replica with prefix caching answers every request with this message.
     """
 
     id: str
@@ -111,7 +111,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class EngineLoad:
-    """The present load of the engine, by its leader."""
+    """The present load of the engine, reported by its leader."""
 
     waiting: int
     encoding: int
@@ -130,7 +130,7 @@ TokenLogProb = tuple[float | None, tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True)
 class LogProbColumns:
-    """Log-probabilities of tokens and of the likeliest tokens in their places."""
+    """Log-probabilities of tokens, and of the likeliest tokens at the same positions."""
 
     own: Array
     """float64 [tokens]; NaN: none."""
@@ -244,7 +244,7 @@ class TokenColumns:
 
 @dataclass(frozen=True)
 class CachedKeys:
-    """The blocks that the cache of prefixes has got and lost, by `short_keys`: uint64 arrays."""
+    """The blocks that entered and left the prefix cache, by `short_keys`: uint64 arrays."""
 
     found: Array
     lost: Array
@@ -257,7 +257,7 @@ def short_keys(keys: Iterable[bytes]) -> Array:
 
 @dataclass(frozen=True)
 class Stepped:
-    """The results of the engine's steps: tokens in order, then ends. Times are seconds of its clock."""
+    """The results of the engine's steps: tokens in order, then ends. Times are seconds on the engine's clock."""
 
     now_s: float
     tokens: TokenColumns
@@ -273,7 +273,7 @@ class Stepped:
 class Speed:
     """The profile of a drained engine at the machine's present speed: its last message, if requested.
 
-    Other engines that ended at the same time measured their speeds meanwhile.
+    Engines that end together measure their speeds at the same time.
     """
 
     profile: Profile

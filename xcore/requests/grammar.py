@@ -32,12 +32,12 @@ class Grammar:
 
     @property
     def complete(self) -> bool:
-        """Return whether nothing can follow: the grammar allows no more, an EOS has come, or it has failed."""
+        """Return whether nothing can follow: the grammar allows no more, an EOS was generated, or it has failed."""
         return self._matcher.is_stopped()
 
     @property
     def failed(self) -> bool:
-        """Return whether it can't be followed any more, such as when it has become too complex."""
+        """Return whether the grammar can't be followed any more, for example because it has become too complex."""
         return self._matcher.is_error()
 
     def mask(self) -> np.ndarray:
@@ -53,7 +53,7 @@ class Grammars:
     """The grammars of one model's requests.
 
     `path` is the model's tokenizer.json, None if the model has no directory; `eos` are its stop tokens, and `vocab` is
-    the number of its tokens. Nothing is read, and llguidance isn't imported, before a request has a grammar, or
+    the number of its tokens. Files are read and llguidance is imported only when a request has a grammar, or in
     `prepare`.
     """
 

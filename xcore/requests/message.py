@@ -77,7 +77,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 @cache
 def _classes(kinds: tuple[type, ...]) -> dict[str, type]:
-    """Return these dataclasses and those of their fields, by name."""
+    """Return these dataclasses and the dataclasses of their fields, by name."""
     classes: dict[str, type] = {}
 
     def collect(hint: Any) -> None:

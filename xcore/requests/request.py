@@ -94,7 +94,7 @@ class Request(Spec):
 
     @property
     def lengths(self) -> RequestLengths:
-        """Return its lengths for the simulator, with the longest output that it allows."""
+        """Return the request's lengths for the simulator, with the longest output that it allows."""
         return RequestLengths(len(self.prompt_ids), self.max_tokens, self.arrival_s)
 
 

@@ -28,10 +28,10 @@ def read_for_model(
     skip_invalid: bool = False,
     scale: bool = False,
 ) -> "tuple[list[Request], list[Rejected]]":
-    """Read the requests of a file that the model can run, and those that it can't.
+    """Read the requests of a file: those that the model can run, and those that it can't.
 
-    The options are those of `read_requests`. A trace's rows beyond the context are left out, or, with `scale`, all its
-    lengths scaled.
+    The options are those of `read_requests`. A trace's rows beyond the context are left out; with `scale`, all its
+    lengths are scaled instead.
     """
     from xcore.requests.requests import read_requests
 

@@ -63,7 +63,7 @@ class Rejected:
 
 
 def random_requests(lengths: Iterable[RequestLengths], vocab: int, seed: int) -> list[Request]:
-    """Draw prompts at random for the given lengths; outputs have exactly their length, ids are the rows' indices."""
+    """Draw random prompts with these lengths; outputs have exactly their lengths, ids are the rows' indices."""
     rng = np.random.default_rng(seed)
     return [
         Request(str(i), tuple(rng.integers(0, vocab, size=row.input).tolist()), row.output, True, row.arrival_s)
@@ -184,7 +184,7 @@ def check_request(request: Request, model: ModelSpec, skippable: bool = True) ->
 
 
 def _check_choice(request: Request, vocab: int) -> None:
-    """Raise InputError, naming the id, unless tokens can be chosen as a request says."""
+    """Raise InputError, naming the id, unless a request's sampling options are possible."""
     name = f"Request '{request.id}'"
     for key, (_, holds, text) in _CHOICE.items():
         value = getattr(request, key)
@@ -236,7 +236,7 @@ def request_lines(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _standard_input() -> Iterable[str]:
-    """Return standard input's lines as a file's: in UTF-8 for any locale, without a byte order mark."""
+    """Return the lines of standard input: in UTF-8 for any locale, without a byte order mark."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
     return sys.stdin
@@ -280,7 +280,7 @@ def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Requ
 
 
 def _choice(entry: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the request's options of sampling, as far as it has any."""
+    """Return the sampling options that the request has."""
     choice = {}
     for key, (kind, holds, text) in _CHOICE.items():
         value = entry.get(key)
@@ -379,7 +379,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _own_id(entry: str | Request, where: str) -> str | None:
-    """Return the id of a request that can't be run; None if it has no usable one."""
+    """Return the id of a request that can't be run; None if its id isn't usable."""
     if isinstance(entry, Request):
         return entry.id
     try:

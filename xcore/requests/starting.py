@@ -8,7 +8,7 @@ _MOST = 200
 
 
 def say_starting(socket: Path | None, text: str) -> None:
-    """Replace the text; does nothing without a socket."""
+    """Replace the text that describes the engine's start; do nothing without a socket."""
     if socket is None:
         return
     with contextlib.suppress(OSError):  # a full disk, say: the text is a convenience
@@ -18,7 +18,7 @@ def say_starting(socket: Path | None, text: str) -> None:
 
 
 def starting_text(socket: Path | None) -> str:
-    """Return the present text; empty if there is none."""
+    """Return the text that describes the engine's start; empty if there is none."""
     if socket is None:
         return ""
     try:

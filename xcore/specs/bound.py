@@ -19,7 +19,7 @@ The first is the share of requests with the longest outputs; the second is the s
 
 @dataclass(frozen=True)
 class BoundMeaning:
-    """The share of all requests that meets each bound; for the latency, alternatively a sequence of one length."""
+    """The share of requests that keeps each bound; for the latency, alternatively a sequence of one length."""
 
     name: BoundName = "requests"
     percentile: float = 99.0
@@ -40,12 +40,12 @@ class BoundMeaning:
 
     @property
     def latency_text(self) -> str:
-        """Return the requests that a bound on the latency is about, as text."""
+        """Return which requests a bound on the latency applies to, as text."""
         return "a sequence of the 99th-percentile output length" if self.of_length else self.requests_text
 
     @property
     def requests_text(self) -> str:
-        """Return the requests that a bound on another time is about, as text."""
+        """Return which requests a bound on another time applies to, as text."""
         return f"{percent_text(self.share)} of all requests"
 
 

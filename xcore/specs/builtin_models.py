@@ -56,7 +56,7 @@ def _gpt2(layers: int, hidden: int, heads: int, vocab: int = 50257, context: int
 
 
 def _gpt3(layers: int, hidden: int, heads: int) -> Config:
-    """Return the config of a GPT-3 size from Table 1 of the paper; padded vocabulary and context are GPT-3's."""
+    """Return the config of a GPT-3 size from Table 1 of the paper, with GPT-3's padded vocabulary and context."""
     return _gpt2(layers, hidden, heads, vocab=51200, context=2048) | {"dtype": "float16"}
 
 

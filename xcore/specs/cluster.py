@@ -65,7 +65,7 @@ class DeviceSpec(Spec):
 
     @property
     def shown_bytes(self) -> float:
-        """Return the bytes of its memory that software sees."""
+        """Return the bytes of the device's memory that software sees."""
         return min(self.visible_bytes or self.memory_bytes, self.memory_bytes)
 
     def reached_flops_s(self, dtype: str) -> float:
@@ -129,7 +129,7 @@ class ClusterSpec(Spec):
                 "be at least 1."
             )
         if self.devices > MAX_DEVICES:
-            raise InputError(f"Cluster '{self.name}' has {self.devices:,} devices: at most {MAX_DEVICES:,} can be.")
+            raise InputError(f"Cluster '{self.name}' has {self.devices:,} devices: the maximum is {MAX_DEVICES:,}.")
         if not 0 < self.memory_fraction <= 1:
             raise InputError(f"The memory fraction {self.memory_fraction} is not usable: it must be in (0, 1].")
 
@@ -139,7 +139,7 @@ class ClusterSpec(Spec):
         return self.nodes * self.devices_per_node
 
     def with_memory(self, factor: float) -> "ClusterSpec":
-        """Return the cluster with `times` the memory per device."""
+        """Return the cluster with `factor` times the memory per device."""
         device = self.device
         visible = device.visible_bytes and factor * device.visible_bytes
         more = replace(device, memory_bytes=factor * device.memory_bytes, visible_bytes=visible)
@@ -308,7 +308,7 @@ def _words(kind: str) -> list[str]:
 
 
 def _names(words: list[str], name: str) -> bool:
-    """Return whether a kind has these words: those of its name, its memory, and its form if only one is built in."""
+    """Return whether these words name a kind: by its name, memory, or form if only one form is built in."""
     kind_words = _words(name)
     known = {*kind_words, f"{_KINDS[name][0].memory_bytes / 2**30:.0f}gb"}
     if _KINDS[name][1] in (_NVLINK3, _NVLINK3_A800, _NVLINK4, _NVLINK5):

@@ -134,12 +134,12 @@ class Plan(Spec):
 
     @property
     def gpu_hours(self) -> float | None:
-        """Return the hours of all devices until their requests are done; None with a rate: its requests don't end."""
+        """Return the hours of all devices until their requests are done; None with a rate, which has no end."""
         if any(model.seconds is None for model in self.models):
             return None
         return sum(len(unit[0].devices) * max(model.seconds or 0.0 for model in unit) for unit in self.units) / 3600
 
     @property
     def free(self) -> int:
-        """Return the number of devices that no model has."""
+        """Return the number of devices that no model uses."""
         return self.cluster.devices - sum(len(unit[0].devices) for unit in self.units)

@@ -15,8 +15,8 @@ from xcore.specs.workload import LengthDistribution
 class PhaseLines(Spec):
     """One phase's iterations: `seconds = slope * x + intercept` for each batch of `batches`, three times.
 
-    x is in `compute` the FLOPs (multiply-adds) of one GPU, in `prepare` the tokens padded to the longest sequence, in
-    `sample` the sum of all lengths.
+    For `compute`, x is the FLOPs (multiply-adds) of one GPU. For `prepare`, it is the tokens padded to the longest
+    sequence. For `sample`, it is the sum of all lengths.
     """
 
     batches: tuple[int, ...]

@@ -51,7 +51,7 @@ class EngineMemory(Spec):
         return memory if self.of_rest else memory * cluster.memory_fraction
 
     def held_bytes(self, tp: int, layers: int, cluster: ClusterSpec) -> float:
-        """Return the bytes that the engine holds on a device of a stage, whatever a step computes."""
+        """Return the bytes that the engine holds on a device of a stage, in addition to what a step needs."""
         held = self.base_bytes + layers * self.graph_layer_bytes
         if tp == 1:
             return held

@@ -118,7 +118,7 @@ class EngineSpec(Spec):
     def wait_beside_measured_s(self) -> float:
         """Return the seconds that ranks wait at an all-reduce whose own time was measured.
 
-        They are 0 if waits were fitted by link and degree, since such a measurement contains them (`python -m
+        They are 0 if waits were fitted by link and degree, since the measured time contains them (`python -m
         benchmarks.vllm_terms --tables`).
         """
         return 0.0 if self.waits else self.wait_s
@@ -263,7 +263,7 @@ _KERNELS = {"trtllm": "tensorrt-llm", "vllm": "vllm", "sglang": "sglang"}
 
 
 def engine_of(profile: Profile) -> EngineSpec:
-    """Return the engine whose time is in a profile; `none` if none is.
+    """Return the engine whose time is in a profile; the engine `none` if it contains none.
 
     A measured profile has the times of our own engine.
     """

@@ -142,8 +142,8 @@ class ModelSpec(Spec):
     def token_matrices(self, tp: int = 1, encoder: bool = False) -> tuple[tuple[int, int], ...]:
         """Return (outputs, inputs) of the products that every token of a layer goes through on one of `tp` devices.
 
-        They are all of the layer's products except the keys and values of cross-attention. Those are computed from the
-        encoded input once (`cross_projection`).
+        These are all products of the layer except the keys and values of cross-attention, which are computed once from
+        the encoded input (`cross_projection`).
         """
         if encoder or not self.encoder_layers:
             return self.layer_matrices(tp, encoder)
@@ -183,7 +183,7 @@ class ModelSpec(Spec):
 
     @functools.cached_property
     def head_parameters(self) -> int:
-        """Return the parameters of the final norms, and of the output head unless it is the embedding again."""
+        """Return the parameters of the final norms, and of the output head unless it is tied to the embedding."""
         norm = self.hidden * (2 if self._biased or self.encoder_layers else 1)
         return norm + (0 if self.tied_embeddings else self.vocab * self.hidden)
 
@@ -204,7 +204,7 @@ class ModelSpec(Spec):
     def tp_degrees(self, most: int) -> tuple[int, ...]:
         """Return the tensor-parallel degrees up to `most` that a model allows.
 
-        They divide the heads, the KV heads (or are multiples of these) and the FFN.
+        A degree divides the heads and the FFN, and divides the KV heads or is a multiple of them.
         """
 
         def fits(tp: int) -> bool:
@@ -279,7 +279,7 @@ class _Config:
     name: str
 
     def size(self, key: str, default: int | None = None, most: int = MAX_SIZE) -> int:
-        """Return the size of that name; if it is missing or null, the default, or InputError without a default."""
+        """Return the size of this name, or the default if it is missing or null; InputError without a default."""
         value = self.values.get(key)
         if value is None and default is not None:
             return default
@@ -292,7 +292,7 @@ class _Config:
         return self.size(key, default, MAX_LAYERS)
 
     def head_size(self, hidden_key: str, heads_key: str, key: str | None = None) -> int:
-        """Return the size of a head: the one at `key` where it is given, else the hidden size over the heads.
+        """Return the size of a head: the value of `key` if the config has it, else the hidden size over the heads.
 
         Raises:
             InputError: The heads don't divide the hidden size.
@@ -354,8 +354,8 @@ _LAYERS = "num_hidden_layers"
 def attention_window(config: dict[str, Any], layer: int) -> int | None:
     """Return how many tokens a layer's tokens see, themselves and earlier ones; None for all.
 
-    It follows transformers: a Mistral's config without a window has 4096; a Qwen's has windows only if it asks for
-    them.
+    The rule is that of transformers: a Mistral config without a window has 4,096; a Qwen config has windows only if it
+    enables them.
     """
     kind = config.get("model_type")
     if kind != "mistral" and (kind not in ("qwen2", "qwen3") or not config.get("use_sliding_window")):

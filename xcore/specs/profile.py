@@ -146,9 +146,9 @@ def _check_axes(spec: Spec, **axes: int) -> None:
 
 @dataclass(frozen=True)
 class LayerTables(Spec):
-    """One layer on one of `tp` devices: its attention kernel by shape, the rest of it by tokens (seconds each).
+    """One layer on one of `tp` devices: seconds of its attention kernel by shape, and of everything else by tokens.
 
-    Attention over a batch of unequal lengths costs the mean of what batches of each length would.
+    Attention over a batch of unequal lengths costs the mean over batches of each length.
     """
 
     rest: Table
@@ -233,9 +233,9 @@ class Profile(Spec):
 
     @property
     def spread(self) -> float:
-        """Return how much its times varied while they were measured; 0 if nothing was measured.
+        """Return how much the profile's times varied while they were measured; 0 if nothing was measured.
 
-        It is the interquartile range over the median, the mean of the table that varies most.
+        This is the interquartile range over the median, averaged over the table that varies most.
         """
         layer = self.degrees[0].decoder
         tables = (layer.rest, layer.encode_attention, layer.decode_attention, self.degrees[0].head)
@@ -271,7 +271,7 @@ class Profile(Spec):
         return fingerprint(content)
 
     def is_for(self, model: ModelSpec) -> bool:
-        """Return whether it belongs to a model, whatever the context."""
+        """Return whether the profile is for this model; the context may differ."""
         return self.model == model.fingerprint or self.layers == model.layers_fingerprint
 
     def degree(self, tp: int) -> DegreeTables:

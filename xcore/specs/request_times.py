@@ -73,7 +73,7 @@ def latencies(served: Sequence[RequestTimes], since: str) -> dict[str, np.ndarra
 
 
 def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
-    """Return for each request [n] whether a bound on the 99th-percentile length is about it.
+    """Return for each request [n] whether a bound on the 99th-percentile length applies to it.
 
     These are outputs whose length lies between the 98th and the 100th percentile of all.
     """
@@ -82,7 +82,7 @@ def long_outputs(output_tokens: np.ndarray) -> np.ndarray:
 
 
 def bound_latency(columns: RequestTimesColumns, bound: BoundMeaning, since: str) -> float:
-    """Return the latency that the bound is about: the percentile of all requests, or for `p99-length` of the longest.
+    """Return the bounded latency: a percentile over all requests or, for `p99-length`, over the longest outputs.
 
     For `p99-length` it is the 95th percentile over the requests whose output length lies between the 98th and the 100th
     percentile of all.

@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
+from xcore.batching.admission import Admission
 from xcore.batching.step import StagePhase
 from xcore.errors import InputError
 from xcore.policies import Traits, traits_of
@@ -87,7 +88,7 @@ class Schedule(Spec):
     """Percentage of the requests that meets the bounds."""
     block_size: int = BLOCK_SIZE
     replicas: int = 1
-    admission: Literal["reserve", "grow"] = "reserve"
+    admission: Admission = "reserve"
     """When a sequence gets its blocks.
 
     `reserve`: it waits until the blocks for all its tokens are free. `grow`: it gets blocks when it needs them, and may
@@ -123,25 +124,25 @@ class Schedule(Spec):
 
     @property
     def meaning(self) -> BoundMeaning:
-        """Return the meaning of its bounds."""
+        """Return the meaning of the schedule's bounds."""
         return BoundMeaning(self.bound, self.percentile)
 
     @property
     def idle(self) -> int:
-        """Return the number of devices of the cluster that no replica has."""
+        """Return the number of devices of the cluster that no replica uses."""
         return max(0, self.cluster.devices - self.replicas * sum(stage.tp for stage in self.stages))
 
     @property
     def traits(self) -> Traits:
-        """Return its policy's traits; InputError for an unknown policy."""
+        """Return the traits of the schedule's policy; InputError for an unknown policy."""
         return traits_of(self.policy)
 
     @property
     def tensor_parallelism(self) -> dict[str, int | None]:
         """Return T_P of the stages by the names in files.
 
-        On the decoding side these are the widest group's degree and the number of devices in groups. The same holds for
-        encoding stages; None if there are none.
+        For the decoding side, these are the widest group's degree and the number of devices in groups; likewise for
+        encoding stages, or None without them.
         """
         by_name: dict[str, int | None] = {}
         for prefix, phases in (("", ("both", "decode")), ("encode_", ("encode",))):
@@ -169,7 +170,7 @@ class Schedule(Spec):
             self._check_layers(phase)
 
     def _check_layers(self, phase: str) -> None:
-        """Raise InputError unless a line of stages holds every layer of its phase once, in order, and no other."""
+        """Raise InputError unless the stages of a phase hold each of its layers once, in order, and no others."""
         model, line = self.model.spec, [stage for stage in self.stages if stage.phase == phase]
         encodes, decodes = phase != "decode", phase != "encode" or not model.encoder_layers
         stacks = (
@@ -224,7 +225,7 @@ class Schedule(Spec):
 
 
 def _whole(held: Sequence[tuple[int, int] | None], layers: int) -> bool:
-    """Return whether stages hold `layers` layers, each at least one; without layers, none may hold any."""
+    """Return whether stages hold `layers` layers, each at least one; with 0 layers, none may hold any."""
     if not layers:
         return not any(held)
     parts = [part for part in held if part is not None]

@@ -26,9 +26,10 @@ DEGREES = ("tp_degree", "tp_gpus", "encode_tp_degree", "encode_tp_gpus")
 
 
 def read_control(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a schedule's plain data with `control` as its policy's record, and without what follows from the stages.
+    """Return a schedule's plain data with `control` as its policy's record.
 
-    Raises InputError for variables that the policy doesn't have, or that are missing or wrong.
+    Keys that follow from the stages are removed. Raises InputError for variables that the policy doesn't have, or that
+    are missing or wrong.
     """
     rest = {name: value for name, value in data.items() if name not in DEGREES}
     policy, version = data.get("policy"), data.get("version")
@@ -72,7 +73,7 @@ def _refuse_others(policy: str, record: type[Control], variables: Mapping[str, A
 
 
 def declared(record: type[Control]) -> tuple[str, ...]:
-    """Return the names of the variables that are the policy's own."""
+    """Return the names of the variables that the policy itself declares."""
     return tuple(name for name, kind in kinds(record).items() if kind is not None)
 
 
@@ -95,7 +96,7 @@ def check_degrees(data: Mapping[str, Any], stages: Mapping[str, int | None]) -> 
 
 
 class AnyRecord:
-    """Marks a field that holds the record of any policy: a schedule reads it first, by its policy's name."""
+    """Marks a field for the record of any policy; a schedule is read with the record of its policy."""
 
     def __get_pydantic_core_schema__(self, source: type, handler: "GetCoreSchemaHandler") -> "CoreSchema":
         from pydantic_core import core_schema  # only what reads or writes documents calls this
@@ -111,7 +112,7 @@ class AnyRecord:
 
 
 def _checked(value: object) -> object:
-    """Refuse what is neither a record nor, in a file whose policy couldn't be read, a group of keys."""
+    """Raise ValueError for a value that is neither a record nor, if the policy couldn't be read, a group of keys."""
     from pydantic_core import PydanticCustomError
 
     if not isinstance(value, Control | dict):
@@ -120,6 +121,6 @@ def _checked(value: object) -> object:
 
 
 def _plain(control: Control) -> dict[str, int | None]:
-    """Return the policy's own variables, and those of the pipeline that are set."""
+    """Return the policy's own variables, and the pipeline's variables that are set."""
     own = declared(type(control))
     return {name: value for name, value in control.variables.items() if name in own or value is not None}

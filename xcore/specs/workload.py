@@ -247,9 +247,9 @@ class Workload(Spec):
         return Workload(f"{input}/{output}", LengthDistribution.fixed(input), LengthDistribution.fixed(output), output)
 
     def within(self, context: int) -> "Workload | None":
-        """Leave the requests of the list beyond `context` tokens out; None if none is left.
+        """Return the workload without listed requests of more than `context` tokens; None if none is left.
 
-        A rate that isn't the list's own stays.
+        An arrival rate that isn't derived from the list stays the same.
         """
         assert self.requests is not None, "a distribution has no rows to leave out"
         rows = tuple(row for row in self.requests if row.fits(context))

@@ -84,7 +84,7 @@ def split_unit(name: str) -> tuple[str, str | None]:
 def unit_of(moments: Sequence[float], column: str, names: Collection[str], path: object) -> ArrivalUnit:
     """Return the unit of numeric arrivals in a column of a trace.
 
-    `names`, the trace's columns, may be those of a known kind of trace.
+    `names` are the trace's columns, which may identify a known kind of trace.
 
     Raises:
         InputError: Several units are plausible; the message names all of them.
@@ -164,7 +164,8 @@ def unit_text(unit: str) -> str:
 def _known_kind(column: str, names: Collection[str], whole: bool) -> ArrivalUnit | None:
     """Return the unit of a known kind of trace.
 
-    Mooncake's `timestamp` is in milliseconds. Qwen-Bailian's, which has a `chat_id` too, and BurstGPT's are in seconds.
+    Mooncake's `timestamp` is in milliseconds. The `timestamp` of Qwen-Bailian, which also has a `chat_id`, and that of
+    BurstGPT are in seconds.
     """
     if column == "timestamp" and ("hash_ids" in names or (whole and {"input_length", "output_length"} <= set(names))):
         bailian = "chat_id" in names
@@ -183,14 +184,17 @@ def _is_plausible(gap_s: float, span: float, last: float, unit_s: float) -> bool
 
 
 def _are_plausible(moments: Sequence[float]) -> bool:
-    """Return whether numbers that may be dates give a plausible rate; whole days have no time of day."""
+    """Return whether numbers, read as dates, give a plausible rate.
+
+    Dates of whole days don't have a time of day.
+    """
     seconds = in_seconds(moments, DATE, "")
     gap_s = max(seconds) / (len(seconds) - 1)
     return moments[0] >= _SHEET_DAYS[1] or _QUICKEST_S < gap_s <= _SLOWEST_S
 
 
 def _doubt(moments: Sequence[float], column: str, plausible: Sequence[str], path: object) -> InputError:
-    """Return the error for numbers with several plausible units, which asks for a choice."""
+    """Return the error for numbers with several plausible units; it asks the user to choose."""
     readings = []
     for unit in plausible:
         span_s = max(in_seconds(moments, unit, ""))

@@ -21,10 +21,10 @@ def fit_to_context(workload: Workload, tokens: int, model: str, scale: bool = Fa
     """Fit a workload to a context of `tokens` tokens; return it with a sentence about each change.
 
     Longer rows of a trace are left out. Tasks, and with `scale` traces, are scaled if their 99th percentile doesn't
-    fit. The workload's name says the change too.
+    fit. The workload's name also describes the change.
 
     Raises:
-        InputError: Fixed lengths don't fit (they are exact requirements, no sample), or nothing of a trace fits.
+        InputError: Fixed lengths don't fit (they are exact requirements, not a sample), or nothing of a trace fits.
     """
     if workload.requests and not scale:
         return _leave_longer_out(workload, len(workload.requests), tokens, model)

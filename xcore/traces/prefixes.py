@@ -16,7 +16,7 @@ Places = NDArray[np.intp]
 class Prefixes:
     """A tree of texts; each request has one: its prompt and then its output.
 
-    A text begins with tokens of an earlier one, its parent, and goes on with tokens of its own.
+    A text begins with tokens of an earlier one, its parent, and continues with tokens of its own.
     """
 
     parents: Places
@@ -57,14 +57,14 @@ class Prefixes:
     def found(self, input_tokens: NDArray[np.float64], block_size: int) -> NDArray[np.float64]:
         """Return the tokens of each request's prompt that an unlimited cache would have [requests].
 
-        They are in full blocks, and never include the last token.
+        Only full blocks count, and never the last token.
         """
         tokens = np.minimum(self.shared[self.places], input_tokens - 1)
         found: NDArray[np.float64] = block_size * np.maximum(tokens // block_size, 0.0)
         return found
 
     def repeated(self, count: int) -> "Prefixes":
-        """Return the prefixes of `count` requests: these, and again with new texts."""
+        """Return the prefixes of `count` requests: these requests, repeated with new texts."""
         rounds = -(-count // len(self.places))
         first = len(self.parents) * np.arange(rounds, dtype=np.intp)[:, None]
         parents = np.where(self.parents < 0, -1, self.parents + first).ravel()
@@ -114,14 +114,14 @@ class _Texts:
         return Prefixes(np.array(self.parents, dtype=np.intp), np.array(self.shared, dtype=np.intp), places)
 
     def append(self, parent: int, shared: int) -> None:
-        """Add a text, under the first text that has what it shares."""
+        """Add a text under the first text that contains the shared prefix."""
         while parent >= 0 and self.parents[parent] >= 0 and self.shared[parent] >= shared:
             parent = self.parents[parent]
         self.parents.append(parent if shared else -1)
         self.shared.append(shared)
 
     def add(self, request: RequestLengths) -> None:
-        """Add a request's text under the text with which it shares most tokens, by all that is known of it."""
+        """Add a request's text under the text with which it shares most tokens, by all its known identities."""
         identity, alike = request.identity, [(-1, 0)]
         if identity is not None:
             if identity.token_ids:
@@ -142,7 +142,7 @@ class _Texts:
         self.append(*max(alike, key=lambda pair: pair[1]))
 
     def like_blocks(self, blocks: Iterable[Hashable], size: int, most: int) -> tuple[int, int]:
-        """Return the text that has most of these blocks, from the first on, and the tokens of those, up to `most`."""
+        """Return the text that shares most of these blocks, from the first on, and their tokens, up to `most`."""
         node, text, alike, own = -1, -1, 0, len(self.parents)
         for number, block in enumerate(blocks):
             place = node, block

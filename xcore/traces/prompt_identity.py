@@ -7,7 +7,10 @@ from xcore.spec import Spec
 
 @dataclass(frozen=True)
 class PromptIdentity(Spec):
-    """A trace's facts about one prompt's tokens. Two prompts share the longest prefix that any fact implies."""
+    """What a trace tells about one prompt's tokens.
+
+    Two prompts share the longest prefix that any of the fields implies.
+    """
 
     token_ids: tuple[int, ...] = ()
     """The tokens themselves."""
@@ -30,6 +33,6 @@ class PromptIdentity(Spec):
     """The name of the request whose prompt and answer it continues."""
 
     def scaled(self, factor: float) -> "PromptIdentity":
-        """Return the identity of a prompt whose length is multiplied; tokens can't be, and are left out."""
+        """Return the identity of a prompt whose length is multiplied by `factor`, without its token ids."""
         block, prefix = (max(1, round(n * factor)) if n else 0 for n in (self.block_tokens, self.prefix_tokens))
         return replace(self, token_ids=(), block_tokens=block, prefix_tokens=prefix)

@@ -49,7 +49,7 @@ def parse_workload(
 ) -> Workload:
     """Parse a task of the paper, fixed lengths (`2048/256`) or a trace file into a workload.
 
-    `rate` is in requests/s; `note` is that of `read_trace`.
+    `rate` is in requests/s; see `read_trace` for `note`.
     """
     fixed = re.fullmatch(r"(\d{1,99})/(\d{1,99})", text)
     if text in TASKS:
@@ -120,8 +120,8 @@ def read_model_trace(
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Read the labels of each request of a trace, in the order of `read_trace`.
 
-    They are `client` and `application`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has
-    them.
+    Labels are `client` and `application` (texts) and `deadline_s` (seconds after the request's arrival). Labels that
+    the trace lacks are left out.
 
     Raises:
         InputError: A deadline is not valid.
@@ -135,7 +135,7 @@ def labels_of(
     fitted: Sequence[RequestLengths],
     longest: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the labels of the rows that fit a model's longest request; of all rows where none was left out.
+    """Return the labels of the rows that fit a model's longest request; of all rows if none was left out.
 
     Args:
         labels: As `read_labels` reads them.
@@ -164,7 +164,7 @@ def form_of(path: str | Path) -> str | None:
 
 
 def _no_more(row: dict[str, Any], where: str) -> None:
-    """Read nothing else from a row."""
+    """Ignore the remaining columns of a row."""
 
 
 def _read(
@@ -289,7 +289,7 @@ def _moment(value: Any, where: str) -> float | Moment:
 
 
 def _number(value: Any) -> float:
-    """Return a value as a number; NaN if it is none."""
+    """Return a value as a number; NaN if it isn't a number."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -299,7 +299,7 @@ def _number(value: Any) -> float:
 
 
 def _date(value: Any) -> Moment | None:
-    """Return the moment of a date in text; None if it is none."""
+    """Return the moment of a date in text; None if it isn't a date."""
     text = re.sub(r"\.(\d+)", lambda digits: f".{digits[1][:6]:0<6}", str(value).strip())  # as Python 3.10 reads it
     try:
         date = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", text))

@@ -16,7 +16,7 @@ _NOTHING = PromptIdentity()
 
 
 def identity_of(row: Mapping[str, Any], columns: Mapping[str, str], input: int, where: str) -> PromptIdentity | None:
-    """Return what a row says of its prompt's tokens; None if it says nothing.
+    """Return what a row says about its prompt's tokens; None if it has no such columns.
 
     Args:
         row: Values by column.
@@ -101,7 +101,7 @@ def _block_ids(value: Any, where: str) -> tuple[int | str, ...]:
 
 
 def blocks_note(requests: Sequence[RequestLengths]) -> str | None:
-    """Return a sentence about prompts with more or fewer names than blocks; None if there is none."""
+    """Return a sentence about prompts with more or fewer hash_ids than blocks; None if there is none."""
     known = [(r.input, r.identity) for r in requests if r.identity and r.identity.block_ids]
     size = known[0][1].block_tokens if known else 1
     # With or without the partial block, or a start token.

@@ -46,7 +46,7 @@ class ApplicationCalls:
             )
 
     def ended(self, results: Mapping[str, Result]) -> list[str]:
-        """Return the nodes that have no calls except those of these results."""
+        """Return the nodes all of whose calls have one of these results."""
         calls = self.application.calls(self.in_turn)
         waiting = calls.begin()
         while waiting:
@@ -56,7 +56,7 @@ class ApplicationCalls:
         return [name for name, left in calls.left_of.items() if not left]
 
     async def run(self, asking: EngineClient, on_ended: Callable[[str], object] = lambda node: None) -> None:
-        """Send each call as soon as its inputs have come; `on_ended` is called with a node after its last call."""
+        """Send each call as soon as its inputs are available; `on_ended` is called with a node after its last call."""
         calls = self.application.calls(self.in_turn)
         await self._begin(calls, calls.begin(), asking, on_ended)
 
@@ -81,6 +81,6 @@ class ApplicationCalls:
 def _read(result: Result) -> Ids:
     """Return the part of an output that other calls read.
 
-    They continue another text, for which the token that ended this output has no meaning.
+    The end token is left out, since it has no meaning within another prompt.
     """
     return result.output_ids[:-1] if result.finish_reason == "stop" else result.output_ids

@@ -37,7 +37,7 @@ class Account:
 
     @property
     def virtual_tokens(self) -> float:
-        """VTC's counter: a prompt's token counts as a tenth of an output's."""
+        """VTC's counter: a prompt token counts as a tenth of an output token."""
         return self.lifted + self.prompt_tokens / 10 + self.output_tokens
 
     def begin(self, requests: int, call: Call) -> None:

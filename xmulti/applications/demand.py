@@ -24,7 +24,7 @@ LEAST_RECORDS = 10
 
 @dataclass(frozen=True)
 class ServiceRates:
-    """Seconds of service per token of an LLM; the defaults are those of Hermes' repository."""
+    """Seconds of service per token of an LLM; the defaults are from Hermes' repository."""
 
     prefill_s: float = 1e-4
     decode_s: float = 0.06
@@ -187,7 +187,7 @@ EDGES = (("input", "input"), ("input", "output"), ("output", "output"), ("parall
 
 
 class Correlations:
-    """The variables of a call that predict those of the next LLM call, and draws of that call."""
+    """The variables of a call that predict the next LLM call, and draws of that call."""
 
     def __init__(self, joint: JointRecords):
         self.records = np.array(joint.records, np.float64)

@@ -45,7 +45,7 @@ class ExpectedCalls:
     """By node: the distribution of its outputs' lengths."""
 
     def calls(self) -> DependentCalls[int]:
-        """Return its calls, before any has begun."""
+        """Return the application's calls, before any has begun."""
         return DependentCalls(self.graph, self.own, {node.name: node.prompt for node in self.graph.nodes})
 
     def output_of(self, chain: Chain[Any], prompt: int) -> int:

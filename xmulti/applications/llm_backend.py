@@ -137,7 +137,7 @@ class LLMBackend(SimulatedUnit):
     def enqueue(self, call: WaitingCall) -> None:
         """Add a call's requests to the queue.
 
-        Each generates one more token than the call asks for: the one that its prefill produces.
+        Each generates one token more than the call requests: its prefill's token.
         """
         each = call.progress.call
         for index in islice(self._indices, each.parallel):

@@ -53,7 +53,7 @@ class ApplicationOrder(Protocol):
 
 
 class ByRequest:
-    """vLLM: first come, first served, by request."""
+    """Orders calls by their own arrival (vLLM)."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
         """Return the call's arrival."""
@@ -61,7 +61,7 @@ class ByRequest:
 
 
 class ByApplication:
-    """Parrot: first come, first served, by application."""
+    """Orders calls by their application's arrival (Parrot)."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
         """Return the application's arrival."""
@@ -69,7 +69,7 @@ class ByApplication:
 
 
 class VirtualTokens:
-    """VTC: the client with the least service first.
+    """Orders calls by their client's counter of service, the lowest first (VTC).
 
     A new or returning client starts at the least counter of the active ones.
     """
@@ -80,7 +80,7 @@ class VirtualTokens:
 
 
 class EarliestDeadline:
-    """EDF; applications without deadlines come last, by arrival."""
+    """Orders calls by their application's deadline (EDF); those without deadlines come last, by arrival."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[bool, float, int]:
         """Return the deadline."""
@@ -89,7 +89,7 @@ class EarliestDeadline:
 
 
 class LowestMean:
-    """Shortest expected remaining service: mean demand minus attained service, which may become negative."""
+    """Orders calls by expected remaining service: mean demand minus attained service, which may become negative."""
 
     def key(self, job: WaitingCall, now: float) -> tuple[float, int]:
         """Return the expected remaining service, E[X] - a."""
@@ -97,7 +97,7 @@ class LowestMean:
 
 
 class Oracle:
-    """Shortest true remaining service, which no real scheduler knows."""
+    """Orders calls by true remaining service, which no real scheduler knows."""
 
     def __init__(self, rates: ServiceRates):
         self._rates = rates
@@ -118,12 +118,12 @@ def _demand(job: WaitingCall) -> RankedDemand:
 
 
 def application_gittins() -> Gittins[WaitingCall]:
-    """Hermes: the Gittins rank of the application's demand."""
+    """Return Hermes' order: by the Gittins rank of the application's demand."""
     return Gittins(_demand, lambda job: job.progress.since_estimate_s)
 
 
 class ApplicationSlack:
-    """Hermes with deadlines: slack S = deadline - now - (sup X - a), ascending.
+    """Orders calls by slack S = deadline - now - (sup X - a), ascending (Hermes with deadlines).
 
     For parallel requests the longest counts. The remaining time is at least 0: an application that has outlasted all of
     its samples is about to end. Applications without deadlines come last, by their Gittins rank. With `demote`, so do

@@ -44,9 +44,9 @@ class PlannedApplication:
     seed: int
 
     def calls(self, in_turn: bool = False) -> DependentCalls[Ids]:
-        """Return its calls, before any has begun.
+        """Return the application's calls, before any has begun.
 
-        Outputs go from model to model as token ids, or as texts where their tokenizers differ. `in_turn` as in
+        Outputs go from model to model as token ids, or as texts if their tokenizers differ. `in_turn` as in
         `DependentCalls`.
         """
         files = {name: _tokenizer_bytes(model) for name, model in self.models.items()}
@@ -77,7 +77,7 @@ class PlannedApplication:
         return Request(chain.name, prompt, self.output_tokens(chain, len(prompt)), ignore_eos=made_up)
 
     def output_tokens(self, chain: Chain[Any], prompt_tokens: int) -> int:
-        """Return the most output tokens of a chain's next call; where texts are made up, the exact number.
+        """Return the most output tokens of a chain's next call; for synthetic texts, the exact number.
 
         Raises:
             InputError: The prompt leaves no room.
@@ -112,7 +112,7 @@ def plan_application(path: Path, plan: Plan, seed: int) -> PlannedApplication:
 def application_on(path: Path, by_name: Mapping[str, PlannedModel], seed: int) -> PlannedApplication:
     """Return an application file's calls on planned models; a node has the model's name, or names it.
 
-    Prompts that no file has are made up: random token ids.
+    Prompts without a file are synthetic: random token ids.
 
     Raises:
         InputError: The file can't be read or run.
@@ -148,12 +148,12 @@ class _Texts:
 
     @property
     def made_up(self) -> bool:
-        """Whether all of them are made up."""
+        """Whether all texts are synthetic."""
         return self.entry.prompts is None and self.entry.instructions is None
 
     @property
     def workload(self) -> Workload:
-        """The lengths of made-up texts."""
+        """The lengths of synthetic texts."""
         return parse_workload(workload_beside(self.entry.workload, self.directory))
 
     def own(self) -> list[list[Ids]]:
@@ -168,7 +168,7 @@ class _Texts:
     def instructions(self) -> Ids:
         """Return the instructions that all prompts have: the node's text.
 
-        For a node whose calls come from others, made-up instructions have the inputs' mean length.
+        For a node whose calls come from other nodes, synthetic instructions have the inputs' mean length.
         """
         alone = self.entry.requests is None and self.entry.prompts is None
         if self.entry.instructions is not None:

@@ -15,11 +15,11 @@ def prewarm_at(
     warm_up_s: float,
     literal_eq3: bool = False,
 ) -> float | None:
-    """Return seconds since the running call's start at which to start warming up; None: don't.
+    """Return the seconds since the running call's start at which to start warming up; None: don't warm up.
 
     The result is at least `elapsed_s`. `seconds` are samples of the running call's duration; those above `elapsed_s`
     count (if there are none: start now). `probability` p_s is the probability that the unit follows. `knob` K is the
-    minimum probability that a warm-up is useful: none is started where p_s < K, otherwise it ends at the completion's
+    minimum probability that a warm-up is useful: if p_s < K, none is started; otherwise it ends at the completion's
     quantile K / p_s. A smaller K begins earlier.
 
     With `literal_eq3` it ends at the quantile 1 - K / p_s, as the equation is printed: a smaller K begins later.

@@ -184,9 +184,9 @@ class _Simulation:
         self._at(begin + call.seconds, partial(self._ended, run))
 
     def _settle(self, run: _Running, unit: str | None, now: float) -> float | None:
-        """Account for the containers that were warmed up for this moment, and drop all except that of `unit`.
+        """Count the containers that were warmed up for a run's next call, and drop all except that of `unit`.
 
-        Return when its warm-up began.
+        Return when the warm-up of `unit`'s container began.
         """
         backends = {name: self._backend(run.progress, name) for name in run.containers}
         for name, began in run.containers.items():
@@ -249,7 +249,7 @@ class _Simulation:
         warm_up_s: float,
         warm: Callable[[float], None],
     ) -> None:
-        """Start warming up at the time that the knob gives, if the current call is still running then."""
+        """Start warming up at the time that follows from the knob, if the current call is still running then."""
         assert self.prewarming is not None
         knob, literal = self.prewarming.knob, self.prewarming.literal_eq3
         after_s = prewarm_at(seconds, 0.0, probability, knob, warm_up_s, literal)

@@ -35,7 +35,7 @@ def own_lengths(entry: ApplicationNode, workload: Workload, rng: np.random.Gener
 def instruction_tokens(entry: ApplicationNode, workload: Workload) -> int:
     """Return the tokens of each call's instructions.
 
-    If a node's calls come from other nodes, these are the inputs' mean; else 0.
+    If a node's calls come from other nodes, this is the mean of the inputs, else 0.
     """
     return 0 if entry.requests is not None else round(workload.input.mean)
 

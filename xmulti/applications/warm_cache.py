@@ -23,7 +23,7 @@ class _Entry:
 
 
 class WarmCache:
-    """Entries by key, loaded on a call's turn, or earlier if the policy says so.
+    """Entries by key, loaded on a call's turn, or earlier under some policies.
 
     * `lru`: loads on the turn only; evicts the least recently used entry.
     * `epwq` (evict/prefetch by the waiting queue): also loads for waiting calls, in their order; first evicts entries
@@ -46,7 +46,7 @@ class WarmCache:
         the capacity is its max-cpu-loras); None: as many as there are slots.
         """
         if policy not in POLICIES:
-            raise ValueError(f"'{policy}' is not a policy of caches: one of {', '.join(POLICIES)}")
+            raise ValueError(f"'{policy}' is not a cache policy: use one of {', '.join(POLICIES)}")
         self.capacity = capacity
         self.load_s = load_s
         self.policy = policy
@@ -197,7 +197,7 @@ class WarmCache:
         return True
 
     def _need(self, key: Hashable) -> int:
-        """Return the known level of need of an entry; LRU knows none."""
+        """Return an entry's known level of need; under LRU, no needs are known."""
         if self.policy == "lru":
             return _UNKNOWN
         if key in self._waiting:

@@ -65,7 +65,7 @@ class ApplicationNode(Spec):
         if fewest is not None and fewest < 1:
             raise InputError(f"Node '{self.name}' has rounds of {fewest}: the number must be at least 1.")
         for load in self.load.values() if isinstance(self.load, dict) else (self.load,):
-            if load is not None and parse_duration(load) is None:  # inf is a duration too
+            if load is not None and parse_duration(load) is None:
                 raise InputError(f"Node '{self.name}' has a load of {load}: write the loading time, like 30s.")
 
     def typed_load_s(self, tp: int) -> float | None:
@@ -187,7 +187,7 @@ def read_application_file(path: Path) -> ApplicationFile:
 def read_application(
     path: Path, cluster: str, *, profile: Sequence[str] = (), **options: Any
 ) -> ApplicationPlanRequest:
-    """Read what an application file asks for on a cluster, or a models file whose models all have requests.
+    """Read the request of an application file for a plan on a cluster, or a models file whose models all have requests.
 
     `profile` as in `profiles_by_model`, `options` as in `find_setting`.
 
@@ -231,7 +231,7 @@ def read_application(
 def with_requests(entry: ApplicationNode, directory: Path) -> ApplicationNode:
     """Return the node with the numbers of requests and rounds of its prompts' file.
 
-    The requests' lengths are the workload's.
+    The lengths of the requests are those of the workload.
     """
     if entry.prompts is None:
         return entry

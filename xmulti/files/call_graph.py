@@ -120,7 +120,7 @@ class CallGraph(Spec):
         return tuple(ordered)
 
     def _read_by_others(self, names: set[str]) -> list[str]:
-        """Return the nodes of the cycle: nodes that no other of these reads are left out, step by step."""
+        """Return the nodes of the cycle: leave out nodes that no other of them reads, until none is left to omit."""
         while True:
             read = {edge.source for name in names for edge in self.into(name)} & names
             if read == names:

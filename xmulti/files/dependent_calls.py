@@ -32,7 +32,7 @@ class Chain(Generic[Tokens]):
 
     @property
     def name(self) -> str:
-        """The name of its next call."""
+        """The name of the chain's next call."""
         return self.call(len(self.outputs))
 
     def call(self, number: int) -> str:
@@ -41,12 +41,12 @@ class Chain(Generic[Tokens]):
 
     @property
     def ended(self) -> bool:
-        """Whether all its rounds have ended."""
+        """Whether all rounds of the chain have ended."""
         return len(self.outputs) == len(self.own)
 
     @property
     def ready(self) -> bool:
-        """Whether all outputs that it reads have come."""
+        """Whether all outputs that the chain reads are available."""
         return all(len(of.outputs) > (len(of.own) - 1 if at is None else at) for of, at in self.reads)
 
 
@@ -114,7 +114,7 @@ class DependentCalls(Generic[Tokens]):
     ) -> list[list[list[tuple[Chain[Tokens], int | None]]]]:
         """Return what the node's calls read, by edge, then by call.
 
-        Separate outputs are calls, one edge after the other.
+        Each separate output is a call; calls are in the order of the edges.
         """
         if edges and edges[0].kind == "separate":
             chains = [chain for edge in edges for chain in self._of_node[edge.source]]

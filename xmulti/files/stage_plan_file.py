@@ -16,7 +16,7 @@ from xmulti.serving.planned_units import check_names, placed_model
 def read_stage_plan(path: Path, directories: Mapping[str, str]) -> StagePlan:
     """Read the plan of a file, with the directory of each node's model.
 
-    A directory given by the node's name replaces the plan's.
+    A directory given by the node's name replaces that of the plan.
 
     Raises:
         InputError: The plan can't be run here, or models' directories are missing or of other models.
@@ -48,10 +48,10 @@ def planned_node(plan: StagePlan, node: StagedNode) -> PlannedModel:
 
 
 def check_application(plan: StagePlan, graph: CallGraph, what: str) -> None:
-    """Check that the stages were made for an application, which messages call `what`.
+    """Check that the stages are for this application, which messages call `what`.
 
     Raises:
-        InputError: They were made for another application.
+        InputError: The stages are for another application.
     """
     names = [node.name for node in graph.nodes]
     if sorted(names) != sorted(plan.nodes):

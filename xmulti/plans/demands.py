@@ -28,12 +28,12 @@ class ModelDemand:
     """Directory of the model's weights, if the model was named by it."""
 
     def within(self, bound_s: float | None) -> "ModelDemand":
-        """Return the same under another bound in seconds."""
+        """Return the same demand under another bound in seconds."""
         return replace(self, bound_s=bound_s)
 
     @property
     def alike(self) -> tuple[object, ...]:
-        """Equal for models that perform the same on equal numbers of devices."""
+        """A key that is equal for models with the same performance on equal numbers of devices."""
         setting = self.setting
         profile = setting.profile
         times = profile.source if profile.source == "roofline" else profile.fingerprint
@@ -41,7 +41,7 @@ class ModelDemand:
 
     @property
     def work(self) -> float:
-        """Tokens times parameters, per second or in all: the basis of a proportional share."""
+        """Tokens times parameters, per second or in total: the basis of a proportional share."""
         lengths = self.setting.workload
         tokens = lengths.input.mean + lengths.output.mean
         return (self.rate_seq_s or self.requests or 0) * tokens * self.setting.model.parameters

@@ -37,7 +37,7 @@ class EngineClient:
         self.resumed = len(self.results)
 
     async def ask(self, model: str, request: Request) -> Result:
-        """Return the result of a request that arrives now; if it was done before, return at once."""
+        """Return the result of a request that arrives now; if it was finished before this run, return immediately."""
         if request.id in self.results:
             return self.results[request.id]
         ended: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()

@@ -86,6 +86,6 @@ def rates_missed(plan: Plan) -> str:
 
 
 def _shared_with(model: PlannedModel, plan: Plan) -> str:
-    """Return the names of the models on the same devices, whose rates count as much as the model's own."""
+    """Return the names of the models on the same devices, whose rates count as much as this model's rate."""
     others = [other.name for unit in plan.units if model in unit for other in unit if other is not model]
     return f", which it shares with {', '.join(map(repr, others))}" if others else ""

@@ -143,7 +143,7 @@ class ModelFrontier:
 
 
 def _longest_first(wanted: Iterable[tuple[ModelFrontier, int]]) -> list[tuple[ModelFrontier, int]]:
-    """Return each entry once, the most devices first: their searches take longest and should not be the last."""
+    """Return each entry once, those with the most devices first: their searches take longest."""
     return sorted(dict.fromkeys(wanted), key=lambda each: -each[1])
 
 
@@ -172,14 +172,14 @@ class Frontiers:
 def served_quickly(
     demand: ModelDemand, devices: int, quick: tuple[str, ...], policies: tuple[str, ...]
 ) -> ModelPerformance | None:
-    """Return a model's performance under the best of the quick policies if one runs, else of all."""
+    """Return a model's performance under the best quick policy that can run it, else under the best of all policies."""
     return (served_on(demand, devices, quick) if quick else None) or served_on(demand, devices, policies)
 
 
 def improved(demand: ModelDemand, devices: int, policies: tuple[str, ...], known: ModelPerformance) -> ModelPerformance:
     """Return a model's performance under the best of these policies, one of which is known.
 
-    The other policies are searched only as far as they may be better.
+    The other policies are searched only if they may be better.
     """
     if known.goodput_seq_s is None:
         return served_on(demand, devices, policies) or known
@@ -252,7 +252,8 @@ def _online(demand: ModelDemand, setting: Setting, policies: tuple[str, ...], fl
 def _offline(demand: ModelDemand, setting: Setting, policies: tuple[str, ...]) -> ModelPerformance | None:
     """Return the schedule that completes all requests first, among those with the highest throughput within the bound.
 
-    A replay decides, as the steady state ignores ramp-up and drain. A long list is nearly all steady state.
+    A replay compares them, because the steady state ignores ramp-up and drain. For a long list, the steady state
+    suffices.
     """
     from xsimulator.replay.event_simulator import replay
 

@@ -116,9 +116,8 @@ def one_more(cluster: ClusterSpec) -> ClusterSpec:
 def tightest_of(demands: tuple[ModelDemand, ...], now: Plan | None) -> ModelDemand | None:
     """Return the model with a bound and the least headroom; None if no model has a bound.
 
-    Of equal ones it is the model whose latency is closest to its bound; of models without rates, the one that is done
-    last.
-    Without a plan, it is the model with the shortest bound.
+    Among models with equal headroom, it is the model whose latency is closest to its bound; without rates, the model
+    that finishes last. Without a plan, it is the model with the shortest bound.
     """
     bounded = {demand.name: demand for demand in demands if demand.bound_s is not None}
     models = [model for model in now.models if model.name in bounded] if now else []

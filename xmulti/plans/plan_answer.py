@@ -79,7 +79,7 @@ def answer(file: Path, cluster: str, method: str, advice: bool, prices: Prices |
 
 
 def assumed(cluster: ClusterSpec) -> str:
-    """Return a text on how loading counts where stages are compared with budgets."""
+    """Return a text on how loading times count if stages are compared with budgets."""
     return (
         f"methods are compared with loading times, {loading_text(cluster.is_cpu)}: plans of budgets load each model "
         "once, before its requests; plans of stages load a model each time that a stage starts it"
@@ -91,7 +91,8 @@ def beside_stages(
 ) -> list[Proposal]:
     """Return the proposals of budgets and of SamuLLM's stages, the best one first.
 
-    If there are stages, loading counts for all. `file`, `cluster` and `options` are those of the demands.
+    If there are stages, loading times count for all proposals. `file`, `cluster` and `options` are those of the
+    demands.
     """
     staged = _staged(file, cluster, options)
     if staged.stages:
@@ -108,7 +109,7 @@ def _staged(file: Path, cluster: str, options: dict[str, Any]) -> Proposal:
 
 
 def loading_of(plan: Plan, demands: Sequence[ModelDemand]) -> dict[str, float]:
-    """Return each model's loading time, as plans of stages count it: that of the device with the most layers."""
+    """Return each model's loading time, as in plans of stages: the time of the device with the most layers."""
     settings = {demand.name: demand.setting for demand in demands}
     return {m.name: loading_s(settings[m.name], _most(m.schedule)) for m in plan.models}
 

@@ -63,7 +63,7 @@ class Drawn:
 
 
 def drawn(demands: Mapping[str, ModelDemand]) -> dict[str, Drawn]:
-    """Return the requests of each model with a rate, the same whatever shares its devices.
+    """Return the requests of each model with a rate, the same for any models that share its devices.
 
     `demands` are those of all the plan's models.
     """
@@ -74,11 +74,11 @@ def drawn(demands: Mapping[str, ModelDemand]) -> dict[str, Drawn]:
 
 
 def in_one_time(counts: Mapping[str, int], rates: Mapping[str, float], most: int) -> dict[str, int]:
-    """Return numbers of requests of models that share devices, so that all arrive in the same time.
+    """Return the numbers of requests of models that share devices, so that all arrive in the same period.
 
-    The time is the longest that any of these counts takes at its rate. No model has more than `most` requests, or than
-    its own count if that is higher. Otherwise a model with a low rate would run alone for most of its requests, which
-    would not be late.
+    The period is the longest that any of these counts takes at its rate. A model has at most `most` requests, or its
+    own count if that is higher. Otherwise a model with a low rate would run alone for most of its requests, which would
+    not be late.
     """
     longest_s = max(count / rates[name] for name, count in counts.items())
     seconds = min(longest_s, max(most, *counts.values()) / max(rates.values()))
@@ -191,7 +191,7 @@ class Trial:
     ) -> dict[str, RequestTimesColumns]:
         """Return the served requests of every model.
 
-        If a replay of shared devices stops early, those are the requests served until then.
+        If a replay of shared devices stops early, these are the requests served so far.
         """
         from xmulti.sharing.plan_replay import replay_alone, replay_models
 

@@ -84,7 +84,7 @@ class PlanRun:
 
     @property
     def predicted_seconds(self) -> float | None:
-        """The same in the replay; None for a resumed run."""
+        """Seconds until the last request was done in the replay; None for a resumed run."""
         return None if self.resumed else _end_s([model.predicted for model in self.models])
 
 
@@ -93,7 +93,7 @@ def _end_s(of_models: Sequence[Sequence[RequestTimes]]) -> float:
 
 
 def run_plan(options: PlanRunOptions) -> PlanRun:
-    """Start the plan's engines, run everything, and predict the run with its actual outputs.
+    """Start the plan's engines, run all requests or calls, and predict the run with its actual outputs.
 
     Raises:
         InputError: A file can't be read or run.

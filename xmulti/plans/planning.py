@@ -86,7 +86,7 @@ class Proposal:
 
     @property
     def order(self) -> tuple[float, ...]:
-        """Sort key: plans first; then those that are done sooner, have more headroom, use fewer devices."""
+        """Sort key: plans first; then plans that finish sooner, have more headroom, or use fewer devices."""
         if self.found is None:
             return (1.0,)
         return 0.0, self.seconds or 0.0, -(self.headroom or 0.0), -self.found.free
@@ -146,7 +146,7 @@ def make_plan(demands: tuple[ModelDemand, ...], cluster: ClusterSpec, method: st
     """Return the plan of a method.
 
     Raises:
-        Infeasible: It doesn't sustain all rates, or the models don't fit; the message says how near it comes.
+        Infeasible: The plan doesn't sustain all rates, or the models don't fit; the message has the nearest plan.
     """
     with Processes(_worth(demands)) as processes:
         return _made(demands, cluster, method, {}, None, processes)
@@ -224,7 +224,7 @@ def _shared_above(
 
 
 def _highest(proposals: list[Proposal]) -> float:
-    """Return the most headroom of plans, or of the nearest ones."""
+    """Return the largest headroom of the proposals' plans, or of the nearest plans."""
     plans = [proposal.plan or proposal.near for proposal in proposals]
     return max((plan.headroom or 0.0 for plan in plans if plan), default=0.0)
 
@@ -310,7 +310,7 @@ def _measured(
 ) -> list[Plan]:
     """Replay the units of all plans. A unit below `level` gets goodput 0.
 
-    Where a model alone is below it, its plan is too: that plan's models that share devices stay unmeasured.
+    If a model with separate devices is below `level`, so is its plan: the plan's shared devices aren't measured.
     """
     by_name = {demand.name: demand for demand in demands}
     units = [(number, unit) for number, plan in enumerate(placed) for unit in plan.units]
@@ -363,7 +363,7 @@ def _dedicated(
 
 
 def _evaluated(model: PlannedModel, demand: ModelDemand, requests: Mapping[str, Drawn]) -> PlannedModel:
-    """Return a model with separate devices, replayed at its rate if it has one."""
+    """Return a model with separate devices, replayed at its rate, if any."""
     from xmulti.plans.plan_evaluation import evaluated
 
     return evaluated([model], {demand.name: demand}, requests)[0] if demand.rate_seq_s else model

@@ -54,8 +54,8 @@ def simulate_plan(
 ) -> PlanPrediction:
     """Replay the requests of a trace with a column `model`, or random ones at each model's rate; write their timeline.
 
-    `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the trace's. `scale`
-    decides whether its lengths are scaled to the models' contexts.
+    `profile` names files, of layers or of iterations, as in `profiles_by_model`. `columns` are the columns of the
+    trace. `scale` decides whether its lengths are scaled to the models' contexts.
     """
     plan = read_plan_file(path)
     check_models(plan, f"'{path}'")
@@ -91,7 +91,7 @@ def _write_timeline(path: Path, replays: Mapping[str, ModelReplay]) -> None:
 
 
 def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: bool) -> list[str]:
-    """Leave out or scale the requests that exceed a model's context, and return sentences that say so."""
+    """Leave out or scale the requests that exceed a model's context, and return sentences about this."""
     notes = []
     for model in plan.models:
         if of_model := requests.get(model.name):
@@ -105,7 +105,7 @@ def _fit_contexts(requests: dict[str, list[RequestLengths]], plan: Plan, scale: 
 def _drawn(plan: Plan) -> dict[str, list[RequestLengths]]:
     """Return requests of all models.
 
-    Requests of equal models differ; otherwise they would arrive at the same times.
+    Equal models get different requests, since otherwise their requests would arrive at the same times.
     """
     counts: dict[str, int] = {}
     for unit in plan.units:
@@ -128,7 +128,7 @@ def _drawn_of(model: PlannedModel, count: int | None, seed: int) -> list[Request
 def _profile(model: PlannedModel, given: str | None) -> tuple[AnyProfile, str]:
     """Return a model's profile, and a text that names it.
 
-    It is the given one; else the roofline with which its schedule was found, or a replacement for the schedule's
+    This is the given profile; else the roofline with which its schedule was found, or a replacement for the schedule's
     profile.
     """
     schedule = model.schedule

@@ -20,7 +20,7 @@ class Unavailable(Exception):
 def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[torch.cuda.Stream]:
     """Return a stream for each share of a device's multiprocessors, from above 0 to 1.
 
-    Each stream has about its share. Streams are disjoint as long as all shares fit together.
+    Each stream has about its share. Streams are disjoint if all shares fit together.
 
     Raises:
         Unavailable: The device or its driver has no such shares.
@@ -49,7 +49,7 @@ def streams_on_shares(device: torch.device, shares: Sequence[float]) -> list[tor
 def shared_out(shares: Sequence[float], groups: int) -> list[list[int]]:
     """Return each share's places among `groups` groups, at least one.
 
-    A share begins where the share before ends. After the last group it continues with the first.
+    A share begins at the end of the previous share. After the last group, it continues with the first group.
     """
     places, before = [], 0.0
     for share in shares:

@@ -74,12 +74,12 @@ class RankTenant:
 
     @property
     def ledger(self) -> Ledger:
-        """Its requests."""
+        """The ledger of the model's requests."""
         return self.engine.ledger
 
     @property
     def ahead(self) -> int:
-        """Blocks that its job takes when it ends: none, since a row of one iteration has them from its beginning."""
+        """Blocks that the job will allocate at its end: none, since one iteration has its blocks from the start."""
         return 0
 
     def first(self, now: float) -> LedgerSequence | None:
@@ -91,7 +91,7 @@ class RankTenant:
         return self.limits.can_prefill(self.ledger, now)
 
     def can_decode(self, now: float) -> bool:
-        """Return whether it has sequences to decode."""
+        """Return whether the model has sequences to decode."""
         return bool(self.ledger.decoding)
 
 
@@ -99,7 +99,7 @@ class RankUnit:
     """Models on the same devices, with one rank per device, whose jobs run by a rule of sharing.
 
     Jobs run one at a time, or at the same time with `SpatialSharing`, over tenants with separate streams on one GPU.
-    The first rank leads: after `open` it decides, and the others `serve`.
+    The first rank leads: after `open` it decides, and the other ranks `serve`.
     """
 
     def __init__(self, tenants: Sequence[RankTenant], sharing: Sharing):
@@ -121,9 +121,9 @@ class RankUnit:
     ) -> "RankUnit":
         """Load this rank's part of the unit of models that share devices; all ranks call it alike.
 
-        Each model has one stage. `directories` are the weights' by model name. `streams`: those on which each model
-        decodes, at the same time as the others, on its share of one GPU's multiprocessors. Without streams, one job
-        runs at a time.
+        Each model has one stage. `directories` has the weights' directory by model name. With `streams`, models decode
+        at the same time, each in its stream on its share of one GPU's multiprocessors. Without streams, one job runs at
+        a time.
 
         Raises:
             InputError: A model can't be loaded.
@@ -154,7 +154,8 @@ class RankUnit:
     def open(self, extents: Mapping[str, Extent] | None = None, options: Mapping[str, Options] | None = None) -> None:
         """Prepare for requests of each model within an extent; without one, for all that its schedule allows.
 
-        All ranks call it alike. `options` are each model's; a rule by priority needs its order there.
+        All ranks call it alike. `options` has the options of each model; a rule by priority needs the order in its
+        options.
         """
         for tenant in self.tenants:
             schedule = tenant.engine.schedule
@@ -177,17 +178,17 @@ class RankUnit:
         return all(tenant.engine.leads for tenant in self.tenants)
 
     def serve(self) -> None:
-        """Do what the first rank decides, until it drains the unit; on all other ranks."""
+        """Execute the first rank's decisions, until it drains the unit; on all other ranks."""
         serve(*(tenant.engine.worker for tenant in self.tenants))
 
     @property
     def now(self) -> float:
-        """Seconds since it was opened."""
+        """Seconds since the unit was opened."""
         return self.tenants[0].engine.worker.now()
 
     @property
     def zero_s(self) -> float:
-        """When it was opened, by this machine's monotonic clock."""
+        """When the unit was opened, by this machine's monotonic clock."""
         return time.monotonic() - self.now
 
     @property
@@ -267,7 +268,7 @@ class RankUnit:
             self._quotas.decoded(job.tenant, 1, self.now)
 
     def drain(self) -> None:
-        """Run all requests to completion, and let the other ranks go; on the first rank."""
+        """Run all requests to completion, and release the other ranks; on the first rank."""
         while self._beside and self.running:  # streams don't wait for each other
             self.wait()
         for tenant in self.tenants:

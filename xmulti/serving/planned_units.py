@@ -30,7 +30,7 @@ def read_plan_file(path: Path) -> Plan:
     """Read the plan of a file.
 
     Raises:
-        InputError: It is a plan of stages, in which models come and go.
+        InputError: It is a plan of stages, in which models are started and stopped.
     """
     if has_stages(path):
         raise InputError(f"'{path}' is a plan of stages, which only `exegpt run --plan … --application …` can run.")
@@ -43,7 +43,7 @@ def read_plan(path: Path, directories: Mapping[str, str]) -> Plan:
 
 
 def with_directories(plan: Plan, directories: Mapping[str, str], what: str) -> Plan:
-    """Return a plan with the directory of each model: the one given by its name, else the plan's.
+    """Return a plan with the directory of each model: the one given by its name, else that of the plan.
 
     Messages call the plan `what`.
 

@@ -93,7 +93,7 @@ class Popularity:
                 self._alarm, self._since_s = (name, test.side), now_s
 
     def _lasts(self) -> bool:
-        """Return whether the alarm's model still has a rate beyond the tolerance in most parts of the time."""
+        """Return whether the alarm's model has had a rate beyond the tolerance for most of the time."""
         assert self._alarm, "an alarm"
         name, side = self._alarm
         number = len(self._looks)

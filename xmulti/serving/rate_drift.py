@@ -57,7 +57,7 @@ _MOST_LOG = 700.0
 
 
 class _Side:
-    """The statistic of a rate that has changed from at most `near` planned to `changed`, both per second."""
+    """The statistic of a rate that has changed from at most `near` (the planned rate) to `changed`, per second."""
 
     def __init__(self, near: float, changed: float):
         self._ratio_log, self._slope = math.log(changed / near), changed - near

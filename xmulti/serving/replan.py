@@ -78,8 +78,8 @@ def why_not_watched(plan: Plan) -> str:
 def next_interval_s(stayed_s: float | None, error: float | None) -> float:
     """Return the minimum time that a plan stays after a search.
 
-    It is SeaLLM's interval, which grows while predictions are accurate. `stayed_s` is the interval before; None: there
-    was none.
+    This is SeaLLM's interval, which grows while predictions are accurate. `stayed_s` is the previous interval; None:
+    there was none.
     """
     from xmulti.sharing.replacement import FIRST_S, next_interval
 
@@ -129,7 +129,7 @@ def replan(replan_input: ReplanInput) -> Replanned:
     """Return the best plan of the same method for the current rates, if it is clearly better than the old plan.
 
     A search is made only if the old plan has less headroom for these rates than for its own, or less than `ROOM`. A
-    plan that doesn't sustain the rates is returned too, if its headroom is that much higher.
+    plan that doesn't sustain the rates is returned too, if its headroom is higher by the same factor.
     """
     from xmulti.plans.planning import propose
 
@@ -177,8 +177,8 @@ def at_rates_of(plan: Plan, demands: Sequence[ModelDemand]) -> Plan:
 def moving_least(found: Plan, held: Plan) -> Plan:
     """Return the new plan, for the node of the old plan, with as few moves as possible.
 
-    Models that have as many devices, with the same other models, keep devices and schedules. The condition is that this
-    leaves them as much headroom as the complete new plan has. The others get the remaining devices.
+    Models that have as many devices, with the same other models, keep devices and schedules. This requires that it
+    leaves them as much headroom as the complete new plan. All other models get the remaining devices.
     """
     before = {_together(unit): unit for unit in held.units}
     staying: dict[str, PlannedModel] = {}

@@ -94,7 +94,7 @@ def directory_of(model: PlannedModel) -> Path:
     """Return the directory of a planned model's weights.
 
     Raises:
-        InputError: The plan names none, or another model's.
+        InputError: The plan names no directory, or that of another model.
     """
     if model.directory is None:
         raise InputError(f"Model '{model.name}' was planned without weights: pass --model {model.name}=DIR.")
@@ -106,7 +106,7 @@ def directory_of(model: PlannedModel) -> Path:
 def attention_for(unit: tuple[PlannedModel, ...], asked: str | None, device: "torch.device") -> str:
     """Return the library whose attention kernels all models of a unit use.
 
-    It is the one that is chosen for every model; if the choices differ, it is Triton.
+    This is the library chosen for every model; if the choices differ, it is Triton.
     """
     chosen = {
         attention_planning.choose_attention(asked, model.schedule.model.spec, model.schedule.dtype, device)[0]

@@ -50,7 +50,8 @@ async def started(
 ) -> AsyncIterator[dict[str, EngineLink]]:
     """Yield links to the engines by model, once all have opened; `starts` engines may start at once.
 
-    They stop with the block, all at once or one after the other, which matters to the speed that they report.
+    The engines stop at the end of the context, all at once or one after the other. This affects the speed that they
+    report.
 
     Raises:
         InputError: An engine doesn't start.

@@ -104,12 +104,12 @@ Search = Callable[[list[tuple[int, int]]], list["Budget | None"]]
 
 
 class Unsearched:
-    """Frontiers that are searched only where it matters.
+    """Frontiers that are searched only for numbers of devices that may be best.
 
     An unsearched number of devices counts with an upper estimate: the performance on the next larger searched number,
     and at most `OPTIMISM` times the proportional result of a smaller one. The best budgets under these estimates are
-    then searched. This ends when all of them are known, or the level of the known ones is within `TOLERANCE` of what
-    others could reach.
+    then searched. The search ends when all of these budgets are known, or when the known level is within `TOLERANCE` of
+    the level that others could reach.
     """
 
     OPTIMISM = 1.1
@@ -124,7 +124,7 @@ class Unsearched:
         """Numbers of devices searched so far."""
 
     def best(self, progress: Callable[[int, int], None]) -> Budgets | None:
-        """Return the best budgets; None if the models don't fit all at once, whatever the performance."""
+        """Return the best budgets; None if the models don't all fit, with any performance."""
         while True:
             hoped = best_budgets([self._hoped(i) for i in range(len(self._known))], self._nodes, self._each)
             if hoped is None:

@@ -32,7 +32,7 @@ class SharedEngine:
 
     @property
     def key(self) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Equal for engines that behave the same."""
+        """A key that is equal for engines that behave the same."""
         return self.devices, tuple(sorted(load.name for load in self.loads))
 
 
@@ -100,7 +100,7 @@ class SimulatedCluster:
     def _dispatch_single(
         self, ahead: list[tuple[float, str, int, Sequence]]
     ) -> Iterator[tuple[float, str, int, Sequence]]:
-        """Submit requests of services that only one engine has; return the others, by arrival."""
+        """Submit requests of services that only one engine has; return the other requests, by arrival."""
         hosts = {name: self._hosts(name) for name in self._records}
         for _, name, _, sequence in ahead:
             if len(hosts[name]) == 1:

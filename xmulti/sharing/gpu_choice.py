@@ -37,7 +37,7 @@ def _by_cost(names: list[str], reload_s: Mapping[str, float]) -> Iterator[tuple[
 def _fill(nodes: Mapping[str, Parallel], fixed: Devices, host: Host) -> dict[str, tuple[int, ...]] | None:
     """Return devices for more nodes; None if one doesn't fit.
 
-    The largest groups come first; each goes where the fewest linked GPUs are free.
+    The largest groups come first; each goes to the place with the fewest free linked GPUs.
     """
     free = set(range(host.devices)) - {device for devices in fixed.values() for device in devices}
     placed: dict[str, tuple[int, ...]] = {}

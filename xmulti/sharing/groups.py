@@ -78,7 +78,7 @@ class GroupSearch:
     ):
         """Set up the search; `known` are headrooms of other methods' plans, and a measurement may find more.
 
-        Those in `later` are called once they matter; they count as known, not as measured.
+        Functions in `later` give such headrooms when they are needed; these count as known, not as measured.
         """
         self._models, self._cluster, self._measure = models, cluster, measure
         self._reached = dict(known or {})
@@ -95,7 +95,7 @@ class GroupSearch:
     ) -> Grouping | None:
         """Return the grouping with the most headroom, if that is `STEP` above the floor.
 
-        Return None if there is none, or if none was found with `most` measurements.
+        Return None if `most` measurements find no such grouping.
         """
         best: Grouping | None = None
         level = max(floor * (1 + STEP), _LEAST)
@@ -148,8 +148,8 @@ class GroupSearch:
     def _likeliest(self, level: float) -> tuple[Part, ...] | None:
         """Return the most promising partition that could reach a level; None if there is none.
 
-        Its groups have their least numbers of devices. Of all such partitions, it has the fewest unmeasured groups, and
-        of those the highest bound.
+        Its groups have their least numbers of devices. Of all such partitions, it has the fewest unmeasured groups;
+        among equal ones, it has the highest bound.
         """
         least: dict[Group, int | None] = {}
 

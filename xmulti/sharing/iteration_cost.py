@@ -36,7 +36,7 @@ class TableCost:
         """By share."""
 
     def prefill_seconds(self, tokens: Items[int], share: float) -> float:
-        """Return the seconds of a batch of equal prompts with as many tokens in all."""
+        """Return the seconds of a batch of equal prompts with the same total number of tokens."""
         total, squares = sum(tokens), sum([count * count for count in tokens])
         length = squares / total  # what attention sees on average
         return sum(weight * tables.prefill.at(total / length, length) for tables, weight in self._around(share))
@@ -75,10 +75,10 @@ times as long as on all, and on 30 % 1.3 times as long.
 
 
 class ProfileCost:
-    """Costs from a profile of layers, which has complete devices only.
+    """Costs from a profile of layers, which was measured on complete devices.
 
-    On a share, prompts take 1 / share as long, since arithmetic bounds them. Decoding takes as long as on the complete
-    device down to the share that no longer saturates the memory.
+    On a share of a device, prefill takes 1 / share times as long, since it is compute-bound. Decoding takes as long as
+    on the complete device down to the share that no longer saturates the memory.
     """
 
     def __init__(self, replica_cost: ReplicaCost):

@@ -179,7 +179,7 @@ def measured(
 ) -> list[PlannedModel] | None:
     """Return models on `devices` devices; None if they don't reach the level together.
 
-    One model alone stays as it is planned. Several models share the devices, in the better of both ways.
+    A single model keeps its plan. Several models share the devices, in the better of both ways of sharing.
     """
     if alone is not None:
         return _alone(alone, demands[0], asked[0])

@@ -48,7 +48,7 @@ class Popular:
 
     @property
     def least_bytes(self) -> float:
-        """Bytes of its longest sequence."""
+        """Bytes of the model's longest sequence."""
         return self.longest * self.kv_token_bytes
 
 
@@ -84,7 +84,7 @@ class Occupant:
         return batch / (float(np.interp(batch, _BATCHES, self.seconds[1])) + prefills_s)
 
     def lacks(self, throughput: float) -> bool:
-        """Return whether a throughput misses its rate (MuxServe allows a tenth, of at most half a request/s)."""
+        """Return whether a throughput misses the model's rate (MuxServe allows 10 %, at most half a request/s)."""
         return throughput + min(0.5, 0.1 * throughput) < self.popular.rate_seq_s
 
 
@@ -97,7 +97,7 @@ class Mesh:
 
     @property
     def key(self) -> tuple[int, tuple[str, ...]]:
-        """Equal for equivalent meshes."""
+        """A key that is equal for equivalent meshes."""
         return len(self.devices), tuple(sorted(occupant.popular.name for occupant in self.occupants))
 
 
@@ -197,7 +197,7 @@ class Placer:
     def _candidate(self, model: Popular, devices: int) -> Occupant | None:
         """Return a model on a mesh with the smallest share that sustains its rate alone.
 
-        If no share does, it is the share with the highest throughput.
+        If no share sustains it, use the share with the highest throughput.
         """
         key = model.name, devices
         if key not in self._candidates:

@@ -64,7 +64,7 @@ def replay_plan(
 ) -> dict[str, ModelReplay]:
     """Run every model's requests through a plan.
 
-    Profiles and requests are by the models' names, which may be some of the plan's.
+    Profiles and requests are by model name; requests may be for only some models of the plan.
 
     Raises:
         InputError: A model's cache could not hold a request.
@@ -113,7 +113,7 @@ def rule_of(share: Share) -> Sharing:
 def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -> float:
     """Return the factor by which iterations take longer because the models' caches share one memory.
 
-    It is the published one, unless the time of a switch of model was measured here.
+    This is the published factor, unless the time of switching models was measured on this machine.
     """
     assert unit[0].share is not None, "they share their devices"
     if all(isinstance(p := profiles[model.name], Profile) and p.switch for model in unit):
@@ -125,7 +125,7 @@ def overhead_of(unit: Items[PlannedModel], profiles: Mapping[str, AnyProfile]) -
 def replay_alone(schedule: Schedule, profile: Profile, requests: Items[RequestLengths]) -> RequestTimesColumns:
     """Return the served requests under a schedule with separate devices, in no order.
 
-    The result is as that of `replay`, many times faster. InputError as there.
+    The result equals that of `replay`, but is computed many times faster. Raises InputError as `replay` does.
     """
     if not is_compiled(schedule) or schedule.prefix_caching:  # identities of prompts are `replay`'s
         return RequestTimesColumns.of(replay(schedule, profile, requests, timeline=False).served)

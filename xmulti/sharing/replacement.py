@@ -11,7 +11,7 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class Performance:
-    """An estimate of a simulation, or a measurement."""
+    """The performance of a placement, simulated or measured."""
 
     in_time: float
     """Share of requests within their bounds."""
@@ -27,7 +27,7 @@ class Performance:
 def next_interval(seconds: float, error: float, beta: float = BETA) -> float:
     """Return the interval after one of `seconds`, within limits.
 
-    It is a tenth shorter if the error exceeds β, else a tenth longer.
+    The interval is a tenth shorter if the error exceeds β, else a tenth longer.
     """
     changed = seconds * (1 - beta if error > beta else 1 + beta)
     return min(LONGEST_S, max(SHORTEST_S, changed))

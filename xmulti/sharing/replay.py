@@ -82,7 +82,7 @@ def replay_unit(
     """Run every model's requests on devices that they share.
 
     `contention`: factor by which an iteration takes longer if it begins during another model's. `overhead`: factor by
-    which all take longer. `stop`: when to leave the remaining requests.
+    which all iterations take longer. `stop`: when to skip the remaining requests.
 
     Raises:
         InputError: A pool could not hold a request.
@@ -116,7 +116,7 @@ def empty_tenant(load: ModelLoad, record: Record) -> SimulatedTenant:
 
 
 def sequences_of(requests: Items[RequestLengths], hints: Items[Hints]) -> list[Sequence]:
-    """Return the requests' sequences with their hints; without hints, they are unknown."""
+    """Return the requests' sequences with their hints; without hints, the hints are unknown."""
     known = hints or (UNKNOWN,) * len(requests)
     return [
         Sequence(i, r.input, r.output, r.arrival_s, hints=own)

@@ -73,7 +73,7 @@ def share_unit(
 ) -> list[PlannedModel] | None:
     """Return models that share the cluster's first devices; None if they have no room, or can't share in this way.
 
-    Their shares are as wide as their rates times `factor` need. Nothing is replayed yet.
+    Their shares are wide enough for their rates times `factor`. Nothing is replayed yet.
     """
     from xmulti.sharing.placement import MOST_SHARES, Placer
 

@@ -74,7 +74,7 @@ class SimulatedUnit:
             self._settled = False
 
     def interrupt(self, now: float) -> None:
-        """Cut rows after their running iterations, and let the rule of sharing decide again: something has happened."""
+        """End rows after their running iterations, and let the sharing rule decide again, after an event."""
         for job in self.running:
             job.cut(now)
         self.now, self._settled = now, False

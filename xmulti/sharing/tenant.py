@@ -33,7 +33,7 @@ class SimulatedJob:
 
     @property
     def end_s(self) -> float:
-        """When it is done."""
+        """When the job is done."""
         return float(self.ends[-1])
 
     def cut(self, now: float) -> None:
@@ -98,12 +98,12 @@ class SimulatedTenant:
         return self._missing(self.job.step, len(self.job.ends))
 
     def _missing(self, step: Step, iterations: int) -> int:
-        """Return the blocks that a step's sequences lack for so many iterations in a row."""
+        """Return the blocks that a step's sequences lack for `iterations` iterations in a row."""
         size = self.ledger.pool.block_size
         return sum([n for s in step.decode if (n := -(-(s.cached + iterations) // size) - len(s.blocks)) > 0])
 
     def can_decode(self, now: float) -> bool:
-        """Return whether it has sequences to decode."""
+        """Return whether the model has sequences to decode."""
         return bool(self.ledger.decoding) and now >= self.resumes_s
 
     def prefill(self, now: float, slowdown: float, switched: bool) -> SimulatedJob | None:

@@ -97,7 +97,7 @@ def draw(
 
 
 def model_replicas(model: ModelCosts, padded: bool) -> dict[int, ModelReplica]:
-    """Return a model's replicas. Work is that of the smallest degree, so that it is the same at all degrees."""
+    """Return a model's replicas. Work is counted at the smallest degree, so that it is the same at all degrees."""
     degrees = sorted((d for d in model.degrees if d.load_s is not None), key=lambda d: d.tp)
     if not degrees:
         raise InputError(f"The cost table has no loading seconds of model '{model.name}'.")

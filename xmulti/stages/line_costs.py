@@ -57,9 +57,9 @@ class LineCosts:
 def line_costs(degree: DegreeCosts, padded: bool = True) -> LineCosts:
     """Return the costs of a cost table's degree, interpolated between the measured batches.
 
-    Complete coefficients are interpolated. Slopes and intercepts of computing are large and nearly cancel where memory
-    bounds attention, and their product with the batch isn't linear between two batches. Without padding, the
-    preparation of inputs is a line in the sum of lengths.
+    Complete coefficients are interpolated. Complete coefficients are needed, because slopes and intercepts of computing
+    are large and nearly cancel if memory bounds attention, and because their product with the batch isn't linear
+    between two batches. Without padding, the preparation of inputs is a line in the sum of lengths.
     """
     token, position = degree.macs_per_token, degree.macs_per_position
     known, compute, prepare, sample = _lines(degree.prefill)

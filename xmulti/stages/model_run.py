@@ -76,7 +76,7 @@ class ModelRun:
 
     @property
     def seconds(self) -> float:
-        """Seconds until the last call of the slowest replica ends; infinite if one doesn't."""
+        """Seconds until the last call of the slowest replica ends; infinite if a call doesn't end."""
         return float(self.done.max(initial=0.0))
 
     @property
@@ -85,7 +85,7 @@ class ModelRun:
         return float(self.curve[-1, 1])
 
     def work_at(self, seconds: float) -> float:
-        """Return the multiply-adds done by then."""
+        """Return the multiply-adds done by this time."""
         return float(np.interp(seconds, self.curve[:, 0], self.curve[:, 1]))
 
 

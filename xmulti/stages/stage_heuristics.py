@@ -22,8 +22,8 @@ def max_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
 def min_stage(progress: Progress, host: Host, preempt: bool = True) -> Placed:
     """Return the Min-heuristic's stage: as many nodes at once as fit, on as many GPUs as possible, shared evenly.
 
-    Among equal shares, it is the stage with the highest throughput. Without preemption running nodes stay unchanged,
-    and the others share the free GPUs.
+    Among stages with equal shares, the one with the highest throughput is returned. Without preemption, running nodes
+    stay unchanged, and other nodes share the free GPUs.
     """
     locked: Placed = {} if preempt else {name: run.parallel for name, run in progress.runs.items()}
     ways = {
@@ -49,7 +49,7 @@ def _even_shares(
 ) -> Sequence[dict[str, int]]:
     """Return ways to share GPUs among the largest number of nodes that fit together with their sources.
 
-    These are all ways that leave the fewest GPUs free, and of those the most even ones.
+    Of these ways, only those that leave the fewest GPUs free are returned, the most even ones first.
     """
     for count in range(len(sizes), -1, -1):
         found: dict[tuple[int, int], list[dict[str, int]]] = {}

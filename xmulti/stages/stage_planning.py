@@ -94,8 +94,8 @@ def _models(
 def _schedule(setting: Setting, degree: DegreeCosts, residents: int) -> Schedule:
     """Return the schedule of a replica that serves at most `residents` calls at once.
 
-    It is as simulated, except that prompts are chunked instead of stopping decoding for them. Its cache is no larger
-    than these calls can fill.
+    The schedule is as simulated, except that prompts are chunked instead of stopping decoding for them. Its cache is no
+    larger than these calls can fill.
     """
     name = f"{degree.tp}x{setting.cluster.device.kind}"
     part = replace(setting.cluster, name=name, nodes=1, devices_per_node=degree.tp)

@@ -65,7 +65,7 @@ class NodeOutlook:
 
     @property
     def end_s(self) -> float:
-        """When its last call ends."""
+        """When the node's last call ends."""
         return self.run.start_s + self.result.seconds
 
     def work_at(self, now: float) -> float:

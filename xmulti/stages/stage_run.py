@@ -142,7 +142,7 @@ async def _run(
 
 
 def _flags(options: PlanRunOptions, plan: StagePlan) -> list[str]:
-    """Return the flags of all engines: a CPU device has an equal share of the cores, whatever else runs."""
+    """Return the flags of all engines: a CPU device always has an equal share of the cores."""
     threads = options.threads or max(1, usable_cpus() // plan.devices)
     return [*options.flags, "--threads", str(threads)]
 

@@ -96,7 +96,7 @@ class StageTurns:
         return any(name not in self.unfinished for name in leading)
 
     def _placed_beside(self, running: Mapping[str, Parallel]) -> dict[str, Parallel]:
-        """Return the nodes to run: those of the next stage with unfinished nodes, and running ones."""
+        """Return the nodes to run: the nodes of the next stage with unfinished nodes, and the running nodes."""
         while self._at < len(self._stages) and not self._stage(self._at):
             self._at += 1
         stage = self._stage(self._at)

@@ -82,7 +82,7 @@ class Placed:
 
     @property
     def order(self) -> tuple[float, float]:
-        """Lower is better."""
+        """The sort key of placements; lower is better."""
         return -self.in_time, self.normalised
 
 
@@ -131,8 +131,7 @@ def _merge(services: Sequence[Service], sizes: list[list[int]], fits: Fits) -> b
     """Merge two neighbouring groups of one size. Return whether there were any.
 
     The size is the largest that is still too small for the most demanding service, in the first node that has such a
-    pair.
-    If none is too small, it is the smallest pair of all.
+    pair. If no size is too small, it is the smallest pair.
     """
     most = max([size for node in sizes for size in node])
     needs = max([_least(service.name, fits, most) for service in services])
@@ -162,7 +161,8 @@ def _has_room(
 ) -> bool:
     """Return whether each service fits into a group, in addition to those already `inside`.
 
-    The most demanding service comes first. It goes into the smallest group that has room; of these, the emptiest.
+    The most demanding service comes first. It goes into the smallest group that has room; among equal sizes, into the
+    emptiest.
     """
     inside = [*inside] if inside else [()] * len(sizes)
     most = max(sizes)
@@ -210,7 +210,7 @@ def _places(groups: Sequence[ServiceGroup]) -> dict[str, int]:
 def _urgency(service: Service, outcomes: Mapping[str, ServiceOutcome]) -> tuple[float, str]:
     """Return a sort key; lower is more urgent.
 
-    It is the unserved index, which counts all requests of a service without a group as late.
+    The key is the unserved index, which counts all requests of a service without a group as late.
     """
     index = outcomes[service.name].unserved if service.name in outcomes else float(service.requests)
     return -index, service.name

@@ -87,7 +87,7 @@ class Gpu:
         return graph.replay
 
     def drop_graphs(self) -> None:
-        """Reset all graphs, including those that something still refers to, such as an error's traceback.
+        """Reset all graphs, including graphs that are still referenced, for example by an error's traceback.
 
         Destroying an NCCL communicator waits for ever for graphs that captured its all-reduces, so this comes first.
         """

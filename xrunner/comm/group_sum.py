@@ -71,7 +71,7 @@ def _is_small(x: torch.Tensor) -> bool:
 def _shared_buffer(ranks: Ranks, group: Any, device: torch.device) -> torch.Tensor | None:
     """Return this rank's buffer, uint8 [LIMIT_BYTES], which the other ranks of its group can read.
 
-    Return None where symmetric memory is not available.
+    Return None if symmetric memory is not available.
     """
     buffer = None
     try:

@@ -105,7 +105,7 @@ class _Side:
             self._warm_up(torch.zeros(1, dtype=torch.int64, device=gpu.device))
 
     def _warm_up(self, index: torch.Tensor) -> None:
-        """Compile the kernels that move blocks, by moving those of `index` in a cache without sequences."""
+        """Compile the kernels that move blocks, by moving the blocks of `index` in a cache without sequences."""
         for _, parts in self._routes:
             buffer = _buffer(parts, index)
             gather_blocks(parts, index, buffer)

@@ -70,17 +70,17 @@ class Ranks:
         return self.per_node * len(self.nodes)
 
     def apart(self) -> "Ranks":
-        """Return the same ranks with communicators of their own, for another model's engine.
+        """Return the same ranks with separate communicators, for another model's engine.
 
-        Their messages don't mix with those of the original. All ranks must call it.
+        Their messages are separate from the original's. All ranks must call it.
         """
         return Ranks(self.world.Dup(), self._node.Dup()) if self.world else self
 
     def threads(self, asked: int | None = None) -> int | None:
         """Return the number of CPU threads of this rank.
 
-        It is `asked`, else OMP_NUM_THREADS. Without both, it is an equal share of the CPUs that the node's ranks may
-        use together, at most the CPUs of this rank. For a single rank it is `asked`; None is torch's default.
+        The number is `asked`, else OMP_NUM_THREADS, else an equal share of the CPUs that the node's ranks may use
+        together, at most the CPUs of this rank. For a single rank, it is `asked`, or None for torch's default.
 
         Raises:
             InputError: The launcher has bound the rank to fewer CPUs.
@@ -136,8 +136,8 @@ class Ranks:
     def clock(self) -> Callable[[], float]:
         """Return a clock in seconds that is the same on every rank; all must call it.
 
-        On rank 0's node it is the system's own. On other nodes it is shifted by the median difference of the times at
-        which this rank and rank 0 leave several barriers.
+        On rank 0's node, this is the system's clock. On other nodes, it is shifted by the median difference between the
+        times at which this rank and rank 0 leave several barriers.
         """
         if self.world is None:
             return time.perf_counter
@@ -178,7 +178,7 @@ class Ranks:
         """Return this rank's facts, which must be the same on every rank.
 
         Raises:
-            Agreed: On all ranks, where one fact differs or `facts` raises InputError on one rank.
+            Agreed: On all ranks, if one fact differs or `facts` raises InputError on one rank.
         """
         try:
             mine, failure = facts(), ""
@@ -200,7 +200,7 @@ class Ranks:
         """Return what `make` returns on this rank.
 
         Raises:
-            Agreed: On all ranks, where `make` raises InputError on one. The sentence names the rank unless all fail
+            Agreed: On all ranks, if `make` raises InputError on one. The sentence names the rank unless all fail
                 alike, as for one command line.
         """
         values, failure = [], ""
@@ -219,7 +219,7 @@ class Ranks:
         """Return on every rank the value that `make` returns on rank 0, of `kinds` as in `all`.
 
         Raises:
-            Agreed: On all ranks, where `make` raises InputError.
+            Agreed: On all ranks, if `make` raises InputError.
         """
         values: list[T] = []
 
@@ -269,7 +269,7 @@ def ranks_started() -> int:
 
 
 def rank_started() -> int:
-    """Return this process's rank as the launcher gives it, before MPI is initialised; 0 without a launcher."""
+    """Return this process's rank from the launcher's environment, before MPI is initialised; 0 without a launcher."""
     return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
 
 

@@ -42,7 +42,7 @@ _SIOCGIFADDR = 0x8915
 
 @dataclass(frozen=True)
 class RelayOffer:
-    """The addresses at which rank 0 relays, as all ranks know them."""
+    """The addresses at which rank 0 relays; all ranks have them."""
 
     addresses: tuple[tuple[str, int], ...]
     """IPv4 addresses and ports: one for each of its interfaces by which it sends to other machines."""
@@ -53,8 +53,8 @@ class RelayOffer:
 def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
     """Yield a function that connects the leading rank to the frontend at `path`; all ranks call it.
 
-    Any rank may come to lead. If the context ends without an error, rank 0 has passed on all bytes:
-    connections must be closed before.
+    Any rank may become the leader. Close the connections before the context ends: rank 0 then passes on all remaining
+    bytes.
 
     Raises:
         InputError: The frontend can't be reached; raised by the yielded function.
@@ -83,7 +83,8 @@ def way_to_frontend(ranks: Ranks, path: str) -> Iterator[Connect]:
 class Relay:
     """Rank 0's end: connects peers to the frontend's Unix socket at `path`.
 
-    A peer must have the secret. `peers` are other machines' addresses; the relay listens where routes to them begin.
+    A peer must have the secret. `peers` are other machines' addresses; the relay listens on the interfaces with routes
+    to them.
     """
 
     def __init__(self, path: str, peers: Iterable[str]):
@@ -171,7 +172,7 @@ def _open_unix(path: str) -> socket.socket:
 
 
 def _open_tcp(offer: RelayOffer) -> socket.socket:
-    """Return a connection to the first of a relay's addresses where a program with the secret answers."""
+    """Return a connection to the first of a relay's addresses at which a program with the secret answers."""
     failure = OSError("no address")
     for address in offer.addresses:
         try:
@@ -194,7 +195,7 @@ def _open_tcp(offer: RelayOffer) -> socket.socket:
 
 
 def _proof(secret: str, end: bytes, theirs: bytes, mine: bytes) -> bytes:
-    """Return the proof that one end has the secret: a digest over the other end's nonce and its own."""
+    """Return the proof that one end has the secret: a digest over the nonces of both ends."""
     return hmac.digest(secret.encode(), end + theirs + mine, hashlib.sha256)
 
 
@@ -260,7 +261,7 @@ def _addresses() -> tuple[str, ...]:
 
 
 def _source(address: str) -> str | None:
-    """Return this machine's address from which packets go to `address`; None where there is no route.
+    """Return this machine's address from which packets go to `address`; None if there is no route.
 
     Nothing is sent.
     """

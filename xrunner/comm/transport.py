@@ -35,7 +35,7 @@ class Transport:
     """One rank's sends and receives.
 
     `group` are the ranks of its tensor-parallel group, all of which construct it at once. `kinds` are the dataclasses
-    that may be sent as small objects. `gpu` is None where tensors are on the CPU.
+    that may be sent as small objects. `gpu` is None if tensors are on the CPU.
     """
 
     def __init__(self, ranks: Ranks, group: tuple[int, ...], kinds: tuple[type, ...] = (), gpu: Gpu | None = None):
@@ -57,7 +57,7 @@ class Transport:
         self.progress()
 
     def poll(self, source: int | None = None, tag: int = ORDER) -> Any:
-        """Return the next object from `source`, or from any rank if None; None where no message has arrived."""
+        """Return the next object from `source`, or from any rank if None; None if no message has arrived."""
         from mpi4py import MPI
 
         status = MPI.Status()
@@ -143,7 +143,7 @@ def wait(poll: Callable[[], Any], between: Callable[[], object] = lambda: None) 
 def summed(x: torch.Tensor, group: Any, between: Callable[[], object] = lambda: None) -> torch.Tensor:
     """Return the sum of a tensor over the ranks of a communicator. May overwrite x.
 
-    It is added in float32, as MPI lacks 16-bit floats.
+    The sum is computed in float32, as MPI lacks 16-bit floats.
     """
     from mpi4py import MPI
 

@@ -41,8 +41,8 @@ class AheadLane(OwnLane):
     def _sampled(self, micro_batch: MicroBatch) -> dict[int, int]:
         """Return where a micro-batch's missing input tokens are among the tokens sampled last, by sequence index.
 
-        If it needs other missing tokens, wait for all: a prompt's, those of a preempted sequence, for a penalty or a
-        grammar.
+        If other tokens are missing (of a prompt or a preempted sequence, or for a penalty or a grammar), wait for all
+        of them.
         """
         short = [request for request, end in self._needs(micro_batch) if not request.ended and request.known < end]
         if not short:

@@ -36,7 +36,7 @@ def cache_bytes(model: Model, schedule: Schedule, blocks: int) -> int:
 
 
 def buffer_bytes(model: Model, place: Place, extent: Extent) -> int:
-    """Return the bytes of the buffers in which this rank receives, and of the most that it sends at once."""
+    """Return the bytes of the buffers in which this rank receives, and of the largest message that it sends."""
     spec, schedule = model.spec, place.schedule
     states = extent.tokens * spec.hidden * torch_dtype(model.dtype).itemsize
     batches = 1 if place.line[0].phase == "both" else most_in_transfer(len(place.encoder.line))
@@ -56,7 +56,7 @@ def check_memory(
     `what` begins the error's sentence, and `instead` is the way out.
 
     Raises:
-        InputError: On all ranks, where a device has too little memory.
+        InputError: On all ranks, if a device has too little memory.
     """
     mine = ranks.host, identity(device)
     everyone = ranks.all((mine, need))

@@ -53,8 +53,8 @@ def _onward(
 ) -> tuple[Engine, str | None]:
     """Return the engine of the next schedule, with KV blocks for all remaining requests.
 
-    There may be longer requests than were observed. If the ranks can't run it, return an engine of the old schedule
-    and the reason.
+    There may be longer requests than were observed. If the ranks can't run the schedule, return an engine of the old
+    schedule and the reason.
     """
     try:
         return engine.onward(directory, grow_to_fit(schedule, left)), None

@@ -43,9 +43,9 @@ class Compiling(Generic[T]):
             self._aborted.add(request_id)
 
     def take(self) -> list[tuple[T, bool]]:
-        """Return the items whose grammars are done, and whether each was aborted meanwhile.
+        """Return the items whose grammars are compiled or refused, and whether each was aborted meanwhile.
 
-        They are in the order in which they came.
+        The items are in the order of their arrival.
         """
         taken: list[tuple[T, bool]] = []
         while self._waiting and self._waiting[0][2].done():  # the thread takes them in this order

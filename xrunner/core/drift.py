@@ -82,6 +82,6 @@ def distance(distribution: LengthDistribution, other: LengthDistribution) -> flo
 def limit(samples: int, significance: float = SIGNIFICANCE) -> float:
     """Return the distance that `samples` samples of a distribution exceed with at most this probability.
 
-    It is Massart's inequality, and at least `LEAST`.
+    It follows from Massart's inequality, and is at least `LEAST`.
     """
     return max(LEAST, math.sqrt(math.log(2.0 / significance) / (2.0 * samples)))

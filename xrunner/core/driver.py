@@ -60,8 +60,8 @@ class Options:
 class Driver:
     """One replica's requests, on the lanes of its stages.
 
-    `aborted` are ids that any thread adds, each with the length of an output that is complete, else None.
-    `pool` has the cache's blocks, where they differ from the schedule's.
+    `aborted` are ids that any thread adds, each with the length of an output that is complete, else None. `pool` has
+    the cache's blocks, if they differ from the blocks of the schedule.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Driver:
     def add(self, requests: Iterable[tuple[int, Request]]) -> int | None:
         """Add requests to the waiting ones, each with its unique place.
 
-        Return the cached tokens that they hold; None unless `Options.pins`.
+        Return the number of cached tokens that they hold; None unless `Options.pins`.
         """
         start = self.worker.model.start
         sequences = [self._sequence(index, request, start) for index, request in requests]
@@ -176,7 +176,7 @@ class Driver:
             time.sleep(max(0.0, until - self.now()))
 
     def drain(self) -> None:
-        """Run all requests to completion, and let the other ranks of this replica go."""
+        """Run all requests to completion, and release the other ranks of this replica."""
         while not self.idle:
             if not self.turn():
                 self.wait()
@@ -210,9 +210,9 @@ class Driver:
         return True
 
     def _turn_others(self) -> None:
-        """Give the other lanes work while this rank computes or waits.
+        """Give work to the other lanes while this rank computes or waits.
 
-        They wait at most as long as one of this rank's layers takes.
+        A lane waits at most for the time of one of this rank's layers.
         """
         for lane in self._others:
             lane.update()
@@ -235,7 +235,8 @@ class Driver:
     def _take_over(self, new: Schedule) -> None:
         """Decide by another schedule from now on, with its number of blocks.
 
-        The pool grows so that each waiting request fits alone, and each resident one that may wait again.
+        The pool grows so that each waiting request fits alone, and so does each resident request, which may be
+        preempted.
         """
         self.policy = make_policy(new, self._adjustment)
         self._own.follow(new)
@@ -252,7 +253,7 @@ class Driver:
             self.ledger.fail(sequence)
 
     def _forget(self) -> None:
-        """Drop the records of requests that have left the ledger, once they are the majority."""
+        """Drop the records of requests that have left the ledger, if most records are of such requests."""
         count = self.ledger.residents + len(self.ledger.waiting)
         self.outputs.forget((s for part in (self.ledger.waiting, self.ledger.resident) for s in part), count)
 

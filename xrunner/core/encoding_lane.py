@@ -31,7 +31,7 @@ Array = np.ndarray
 
 @dataclass
 class _Batch:
-    """A batch from its order until it joins the decoding."""
+    """A batch from its order until it joins decoding."""
 
     number: int
     sequences: list[Sequence]
@@ -65,7 +65,7 @@ class EncodingLane:
 
     @property
     def free(self) -> bool:
-        """Whether its first stage is free, and the number of batches in progress allows another."""
+        """Whether the first encoding stage is free, and one more batch may be in progress."""
         if self._freed < self._ordered or self._ordered - self._outs >= self._most:
             return False
         return len(self._batches) < self._most_in_transfer
@@ -121,14 +121,14 @@ class EncodingLane:
         self._ordered += 1
 
     def close(self) -> None:
-        """Let the encoding ranks go."""
+        """Tell the encoding ranks that no more work will come."""
         self._transport.post(END, *self._encoder.followers)
 
     def _tables(self, running: list[RunningRequest]) -> tuple[Array | None, Array | None]:
-        """Give requests the block tables of the encoding side, where one batch has the whole cache.
+        """Give requests the block tables of the encoding side, on which one batch has the whole cache.
 
         Returns:
-            The blocks that are sent from there, int64 [n], and the places of the received data here, as in `KVArrival`.
+            The blocks on that side, int64 [n], and the places of the received data on this one, as in `KVArrival`.
         """
         pool, taken, sent, places = self._ledger.pool, 0, [], []
         for request in running:

@@ -46,9 +46,8 @@ class Engine:
     """Enforces a schedule: the policy decides, the ranks compute, the ledger books.
 
     `model` is this rank's part of the model, and `transport` its connection to the other `ranks`. A single rank has the
-    whole model. The engine works on the model's device, through `gpu` where that isn't the CPU. `tokenizer` is the
-    model's tokenizer.json, which grammars need. `shared` has the engine's KV blocks where several models share one
-    memory.
+    whole model. The engine works on the model's device, through `gpu` if it isn't the CPU. `tokenizer` is the model's
+    tokenizer.json, which grammars need. `shared` has the engine's KV blocks if several models share one memory.
 
     Raises:
         InputError: The schedule is for another model or dtype, or KV caches exceed their device's memory.
@@ -108,11 +107,11 @@ class Engine:
     ) -> "Engine":
         """Load this rank's engine with its part of the model in a directory; all ranks of a job call it alike.
 
-        The engine continues a run that began at `since`, by the ranks' clock; None: it begins its own run.
-        `attention` as in `Model`, `shared` as in `Engine`.
+        The engine continues a run that began at `since`, by the ranks' clock; None: a new run begins. `attention` as in
+        `Model`, `shared` as in `Engine`.
 
         Raises:
-            InputError: On all ranks, where they disagree, the schedule can't be run so, or a part can't be read.
+            InputError: On all ranks, if they disagree, the schedule can't be run so, or a part can't be read.
         """
         ranks.agree(lambda: job_facts(directory, schedule, ranks) | on_device(schedule, device, attention))
         place, gpu = Place(schedule, ranks.rank), gpu_of(device)
@@ -137,7 +136,7 @@ class Engine:
         Keeps the weights if stages are unchanged; pending aborts carry over. Nothing more can be run by this engine.
 
         Raises:
-            InputError: On all ranks, where the schedule can't be run; another schedule may be tried after it.
+            InputError: On all ranks, if the schedule can't be run; another schedule may be tried afterwards.
         """
         model = self._release()
         if model is None or schedule.stages != self.schedule.stages:
@@ -217,7 +216,7 @@ class Engine:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The grammars of its requests, on the driver's rank."""
+        """The grammars of the engine's requests, on the driver's rank."""
         model = self.worker.model
         return Grammars(self._tokenizer, model.eos, model.spec.vocab)
 
@@ -253,10 +252,10 @@ class Engine:
     def add(self, request: Request) -> int | None:
         """Add a request, which runs as soon as the policy admits it; on the leader, from the thread that steps.
 
-        Return the tokens of its prompt that are cached, in blocks which it holds until then; None unless
-        `Options.pins`, and for other replicas.
+        Return the number of cached tokens of its prompt, whose blocks it holds until then. Return None without
+        `Options.pins`, and for requests of other replicas.
 
-        Replicas take turns. A grammar that isn't known yet is compiled at once.
+        Replicas take turns. A grammar that isn't compiled yet is compiled immediately.
 
         Raises:
             InputError: The grammar can't be followed, the request is too long for the model or the cache, or an
@@ -321,7 +320,7 @@ class Engine:
     def follow(self, schedule: Schedule) -> None:
         """Change to another schedule before the next iteration; on the leader.
 
-        See `moving` where it can't take over in place.
+        If it can't take over in place, `moving` returns it.
         """
         driver, leader = self._parts()
         now = driver.now()
@@ -344,7 +343,7 @@ class Engine:
         return self._parts()[0].moving
 
     def take_spans(self) -> tuple[Span, ...]:
-        """Return the spans since the last call, where spans are kept: those of each stage's first device."""
+        """Return the spans since the last call, if spans are kept: those of each stage's first device."""
         spans, own = list(self.worker.spans or ()), self.worker.spans
         if own:
             own.clear()
@@ -395,7 +394,7 @@ class Engine:
         follower.drain()
 
     def drain(self) -> list[Event]:
-        """Run all requests to completion, let the other ranks go, and return the last events; on the leader."""
+        """Run all requests to completion, release the other ranks, and return the last events; on the leader."""
         driver, leader = self._parts()
         leader.close()
         driver.drain()
@@ -407,7 +406,7 @@ class Engine:
         return grow_to_fit(schedule, self._unfinished.values())
 
     def surrender(self) -> None:
-        """End all requests without results, since another engine continues them, and let the other ranks go.
+        """End all requests without results, because another engine continues them; release the other ranks.
 
         On the leader.
         """
@@ -432,8 +431,8 @@ class Engine:
     ) -> RunReport:
         """Run requests to completion; all ranks call it, with rank 0's requests.
 
-        `on_finish` gets every result as it comes, on the leader; the reports of other ranks are of no use.
-        `reschedule` as in `open`; `adjustment`, `order` and `hints` as in `Options`.
+        `on_finish` gets every result as it comes, on the leader; only the leader's report is complete. `reschedule` as
+        in `open`; `adjustment`, `order` and `hints` as in `Options`.
 
         Raises:
             InputError: Before any work, a request is too long for the model or the cache, or given twice.

@@ -34,7 +34,7 @@ class EngineLane(Protocol):
 
     @property
     def free(self) -> bool:
-        """Return whether it can take a step.
+        """Return whether the lane can take a step.
 
         Prompts wait for no token, so the number of steps in progress is limited.
         """
@@ -47,10 +47,10 @@ class EngineLane(Protocol):
         """Order a step that was decided at `now`, before the ledger books it."""
 
     def update(self) -> bool:
-        """Process what has arrived from its stages. Return whether anything has."""
+        """Process arrivals from the lane's stages. Return whether there were any."""
 
     def close(self) -> None:
-        """Let the lane's other ranks go, once it is idle."""
+        """Tell the lane's other ranks, once it is idle, that no more work will come."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class _Flight:
 
 
 class OwnLane:
-    """The line whose first stage is this rank: to run a step is to do this rank's share of it.
+    """The lane whose first stage is this rank: running a step includes this rank's share of it.
 
     The next step is decided when this rank is free. Lengths are booked then, whether the tokens have arrived or not. A
     decoding micro-batch is held back until its input tokens have arrived.
@@ -87,7 +87,7 @@ class OwnLane:
 
     @property
     def free(self) -> bool:
-        """Whether it can take a step.
+        """Whether the lane can take a step.
 
         Prompts wait for no token, so the number of steps in progress is limited.
         """
@@ -117,7 +117,7 @@ class OwnLane:
         return len(self._flying) < count
 
     def close(self) -> None:
-        """Let the other ranks go, once nothing is in progress."""
+        """Release the other ranks of the lane, once nothing is in progress."""
         if self._worker.transport:
             self._worker.transport.post(END, *self._worker.place.followers)
         self._worker.drain()

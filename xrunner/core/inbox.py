@@ -89,7 +89,7 @@ class Inbox:
         return self._frames.feed(data)
 
     def begin(self) -> None:
-        """Drop the orders before the frontend's BEGIN: they were for the previous engine, and come again."""
+        """Drop the orders before the frontend's BEGIN: they were for the previous engine, and are sent again."""
         while BEGIN not in self._taken:
             self._taken += self._read(_LOOK_S)
         self._taken = self._taken[self._taken.index(BEGIN) + 1 :]
@@ -114,7 +114,7 @@ class Inbox:
     def leave(self) -> None:
         """Let another rank connect in place of this one; return once the frontend has closed the connection.
 
-        Orders that arrive meanwhile come again, to that rank. Raises Gone.
+        Orders that arrive meanwhile are sent again, to that rank. Raises Gone.
         """
         self.send(MOVES)
         self.finish()
@@ -156,7 +156,7 @@ class Session:
 
     @property
     def over(self) -> bool:
-        """Whether everything is done and no more requests come."""
+        """Whether all requests have ended and no more requests will arrive."""
         return self.draining and self.engine.idle and not self._compiling
 
     @property
@@ -243,7 +243,7 @@ def _stepped(engine: Engine, events: Sequence[Event], refused: Sequence[Ended]) 
 
 
 def cached_keys(engine: Engine) -> CachedKeys | None:
-    """Return the changes of the cache of prefixes since the last call, where `Options.pins`; None: no changes."""
+    """Return the changes of the cache of prefixes since the last call, if `Options.pins` is set; None: no changes."""
     pool = engine.ledger.pool
     if not isinstance(pool, PrefixPool) or engine.schedule.replicas > 1:
         return None

@@ -66,7 +66,7 @@ def gpu_of(device: torch.device) -> Gpu | None:
 def make_transport(ranks: Ranks, place: Place, gpu: Gpu | None) -> Transport:
     """Return a rank's transport to the other ranks; all call it.
 
-    It goes from GPU to GPU if each rank has its own, else through host memory.
+    Data goes from GPU to GPU if each rank has its own GPU, else through host memory.
     """
     if gpu is None:
         return Transport(ranks, place.group, KINDS)
@@ -107,7 +107,7 @@ def check_schedule(schedule: Schedule, model: Model, started: int) -> None:
     """Check that `started` ranks can run a schedule with this model.
 
     Raises:
-        InputError: It is for another model, dtype or number of ranks.
+        InputError: The schedule is for another model, dtype or number of ranks.
     """
     schedule.check_model(model.spec)
     for name, dtype in (("dtype", schedule.dtype), ("kv_dtype", schedule.kv_dtype)):
@@ -135,10 +135,10 @@ def check_ranks(schedule: Schedule, started: int) -> None:
 
 
 def check_runnable(schedule: Schedule, model: ModelSpec) -> None:
-    """Check that a schedule can be run with a model; others can only be planned with.
+    """Check that a schedule can be run with a model, since some schedules are only for predictions.
 
     Raises:
-        InputError: It is for another model, or its stages, dtypes or degrees can't be run.
+        InputError: The schedule is for another model, or its stages, dtypes or degrees can't be run.
     """
     schedule.check_model(model)
     schedule.check_stages()

@@ -35,10 +35,10 @@ _LEAST_LOGPROB = -9999.0
 class Outputs:
     """The requests and outputs of one driver.
 
-    `eos` are the model's stop tokens, `vocab` the number of its tokens, `grammars` those of its requests.
-    `emit` gets every result and, with `stream`, every token as it comes.
-    With `record`, the times of finished requests are kept in `served`. `keyed` is a block size: as their tokens come,
-    sequences get a key for each full block, by which a prefix is found again.
+    `eos` are the model's stop tokens, `vocab` the number of its tokens, `grammars` those of its requests. `emit` gets
+    every result and, with `stream`, every token as it comes. With `record`, the times of finished requests are kept in
+    `served`. `keyed` is a block size: sequences get a key for each full block of tokens, by which a prefix is found
+    again.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Outputs:
         return sequence
 
     def _resume(self, running: RunningRequest) -> None:
-        """Continue a request where another engine left it, as after a preemption."""
+        """Continue a request that another engine had begun, as after a preemption."""
         running.output = list(running.request.output_ids)
         running.sequence.generated = len(running.output)
         running.sequence.recompute(bool(running.start))
@@ -134,7 +134,7 @@ class Outputs:
                 self._end(receiver, "length", moment, len(receiver.output))
 
     def cancel(self, request: RunningRequest, now: float, output_tokens: int | None = None) -> None:
-        """End an aborted request; `output_tokens` is the length of an output that is complete all the same."""
+        """End an aborted request; `output_tokens` is the length of a complete output."""
         self._end(request, "cancelled", now, output_tokens)
 
     def take_stopped(self) -> list[Sequence]:
@@ -158,7 +158,7 @@ class Outputs:
     def _enter_prompts(self, prompts: PromptRows, values: np.ndarray, moment: float) -> np.ndarray:
         """Append prompts' log-probabilities, the last ones in `values`, to their requests; return the values before.
 
-        A request fails where one of its log-probabilities is NaN.
+        A request fails if one of its log-probabilities is NaN.
         """
         *_, (indices, places), most = prompts
         begin = len(values) - len(indices) * (1 + 2 * most)
@@ -248,7 +248,7 @@ def _enter_logprobs(receivers: list[RunningRequest], values: np.ndarray) -> None
 
 
 def _read_logprobs(row: list[float], most: int) -> tuple[float, tuple[tuple[int, float], ...]]:
-    """Return a token's log-probability and up to `most` likeliest tokens with theirs, from a row of `log_probs`.
+    """Return the log-probability of a token and of up to `most` likeliest tokens, from a row of `log_probs`.
 
     Tokens that are ruled out get `_LEAST_LOGPROB`.
     """

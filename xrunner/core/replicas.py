@@ -23,7 +23,7 @@ Order = tuple[int, Request] | str
 
 
 class Leader:
-    """The first replica's driver. `emit` takes its own events, and those of the `others` once it has listened."""
+    """The first replica's driver. `emit` gets its own events and, in `listen`, the other replicas' events."""
 
     def __init__(self, transport: Transport | None, others: Sequence[int], emit: Callable[[Event], None]):
         self.emit = emit
@@ -36,7 +36,7 @@ class Leader:
 
     @property
     def over(self) -> bool:
-        """Whether no more events will come from the others."""
+        """Whether no more events will come from the other replicas."""
         return not self._running
 
     def give(self, order: tuple[int, Request], replica: int) -> None:
@@ -61,13 +61,13 @@ class Leader:
         self._closed = True
 
     def wait(self) -> None:
-        """Sleep until a message of another replica has come, at most `_LOOK_S`."""
+        """Sleep until a message of another replica has arrived, at most `_LOOK_S`."""
         if self._transport and not self.over:
             end = time.perf_counter() + _LOOK_S
             self._transport.wait(lambda: self.listen() or time.perf_counter() >= end)
 
     def listen(self) -> bool:
-        """Process the messages that have come. Return whether there were any."""
+        """Process the messages that have arrived. Return whether there were any."""
         heard = False
         while self._running and self._transport and (message := self._transport.poll(tag=RESULT)) is not None:
             heard = True
@@ -120,14 +120,14 @@ class Follower:
             self._tokens.clear()
 
     def orders(self) -> list[Order]:
-        """Return the orders that have come."""
+        """Return the orders that have arrived."""
         orders, self._orders = self._orders, []
         while (order := self._transport.poll(self._leader, REQUEST)) is not None:
             orders.append(order)
         return orders
 
     def wait(self) -> None:
-        """Sleep until an order has come, at most `_LOOK_S`: a change may come, too."""
+        """Sleep until an order has arrived, at most `_LOOK_S`, since a change may arrive too."""
         end = time.perf_counter() + _LOOK_S
         self._transport.wait(lambda: self._has_order() or time.perf_counter() >= end)
 
@@ -137,13 +137,13 @@ class Follower:
         return order is not None
 
     def look(self, now: float) -> Change | None:
-        """Return the next change; None if none has come."""
+        """Return the next change; None if there is none."""
         change = None if self._over else self._transport.poll(self._leader, CHANGE)
         self._over = self._over or change == END
         return None if self._over else change
 
     def drain(self) -> None:
-        """Wait until no more changes will come; the ones that still come have no request left to change for."""
+        """Wait until no more changes will come. Later changes are dropped, since no requests are left."""
         self._transport.post(END, self._leader, tag=RESULT)
         self._transport.wait(self._ended)
 

@@ -32,7 +32,7 @@ def shared_caches(
     The memory has one merged block more than the pools.
 
     Raises:
-        InputError: On all ranks, where a device hasn't enough memory.
+        InputError: On all ranks, if a device hasn't enough memory.
     """
     merged, pools = shared_pools(schedules, pool)
     need = merged.total * merged.bytes + merged_bytes(map(block_size, schedules))  # the extra block is for padding rows

@@ -29,7 +29,7 @@ def choose_attention(
     For `auto`, a sentence that names it is returned too.
 
     Raises:
-        InputError: The name is unknown, or FlashInfer is asked for and can't compute it.
+        InputError: The name is unknown, or FlashInfer was chosen and can't compute it.
     """
     if asked not in (None, *CHOICES):
         raise InputError(f"Attention '{asked}' is not known: use one of {', '.join(CHOICES)}.")
@@ -45,7 +45,7 @@ def choose_attention(
 
 
 def check_attention(attention: str, spec: ModelSpec, dtype: str, device: torch.device) -> None:
-    """Raise InputError where FlashInfer is to compute a model's attention and can't."""
+    """Raise InputError if FlashInfer was chosen but can't compute the model's attention."""
     if attention == "flashinfer" and (reason := _why_not(spec, dtype, device)):
         raise InputError(f"--attention flashinfer can't compute '{spec.name}' here: {reason}. Pass --attention triton.")
 
@@ -113,10 +113,10 @@ class Dealing:
 
     @staticmethod
     def of(model: Model, cache: KVCache) -> "Dealing | None":
-        """Return the dealing of a model; None where work lists are not used.
+        """Return the dealing of a model; None if work lists are not used.
 
-        These are the CPU, FlashInfer's attention, and an encoder-decoder, whose two attentions see different parts of a
-        sequence. Where layers' windows differ, lists are balanced for layers that see everything.
+        They are not used on the CPU, with FlashInfer's attention, and for an encoder-decoder, whose two attentions see
+        different parts of a sequence. If layers' windows differ, lists are balanced for layers that see everything.
         """
         values = cache.values[0]
         programs = programs_of_decoding(model.share.heads, values)

@@ -18,8 +18,8 @@ _ROWS_STEP = 8
 def computed_rows(tokens: int) -> int:
     """Return the number of rows that an iteration on `tokens` tokens computes.
 
-    The CPU's matrix products are generated anew for every number of rows, which takes milliseconds. Beyond 128, rows of
-    zeros pad to a multiple of eight. So there are few different numbers, and a warm-up has run them.
+    The CPU compiles its matrix product for every new number of rows, which takes milliseconds. Beyond 128, rows are
+    therefore padded to a multiple of eight: a warm-up runs these few numbers.
     """
     return tokens if tokens <= _EXACT_ROWS else -(-tokens // _ROWS_STEP) * _ROWS_STEP
 
@@ -51,7 +51,7 @@ class AttentionBatch:
 
 @dataclass(frozen=True)
 class Batch:
-    """All tokens of one iteration: the prompts', then the decoding ones, then padding rows."""
+    """All tokens of one iteration: tokens of prompts, then decoding tokens, then padding rows."""
 
     tokens: torch.Tensor
     """int64 [rows]"""
@@ -75,8 +75,8 @@ def attend(
 ) -> torch.Tensor:
     """Return the attention of q [rows, heads, head_size], part by part: [rows, heads, head_size].
 
-    `options` are the kernel's. The batch's keys and values are in the cache. Padding rows after the last part give
-    zeros.
+    `options` are further arguments of the kernel. The batch's keys and values are in the cache. Padding rows after the
+    last part give zeros.
     """
     attended = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     for part in parts:

@@ -56,7 +56,8 @@ class KVCache:
         """Return a cache that is a view of a memory, uint8 [bytes], which also holds other models' blocks.
 
         A block is contiguous: the keys and the values of its first layer, of the second, and so on, pieces of one size.
-        A block's number is the number of its first piece. So the tensors are the same memory, from different offsets.
+        A block's number is the number of its first piece. So the tensors are views of the same memory at different
+        offsets.
         """
         kind = torch_dtype(dtype)
         pieces = memory.view(kind).view(-1, spec.kv_heads, block_size, spec.head_size)
@@ -81,7 +82,7 @@ class KVCache:
 
 
 def scattered_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device = CPU) -> torch.Tensor:
-    """Return zeros for scattered reads: on the CPU in huge pages, where the system has them.
+    """Return zeros for scattered reads: on the CPU in huge pages, if the system has them.
 
     A block is about as large as a small page. With small pages, address translation takes a seventh of decoding's
     attention.

@@ -26,86 +26,6 @@ _CHAT_TEMPLATE = """\
 """
 """One line per message; random weights need no more."""
 
-_LLAMAS = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
-"""Architectures with a Llama's config → transformers' names of their classes."""
-
-_LLAMA_KEYS = {
-    "vocab_size": "vocab",
-    "num_hidden_layers": "layers",
-    "hidden_size": "hidden",
-    "num_attention_heads": "heads",
-    "num_key_value_heads": "kv_heads",
-    "head_dim": "head_size",
-    "intermediate_size": "ffn",
-    "max_position_embeddings": "context",
-}
-_KEYS = {
-    **dict.fromkeys(_LLAMAS, _LLAMA_KEYS),
-    "opt": {
-        "vocab_size": "vocab",
-        "num_hidden_layers": "layers",
-        "hidden_size": "hidden",
-        "word_embed_proj_dim": "hidden",
-        "num_attention_heads": "heads",
-        "ffn_dim": "ffn",
-        "max_position_embeddings": "context",
-    },
-    "t5": {
-        "vocab_size": "vocab",
-        "num_layers": "layers",
-        "num_decoder_layers": "layers",
-        "d_model": "hidden",
-        "num_heads": "heads",
-        "d_kv": "head_size",
-        "d_ff": "ffn",
-        "n_positions": "context",
-    },
-    "gpt2": {
-        "vocab_size": "vocab",
-        "n_layer": "layers",
-        "n_embd": "hidden",
-        "n_head": "heads",
-        "n_inner": "ffn",
-        "n_positions": "context",
-    },
-}
-"""Architecture → its config's keys for sizes, and the size that each key has."""
-_CONSTANTS: dict[str, dict[str, Any]] = {
-    **{
-        arch: {
-            "architectures": [f"{name}ForCausalLM"],
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "tie_word_embeddings": False,
-            **({"sliding_window": None} if arch == "mistral" else {}),
-        }
-        for arch, name in _LLAMAS.items()
-    },
-    "opt": {
-        "architectures": ["OPTForCausalLM"],
-        "activation_function": "relu",
-        "do_layer_norm_before": True,
-        "pad_token_id": _BYTES,
-        "tie_word_embeddings": True,
-    },
-    "t5": {
-        "architectures": ["T5ForConditionalGeneration"],
-        "feed_forward_proj": "gated-gelu",
-        "is_encoder_decoder": True,
-        "pad_token_id": _BYTES,
-        "decoder_start_token_id": _BYTES,
-        "tie_word_embeddings": False,
-    },
-    "gpt2": {
-        "architectures": ["GPT2LMHeadModel"],
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        "tie_word_embeddings": True,
-    },
-}
-"""Architecture → the other keys and values of its config."""
-
 
 def create_model(
     directory: str | Path,
@@ -124,8 +44,8 @@ def create_model(
 ) -> ModelSpec:
     """Write a model that transformers' AutoModelForCausalLM and AutoTokenizer read, and return its spec.
 
-    `kv_heads` is `heads` and `ffn` four times `hidden` where None. The directory is written completely or not at all.
-    With `merges`, every id of the vocabulary has a text; otherwise only the bytes and the end of a text have ids.
+    `kv_heads` is `heads` and `ffn` four times `hidden` if None. The directory is written completely or not at all. With
+    `merges`, every id of the vocabulary has a text; otherwise only the bytes and the end of a text have ids.
 
     Raises:
         InputError: The directory exists already, or sizes don't fit together.
@@ -164,23 +84,18 @@ def create_model(
 
 
 def _config(
-    arch: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
+    arch: Architecture, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int
 ) -> dict[str, Any]:
     if min(layers, hidden, heads, kv_heads, ffn, context) < 1:
         raise InputError("Layers, hidden, heads, KV heads, FFN and context must all be at least 1.")
-    if arch not in _KEYS:
+    if arch not in FAMILIES:
         raise InputError(f"The architecture '{arch}' can't be created: choose one of {', '.join(FAMILIES)}.")
-    if arch not in _LLAMAS and kv_heads != heads:
-        raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't fit {heads} heads.")
     sizes = {"layers": layers, "hidden": hidden, "heads": heads, "kv_heads": kv_heads, "head_size": hidden // heads}
     sizes |= {"ffn": ffn, "vocab": vocab, "context": context}
-    return {
-        "model_type": arch,
-        "bos_token_id": _BYTES,
-        "eos_token_id": _BYTES,
-        **{key: sizes[size] for key, size in _KEYS[arch].items()},
-        **_CONSTANTS[arch],
-    }
+    config = FAMILIES[arch].new_config(arch, sizes, _BYTES)
+    if kv_heads != heads and "num_key_value_heads" not in config:
+        raise InputError(f"{arch} has as many KV heads as heads: {kv_heads} KV heads don't fit {heads} heads.")
+    return {"model_type": arch, "bos_token_id": _BYTES, "eos_token_id": _BYTES, **config}
 
 
 def _write_weights(directory: Path, spec: ModelSpec, weights: RandomWeights, shards: int) -> None:

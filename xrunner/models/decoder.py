@@ -81,7 +81,7 @@ class Model:
 
     @property
     def cached_layers(self) -> int:
-        """Layers that its KV cache has tensors for."""
+        """Number of layers in the model's KV cache."""
         return len(self.layers)
 
     @property
@@ -123,7 +123,7 @@ class Model:
     def next_tokens(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the next token of every row that needs one, given the states [rows, hidden] of all rows, as `sample`.
 
-        Where asked for, the bits of the prompts' `log_probs` follow.
+        If requested, the bits of the prompts' `log_probs` follow.
         """
         prompts = [] if batch.prompt_logprobs is None else [self._prompt_log_probs(x, batch.prompt_logprobs)]
         x = x if batch.rows is None else x[batch.rows]

@@ -33,7 +33,7 @@ def keep_memory() -> None:
 
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
-    """Return the C library where it is glibc; None elsewhere."""
+    """Return the C library if it is glibc; None elsewhere."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if libc is not None and hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") else None
 
@@ -61,7 +61,7 @@ def find_device(name: str | None = None, local: int = 0) -> torch.device:
 def made_current(device: torch.device) -> torch.device:
     """Return the device with its number, and make a GPU the current device of this thread.
 
-    Its Triton kernels, streams, events and graphs need that. A GPU without a number is the current one.
+    Its Triton kernels, streams, events and graphs need this. A GPU without a number is the current one.
     """
     if device.type != "cuda":
         return device
@@ -71,7 +71,7 @@ def made_current(device: torch.device) -> torch.device:
 
 
 def identity(device: torch.device) -> str:
-    """Return a name that is unique on its machine: ranks that see different GPUs may give them the same number."""
+    """Return a name that is unique on its machine; device numbers aren't, if ranks see different GPUs."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else str(device)
 
 

@@ -35,7 +35,7 @@ class EncoderDecoder(Model):
 
     @property
     def cached_layers(self) -> int:
-        """Layers of its KV cache: the decoder's, and at least one, which encoder layers use during prefill."""
+        """Number of layers in its KV cache: decoder layers, and at least one, which encoder layers use in prefill."""
         return max(1, len(self.layers))
 
     @torch.inference_mode()
@@ -63,7 +63,7 @@ class EncoderDecoder(Model):
     def cache_encoded(self, encoded: torch.Tensor, slots: torch.Tensor, cache: KVCache) -> None:
         """Cache every decoder layer's cross-attention keys and values of the encoder's output [tokens, hidden].
 
-        They are written to slots int64 [tokens].
+        `slots`, int64 [tokens], are the places in the cache.
         """
         # Not strict: without a decoder layer the cache still has one layer.
         for decoder, keys, values in zip(self.layers, cache.keys, cache.values, strict=False):

@@ -14,5 +14,8 @@ FAMILIES: dict[Architecture, ModuleType] = {
     "opt": opt,
     "t5": t5,
 }
-"""Architecture → the module with its `unsupported`, `layer_shapes` and `outer_shapes`, its `PREFIX` and `EXTRAS` of
-tensors' names, and for a decoder-only model `build`."""
+"""Architecture → its module.
+
+It defines `unsupported`, `new_config`, `layer_shapes`, `outer_shapes`, `PREFIX` and `EXTRAS` of tensors' names, and for
+a decoder-only model `build`.
+"""

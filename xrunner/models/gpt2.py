@@ -31,6 +31,22 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "n_layer": sizes["layers"],
+        "n_embd": sizes["hidden"],
+        "n_head": sizes["heads"],
+        "n_inner": sizes["ffn"],
+        "n_positions": sizes["context"],
+        "architectures": ["GPT2LMHeadModel"],
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": True,
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
@@ -65,7 +81,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[GPT2Layer], GPT2Ends]":
-    """Return these layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head if requested."""
     ends = GPT2Ends(spec, config, weights, embedding, head)
     return [GPT2Layer(spec, config, weights, layer, shard) for layer in layers], ends
 
@@ -123,7 +139,7 @@ class GPT2Layer:
 
 
 class GPT2Ends:
-    """The embedding, and the final norm and head, where a stage holds them."""
+    """The embedding, and the final norm and head, if a stage holds them."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)

@@ -45,6 +45,26 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "num_hidden_layers": sizes["layers"],
+        "hidden_size": sizes["hidden"],
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": sizes["kv_heads"],
+        "head_dim": sizes["head_size"],
+        "intermediate_size": sizes["ffn"],
+        "max_position_embeddings": sizes["context"],
+        "architectures": [f"{architecture.capitalize()}ForCausalLM"],
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "tie_word_embeddings": False,
+        **({"sliding_window": None} if architecture == "mistral" else {}),
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {"model.embed_tokens.weight": (spec.vocab, spec.hidden), "model.norm.weight": (spec.hidden,)}
@@ -137,7 +157,7 @@ def _llama3_frequencies(frequencies: torch.Tensor, parameters: dict[str, Any]) -
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> "tuple[list[LlamaLayer], LlamaEnds]":
-    """Return these layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head if requested."""
     tables = tuple(table.to(weights.device) for table in rotary_tables(config, spec))
     ends = LlamaEnds(spec, config, weights, embedding, head)
     return [LlamaLayer(spec, config, weights, layer, shard, tables) for layer in layers], ends
@@ -220,7 +240,7 @@ class LlamaLayer:
 
 
 class LlamaEnds:
-    """The embedding, and the final norm and head, where a stage holds them."""
+    """The embedding, and the final norm and head, if a stage holds them."""
 
     def __init__(self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, head: bool):
         self.epsilon = float(config.get("rms_norm_eps", 1e-6))

@@ -33,10 +33,10 @@ def load_model(
 ) -> Model:
     """Load the model of a directory in the Hugging Face layout, or a stage of it.
 
-    A stage has `layers`: a range, or the first ones by number. It has them complete or a shard of each, with or without
-    the embedding and the head. Only its own tensors are read, straight onto the device. For an encoder-decoder,
-    `layers` are the decoder's; its encoder layers have the same numbers (all without `layers`) unless `encoder_layers`
-    is given. `attention` as in `Model`.
+    A stage has `layers`: a range, or the first ones by number. The stage has complete layers or a shard of each, with
+    or without the embedding and the head. Only its own tensors are read, straight onto the device. For an
+    encoder-decoder, `layers` are the decoder's; its encoder layers have the same numbers (all without `layers`) unless
+    `encoder_layers` is given. `attention` as in `Model`.
 
     Raises:
         InputError: The model can't be run, split or read.

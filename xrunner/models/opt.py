@@ -29,6 +29,24 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     }
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "num_hidden_layers": sizes["layers"],
+        "hidden_size": sizes["hidden"],
+        "word_embed_proj_dim": sizes["hidden"],
+        "num_attention_heads": sizes["heads"],
+        "ffn_dim": sizes["ffn"],
+        "max_position_embeddings": sizes["context"],
+        "architectures": ["OPTForCausalLM"],
+        "activation_function": "relu",
+        "do_layer_norm_before": True,
+        "pad_token_id": end,
+        "tie_word_embeddings": True,
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
@@ -61,7 +79,7 @@ def layer_shapes(spec: ModelSpec, layer: int) -> Shapes:
 def build(
     spec: ModelSpec, config: dict[str, Any], weights: Weights, layers: range, shard: Shard, embedding: bool, head: bool
 ) -> tuple[list[GPT2Layer], GPT2Ends]:
-    """Return these layers, and the embedding and the head where asked for."""
+    """Return these layers, and the embedding and the head if requested."""
     ends = OPTEnds(spec, weights, embedding, head)
     return [OPTLayer(spec, weights, layer, shard) for layer in layers], ends
 
@@ -97,7 +115,7 @@ class OPTLayer(GPT2Layer):
 
 
 class OPTEnds(GPT2Ends):
-    """The embedding, and the final norm and head, where a stage holds them."""
+    """The embedding, and the final norm and head, if a stage holds them."""
 
     def __init__(self, spec: ModelSpec, weights: Weights, embedding: bool, head: bool):
         shapes = outer_shapes(spec)

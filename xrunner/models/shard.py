@@ -32,7 +32,7 @@ class Shard:
         """Return the sizes of a shard. With fewer KV heads than shards, several shards have a copy of one.
 
         Raises:
-            InputError: The model can't be split so.
+            InputError: The model can't be split into this many shards.
         """
         if self.of not in spec.tp_degrees(self.of):
             possible = ", ".join(map(str, spec.tp_degrees(spec.heads)))

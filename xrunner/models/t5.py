@@ -39,6 +39,26 @@ def unsupported(config: dict[str, Any], name: str) -> dict[str, bool]:
     return {"feed_forward_proj": config.get("feed_forward_proj", "relu") not in _ACTIVATIONS}
 
 
+def new_config(architecture: str, sizes: dict[str, int], end: int) -> dict[str, Any]:
+    """Return the sizes and the other fields of a new model's `config.json`; `end` is the token that ends a text."""
+    return {
+        "vocab_size": sizes["vocab"],
+        "num_layers": sizes["layers"],
+        "num_decoder_layers": sizes["layers"],
+        "d_model": sizes["hidden"],
+        "num_heads": sizes["heads"],
+        "d_kv": sizes["head_size"],
+        "d_ff": sizes["ffn"],
+        "n_positions": sizes["context"],
+        "architectures": ["T5ForConditionalGeneration"],
+        "feed_forward_proj": "gated-gelu",
+        "is_encoder_decoder": True,
+        "pad_token_id": end,
+        "decoder_start_token_id": end,
+        "tie_word_embeddings": False,
+    }
+
+
 def outer_shapes(spec: ModelSpec) -> Shapes:
     """Return names and shapes of the tensors outside the layers."""
     shapes: Shapes = {
@@ -80,7 +100,7 @@ def _bias_name(stack: str) -> str:
 
 
 def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, stack: str, shard: Shard) -> torch.Tensor:
-    """Return what is added to scores by the distance of key and query, for `kernels/attention.py`.
+    """Return the position bias by the distance from query to key, as `kernels/attention.py` takes it.
 
     float32 [heads, 2 · D + 1]; D is the distance from which on all distances share a bias.
     """
@@ -95,8 +115,8 @@ def relative_bias(spec: ModelSpec, config: dict[str, Any], weights: Weights, sta
 def relative_buckets(most: int, buckets: int, both_ways: bool) -> torch.Tensor:
     """Return the bucket of every distance from -most to most (key after the query): int64 [2 · most + 1].
 
-    Half of a direction's buckets are for one distance each, the others for ranges that grow logarithmically. With
-    `both_ways`, each direction has half of all buckets; else keys after the query have distance 0.
+    Half of a direction's buckets are for one distance each, the other half for ranges that grow logarithmically. With
+    `both_ways`, each direction has half of all buckets; otherwise, keys after the query count as at distance 0.
     """
     distance = torch.arange(-most, most + 1)
     ahead = torch.zeros_like(distance)
@@ -184,7 +204,7 @@ class T5Layer:
 
 
 class T5Ends:
-    """The embedding, the final norm of each stack, and the head, where a stage holds them."""
+    """The embedding, the final norm of each stack, and the head, if a stage holds them."""
 
     def __init__(
         self, spec: ModelSpec, config: dict[str, Any], weights: Weights, embedding: bool, encoder_end: bool, head: bool

@@ -138,7 +138,7 @@ class RandomWeights:
         self._generator = torch.Generator(device).manual_seed(seed)
 
     def get(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """Draw a tensor of that shape.
+        """Draw a tensor of this shape.
 
         Norms are one and biases small. Matrices keep their input's scale; the embeddings give it 1 and the head 3.
         """
@@ -184,7 +184,7 @@ _EMBEDDINGS = ("shared.weight", "embed_tokens.weight", "embed_positions.weight",
 def _inputs(name: str, shape: tuple[int, ...]) -> int:
     """Return the number of inputs that a matrix sums over.
 
-    It is 1 for an embedding. GPT-2 stores its matrices [inputs, outputs].
+    The number is 1 for an embedding. GPT-2 stores its matrices [inputs, outputs].
     """
     if name.endswith(_EMBEDDINGS):
         return 1

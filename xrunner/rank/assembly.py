@@ -155,7 +155,10 @@ class DeviceBatch:
         return replace(self, work_lists=lists)
 
     def to_device(self, gpu: Gpu | None = None, state: SamplingState | None = None) -> Batch:
-        """Return its tensors on a GPU, or on the CPU without one; with the sampling state on the sampling rank."""
+        """Return the batch's tensors on a GPU, or on the CPU without one.
+
+        The sampling rank passes its sampling state.
+        """
         return self.of_tensors(send(self.arrays, gpu), state)
 
     def of_tensors(self, tensors: Items[torch.Tensor], state: SamplingState | None = None) -> Batch:
@@ -239,8 +242,8 @@ class Assembler:
     ) -> tuple[DeviceBatch, list[RunningRequest]]:
         """Return the device batch of a micro-batch, and the requests that get its sampled tokens, in order.
 
-        `sampled` are places among the tokens sampled last, by sequence index, for tokens that aren't known on the host
-        yet.
+        `sampled` has the place among the tokens sampled last, by sequence index, of each token that isn't known on the
+        host yet.
         """
         parts = [self._encoding(micro_batch)] if micro_batch.encode else []
         if micro_batch.decode:
@@ -280,7 +283,7 @@ class Assembler:
         return replace(part, rows=part.rows[last], receivers=receivers)
 
     def _catching_up(self, running: list[RunningRequest]) -> _Part:
-        """Assemble decoding where an encoder-decoder's preempted sequences compute their outputs again."""
+        """Assemble decoding of an encoder-decoder's preempted sequences, which compute their outputs again."""
         counts = [(request.sequence, 1 + request.sequence.behind) for request in running]
         part = self._ragged(running, counts)
         starts = np.array([len(request.prompt) for request in running], dtype=np.int32)

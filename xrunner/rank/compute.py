@@ -88,7 +88,7 @@ class Compute:
         return self._launched(states, tokens)
 
     def _feed(self, batch: DeviceBatch, tokens: torch.Tensor) -> None:
-        """Copy the tokens sampled last into a batch's input, int64 [rows], where the batch takes them."""
+        """Copy the tokens sampled last into a batch's input, int64 [rows], if the batch takes them."""
         if batch.fed is not None:
             rows, places = send(batch.fed, self._gpu)
             # `NO_TOKEN` has no embedding; what follows it is ignored.

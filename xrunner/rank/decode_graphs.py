@@ -64,10 +64,10 @@ class DecodeGraphs:
                 )
 
     def replay(self, batch: DeviceBatch, x: torch.Tensor | None, feed: Feed = lambda *_: None) -> "DecodeGraph | None":
-        """Run this rank's layers for a batch by a graph; return the graph, or None where no graph fits.
+        """Run this rank's layers for a batch by a graph; return the graph, or None if no graph fits.
 
-        It is valid until the next batch. Its rows beyond the batch's tokens are padding. `feed` writes tokens that
-        aren't known on the host into its input.
+        The graph's results are valid until the next batch. Rows beyond the batch's tokens are padding. `feed` writes
+        tokens that aren't known on the host into its input.
         """
         index = bisect.bisect_left(SIZES, len(batch.tokens))
         graph = self._graphs.get(SIZES[index]) if batch.phase == "decode" and index < len(SIZES) else None

@@ -63,7 +63,7 @@ class RunningRequest:
 
     @cached_property
     def penalised(self) -> bool:
-        """Whether it needs a slot of the sampling state."""
+        """Whether the request needs a slot of the sampling state."""
         return self.counted or self.request.repetition_penalty != 1
 
     @cached_property
@@ -79,7 +79,7 @@ class RunningRequest:
 
     @property
     def needs_output(self) -> bool:
-        """Whether sampling a token needs the tokens before it other than as the model's input."""
+        """Whether sampling a token needs the earlier tokens, other than as the model's input."""
         return self.slot is not None or self.constraint is not None
 
     @property
@@ -89,13 +89,13 @@ class RunningRequest:
 
     @property
     def lacks_output(self) -> bool:
-        """Whether output tokens that a preemption made part of the prompt haven't come yet."""
+        """Whether output tokens that a preemption made part of the prompt are still missing."""
         return len(self.output) < self.sequence.recomputed
 
     def extend_keys(self, block_size: int) -> None:
-        """Add keys for the blocks that its known tokens fill, so that they can be found.
+        """Add keys for the blocks that the request's known tokens fill, so that the blocks can be found.
 
-        The known tokens are its prompt and the output so far.
+        The known tokens are the prompt and the output so far.
         """
         if self.known >= (len(self.keys) + 1) * block_size:
             extend_keys(self.keys, [*self.request.prompt_ids, *self.output], block_size, self.request.cache_salt)

@@ -19,7 +19,7 @@ number of likeliest tokens that each gets.
 def sampling_arrays(
     receivers: Sequence[RunningRequest], sampled: Mapping[int, int]
 ) -> tuple[Arrays | None, Arrays | None]:
-    """Return the arrays of a `Sampling` and those of its edits; None and None where all requests are greedy.
+    """Return the arrays of a `Sampling` and those of its edits; None and None if all requests are greedy.
 
     The first are in order, without `seen`. Then come the slots of the sampling state to clear, int64 [n],
     and the slots and tokens to enter there, int64 [2, n]. `sampled` as in `Assembler`.
@@ -51,14 +51,14 @@ def sampling_arrays(
 def logprob_rows(receivers: Sequence[RunningRequest]) -> tuple[Array, int] | None:
     """Return the rows of requests that ask for log-probabilities, int64 [n], and the most that one of them asks for.
 
-    Return None where no request asks. Ended requests count: their results are read by the same rule.
+    Return None if no request asks. Ended requests count too, because their results are read by the same rule.
     """
     asked = [(row, r.logprobs_asked) for row, r in enumerate(receivers) if r.logprobs_asked is not None]
     return (np.array([row for row, _ in asked], dtype=np.int64), max(most for _, most in asked)) if asked else None
 
 
 def prompt_logprob_rows(encode: Sequence[tuple[RunningRequest, int]]) -> PromptRows | None:
-    """Return the prompt tokens whose log-probabilities a micro-batch computes; None where no request asks.
+    """Return the prompt tokens whose log-probabilities a micro-batch computes; None if no request asks.
 
     `encode` are its prompts and the number of tokens that each computes. The tokens are marked as ordered: when a
     preempted prompt is computed again, they aren't ordered again.
@@ -83,7 +83,7 @@ def prompt_logprob_rows(encode: Sequence[tuple[RunningRequest, int]]) -> PromptR
 def edit_arrays(
     receivers: Sequence[RunningRequest], made: Sequence[int], penalties: Array, entries: "_Entries"
 ) -> Arrays | None:
-    """Return the arrays of `LogitEdits`; None where no row is edited.
+    """Return the arrays of `LogitEdits`; None if no row is edited.
 
     They are in order, without `seen` and `counts`. Then come the slots of the counts to clear, int64 [n], and the slots
     and tokens to count there, int64 [2, n]. `made` is the number of output tokens of each row. The repetition penalties

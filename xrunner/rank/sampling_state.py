@@ -19,7 +19,7 @@ _UNCOUNTED = -2
 
 
 class Slots:
-    """Allocation of slots, on the driver."""
+    """Allocates slots of the sampling state, on the driver."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -40,7 +40,7 @@ class Slots:
 class SamplingState:
     """The sampling rank's record of sampled tokens; it doubles when a slot is beyond it.
 
-    One byte per slot and token of the vocabulary, and a count where a sequence's tokens are counted.
+    It has one byte per slot and token of the vocabulary, and counts for sequences with count penalties.
     """
 
     def __init__(self, vocab: int, device: torch.device):

@@ -37,7 +37,7 @@ _warm_rows: WeakKeyDictionary[Model, set[int]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Extent:
-    """The most that a set of requests can use."""
+    """Upper limits on what a set of requests can use."""
 
     blocks: int
     """KV blocks"""
@@ -98,15 +98,15 @@ def warm_up(
     gpu: Gpu | None = None,
     planning: Planning | None = None,
 ) -> None:
-    """Do once what is slower the first time, on a cache without sequences.
+    """Run everything once that is slower the first time, on a cache without sequences.
 
     All ranks of a tensor-parallel group call it at once.
 
     On the CPU it compiles the attention kernels and maps the blocks that the run may use. It also runs oneDNN's matrix
-    products with the numbers of rows of iterations: they are generated for every number. On a GPU it compiles every
-    variant of the kernels that the run may need and captures the decoding graphs. If a run is `running` already,
-    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is the rank's, where
-    FlashInfer computes attention.
+    products with the numbers of rows of iterations, since each number is compiled separately. On a GPU it compiles
+    every variant of the kernels that the run may need and captures the decoding graphs. If a run is `running` already,
+    products are left out: a warm-up of one number of rows takes longer than it saves. `planning` is this rank's
+    planning, if FlashInfer computes attention.
     """
     cache.touch(extent.blocks)
     if graphs:  # first: capturing frees the memory that torch keeps for iterations
@@ -168,7 +168,7 @@ def _forward(
 
 
 def check_logits(model: Model, cache: KVCache, embeds: bool, planning: Planning | None = None) -> dict[str, str]:
-    """Check that a token can be sampled after one of two prompts, on a cache without sequences; return no facts.
+    """Check that a token can be sampled after one of two prompts, on a cache without sequences; return an empty dict.
 
     A stage that does not embed tokens gets states of zeros. A stage without a head must compute at least one finite
     value.
@@ -267,7 +267,7 @@ def _samplings(model: Model) -> tuple[Sampling, Sampling]:
 
 @torch.inference_mode()
 def _products(model: Model, cache: KVCache, rows: int) -> None:
-    """Run one layer's matrix products and the head's, for `rows` rows; other layers have the same shapes."""
+    """Run the matrix products of one layer and of the head, for `rows` rows; other layers have the same shapes."""
     x, positions = _states(model, rows), torch.zeros(rows, dtype=torch.int64)
     layer = model.layers[0] if model.layers or not isinstance(model, EncoderDecoder) else model.encoder[0]
     slots = torch.zeros(1, dtype=torch.int64)

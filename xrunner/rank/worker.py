@@ -89,7 +89,7 @@ class Worker:
         return moment is None or moment.query()
 
     def complete(self, running: LaunchedBatch) -> torch.Tensor | None:
-        """Wait until a batch is computed, and send its states on.
+        """Wait until a batch is computed, and pass its states on.
 
         On the sampling rank, return int64 [batch.result_size]: the time of the batch's end, as the bits of a float64,
         then the result of `Model.sample`.
@@ -131,14 +131,14 @@ class Worker:
         self.between = self._report_arrived
 
     def next_order(self) -> DeviceBatch | KVArrival | str | None:
-        """Return the driver's next order; None if none has come."""
+        """Return the driver's next order; None if none has arrived."""
         self.between()
         assert self.transport, "a single rank has no driver to serve"
         order: DeviceBatch | KVArrival | str | None = self.transport.poll(self.place.driver)
         return order
 
     def obey(self, order: DeviceBatch | KVArrival | str) -> bool:
-        """Do what the driver orders. Return whether more orders will come."""
+        """Execute an order of the driver. Return whether more orders will come."""
         if isinstance(order, str):
             self.between = lambda: None
             self.drain()
@@ -176,7 +176,7 @@ class Worker:
                 self.transport.post(number, self.place.driver, tag=NOTICE)
 
     def _compute(self) -> Compute:
-        """Return this rank's layers on its device, with graphs where its all-reduces can be captured."""
+        """Return this rank's layers on its device, with graphs if its all-reduces can be captured."""
         place, transport = self.place, self.transport
         graphs = place.line[0].phase != "encode" and (place.tp == 1 or bool(transport and transport.capturable))
         arguments = self.model, self.cache, place.samples, self.gpu, graphs, place.before is not None
@@ -185,7 +185,7 @@ class Worker:
         return Compute(*arguments, wait=lambda moment, between: transport.wait(moment.query, between))
 
     def _kv_transfer(self) -> tuple[KVSending | None, KVReceiving | EncodedReceiving | None]:
-        """Return this rank's side of the KV transfer, where disaggregated."""
+        """Return this rank's side of the KV transfer, if the schedule is disaggregated."""
         phase = self.place.line[0].phase
         if phase == "both":
             return None, None
@@ -217,7 +217,7 @@ class Worker:
 
 
 def serve(*workers: Worker) -> None:
-    """Run the orders of these workers' drivers on this rank, one at a time as they come, until each has sent END."""
+    """Run the orders of these workers' drivers on this rank, one at a time, until each has sent END."""
     serving = list(workers)
     for worker in serving:
         worker.follow()

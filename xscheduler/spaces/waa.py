@@ -104,7 +104,7 @@ def micro_batch_counts(stages: int) -> tuple[int, ...]:
 
 
 def _twin(problem: SearchProblem) -> str | None:
-    """Return WAA-C if WAA-M has the same splits of the devices: the policies differ in nothing else."""
+    """Return WAA-C if WAA-M has the same splits of the devices: the policies are otherwise equal."""
     same = (gpu_splits(False, problem, n) == gpu_splits(True, problem, n) for n in problem.replica_sizes())
     return WAA_C.name if all(same) else None
 

@@ -69,7 +69,7 @@ class Promise:
     """Cached tokens of each prompt without which it would have been refused: the engine must keep as many."""
 
     def end_s(self, tokens: int) -> float:
-        """Return the predicted time of the given number of tokens."""
+        """Return the predicted time at which the given number of tokens is generated."""
         return self.finish_s - (self.tokens - tokens) * self.token_s
 
 
@@ -87,7 +87,7 @@ class StartTable:
 
 
 class _Refused(Exception):
-    """A request that is not accepted now, but may be after `room_s`; `for_others`: since others would be late."""
+    """A request that is refused now, but may fit after `room_s`; `for_others`: it would make others late."""
 
     def __init__(self, code: str, why: str, room_s: float, for_others: bool = False):
         super().__init__(why)
@@ -106,9 +106,9 @@ class Admission:
         usual_input: int = 0,
         lag_s: Callable[[], float] = lambda: 0.0,
     ):
-        """Begin without requests. Prompts of at most `usual_input` tokens are under the bound in any case.
+        """Begin without requests. Prompts of at most `usual_input` tokens are always subject to the bound.
 
-        Requests and answers wait for up to `lag_s` each until this process gets to them.
+        Requests and answers may each wait for up to `lag_s` until this process handles them.
         """
         schedule = opened.schedule
         self.bound_s = schedule.latency_bound_s
@@ -147,7 +147,7 @@ class Admission:
     # ---- decisions ----
 
     def refuse_early(self, bounds: TokenBounds, arrived_s: float, tokenizing: TokenizerQueue | None = None) -> None:
-        """Raise ApiError for a request that would be refused whatever its tokens are, before they are known.
+        """Raise ApiError for a request that would be refused with any tokens, before it is tokenized.
 
         `tokenizing` is the queue in which it will wait; None: it is tokenized at once. A request without a limit counts
         as one of the usual output.
@@ -260,8 +260,8 @@ class Admission:
     def _shared_s(self, left: Sequence[int]) -> Array:
         """Return the seconds until each of the sequences that share the engine has its tokens.
 
-        The load falls as sequences end, but not below the load of new arrivals. These come at the recent rate, each for
-        the mean of its service (Little's law).
+        The load falls as sequences end, but not below the load of new arrivals. New sequences arrive at the recent rate
+        and stay for the mean service time (Little's law).
         """
         tokens = np.array(left, dtype=np.float64)
         order = np.argsort(tokens, kind="stable")
@@ -274,7 +274,7 @@ class Admission:
         return seconds
 
     def _late_s(self, running: Sequence[Output], left: Sequence[int], shared: Array) -> float:
-        """Return the seconds until the first of those has ended that one more sequence would make late; 0 if none is.
+        """Return the seconds until the first sequence ends that one more sequence would make late; 0 if there is none.
 
         Sequences that are late anyway don't count.
         """
@@ -289,10 +289,10 @@ class Admission:
     def _remember(
         self, prompts: Sequence[tuple[int, int]], arrived_s: float, demand: Demand, less: float, refused: "_Refused"
     ) -> Refusal:
-        """Remember a refusal for all that ask for as much, and return it.
+        """Remember a refusal for all requests with at least this demand, and return it.
 
-        One for the others' sake holds for long prompts as for short ones. `less` is what each prefill at least saves;
-        if the request would be refused without any prefill too, its cached tokens don't matter.
+        If others would be late, the refusal holds for prompts of any length. `less` is the time that each prefill saves
+        at least. If the request would be refused even without its prefill, its cached tokens don't matter.
         """
         with_prefills = replace(demand, less_s=less)
         if self._schedule.prefix_caching:
@@ -404,9 +404,9 @@ class Admission:
         return starts, gap, time.thread_time() - begin_s
 
     def _starts(self, standing: list[Standing]) -> tuple[tuple[float, ...], float | None]:
-        """Return the seconds until each place of the queue that could still be in time starts, and the gap after these.
+        """Return when each place of the queue starts, in seconds from now, and the gap between later places.
 
-        Replicas take turns, so only one is simulated.
+        Only places that could still be in time are listed. Replicas take turns, so only one is simulated.
         """
         assert self.bound_s is not None
         replicas = self._schedule.replicas

@@ -78,7 +78,7 @@ class Pace:
         return seconds
 
     def less_s(self, input_tokens: int, cached: int) -> float:
-        """Return the predicted seconds that cached tokens take off `first_s`, which is that of a mean prompt."""
+        """Return the predicted seconds by which cached tokens shorten `first_s`, the time for a mean prompt."""
         if not cached:
             return 0.0
         return max(0.0, self._prefill_s(self._input, 0) - self._prefill_s(input_tokens - cached, cached))
@@ -107,8 +107,7 @@ class Pace:
     def scale(self, load: float) -> float:
         """Return the ratio of measured to predicted time at this load.
 
-        At a load where nothing was learned it is that of the nearest one, but at least 1: nothing was seen to be faster
-        there.
+        At a load without measurements, it is the ratio at the nearest load with some, but at least 1.
         """
         octave = _octave(load)
         if not self._scales or octave in self._scales:
@@ -118,7 +117,7 @@ class Pace:
     # ---- measurements ----
 
     def shared_by(self, load: int, now_s: float) -> None:
-        """Note that `load` sequences share the engine from now on."""
+        """Record that `load` sequences share the engine from now on."""
         if self._load:
             work = (now_s - self._s[-1]) / float(self._predicted_s(self._load))
             self._mark(now_s, self._work[-1] + work, self._load_s[-1] + self._load * (now_s - self._s[-1]))
@@ -127,7 +126,7 @@ class Pace:
         self._load = load
 
     def served(self, tokens: int, first_s: float, last_s: float) -> None:
-        """Learn from a sequence with this many tokens, whose first and last tokens came at these times."""
+        """Learn from a sequence with this many tokens, given the times of its first and last tokens."""
         if tokens < 2 or last_s <= first_s or first_s < self._s[0]:
             return
         load = (self._at(last_s, self._load_s) - self._at(first_s, self._load_s)) / (last_s - first_s)
@@ -176,7 +175,7 @@ def _octave(load: float) -> int:
 def _filled(schedule: Schedule, batch: int) -> Schedule:
     """Return the schedule with at most `batch` running sequences, or prompts at a time if that is its variable.
 
-    Sequences that share cached blocks need fewer than their lengths say: the cache then holds any batch.
+    With shared cached blocks, sequences need fewer blocks than their lengths require: the cache then holds any batch.
     """
     filled = replace(schedule, control=schedule.control.with_batch(batch))
     if not schedule.prefix_caching:

@@ -46,7 +46,7 @@ class Predicted:
 
 
 def targets(schedule: Schedule) -> Mapping[str, float]:
-    """Return the schedule's target of sequences per micro-batch, by phase, where its policy sets one."""
+    """Return the schedule's target of sequences per micro-batch, by phase, if its policy sets one."""
     control = schedule.control
     prompts, decoding = control.of_kind("prompts"), control.of_kind("target") or control.of_kind("residents")
     decoders = [stage for stage in schedule.stages if stage.phase != "encode"]

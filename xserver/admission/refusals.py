@@ -67,5 +67,5 @@ class RecentRefusals:
         return next(valid, None)
 
     def clear(self) -> None:
-        """Forget them: the engine's state has changed."""
+        """Drop all refusals, because the engine's state has changed."""
         self._refusals.clear()

@@ -23,11 +23,11 @@ class TokenizerQueue:
 
     @property
     def wait_s(self) -> float:
-        """The predicted seconds until the last of them is tokenized."""
+        """The predicted seconds until the last request in the queue is tokenized."""
         return self._characters * self._character_s + self.length * self._request_s
 
     async def run(self, characters: int, prepare: Callable[[], None]) -> None:
-        """Run `prepare`, which tokenizes so many characters, when those before it are done."""
+        """Run `prepare`, which tokenizes `characters` characters, after all earlier requests."""
 
         def timed() -> float:
             began_s = time.perf_counter()

@@ -129,7 +129,7 @@ class EngineLink:
 
     @property
     def starting(self) -> str:
-        """The engine's present work before it opens; empty if it has told none."""
+        """The engine's present work before it opens; empty if it is unknown."""
         return starting_text(self._path)
 
     @property
@@ -156,7 +156,8 @@ class EngineLink:
     def add(self, request: Request, due_s: float = math.inf, keys: Sequence[int] = ()) -> Output:
         """Give a sequence to the engine, under a new number; it should have ended at `due_s`.
 
-        `keys` are those of its prompt's blocks. With prefix caching, the engine answers with what it keeps for it.
+        `keys` are the keys of its prompt's blocks. With prefix caching, the engine answers with the blocks that it
+        keeps for the sequence.
 
         If there will be no further engine, the sequence ends at once with an error.
         """
@@ -199,7 +200,7 @@ class EngineLink:
         self.ended()
 
     def ended(self) -> None:
-        """Note that the engine has ended: it will not connect from another rank."""
+        """Record that the engine has ended: it will not connect from another rank."""
         if self._moving:
             self._moving = self._loading = False
             self.opened = None
@@ -311,7 +312,7 @@ class EngineLink:
             self._send(DRAIN)
 
     def _taken_up(self, schedule: Schedule) -> None:
-        """Remove a followed schedule and all earlier ones from the requested schedules."""
+        """Remove a schedule that the engine now follows, and all earlier ones, from the requested schedules."""
         if schedule in self._asked:
             del self._asked[: self._asked.index(schedule) + 1]
 

@@ -101,7 +101,7 @@ class EngineUnit:
             output.note(text, event="engine_restart", code=code)
 
     def fail(self) -> None:
-        """End all present and future requests to its models with an error: there will be no further engine."""
+        """End all present and future requests to the unit's models with an error: there will be no further engine."""
         for link in self.links.values():
             link.fail()
 
@@ -127,7 +127,7 @@ class EngineUnit:
         return False
 
     def _may_follow(self, opened: bool) -> bool:
-        """Return whether another engine may replace one that has ended, which had `opened` or not."""
+        """Return whether another engine may replace an ended one; `opened`: whether the ended one had opened."""
         return opened
 
     def _follows(self) -> None:
@@ -138,7 +138,7 @@ class EngineUnit:
         return await ending
 
     def _lost(self) -> None:
-        """Note that its models have no engine now."""
+        """Record that the unit's models have no engine now."""
         for link in self.links.values():
             link.ended()
 
@@ -149,8 +149,8 @@ class EngineUnit:
     async def _disconnected(self) -> None:
         """Wait for the messages and the end of the connections of a process that has ended.
 
-        They count, and the next engine can't connect before. A process that waits for a disk or a device is not waited
-        for.
+        These messages count, and the next engine can't connect before they end. A process that is blocked on a disk or
+        a device is not waited for.
         """
         self._lost()
         until_s = time.monotonic() + _LEAVES_S
@@ -176,8 +176,8 @@ class EngineUnit:
 def with_room_for(links: Mapping[str, EngineLink], spec: Spec) -> Spec:
     """Return a schedule or a plan with at least the KV blocks that each unanswered request needs.
 
-    The schedule is that of the only one of `links`; the plan contains the models of `links`. Requests have been
-    accepted, but the schedule may be for shorter ones.
+    A schedule is for the only link of `links`; a plan contains the models of `links`. Requests have been accepted, but
+    the schedule may be for shorter ones.
     """
     if isinstance(spec, Schedule):
         (link,) = links.values()

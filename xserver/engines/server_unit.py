@@ -21,7 +21,7 @@ _LOOK_S = 0.05
 class ServerUnit(EngineUnit):
     """A server's unit; `where` is the server's address, and `resume` runs a model's journalled requests.
 
-    If the server gives the unit up, its models' requests wait for another plan's unit.
+    If the server abandons the unit, its models' requests wait for another plan's unit.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ServerUnit(EngineUnit):
     def _may_follow(self, opened: bool) -> bool:
         """Return whether the unit can be restarted.
 
-        It needs a known schedule: the next engine couldn't find one either.
+        A restart needs a known schedule: the next engine couldn't find one either.
         """
         known = not {"--schedule", "--plan"}.isdisjoint([*self._arguments, *self._documents])
         return self._engine.restarts and known

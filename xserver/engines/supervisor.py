@@ -50,10 +50,10 @@ class PlanWatch(Protocol):
         """The answer of `GET /plan`."""
 
     def follows(self, plan: Plan) -> None:
-        """Note that the models follow another plan."""
+        """Record that the models follow another plan."""
 
     def goes_back(self, plan: Plan, why: str) -> None:
-        """Note that the models follow an earlier plan again."""
+        """Record that the models follow an earlier plan again."""
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -226,7 +226,7 @@ class Supervisor:
     def follow_as_sent(self, plan: Plan) -> None:
         """Switch to a plan that an administrator has sent, including the schedules of engines that stay.
 
-        Models that keep their engines follow the plan's schedules, whatever schedules they have changed to.
+        Models that keep their engines follow the plan's schedules, even if they have changed to other schedules.
         """
         kept = self._units
         self.follow(plan)
@@ -270,7 +270,7 @@ class Supervisor:
         self._following.add_done_callback(self._failed)
 
     async def _replace(self, units: tuple[EngineUnitOptions, ...]) -> None:
-        """Replace the engines of units that don't follow the same as before; the other units stay.
+        """Replace the engines of units that differ from those of the earlier plan; the other units stay.
 
         New engines continue the requests of the ended ones.
         """
@@ -438,7 +438,7 @@ def read_again(files: Iterable[tuple[str, Callable[[], tuple[str, ...]], Callabl
         try:
             keys = read()
         except InputError as error:
-            output.note(f"the keys of {name} stay as they are: {error}", event="keys")
+            output.note(f"{name} can't be read again, so its previous keys stay valid: {error}", event="keys")
         else:
             replace(keys)
             output.note(f"{name} was read again: keys: {len(keys):,}", event="keys")

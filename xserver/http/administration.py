@@ -103,7 +103,9 @@ def _schedule(data: Any) -> Schedule:
 def _check_follows(schedule: Schedule, frontend: Frontend) -> None:
     """Raise ApiError for a schedule that the model's engine can't follow."""
     if frontend.shares:
-        raise invalid(f"The model shares its devices with {', '.join(frontend.shares)}: its schedule is the plan's.")
+        raise invalid(
+            f"The model shares its devices with {', '.join(frontend.shares)}: change its schedule with POST /plan."
+        )
     assert frontend.link.opened, "an engine that has opened"
     held = frontend.link.opened.schedule
     try:

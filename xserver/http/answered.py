@@ -74,7 +74,7 @@ class Answered:
 
 
 def first_token_s(choices: Sequence[Choice]) -> float | None:
-    """Return when the first token of any sequence came, by the monotonic clock."""
+    """Return when the first token of any sequence was generated, by the monotonic clock."""
     return min((choice.output.first_s for choice in choices if choice.output.first_s is not None), default=None)
 
 

@@ -47,7 +47,7 @@ class ApiAnswer(ABC):
 
     @abstractmethod
     def bounds(self, frontend: Frontend) -> TokenBounds:
-        """Return what the body tells of the request's tokens."""
+        """Return the bounds on the request's tokens that follow from the body."""
 
     @abstractmethod
     def prepare(self, frontend: Frontend) -> None:
@@ -131,7 +131,7 @@ class ApiAnswer(ABC):
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompts that were in the cache; of a prompt with several choices, those of its first."""
+        """Tokens of the prompts that were in the cache; a prompt with several choices counts once."""
         first: dict[int, Choice] = {}
         for choice in self.choices:
             first.setdefault(id(choice.request.prompt_ids), choice)
@@ -211,7 +211,7 @@ _SLOW = (*FORMAT_KEYS, "tools", "chat_template_kwargs")
 
 
 def _bounds(work: ApiAnswer, frontend: Frontend) -> TokenBounds:
-    """Return what a body tells of its tokens; ApiError for more sequences than may ever wait."""
+    """Return a request's token bounds, known from its body; ApiError for more sequences than may ever wait."""
     bounds, most = work.bounds(frontend), frontend.max_waiting
     if bounds.sequences > most:
         why = f"The request has {bounds.sequences:,} sequences, prompts times 'n', and at most {most:,} may wait."
@@ -251,7 +251,7 @@ def _admit(work: ApiAnswer, frontend: Frontend, arrival: Arrival, cached: Sequen
 
 
 async def _confirm(work: ApiAnswer, frontend: Frontend) -> None:
-    """Wait until the engine keeps the cached tokens that a promise counts on; ApiError if it has lost some meanwhile.
+    """Wait until the engine holds the cached tokens that a promise counts on; ApiError if some are lost.
 
     Only then is the request accepted. The engine answers between two steps.
     """

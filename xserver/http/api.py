@@ -184,7 +184,7 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
 
 
 def salt_of_key(authorization: str, salt: str | None) -> str:
-    """Return the salt of a request that shares prefixes only with those of its API key that gave the same salt."""
+    """Return the salt of a request that shares prefixes only with requests of the same API key and salt."""
     key = authorization.partition(" ")[2]
     return hashlib.sha256(json.dumps([key, salt]).encode()).hexdigest()
 

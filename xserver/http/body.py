@@ -95,7 +95,7 @@ def parse(data: bytes) -> Any:
 
 
 def _depth(text: str) -> int:
-    """Return the maximum number of open brackets; those in strings don't count.
+    """Return the maximum number of open brackets; brackets in strings don't count.
 
     Returns 0 without this count if the text has at most `MAX_DEPTH` opening brackets in all.
     """

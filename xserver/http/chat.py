@@ -28,7 +28,7 @@ class ChatAnswer(ApiAnswer):
     """How its outputs are constrained, and split into messages."""
 
     def bounds(self, frontend: Frontend) -> TokenBounds:
-        """Return what the messages tell of the prompt's tokens; the chat template may add any number."""
+        """Return the bounds that follow from the messages; the chat template may add any number of tokens."""
         body = self.body
         parts = [message.content or "" for message in body.messages]
         texts = [each if isinstance(each, str) else "".join(part.text for part in each) for each in parts]

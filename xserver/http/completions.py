@@ -26,7 +26,7 @@ class CompletionAnswer(ApiAnswer):
     body: CompletionRequest
 
     def bounds(self, frontend: Frontend) -> TokenBounds:
-        """Return what the prompts tell of their tokens."""
+        """Return the bounds on tokens that follow from the prompts."""
         most = DEFAULT_MAX_TOKENS if self.body.max_tokens is None else self.body.max_tokens
         return TokenBounds.of_prompts(self._given, frontend.model.longest_token, self.body.n or 1, most)
 
@@ -60,7 +60,7 @@ class CompletionAnswer(ApiAnswer):
                 self._echoes += [self._echo(text, ids, model)] * (body.n or 1)
 
     def _echo(self, text: str | None, ids: Sequence[int], model: ServedModel) -> PromptText:
-        """Return the echo of a prompt that came as a text, or as tokens."""
+        """Return the echo of a prompt, which was a text or tokens."""
         if text is None:
             return PromptText.of(model.token_bytes, ids)
         return PromptText(text, model.spans(text) if self.body.logprobs is not None else None)

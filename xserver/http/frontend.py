@@ -75,7 +75,7 @@ class Frontend:
 
     @property
     def starting(self) -> ApiError:
-        """The error while the engine starts, with what it does."""
+        """The error while the engine starts, with the present step of its start."""
         what = self.link.starting
         return unavailable(f"The engine is starting{': ' if what else ''}{what}.", "loading", _RETRY_S)
 
@@ -151,7 +151,7 @@ class Frontend:
         return self.model.longest_request
 
     def _usual(self, prompt_tokens: int) -> int:
-        """Return the default for the maximum output tokens: as many as there are KV blocks for.
+        """Return the default for the maximum output tokens: as many as fit in the KV blocks.
 
         If blocks are reserved, it is the longest output of the schedule's workload.
         """

@@ -118,8 +118,8 @@ class Generation:
     async def held(self) -> list[int]:
         """Wait for the engine's answer, and return the cached tokens that it keeps for each sequence.
 
-        An engine that has started meanwhile may pin none: then those of the start count. Those of a sequence that has
-        ended before are 0.
+        An engine that has started meanwhile may hold none: then the tokens cached at the sequence's start count. For a
+        sequence that has ended before, the number is 0.
         """
         outputs = [choice.output for choice in self.choices]
         while any(output.held is None and not output.tokens and output.ended is None for output in outputs):

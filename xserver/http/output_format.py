@@ -37,12 +37,14 @@ class OutputFormat:
         if not self.whole:
             return answer_grammar(self.lark, thinking)
         if thinking:
-            raise invalid(f"'{self.param}' has a grammar, which can't follow a model's reasoning.", self.param)
+            raise invalid(
+                f"'{self.param}' has a grammar, which can't be combined with a model's reasoning.", self.param
+            )
         return self.lark
 
 
 def output_format(body: Sampled, model: ServedModel) -> OutputFormat | None:
-    """Return the format that a body asks for; None for any text. ApiError for several formats."""
+    """Return the format that a body requests; None for any text. ApiError for several formats."""
     formats = []
     if body.response_format is not None and body.response_format.type != "text":
         formats.append(OutputFormat("response_format", _json(_schema_of(body.response_format), model)))

@@ -126,7 +126,7 @@ class ResponsesAnswer(ChatAnswer):
         }
 
     def _usage(self, items: list[Item]) -> dict[str, Any]:
-        """Return the numbers of tokens; those of the reasoning are its text's, tokenized again."""
+        """Return the numbers of tokens; reasoning tokens are counted by tokenizing its text again."""
         thoughts = "".join(part["text"] for item in items if item["type"] == "reasoning" for part in item["content"])
         generated = self.choices[0].taken
         thought = min(generated, len(self._encode(thoughts, special=False))) if thoughts else 0
@@ -141,7 +141,7 @@ class ResponsesAnswer(ChatAnswer):
 
 @contextmanager
 def _own_params() -> Iterator[None]:
-    """Let errors that name a chat's keys name those of the body that was converted to it."""
+    """Translate key names in errors from those of the chat to those of the original body."""
     try:
         yield
     except ApiError as error:
@@ -151,7 +151,7 @@ def _own_params() -> Iterator[None]:
 
 
 class ResponseOutput:
-    """The items of a response as they grow, and the events that say so."""
+    """The items of a response as they grow, and the events that report them."""
 
     def __init__(self, answer: ResponsesAnswer, choice: Choice):
         self.items: list[Item] = []

@@ -126,7 +126,7 @@ class ResponsesRequest(Document):
 
 
 def chat_of(body: ResponsesRequest) -> ChatRequest:
-    """Return the chat that a body asks for; ApiError for an input that is no conversation."""
+    """Return the chat that a body describes; ApiError for an input that isn't a conversation."""
     messages: list[dict[str, Any]] = []
     if body.instructions:
         messages.append({"role": "system", "content": body.instructions})

@@ -17,7 +17,7 @@ _SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an endpoint wants of an output beside its sampling."""
+    """What an endpoint requests for an output besides sampling parameters."""
 
     grammar: str | None = None
     """The grammar of the output; None: any output."""
@@ -32,7 +32,7 @@ class Wanted:
 
 
 def random_seed() -> int:
-    """Return a seed for a client that gives none."""
+    """Return a seed for a request without a seed."""
     return secrets.randbelow(_SEEDS)
 
 

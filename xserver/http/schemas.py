@@ -51,7 +51,7 @@ Salt = Annotated[
 
 
 class Document(BaseModel):
-    """Base of all bodies: values of the documented types, no unknown keys that ask for anything."""
+    """Base of all bodies: values of the documented types, and no unknown keys with a meaning."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     endpoint: ClassVar[str] = ""
@@ -60,7 +60,7 @@ class Document(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_empty(cls, data: Any) -> Any:
-        """Drop nulls, and unknown keys that ask for nothing: clients return messages as other servers sent them."""
+        """Drop nulls, and unknown keys with empty values: clients return messages as other servers sent them."""
         if not isinstance(data, dict):
             return data
         known = {field.alias or name for name, field in cls.model_fields.items()}
@@ -297,7 +297,7 @@ def parsed(kind: type[Document], data: dict[str, Any]) -> Any:
 
 
 def _problem(details: Sequence[Any], data: dict[str, Any]) -> ApiError:
-    """Return the error of a body: that of the element that is wrong, also where a key takes several types."""
+    """Return the error of a body: the error of the wrong element, also if a key takes several types."""
     first = details[0]["loc"][:1]
     places = [
         (_place(detail["loc"], detail["type"] == "missing", data), detail)

@@ -67,7 +67,7 @@ class ServedModel:
 
     @property
     def card(self) -> dict[str, Any]:
-        """Its model card."""
+        """The model's card."""
         return {
             "id": self.name,
             "object": "model",
@@ -90,11 +90,11 @@ class ServedModel:
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """The bytes of its tokens."""
+        """The bytes of the model's tokens."""
         return TokenBytes(self.tokenizer)
 
     def special_token(self, text: str) -> int | None:
-        """Return the id of a text that is one token which llguidance takes for a special one; None if it is none.
+        """Return the id of a text that llguidance treats as one special token; None for other texts.
 
         It does so for the tokenizer's special tokens, and for all added tokens in angle brackets.
         """

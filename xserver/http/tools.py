@@ -47,7 +47,7 @@ class OutputRules:
         if not (self.callable and self.tool_format):
             return answer.grammar(thinking) if answer else None
         if answer and answer.whole:
-            raise invalid(f"'{answer.param}' has a grammar, which can't go together with tools.", answer.param)
+            raise invalid(f"'{answer.param}' has a grammar, which can't be combined with 'tools'.", answer.param)
         response = answer.lark if answer else None
         return tool_grammar(
             self.tool_format, self.callable, self.required, self.parallel, model.special_token, response, thinking
@@ -55,7 +55,7 @@ class OutputRules:
 
 
 def output_rules(body: ChatRequest, model: ServedModel) -> OutputRules:
-    """Return the rules for a conversation's outputs; ApiError if its tools don't go together."""
+    """Return the rules for a conversation's outputs; ApiError if its tools contradict each other."""
     tools = tuple(
         Tool(t.function.name, t.function.description, t.function.parameters, bool(t.function.strict))
         for t in body.tools or ()
@@ -109,5 +109,5 @@ def whole_calls(deltas: Sequence[CallDelta]) -> list[tuple[str, str]]:
 
 
 def call_document(identity: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a call as messages have it."""
+    """Return a call in the form of messages."""
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}

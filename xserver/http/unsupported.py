@@ -11,7 +11,7 @@ COMPLETIONS, CHAT, RESPONSES = "completions", "chat", "responses"
 
 @dataclass(frozen=True)
 class Unsupported:
-    """A key that some endpoints don't support, and the values that ask for nothing."""
+    """A key that some endpoints don't support, and its values that request nothing."""
 
     key: str
     endpoints: tuple[str, ...]
@@ -55,14 +55,14 @@ UNSUPPORTED = (
 )
 """The keys, in the order in which they are checked; null, false, "", [] and {} are neutral for all of them."""
 _REASONS = {
-    "background": "This server keeps no responses, so that it can't run one in the background.",
+    "background": "This server keeps no responses, so it can't run one in the background.",
     "previous_response_id": "This server keeps no responses: pass the whole conversation in 'input'.",
     "conversation": "This server keeps no conversations: pass the whole conversation in 'input'.",
 }
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value asks for nothing, whatever its key: null, false, and empty texts, lists and objects."""
+    """Return whether a value asks for nothing, for any key: null, false, and empty texts, lists and objects."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 

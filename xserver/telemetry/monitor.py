@@ -94,7 +94,7 @@ class Monitor:
             self.predicted = await Predicted.of(opened)
 
     def lost(self) -> None:
-        """Note that there is no engine now."""
+        """Record that there is no engine now."""
         self._lost_s = time.monotonic()
 
     @reporting("monitor")

@@ -41,7 +41,7 @@ class Observed:
         self._answers: deque[Answered] = deque(maxlen=_ANSWERS)
 
     def opened(self, now_s: float) -> None:
-        """Note that there is an engine."""
+        """Record that there is an engine."""
         if not self._seconds and not self._answers:
             self.since_s = now_s  # loading doesn't count as serving
 

@@ -76,7 +76,7 @@ class Tracing:
         whole.end(int(answered.ended_s * 1e9) + ahead_ns)
 
     def close(self) -> None:
-        """Export the remaining spans, as far as a collector accepts them in time."""
+        """Export the remaining spans, if a collector accepts them in time."""
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)  # shutdown may wait for half a minute
         closing.start()
         closing.join(_CLOSE_S)

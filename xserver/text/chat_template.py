@@ -109,7 +109,7 @@ class ChatTemplate:
     """A model's chat template with its special tokens' names."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], name: str = "the chat template"):
-        """Raise InputError if `source` is no template; `name` says where it comes from."""
+        """Raise InputError if `source` is no template; `name` is its source in messages."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
@@ -198,10 +198,10 @@ class ChatTemplate:
 
 
 def _until_mark(text: str, last: str) -> str:
-    """Return the text before the mark, without a space that the template has put in place of the message's own."""
+    """Return the text before the mark, without a space that the template put in place of the message's last space."""
     place = text.rfind(_MARK.strip())
     if place < 0 or last.strip() not in text:
-        raise invalid("The chat template leaves out the message to continue.", "messages")
+        raise invalid("The chat template omits the last message, so it can't be continued.", "messages")
     kept = text[place : place + len(_MARK)] == _MARK
     return text[:place] if kept else text[:place].rstrip()
 

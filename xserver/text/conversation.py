@@ -64,7 +64,7 @@ def _rendered(message: Message) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """Return a call's arguments as templates expect them: an object, or the text if it is none."""
+    """Return a call's arguments as templates expect them: an object, or the text if it isn't an object."""
     try:
         arguments = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):

@@ -65,7 +65,7 @@ class MessageParser:
         return list(self._split(text, final=False))
 
     def finish(self) -> list[MessagePart]:
-        """Return the rest."""
+        """Return the remaining parts."""
         return list(self._split("", final=True))
 
     def _split(self, text: str, final: bool) -> Iterator[MessagePart]:
@@ -85,7 +85,7 @@ class MessageParser:
             yield from self._tools.finish()
 
     def _think(self, marks: Reasoning, final: bool) -> Iterator[MessagePart]:
-        """Pass reasoning on up to its end; hold back a suffix that may begin the mark of the end."""
+        """Pass on reasoning up to its end; hold back a suffix that may begin the mark of the end."""
         if not self._thinking:
             bare = self._text.lstrip()
             if bare.startswith(marks.begin):

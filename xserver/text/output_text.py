@@ -22,7 +22,7 @@ codecs.register_error("replace-bytes", _replace_bytes)
 
 
 class OutputText:
-    """The text of one sequence's output: the text of prompt and output without the prompt's.
+    """The text of one sequence's output: the text of prompt and output, minus the prompt's text.
 
     `push` returns the text that is certain, `finish` the rest: at most three bytes of an incomplete character.
 

@@ -137,7 +137,7 @@ class ToolCallParser:
         return list(self._parts(final=False))
 
     def finish(self) -> list[Part]:
-        """Return the rest: text that was held back, or arguments that were cut off."""
+        """Return the remaining parts: text that was held back, or arguments that were cut off."""
         return list(self._parts(final=True))
 
     def _parts(self, final: bool) -> Iterator[Part]:
@@ -154,7 +154,7 @@ class ToolCallParser:
             yield self._space
 
     def _pass_text(self, final: bool) -> Iterator[Part]:
-        """Pass text on up to a trigger; hold back a suffix that may begin one."""
+        """Pass on text up to a trigger; hold back a suffix that may begin one."""
         if self._at_start:
             bare = self._text.lstrip()
             if not bare and not final:
@@ -172,7 +172,7 @@ class ToolCallParser:
             yield from self._shown(len(self._text) - (0 if final else begun(self._text, trigger)))
 
     def _shown(self, size: int) -> Iterator[Part]:
-        """Pass on so much of the text, except for white space at its end, and between a call and the first text."""
+        """Pass on `size` characters of text, except white space at the end, or between a call and the first text."""
         text, self._text = self._space + self._text[:size], self._text[size:]
         kept = text.rstrip()
         self._space = text[len(kept) :]
@@ -257,7 +257,7 @@ def _text_of(quoted: str) -> str | None:
 
 
 def _call_of(text: str) -> tuple[str, str] | None:
-    """Return the name and the arguments' JSON of a call's object; None if it is no call."""
+    """Return the name and the arguments' JSON of a call's object; None if it isn't a call."""
     try:
         document: Any = json.loads(text)
     except ValueError:

@@ -44,7 +44,7 @@ class Tool:
 
 
 def without_neutral(schema: Any) -> Any:
-    """Return a schema without `uniqueItems: false`, which llguidance doesn't know and which asks for nothing."""
+    """Return a schema without `uniqueItems: false`, which has no effect and which llguidance doesn't support."""
     if isinstance(schema, dict):
         kept = {key: value for key, value in schema.items() if not (key == "uniqueItems" and value is False)}
         return {key: without_neutral(value) for key, value in kept.items()}
@@ -106,7 +106,7 @@ class Thinking:
 
 
 def answer_grammar(answer: str, thinking: Thinking | None) -> str:
-    """Return the grammar of an answer, given as a Lark expression, behind its reasoning."""
+    """Return the grammar of an answer, given as a Lark expression, after its reasoning."""
     return "\n".join([*_beginning(thinking), f"answer: {answer}", r"TEXT: /(.|\n)*/"])
 
 

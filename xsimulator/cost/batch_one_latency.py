@@ -21,7 +21,7 @@ class BatchOneTimes:
 def batch_one_times(replica_cost: ReplicaCost, inputs: ArrayLike, outputs: ArrayLike) -> BatchOneTimes:
     """Return the times of requests with these tokens.
 
-    Prompts are prefilled whole. Every decode step costs that of the mean context.
+    Each prompt is prefilled in one iteration. Every decode step has the cost at the mean context.
     """
     tokens, made = np.asarray(inputs, dtype=np.float64), np.asarray(outputs, dtype=np.float64)
     encode, decode = replica_cost.encode, replica_cost.decode

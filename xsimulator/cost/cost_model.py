@@ -140,12 +140,12 @@ class ReplicaCost:
         )
 
     def memory(self, step: Step, encoding: Step | None = None) -> tuple[StageMemory, ...]:
-        """Return the memory of each stage's devices; the arguments are those of `memory_kinds`."""
+        """Return the memory of each stage's devices; see `memory_kinds` for the arguments."""
         kinds = self.memory_kinds(step, encoding)
         return tuple(kinds[place][1] for place in self._memory_kinds[1])
 
     def room(self, step: Step, phase: str | None = None) -> int:
-        """Return the KV blocks that fit on every stage (of one phase, if given) where `step` is the largest step."""
+        """Return the KV blocks that fit on every stage (of one phase, if given) if `step` is the largest step."""
         kinds = self.memory_kinds(step)
         return min(memory.blocks for own, memory in kinds if phase is None or own == phase)
 
@@ -154,12 +154,12 @@ class ReplicaCost:
     def kv_transfer_seconds(self, tokens: float) -> float:
         """Return the seconds of the KV transfer of a batch with `tokens` tokens, through host memory.
 
-        They count from the end of the batch's prefill until the decoding side has its keys and values.
+        The time begins at the end of the batch's prefill and ends when the decoding side has its keys and values.
 
         A decoder-only model's keys and values go from every device over its own link to pinned host memory and on to
-        the decoding side. All stages but the last have sent theirs while the next one computed, so the busiest stage's
-        transfer decides. An encoder-decoder transfers the encoder's output, from which the decoders compute their keys
-        and values.
+        the decoding side. All stages but the last send theirs while the next stage computes, so the transfer time is
+        that of the busiest stage. An encoder-decoder transfers the encoder's output, from which the decoders compute
+        their keys and values.
         """
         token_bytes, seconds = self.kv_transfer_link
         return 2.0 * seconds.at(tokens * token_bytes)

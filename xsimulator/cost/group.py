@@ -33,7 +33,7 @@ class PartSeconds:
     """The engine's overhead, on every stage."""
 
     def map(self, seconds_of: Callable[..., Any], *others: "PartSeconds") -> "PartSeconds":
-        """Apply `seconds_of` to each part, together with the same part of the others."""
+        """Apply `seconds_of` to each part, together with the same part of each of `others`."""
         return PartSeconds(**{name: seconds_of(*(getattr(parts, name) for parts in (self, *others))) for name in PARTS})
 
 

@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class DecodeTableCache:
-    """A cache of `StageCost.decode` for the stages of one tensor-parallel degree: its tables, added up."""
+    """A cache of `StageCost.decode` for the stages of one tensor-parallel degree: the sums of their tables."""
 
     places: NDArray[np.intp]
     """[stages]: each stage's index in the side."""

@@ -98,8 +98,8 @@ class Pipeline:
     def run(self, step: Step, now: float, most: int, until: float) -> Ran:
         """Run a step decided at `now` (seconds).
 
-        A decode-only step runs up to `most` times, as long as no sequence finishes and the next step would be decided
-        before `until`.
+        A decode-only step runs up to `most` times, while no sequence finishes and the next step is decided before
+        `until`.
         """
         if step.encode:
             return self._run_encoding(self.micro_batching.split(step), now)

@@ -41,8 +41,8 @@ def continue_from(
 ) -> list[Continued]:
     """Predict the start and end of one replica's sequences.
 
-    `standing` holds first the running and then the waiting sequences. A sequence in prefill counts as waiting in front.
-    All stages count as free at once, since their present work is not known here.
+    `standing` holds first the running and then the waiting sequences. A sequence in prefill counts as the first waiting
+    one. All stages count as free at once, since their present work is not known here.
     """
     micro_batching = replace(micro_batching_of(schedule), replicas=1)
     record = Record(len(standing), micro_batching.index, replica_cost.encoder_decoder)

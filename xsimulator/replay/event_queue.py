@@ -14,7 +14,7 @@ class Actor(Protocol):
     """An actor in simulated time, usually devices with their requests. Times are in seconds since the run began."""
 
     def next_event(self) -> float:
-        """Return the time of the actor's next event; infinite if none happens before it gets more to do."""
+        """Return the time of the actor's next event; infinite if it has no event before it gets more work."""
 
     def act(self, now: float) -> None:
         """Process the actor's next event, whose time is `now`."""
@@ -27,10 +27,10 @@ class Actor(Protocol):
 def events(actors: Items[Actor], until: float = inf) -> Iterator[float]:
     """Process the actors' events up to the time `until`, and yield the time of each after it has happened.
 
-    The earliest event comes first; of equal times, that of the first actor in the list.
+    The earliest event comes first; of simultaneous events, that of the first actor in the list.
 
     Raises:
-        RuntimeError: No event is left, but something still waits.
+        RuntimeError: No event is left, but an actor still has work.
     """
     while True:
         now, place = min([(actor.next_event(), place) for place, actor in enumerate(actors)])

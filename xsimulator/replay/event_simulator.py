@@ -61,7 +61,7 @@ def replay(
 ) -> Replay:
     """Run `requests` through a schedule in simulated time.
 
-    The compiled event loop is used where it covers the arguments, unless `lanes` asks for the Python one.
+    The compiled event loop is used if it covers the arguments, unless `lanes` asks for the Python one.
 
     Args:
         schedule: Schedule to run.
@@ -76,7 +76,7 @@ def replay(
             blocks: its own.
         order: Order of the waiting requests.
         hints: The requests' hints, if `order` needs more than lengths.
-        lanes: Run the lanes in Python even where the compiled event loop covers everything.
+        lanes: Run the lanes in Python even if the compiled event loop covers everything.
 
     Raises:
         InputError: The KV cache cannot hold one of the requests.

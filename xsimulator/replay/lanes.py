@@ -47,8 +47,8 @@ class KVTransfer:
 class Lane:
     """A pipeline that runs one step after the other. Times are in seconds.
 
-    A prefill is booked in the ledger when it is decided. Decoding next to another lane is booked when it ends: the
-    other lane looks at the generated tokens, and may wait for the blocks that decoding frees.
+    A prefill is booked in the ledger when it is decided. If there is another lane, decoding is booked when it ends: the
+    other lane reads the generated tokens, and may wait for the blocks that decoding frees.
     """
 
     policy: Policy
@@ -84,7 +84,7 @@ class Lane:
     def act(self, now: float, until: float) -> bool:
         """End the running step, or run the next one.
 
-        Equal iterations run together as long as the next one would be decided before `until`, when another lane acts.
+        Equal iterations run together while the next one is decided before `until`, the time at which another lane acts.
 
         Returns:
             Whether waiting lanes may now have something to run.
@@ -141,7 +141,7 @@ class Lane:
         return max(ran.next_s, self._out(most_underway(stages)))
 
     def _out(self, back: int) -> float:
-        """Return when the step `back` token-giving steps ago left the pipeline; 0 if there was none."""
+        """Return when an earlier step left the pipeline, counting back `back` token-giving steps; 0 if none exists."""
         return self._outs[-back] if 0 < back <= len(self._outs) else 0.0
 
     def _next_arrival(self, now: float) -> float:

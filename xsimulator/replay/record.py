@@ -38,7 +38,7 @@ class Record:
         return self._started[index]
 
     def start(self, step: Step, now: float) -> None:
-        """Record `now` as the start of the prompts that a step is the first to prefill."""
+        """Record `now` as the start of the prompts whose prefill begins in this step."""
         for sequence, _ in step.encode:
             if self._started[sequence.index] is None:
                 self._started[sequence.index] = now

@@ -60,7 +60,7 @@ class Replica:
 
     @property
     def idle(self) -> bool:
-        """Return whether no request waits and none is resident."""
+        """Return whether no request waits or runs."""
         return self.ledger.idle
 
     def next_event(self) -> float:
@@ -78,7 +78,8 @@ class Replica:
     def submit(self, sequence: Sequence, keys: Items[Hashable] | None = None) -> None:
         """Submit a request that arrives no earlier than the last event.
 
-        `keys` are those of the full blocks of its prompt and output, if prefixes are cached; None: it shares none.
+        `keys` are the keys of the full blocks of its prompt and output, if prefixes are cached; None: it shares no
+        blocks.
         """
         if self._schedule.prefix_caching:
             sequence.keys = _own_keys(sequence, self._schedule.block_size) if keys is None else keys

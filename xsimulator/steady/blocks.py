@@ -38,7 +38,7 @@ class Reservation:
         return Reservation(self.mean * queries, self.variance * queries, self.third * queries, self.longest)
 
     def quantile(self, queries: float, most: float, z: float = Z999) -> int:
-        """Return a percentile of the blocks held: the one of the standard normal's `z`, by default the 99.9th.
+        """Return a percentile of the blocks held: that of `z` standard deviations of a normal, by default the 99.9th.
 
         The moments of `queries` queries add up, and at most `most` queries are resident.
         """
@@ -48,7 +48,7 @@ class Reservation:
 
 @dataclass(frozen=True, eq=False)
 class BlockDistribution:
-    """The number of blocks per query: those of all tokens that it will ever cache, held from its admission on."""
+    """The number of blocks per query, for all tokens that it will ever cache, held from its admission on."""
 
     need: Array
     """[lengths]: D(S)."""
@@ -61,7 +61,7 @@ class BlockDistribution:
     def of(workload: Workload, encoder_decoder: bool = False, resident: bool = False) -> "BlockDistribution":
         """Return the distribution over arriving queries or, with `resident`, over resident ones.
 
-        A query is resident as often as the iterations that it stays.
+        Resident queries are weighted by the iterations that they stay.
         """
         need, p = decode_iterations_of(workload.output, encoder_decoder)
         if resident:
@@ -94,8 +94,8 @@ class BlockDistribution:
 def grown_blocks(workload: Workload, encoder_decoder: bool = False) -> Reservation:
     """Return the blocks held by one resident that has only the blocks of its tokens so far.
 
-    They hold its prompt and its generated tokens. Its age is uniform over an output; each output is as likely as the
-    iterations that it stays.
+    These blocks hold its prompt and its generated tokens. Its age is uniform over its output. Outputs are weighted by
+    the iterations that they stay.
     """
     need, p = decode_iterations_of(workload.output, encoder_decoder)
     older = np.cumsum(np.bincount(need.astype(np.intp), weights=p)[::-1])[::-1]  # P(D ≥ age)

@@ -9,14 +9,15 @@ from xsimulator.steady.iterations import Encoded, Own, seconds_of
 from xsimulator.steady.scenario import Scenario
 
 Array = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 _PLACES, _COUNTED = 6, 10
 """Number of places in an iteration where a prompt may begin; most earlier prompts that are counted."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The iterations that a prompt meets."""
+class Iterations:
+    """The iterations in which a prompt is prefilled, as they are in the steady state."""
 
     scenario: Scenario
     room: float
@@ -65,23 +66,23 @@ class ChunkTimes:
         return ChunkTimes(length, taken, first, whole, length - first - whole * room)
 
 
-def chunk_times(found: Found) -> Encoded:
+def chunk_times(iterations: Iterations) -> Encoded:
     """Return the seconds of prompts' chunks.
 
-    A prompt begins after the prompts that arrived with it but before it (Poisson), or after the end of an earlier
-    prompt that goes on. Later prompts, if any, take the tokens that are left in its last iteration.
+    A prompt begins after other prompts that start in the same iteration (a Poisson number), or after the last chunk of
+    an earlier prompt. Later prompts, if any, take the tokens that are left in its last iteration.
     """
-    inputs, room = found.scenario.load.prompts, found.room
+    inputs, room = iterations.scenario.load.prompts, iterations.room
     lengths, p = inputs.kinds
-    before, share = _begins(found, lengths, p)
+    before, share = _begins(iterations, lengths, p)
     chunks = ChunkTimes.of(lengths, before, room)
     ends = chunks.last > 0
-    behind = found.others * (0.5 + ends * (1 + chunks.whole))
+    behind = iterations.others * (0.5 + ends * (1 + chunks.whole))
     none = np.exp(-behind)
     some = behind / np.maximum(1 - none, 1e-12)
-    begun, alone, followed = _seconds(found, chunks, ends, some)
+    begun, alone, followed = _seconds(iterations, chunks, ends, some)
     slope = (begun[-1, 0] - begun[0, 0]) / max(lengths[-1] - lengths[0], 1.0)
-    ahead, varies = _variance(found, chunks, ends, some)
+    ahead, varies = _variance(iterations, chunks, ends, some)
     return Encoded.of(
         np.hstack([alone, followed]),
         slope * np.sqrt(np.hstack([ahead, ahead + varies])),
@@ -89,36 +90,36 @@ def chunk_times(found: Found) -> Encoded:
     )
 
 
-def _seconds(found: Found, chunks: ChunkTimes, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array, Array]:
-    """Return the seconds of all iterations except a last one; of all, with no prompt behind; and with `some` behind."""
-    nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, found.room)
-    begun = found.seconds(chunks.length, chunks.first, chunks.before, nothing)
+def _seconds(iterations: Iterations, chunks: ChunkTimes, ends: Flags, some: Array) -> tuple[Array, Array, Array]:
+    """Return the seconds of a prompt's iterations: all but the last; all, if none follows; all, if `some` follow."""
+    nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, iterations.room)
+    begun = iterations.seconds(chunks.length, chunks.first, chunks.before, nothing)
     if chunks.whole.any():
-        begun = begun + chunks.whole * found.seconds(chunks.length, room, nothing, nothing)
+        begun = begun + chunks.whole * iterations.seconds(chunks.length, room, nothing, nothing)
     rest = np.maximum(chunks.last, 1.0)
-    alone = begun + ends * found.seconds(chunks.length, rest, nothing, nothing)
-    in_last = begun + found.seconds(chunks.length, rest, nothing, some)
-    return begun, alone, np.where(ends, in_last, found.seconds(chunks.length, chunks.first, chunks.before, some))
+    alone = begun + ends * iterations.seconds(chunks.length, rest, nothing, nothing)
+    in_last = begun + iterations.seconds(chunks.length, rest, nothing, some)
+    return begun, alone, np.where(ends, in_last, iterations.seconds(chunks.length, chunks.first, chunks.before, some))
 
 
-def _variance(found: Found, chunks: ChunkTimes, ends: NDArray[np.bool_], some: Array) -> tuple[Array, Array]:
+def _variance(iterations: Iterations, chunks: ChunkTimes, ends: Flags, some: Array) -> tuple[Array, Array]:
     """Return the variances of the other prompts' tokens before a prompt and behind it.
 
     The prompts behind fill no more than the rest of an iteration.
     """
-    mean, spread = found.scenario.load.prompts.mean, found.scenario.load.workload.input.std
-    free = found.room - np.where(ends, chunks.last, chunks.first + chunks.before)
+    mean, spread = iterations.scenario.load.prompts.mean, iterations.scenario.load.workload.input.std
+    free = iterations.room - np.where(ends, chunks.last, chunks.first + chunks.before)
     filled = np.minimum(free, some * mean)
     varies = np.minimum(some * spread**2 + np.maximum(some - 1, 0.0) * mean**2, filled * (free - filled))
     return chunks.before / mean * spread**2, varies
 
 
-def _begins(found: Found, lengths: Array, p: Array) -> tuple[Array, Array]:
+def _begins(iterations: Iterations, lengths: Array, p: Array) -> tuple[Array, Array]:
     """Return the ways in which a prompt may begin: other prompts' tokens before it, and the probability of each."""
-    mean, room = found.scenario.load.prompts.mean, found.room
-    ahead, chance = _poisson(found.others / 2, mean, room)
+    mean, room = iterations.scenario.load.prompts.mean, iterations.room
+    ahead, chance = _poisson(iterations.others / 2, mean, room)
     more = np.maximum(np.ceil(lengths / room) - 1, 0.0) * p
-    goes_on, busy = min(1.0, found.others * float(more.sum())), min(1.0, found.prompts * mean / room)
+    goes_on, busy = min(1.0, iterations.others * float(more.sum())), min(1.0, iterations.prompts * mean / room)
     anywhere = (np.arange(_PLACES) + 0.5) / _PLACES * room
     each = np.repeat([goes_on * (1 - busy) / _PLACES, goes_on * busy / _PLACES], _PLACES)
     return np.concatenate([ahead, _ends(lengths, more, room), anywhere]), np.append(chance * (1 - goes_on), each)
@@ -127,8 +128,8 @@ def _begins(found: Found, lengths: Array, p: Array) -> tuple[Array, Array]:
 def _ends(lengths: Array, more: Array, room: float) -> Array:
     """Return the tokens in the last iterations of prompts that began in a fresh iteration.
 
-    These are `_PLACES` equally likely values. `more` [lengths] is the number of iterations that find a prompt of each
-    length going on.
+    These are `_PLACES` equally likely values. `more` [lengths] is the number of iterations in which a prompt of each
+    length continues.
     """
     last = lengths - np.maximum(np.ceil(lengths / room) - 1, 0.0) * room
     order = np.argsort(last)

@@ -70,7 +70,7 @@ class Cycle:
         return min(self.stride, 1.0) * self.micro_batches * (self.runs @ self.cells)
 
     def lived(self, need: Array) -> Array:
-        """Return the seconds of the first `need` iterations after a KV transfer, if a sequence decodes in all."""
+        """Return the seconds of the first `need` iterations after a KV transfer, if a sequence decodes in each."""
         before = np.concatenate([[0.0], np.cumsum(self.seconds)])
         cycles, rest = np.divmod(need.astype(np.intp), len(self.seconds))
         seconds: Array = cycles * before[-1] + before[rest]
@@ -158,7 +158,7 @@ def bracket(
     `period`, and `slow` longer.
 
     Periods grow almost in proportion to the stride. The next stride tried is therefore the one at which the line
-    through both reaches `period`, as long as this halves the interval; else the middle.
+    through both reaches `period`, while this halves the interval; otherwise it is the middle.
     """
     halved = True
     while (slow.stride > ratio * fast.stride) if ratio else (slow.stride - fast.stride > 1):

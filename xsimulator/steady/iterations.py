@@ -140,11 +140,11 @@ def one_stage(scenario: Scenario, mixture: Mixture) -> Rounds:
 
 
 def pipelined(scenario: Scenario, mixture: Mixture, residents: float) -> Rounds:
-    """Return the steady state of iterations on a pipeline, followed through it for many rounds.
+    """Return the steady state of iterations on a pipeline, by simulating many rounds.
 
-    There are as many micro-batches as stages, or as residents if these are fewer. A prompt is in one micro-batch alone,
-    which then delays the others: the bubbles that the paper describes. Kinds and lengths are drawn evenly from their
-    distributions, always in the same order.
+    There are as many micro-batches as stages, or as residents if these are fewer. A prompt is in a single micro-batch,
+    which then delays the other micro-batches: the bubbles that the paper describes. Kinds and lengths are drawn evenly
+    from their distributions, always in the same order.
     """
     parts = min(len(scenario.replica.stages), max(1, round(residents)))
     count = min(MOST, max(FEWEST, CELLS // parts))
@@ -195,7 +195,8 @@ def _draws(count: int, parts: int) -> tuple[Array, Array, Array]:
 def _within(totals: Array, mean: Array, most: float) -> Array:
     """Move the tokens of iterations towards their mean until none exceeds `most`.
 
-    A prompt that is too long for one iteration waits for the next. If the mean itself is `most`, all become equal.
+    A prompt that is too long for one iteration waits for the next. If the mean itself is `most`, all iterations become
+    equal.
     """
     excess = float((totals - mean).max())
     if excess <= 0 or not math.isfinite(most):
@@ -213,11 +214,11 @@ def _drawn(prompts: Array, chunk: LengthDistribution, u: Array) -> Array:
 def _parts(scenario: Scenario, mixture: Mixture, rounds: Rounds, first: float, residents: float) -> tuple[float, float]:
     """Return the seconds of a sequence's prefill, about `first`, and from one of its tokens to its next.
 
-    Iterations are longer if they prefill, and a sequence doesn't decode in the iterations of its own prefill. The mean
-    over a whole stay is `rounds.mean`. The time that its own prefill takes above this mean is therefore missing from
-    its decode steps, as far as these are longer than iterations without prompts. If it decodes in few iterations, this
-    rest says little about one of them. A decode step then counts as long as with the other sequences' prompts, and the
-    prefill takes the rest.
+    Iterations with a prefill are longer, and a sequence doesn't decode in the iterations of its own prefill. The mean
+    over a whole stay is `rounds.mean`. Its decode steps are therefore shorter by the excess of its own prefill over
+    this mean, but not shorter than iterations without prompts. With few decode iterations, this difference says little
+    about one of them. A decode step then has the duration with other sequences' prompts, and the prefill has the
+    remaining time.
     """
     need, iterations = scenario.load.mean_iterations, mixture.prefill_iterations
     stay = (iterations + need) * rounds.mean

@@ -54,9 +54,10 @@ class Load:
 
     @functools.cached_property
     def lengths(self) -> tuple[Array, Array]:
-        """Return the output lengths and their probabilities, for latencies that depend on little else.
+        """Return the output lengths and their probabilities, for latencies that depend mainly on the output length.
 
-        Fewer kinds, split where a phase of RRA ends, move a percentile by several percent from one N_D to the next.
+        With fewer lengths, split where a phase of RRA ends, a percentile would change by several percent from one N_D
+        to the next.
         """
         return thinned(self.workload.output, MOST_LENGTHS)
 
@@ -106,9 +107,9 @@ class Load:
     def pool_blocks(self, admission: Admission, residents: float) -> int:
         """Return the blocks of a pool for `residents` residents.
 
-        They are the 99.9th percentile of the blocks that the residents hold, under *grow* the 95th. Under *grow* a pool
-        that is too small costs a few prefills, not a failure. Between the 90th and the 99th percentile, throughputs
-        hardly differ, and requests are seldom preempted.
+        This is the 99.9th percentile of the blocks that the residents hold; under *grow*, it is the 95th. Under *grow*
+        a pool that is too small costs a few prefills, not a failure. Between the 90th and the 99th percentile,
+        throughputs hardly differ, and requests are seldom preempted.
         """
         z = Z95 if admission == "grow" else Z999
         return self.resident_blocks(admission).quantile(residents, residents, z)
@@ -122,8 +123,8 @@ class Load:
     def unused_blocks(self) -> float:
         """Return the expected free blocks when memory is full.
 
-        Their number is uniform up to the blocks that the next prompt needs. Long prompts wait longer, so each length is
-        as likely as the blocks that it waits for.
+        Their number is uniform up to the blocks that the next prompt needs. Long prompts wait longer, so lengths are
+        weighted by the blocks that they need.
         """
         inputs = self.workload.input
         return (self.prompt_blocks + (inputs.std**2 / BLOCK_SIZE**2 + 1 / 12) / self.prompt_blocks) / 2

@@ -86,20 +86,20 @@ class Moments:
 
 
 def in_step(scenario: Scenario) -> bool:
-    """Return whether the requests are followed: outputs of one length, or short ones, on a pipeline of few stages."""
+    """Return whether this method applies: outputs of one length, or short ones, and a pipeline of few stages."""
     outputs = scenario.load.workload.output
     return len(scenario.replica.stages) <= _DEEPEST and (len(outputs.s) == 1 or outputs.max <= _SHORT)
 
 
 def ttft_slack(scenario: Scenario) -> float:
-    """Return the share by which TTFT may fall where there are more residents."""
+    """Return the share by which TTFT may fall with more residents."""
     return _ITERATION_LESS if in_step(scenario) else 0.0
 
 
 def turns(scenario: Scenario, residents: int, budget: float, whole: bool, idle: int = 0) -> Turns | None:
-    """Follow prompts with `slots`; None where they would have too many chunks.
+    """Return the turns of prompts, computed by `slots` in C; None if they have too many chunks.
 
-    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens, and each decoding sequence takes one.
+    `budget` counts prompts if these are prefilled `whole`. Else it counts tokens: one for each decoding sequence.
     """
     load, share = scenario.load, 0.0 if whole else 1.0
     inputs, outputs = load.workload.input, load.workload.output
@@ -195,7 +195,7 @@ def _round_mean(of: Array, turns: Turns) -> float:
 
 
 def _moments(scenario: Scenario, turns: Turns) -> Moments:
-    """Follow the iterations through the stages, with one micro-batch per stage."""
+    """Simulate the iterations on the stages, with one micro-batch per stage."""
     side, parts = scenario.replica.decode, len(scenario.replica.stages)
     finishes = turns.ends + turns.stays
     numbers = _changes(turns, finishes)

@@ -77,10 +77,10 @@ RESERVED = Pool()
 
 
 def _grown(load: Load, most: int, holding: float, stay: float, blocks: int) -> Occupancy:
-    """Return the occupancy under *grow*, where up to `most` sequences are resident and `holding` of them hold blocks.
+    """Return the occupancy under *grow* with up to `most` residents, of which `holding` hold blocks.
 
-    Their blocks are a sum of independent ages, nearly normal. Where it exceeds the pool, memory limits the residents,
-    and the blocks that are too few for the next prompt stay unused. Where it doesn't, `most` are resident, as with
+    The blocks depend on the residents' ages, so their sum is nearly normal. If the sum exceeds the pool, memory limits
+    the residents, and blocks that are too few for the next prompt stay unused. Otherwise `most` are resident, as with
     reserved blocks: some of them wait for the budget.
     """
     each = load.resident_blocks("grow")
@@ -97,10 +97,11 @@ def _grown(load: Load, most: int, holding: float, stay: float, blocks: int) -> O
 
 
 def _preempted_per_iteration(load: Load, rate: float) -> float:
-    """Return the sequences preempted in an iteration while memory is full, where `rate` finish (Poisson).
+    """Return the sequences preempted in an iteration while memory is full, if `rate` finish (Poisson).
 
-    The free blocks are then fewer than the next prompt needs; each number is equally likely. Blocks that decoding needs
-    beyond those of finished sequences are taken from the newest residents, which hold little more than their prompts.
+    The free blocks are then fewer than the next prompt needs; each number is equally likely. If decoding needs more
+    blocks than finished sequences free, it takes them from the newest residents, which hold little more than their
+    prompts.
     """
     growth = rate * load.mean_iterations / BLOCK_SIZE
     released = load.prompt_blocks + load.mean_iterations / BLOCK_SIZE

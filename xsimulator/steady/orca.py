@@ -19,8 +19,8 @@ Array = NDArray[np.float64]
 def admissions(rate: float, most: int) -> Array:
     """Return the distribution of the prompts that one iteration admits, [most + 1].
 
-    It is Poisson, truncated at `most`, with the mean `rate`. Slots become free at random. Prompts beyond `most` wait
-    for the next iteration, so the mean is kept.
+    The distribution is Poisson with the mean `rate`, truncated at `most`. Slots become free at random. Prompts beyond
+    `most` wait for the next iteration, so the mean is kept.
     """
     if rate >= most:
         return np.asarray(np.arange(most + 1) == most, dtype=np.float64)

@@ -210,7 +210,10 @@ def per_token(scenario: Scenario, outcome: Outcome) -> Times | None:
 
 
 def _ending_together(seconds: Array, life: Lifetime, first: Times, gaps: Array, p: Array) -> Times:
-    """Return the time per token of a batch's sequences: the earlier the first token, the longer until the last."""
+    """Return the time per token of sequences that end together.
+
+    The earlier a sequence's first token is, the longer is the time to its last one.
+    """
     assert life.together is not None
     means = seconds[:, None] + life.together[:, None] * (first.mean - first.seconds)
     deviations = np.repeat(life.deviation_after / gaps, len(first.p))
@@ -218,7 +221,7 @@ def _ending_together(seconds: Array, life: Lifetime, first: Times, gaps: Array, 
 
 
 def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times:
-    """Return the time per token of sequences; if interruptions are few, each number of them is a kind of its own."""
+    """Return the time per token of sequences; few interruptions give one kind for each number of them."""
     found = life.interruptions
     assert found is not None
     few = found.few
@@ -237,7 +240,7 @@ def _interrupted(seconds: Array, life: Lifetime, gaps: Array, p: Array) -> Times
 
 
 def estimate_of(scenario: Scenario, outcome: Outcome) -> Estimate:
-    """Return the whole Estimate; replicas add up."""
+    """Return the complete Estimate, summed over replicas."""
     held = memory(scenario, outcome)
     violations = tuple(
         f"memory: {blocks:,} KV blocks are needed, but only {max(stage.blocks, 0):,} fit besides the weights"

@@ -36,7 +36,7 @@ class PhaseTimes:
     """When the first decode iteration's micro-batches leave the last stage: mean and deviation over them."""
 
     def together(self, first_by_encoding: bool) -> float:
-        """Return the share of the micro-batches' first tokens' spread that is gone at their last tokens; above 0."""
+        """Return by what share the spread of the micro-batches' first tokens shrinks by their last; above 0."""
         if not first_by_encoding:
             return _APART
         encoded, decoded = self.first_encoded[1], self.first_decoded[1]

@@ -91,8 +91,8 @@ class Prompts:
     def encode(self, group: Group, batch: ArrayLike) -> PartSeconds:
         """Return the expected seconds to prefill `batch` whole prompts; the batch's shape.
 
-        The parts' times bend where computing takes longer than reading the weights, so their mean is not the time at
-        the mean. They are therefore averaged over the distribution of the batch's tokens.
+        The time isn't linear in tokens: it bends at the point from which computing takes longer than reading the
+        weights. So the times are averaged over the distribution of the batch's tokens.
         """
         n = np.asarray(batch, dtype=np.float64)
         tokens, p = self.tokens(n)
@@ -138,7 +138,7 @@ class Prompts:
         """Return the times of batches of `batch` prompts, one after the other through a side, without KV transfers.
 
         Their lengths vary, so short batches wait behind long ones. Some hundred batches, at the quantiles of their
-        distribution, are followed through the stages. No more are in flight than WAA allows.
+        distribution, are simulated, with at most as many in flight as WAA allows.
         """
         seconds = side.each(lambda group: self.encode(group, batch))
         hops = side.hops(batch * self.mean)

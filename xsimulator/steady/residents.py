@@ -64,7 +64,7 @@ class SteadyState:
 
     @functools.cached_property
     def _nobody(self) -> Array:
-        """Return [N_D]: logarithm of the probability that, of one query of every age, none is resident."""
+        """Return [N_D]: log of the probability that no query is resident, given one query of each age."""
         with np.errstate(divide="ignore"):
             logarithm: Array = np.log1p(-np.minimum(self.present, 1.0)).sum(axis=0)
         return logarithm
@@ -98,7 +98,7 @@ def _survival(need: Array, p: Array, iterations: int) -> Array:
 def cornish_fisher(mean: float, variance: float, third: float, z: float = Z999) -> float:
     """Return a percentile of a distribution by its mean, variance and third central moment.
 
-    The percentile is the one of the standard normal's `z`, by default the 99.9th.
+    The percentile is that of `z` standard deviations of a normal, by default the 99.9th.
     """
     if variance <= 1e-12 * mean**2:  # a smaller variance is rounding
         return mean

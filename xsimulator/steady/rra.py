@@ -65,10 +65,10 @@ def phase(
 
 
 def _shares(cells: Array, way: float, runs: Array, parts: int, tagged: bool) -> Array:
-    """Return each iteration's mean time over that of an iteration with all micro-batches [iterations].
+    """Return each iteration's mean time relative to an iteration with all micro-batches [iterations].
 
-    A micro-batch runs with probability `runs`. A single one also passes all stages. So an iteration gets shorter only
-    while the slowest stage has less work, or if no micro-batch runs. `way`: seconds between the stages.
+    A micro-batch runs with probability `runs`. Even a single micro-batch passes all stages. So an iteration is shorter
+    only if the slowest stage has less work, or if no micro-batch runs. `way`: seconds between the stages.
     """
     if parts == 1:
         return np.ones_like(runs) if tagged else runs
@@ -173,9 +173,9 @@ def _persisting(times: Array) -> Array:
 def _stay(load: Load, active: Array, times: PhaseTimes, tagged: PhaseTimes) -> float:
     """Return the mean seconds that a query stays.
 
-    At a phase's first iteration, `active` queries are resident; those that entered before were also resident from the
-    end of the previous phase's decoding to its period's end. Iterations in which a query is active run, as for a tagged
-    query.
+    At a phase's first iteration, `active` queries are resident; queries that entered in earlier phases were also
+    resident from the end of the previous phase's decoding to its period's end. An iteration with an active query always
+    runs, so the times of `tagged` apply.
     """
     need, p = load.iterations
     decoding = float(p[need > 0].sum())

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 def phase(scenario: Scenario, batch: int, encode_count: int, parts: int) -> tuple[PhaseTimes, Array, Array]:
     """Return the times of one batch from an empty pipeline to the greatest output length, and the stages' work.
 
-    The batch is encoded in `encode_count` micro-batches and decoded in `parts`. Finished rows are computed along, at
+    The batch is encoded in `encode_count` micro-batches and decoded in `parts`. Finished rows are still computed, at
     their last position.
 
     Returns:

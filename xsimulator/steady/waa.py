@@ -63,7 +63,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Saturated:
-    """A decoding side with a constant number of residents, as far as encoding keeps up with it."""
+    """A decoding side with a constant number of residents, if encoding keeps up."""
 
     rate: float
     """Sequences that finish per second."""
@@ -203,7 +203,7 @@ class WAA:
     def room_for(self, resident: float) -> int:
         """Return the KV blocks that fit on every decoding stage with the workspace of `resident` sequences.
 
-        If these sequences don't fit, the workspace is that of the most that do.
+        If these sequences don't fit, the workspace is for as many as fit.
         """
         load = self.scenario.load
         most = self._room / (load.reservation(1).mean / max(load.mean_iterations, 1.0))
@@ -231,7 +231,7 @@ class WAA:
         return need, self.room_for(resident)
 
     def _saturated_flow(self, encode_batch: int, room: int) -> Flow:
-        """Return the steady state where the decoding side's memory is full.
+        """Return the steady state if the decoding side's memory is full.
 
         B_E is then only the largest number of prompts encoded together. In larger batches, each sequence is longer on
         its way and holds blocks without decoding. Once encoding keeps up, the throughput therefore falls with B_E; it
@@ -308,10 +308,11 @@ class WAA:
         return Saturated(rate, resident, batch, encoder, more, seconds, cells)
 
     def _batch_found(self, rate: float, iteration_s: float, most: int) -> float:
-        """Return the prompts in a batch, as a prompt finds it, if prompts come one by one; at most `most`.
+        """Return the prompts in a batch, as a prompt finds it, if prompts arrive one by one; at most `most`.
 
-        The batch holds the prompt itself and those (Poisson) that come until the side's first stage is free and an
-        iteration ends.
+        The batch holds the prompt itself and a Poisson number of prompts that arrive until the side's first stage is
+        free and an iteration ends.
+
 
         """
 

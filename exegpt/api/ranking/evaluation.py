@@ -68,7 +68,7 @@ def _row(name: str, scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np
 
 
 def _across(scores: Array, lengths: NDArray[np.int64], kinds: NDArray[np.str_]) -> float:
-    """Return (right - wrong) / all, over pairs of different kinds and lengths."""
+    """Return the share of correctly ordered pairs minus that of wrong ones; pairs differ in kind and length."""
     apart = (kinds[:, None] != kinds[None, :]) & (lengths[:, None] < lengths[None, :])
     sign = np.sign(scores[:, None] - scores[None, :])
     return float(sign[apart].sum() / max(1, apart.sum()))

@@ -29,7 +29,7 @@ class Example:
 
     @property
     def part(self) -> Part:
-        """The part to which it belongs, by a hash of the prompt: the parts have 70, 15 and 15 %.
+        """The example's part by a hash of its prompt: training (70 %), validation (15 %) or test (15 %).
 
         The same prompt is never in two parts.
         """

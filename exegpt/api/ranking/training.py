@@ -47,7 +47,7 @@ def train_classifier(features: Features, lengths: NDArray[np.int64], recipe: Rec
 
 
 def list_mle(scores: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return minus the log-likelihood of the order by length under Plackett-Luce, per prompt; scores [batch, 1]."""
+    """Return the negative log-likelihood per prompt of the order by length (Plackett-Luce); scores [batch, 1]."""
     ordered = scores[torch.argsort(lengths, stable=True), 0]
     rest = torch.logcumsumexp(ordered.flip(0), 0).flip(0)
     return (rest - ordered).mean()

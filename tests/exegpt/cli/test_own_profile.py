@@ -87,7 +87,10 @@ def test_adjust_is_refused_or_noted_where_it_changes_nothing(exegpt, tiny, reque
     assert exegpt(*tune, "--out", tmp_path / "s.json").code == 0
     command = ["run", "--model", tiny, "--requests", requests(12, 6), "--no-profile", "--adjust", "0.1"]
     done = exegpt(*command, "--schedule", tmp_path / "s.json")
-    assert done.code == 2 and "--adjust 0.1 is for rra, waa-c, waa-m, and the schedule's policy is orca" in done.err
+    assert (
+        done.code == 2
+        and "--adjust 0.1 needs one of the policies rra, waa-c, waa-m, but the schedule has orca" in done.err
+    )
     assert "--adjust 0.1 has no effect under orca" in exegpt(*command, "--policy", "orca").err
     assert "--adjust" not in exegpt(*command, "--policy", "rra").err
 

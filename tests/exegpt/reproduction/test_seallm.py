@@ -201,12 +201,12 @@ def result():
 def test_what_is_counted():
     shown = sections(result())
     notes = " ".join(note for section in shown for note in section.notes)
-    assert "over 90 % in time: in 1 of 2, not at 50/s with CV 4 (paper: throughout)" in notes
+    assert "with over 90 % in time, in 1 of 2 loads, not at 50/s with CV 4 (paper: in all)" in notes
     heavy = result().loads[1]
     for alone, late in ((replace(FIGURES, normalised=3.5), 1), (FIGURES, 0)):
         with_row = replace(heavy, systems=heavy.systems | {seallm.ALONE: alone})
         (note,) = seallm._bursts((result().loads[0], with_row), [with_row.scenario])
-        assert note.startswith(f"In {late} of these 1, ")
+        assert note.startswith(f"In {late} of the other 1, ")
     assert "ahead of all baselines by L_N in 1 of 2" in notes and "by share in time in 2 of 2" in notes
     assert "L_N rises from SeaLLM to AlpaServe to vLLM to MuxServe in 1 of 2" in notes
     assert "no higher than SeaLLM-F's in 1 of 2" in notes and "TPOT is no higher than AlpaServe's in 1 of 2" in notes

@@ -1,6 +1,7 @@
 """Admission by *grow*: blocks come as tokens do, and the last resident is preempted where none are left."""
 
 from math import inf
+from typing import get_args
 
 import pytest
 from hypothesis import example, given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.xcore.small_specs import profile, schedule
 from xcore.batching import BlockPool, Forecast, Ledger, Sequence, Step
-from xcore.batching.admission import iterations_until_shortage
+from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage
 from xcore.batching.sequence import DECODE, PREEMPTED, PREFILL, WAITING
 from xcore.errors import InputError
 from xcore.orders import fcfs
@@ -278,3 +279,8 @@ def test_outputs_that_end_sooner_than_they_may_reserve_what_they_may_need():
     assert all([one.output_tokens for one in done.served] == [12] * 40 for done in told.values())
     assert told["reserve"].seconds > 1.2 * known.seconds
     assert told["grow"].seconds < 1.2 * known.seconds
+
+
+def test_every_rule_of_admission_that_a_schedule_can_name_has_its_class():
+    """The ledger and --admission look rules up in this table."""
+    assert tuple(ADMISSIONS) == get_args(Admission)

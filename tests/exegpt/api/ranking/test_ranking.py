@@ -13,7 +13,7 @@ from exegpt.api.ranking.training import Recipe, _forward, list_mle, train_classi
 from tests.public_data import needs_data
 from xcore.errors import InputError
 from xcore.orders.features import BUCKETS, DENSE, Features
-from xcore.orders.noise import kendall_tau, noisy_scores, normal_sigma
+from xcore.orders.noise import kendall_tau, noisy_scores
 from xcore.orders.ranker import Ranker
 
 QUICK = Recipe(width=8, hidden=16, epochs=6, batch=32, dropout=0.2)
@@ -114,16 +114,6 @@ def test_noise_leaves_the_tau_that_is_asked_for(tau):
     lengths = np.maximum(1, rng.gamma(0.7, 300, 3000)).astype(int).tolist()
     assert kendall_tau(noisy_scores(lengths, tau, seed=4), lengths) == pytest.approx(tau, abs=0.002)
     assert kendall_tau(noisy_scores(lengths, 1.0, seed=4), lengths) > 0.999
-
-
-def test_the_formula_for_log_normal_lengths():
-    """0.68, 0.85 and 0.94 standard deviations, and what a sample confirms."""
-    found = [normal_sigma(tau, 1.0) for tau in (0.62, 0.55, 0.52)]
-    assert found == pytest.approx([0.68, 0.85, 0.94], abs=0.01)
-    rng = np.random.default_rng(2)
-    lengths = np.exp(rng.normal(5.0, 0.9, 4000)).astype(int) + 1
-    scores = -(np.log(lengths) + normal_sigma(0.55, 0.9) * rng.standard_normal(4000))
-    assert kendall_tau(scores, lengths) == pytest.approx(0.55, abs=0.03)
 
 
 @pytest.mark.slow
