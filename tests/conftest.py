@@ -4,8 +4,12 @@ import gc
 import os
 import shutil
 import tempfile
+from collections import Counter
 
+import pytest
 from hypothesis import settings
+
+from tests.thinned import THINNED
 
 gc.disable()  # while tests are collected, millions of objects come and stay: to look through them takes as long again
 
@@ -24,3 +28,15 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but for what there is now."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of long tests that `make test` leaves out as slow."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if every := THINNED.get(name):
+            if seen[name] % every:
+                item.add_marker("slow")
+            seen[name] += 1

@@ -68,6 +68,7 @@ def test_transformers_and_our_kernels_load_together_from_a_wheel(wheel, tmp_path
     assert python(LOADS_BOTH, tmp_path, wheel).startswith(str(wheel))
 
 
+@pytest.mark.slow
 def test_transformers_and_our_kernels_load_together_from_the_root():
     assert python(LOADS_BOTH, ROOT, ROOT).startswith(str(ROOT))
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.thinned import THINNED
+
 ROOT = Path(__file__).parent.parent
 SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 PACKAGES = re.search(r'PACKAGES = "(.+)"', SETUP)[1].split()
@@ -36,3 +38,9 @@ def test_the_changes_begin_with_the_version_to_come():
     first = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)[1]
     version = re.search(r'__version__ = "(.+)"', (ROOT / "xcore/__init__.py").read_text(encoding="utf-8"))[1]
     assert first.startswith(("Unreleased", version))
+
+
+@pytest.mark.parametrize("thinned", THINNED)
+def test_thinned_tests_exist(thinned):
+    file, name = thinned.split("::")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8")

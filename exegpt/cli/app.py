@@ -7,9 +7,9 @@ from exegpt.cli import (
     bench_serve,
     demo,
     engine,
+    learned_outputs,
     listing,
     model,
-    outputs,
     plan,
     profile,
     profile_import,
@@ -49,7 +49,7 @@ _model.command("create")(model.create)
 app.add_typer(_model, name="model")
 
 _outputs = typer.Typer(help="Learn output lengths from answers.", no_args_is_help=True, rich_markup_mode=None)
-_outputs.command("learn", short_help="Learn output lengths from answers, some of them cut off.")(outputs.learn)
+_outputs.command("learn", short_help="Learn output lengths from answers, some of them cut off.")(learned_outputs.learn)
 app.add_typer(_outputs, name="outputs", short_help="Learn output lengths from answers.")
 
 _profile = typer.Typer(rich_markup_mode=None)

@@ -259,6 +259,7 @@ def test_an_engine_with_a_wrong_kernel_is_found(monkeypatch, capsys):
     assert "outputs are not" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_decoding_iteration_is_timed_beside_its_roofline(monkeypatch, capsys):
     """On the CPU, whose graphs run the layers again."""
     monkeypatch.setattr("xrunner.comm.gpu.Gpu", lambda device: StandIn())

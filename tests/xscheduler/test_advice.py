@@ -238,6 +238,7 @@ def test_twice_the_devices_are_in_the_node_as_far_as_eight(once, doubled):
     assert larger.devices == 2 * parse_cluster(once).devices == parse_cluster(doubled).devices
 
 
+@pytest.mark.slow
 def test_looser_bounds_and_larger_clusters_are_searched_anew():
     def again(bound_s, cluster, floor):
         return answer(bound_s, cluster.name, floor)

@@ -304,6 +304,7 @@ def seeded(seed):
     )
 
 
+@pytest.mark.slow
 def test_seeds_agree_within_three_percent_and_each_answer_holds_on_fresh_ones():
     answers = [seeded(seed) for seed in (0, 1, 2)]
     reached = [found.highest_rate_seq_s for found in answers]

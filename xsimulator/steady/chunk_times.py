@@ -16,7 +16,7 @@ _PLACES, _COUNTED = 6, 10
 
 
 @dataclass(frozen=True)
-class Iterations:
+class IterationTimes:
     """The iterations in which a prompt is prefilled, as they are in the steady state."""
 
     scenario: Scenario
@@ -66,7 +66,7 @@ class ChunkTimes:
         return ChunkTimes(length, taken, first, whole, length - first - whole * room)
 
 
-def chunk_times(iterations: Iterations) -> Encoded:
+def chunk_times(iterations: IterationTimes) -> Encoded:
     """Return the seconds of prompts' chunks.
 
     A prompt begins after other prompts that start in the same iteration (a Poisson number), or after the last chunk of
@@ -90,7 +90,7 @@ def chunk_times(iterations: Iterations) -> Encoded:
     )
 
 
-def _seconds(iterations: Iterations, chunks: ChunkTimes, ends: Flags, some: Array) -> tuple[Array, Array, Array]:
+def _seconds(iterations: IterationTimes, chunks: ChunkTimes, ends: Flags, some: Array) -> tuple[Array, Array, Array]:
     """Return the seconds of a prompt's iterations: all but the last; all, if none follows; all, if `some` follow."""
     nothing, room = np.zeros_like(chunks.length), np.full_like(chunks.length, iterations.room)
     begun = iterations.seconds(chunks.length, chunks.first, chunks.before, nothing)
@@ -102,7 +102,7 @@ def _seconds(iterations: Iterations, chunks: ChunkTimes, ends: Flags, some: Arra
     return begun, alone, np.where(ends, in_last, iterations.seconds(chunks.length, chunks.first, chunks.before, some))
 
 
-def _variance(iterations: Iterations, chunks: ChunkTimes, ends: Flags, some: Array) -> tuple[Array, Array]:
+def _variance(iterations: IterationTimes, chunks: ChunkTimes, ends: Flags, some: Array) -> tuple[Array, Array]:
     """Return the variances of the other prompts' tokens before a prompt and behind it.
 
     The prompts behind fill no more than the rest of an iteration.
@@ -114,7 +114,7 @@ def _variance(iterations: Iterations, chunks: ChunkTimes, ends: Flags, some: Arr
     return chunks.before / mean * spread**2, varies
 
 
-def _begins(iterations: Iterations, lengths: Array, p: Array) -> tuple[Array, Array]:
+def _begins(iterations: IterationTimes, lengths: Array, p: Array) -> tuple[Array, Array]:
     """Return the ways in which a prompt may begin: other prompts' tokens before it, and the probability of each."""
     mean, room = iterations.scenario.load.prompts.mean, iterations.room
     ahead, chance = _poisson(iterations.others / 2, mean, room)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from xcore.policies.chunked import TRAITS
 from xcore.specs.workload import LengthDistribution
 from xsimulator.steady import lockstep
-from xsimulator.steady.chunk_times import Iterations, chunk_times
+from xsimulator.steady.chunk_times import IterationTimes, chunk_times
 from xsimulator.steady.closed_form import ClosedForm, Steady, pool_of
 from xsimulator.steady.iterations import Encoded, Mixture, from_iterations
 from xsimulator.steady.occupancy import RESERVED, Occupancy, Pool
@@ -104,7 +104,7 @@ def outcome(scenario: Scenario, max_num_seqs: int, max_num_batched_tokens: int, 
 
     def encoded() -> Encoded:
         others = prompts * (1.0 - 1.0 / max(occupancy.residents, 1.0))
-        return chunk_times(Iterations(scenario, room, prompts, others, decoding))
+        return chunk_times(IterationTimes(scenario, room, prompts, others, decoding))
 
     return from_iterations(scenario, mixture, rate, max_num_seqs, occupancy, budget, encoded)
 

@@ -265,6 +265,7 @@ def test_models_in_seallms_groups_take_merged_blocks_of_all_their_memory(planned
         assert schedule.kv_blocks <= pool.total < 1.02 * schedule.kv_blocks
 
 
+@pytest.mark.slow
 def test_groups_are_judged_by_replays_under_their_own_rule(demands):
     """On one device, of models that ask for more than it has: whose requests are late depends on whose turn it is."""
     loaded = [replace(demand, rate_seq_s=4 * demand.rate_seq_s) for demand in demands]

@@ -1,0 +1,45 @@
+"""Long tests with many cases, of which `make test` runs only some."""
+
+THINNED = {
+    "kernels/test_attention_gpu.py::test_heads_and_blocks": 2,
+    "kernels/test_attention_gpu.py::test_variants": 2,
+    "kernels/test_attention_gpu.py::test_work_lists": 3,
+    "kernels/test_attention_flashinfer.py::test_flashinfer_is_planned_for_the_same_attention": 5,
+    "kernels/test_masked_positions.py::test_a_result_does_not_depend_on_what_blocks_held": 5,
+    "kernels/test_no_token.py::test_at_random": 5,
+    "kernels/test_rows_gpu.py::test_rotate_and_write": 2,
+    "kernels/test_sampling.py::test_the_triton_kernel_with_equal_and_with_ruled_out_logits": 2,
+    "exegpt/cli/test_bad_inputs.py::test_files_of_a_model_that_hold_nonsense_are_named": 3,
+    "exegpt/loadtest/test_open_loop.py::test_what_goes_wrong_is_counted_by_kind": 3,
+    "exegpt/loadtest/test_open_loop.py::test_what_other_servers_leave_out_is_no_error": 2,
+    "exegpt/loadtest/test_open_loop.py::test_a_usage_that_is_no_count_is_not_believed": 2,
+    "exegpt/loadtest/test_open_loop.py::test_a_retry_after_beyond_the_time_limit_is_a_failure": 2,
+    "test_packaging.py::test_threads_that_wait_give_up_soon": 4,
+    "xmulti/sharing/test_shared_devices.py::test_a_replay_that_ends_early_judges_as_one_to_its_end": 2,
+    "xrunner/core/test_failed_requests.py::test_however_tokens_are_chosen": 3,
+    "xrunner/core/test_failed_requests.py::test_under_every_policy": 3,
+    "xrunner/core/test_preemption.py::test_preempted_requests_of_other_architectures": 2,
+    "xrunner/core/test_preemption.py::test_an_encoder_decoders_preempted_outputs_are_computed_again": 2,
+    "xrunner/models/test_device.py::test_the_kernels_of_a_gpu_give_the_same_logits": 2,
+    "xrunner/models/test_weights.py::test_transformers_reads_what_is_created": 2,
+    "xrunner/rank/test_gpu.py::test_graphs_give_what_the_cpu_gives": 2,
+    "xrunner/rank/test_gpu.py::test_the_next_step_is_queued_while_one_is_computed": 2,
+    "xrunner/rank/test_no_waiting.py::test_a_step_waits_for_its_tokens_alone": 5,
+    "xrunner/rank/test_warm_up_gpu.py::test_nothing_is_compiled_in_a_run": 4,
+    "xrunner/rank/test_warm_up_gpu.py::test_nothing_is_compiled_for_other_architectures": 2,
+    "xscheduler/test_ceilings.py::test_no_point_exceeds_them": 4,
+    "xscheduler/test_families.py::test_it_finds_the_optimum_of_all_spaces": 4,
+    "xscheduler/test_families.py::test_rra_has_its_optimum_under_a_bound_that_few_schedules_meet": 3,
+    "xscheduler/test_list_search.py::test_it_is_never_later_than_the_steady_states_best_schedules": 2,
+    "xscheduler/test_list_search.py::test_no_point_of_the_spaces_completes_a_list_more_than_one_percent_sooner": 5,
+    "xscheduler/test_tune.py::test_every_schedule_keeps_its_bound_and_is_what_it_says": 2,
+    "xserver/http/test_openapi.py::test_answers_are_as_described": 2,
+    "xserver/http/test_openapi.py::test_administration_is_as_described": 2,
+    "xserver/text/test_output_text.py::test_text_is_both_decoded_less_the_prompt": 2,
+    "xsimulator/steady/test_occupancy.py::test_a_pool_is_the_percentile_of_what_residents_hold": 3,
+    "xsimulator/steady/test_occupancy.py::test_slots_that_wait_an_iteration_for_their_next_sequence": 2,
+}
+"""By test, n: `make test` runs every n-th case, `make test-all` all.
+
+Where possible, n shares no factor with the number of values of a parameter, so that each value is still tested.
+"""
