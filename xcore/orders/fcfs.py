@@ -9,6 +9,8 @@ class FCFS:
     """By arrival; simultaneous requests in the order in which they were given."""
 
     changes = False
+    by_arrival = True
+    """Whether a policy may exchange neighbours for batches of even work (`Queue.by_arrival`)."""
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
         """Return the sorting key, a constant."""

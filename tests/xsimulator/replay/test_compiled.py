@@ -125,6 +125,20 @@ def test_blocks_that_grow_or_are_shared_are_the_replays(drawn):
     assert compiled.estimate.utilisation == pytest.approx(lanes.estimate.utilisation, rel=1e-9)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    plans(policies=("rra", "waa-c")),
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 60), st.floats(0, 0.2)), min_size=2, max_size=60),
+    st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    st.integers(1, 5),
+)
+def test_adjusted_batches_are_the_replays(plan, rows, share, encode_batch):
+    """Most inputs miss the mean, so batches are exchanged and resized, and requests passed over."""
+    made, tables = plan
+    made = replace(made, adjust=share, control=made.control.with_batch(encode_batch))
+    check_times(made, tables, [RequestLengths(*row) for row in rows])
+
+
 @pytest.mark.parametrize("policy", ["orca", "rra", "static"])
 def test_stages_that_are_alike_share_their_costs(policy):
     """Of four stages the two in the middle hold the same."""
