@@ -231,5 +231,6 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
         bound=where.bound.name,
         percentile=where.bound.percentile,
         replicas=where.replicas,
+        adjust=where.adjust if TRAITS[space.policy].adjustable else None,
     )
     return checked(made)

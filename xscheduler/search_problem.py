@@ -8,6 +8,7 @@ from typing import Literal
 from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
+from xcore.policies.adjustment import USUAL_SHARE
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.schedule import Stage
 from xscheduler import ceilings
@@ -132,6 +133,8 @@ class SearchProblem:
     """
     finite: bool = False
     """Whether the requests are a short list, all of whose prompts may be encoded in one iteration."""
+    adjust: float | None = USUAL_SHARE
+    """`Schedule.adjust` of the policies that have a target."""
 
     @property
     def widest(self) -> tuple[str, int | None]:
@@ -184,7 +187,8 @@ class SearchProblem:
     def _scenario(self, stages: tuple[Stage, ...], devices: int) -> Scenario:
         """Return the scenario of these stages, with as many replicas of `devices` devices as fit on the cluster."""
         replicas = most_replicas(self.cost_model.cluster, devices)
-        return Scenario(self.cost_model.replica(stages), self.load, self.bound, self.variation, replicas)
+        replica = self.cost_model.replica(stages)
+        return Scenario(replica, self.load, self.bound, self.variation, replicas, self.adjust)
 
     @memoized
     def both(self, layout: Layout) -> Scenario:
