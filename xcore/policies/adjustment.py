@@ -16,6 +16,8 @@ PEEKED_BATCHES = 4
 """Batches at the front of the queue from which the next one is picked."""
 MOST_PASSED_OVER = 4
 """How often later requests may be encoded before a waiting one."""
+_COUNT_WEIGHS = 3
+"""A batch's sequences weigh a third of its tokens: with equal weights, tokens would vary more, with none, B_D."""
 _LIFETIMES = 8
 """Lifetimes of a sequence over which the mean number of residents is taken."""
 
@@ -37,11 +39,13 @@ class Adjustment:
         self.share, self.encode_batch = share, encode_batch
         self.tokens = input_mean * encode_batch
         """Expected tokens of a batch."""
+        self.weight = input_mean / _COUNT_WEIGHS
+        """Tokens that weigh as much as a sequence too many."""
         self.level = float(decode_batch + (encode_stages - 1) * encode_batch)
         """Expected residents when a batch is chosen: at first the schedule's, later a mean of the observed ones."""
         self.follows = min(1.0, encode_batch / (_LIFETIMES * decode_batch))
         """Share of the way by which the level follows the residents at each batch."""
-        self.fewest, self.most = (encode_batch + 1) // 2, 2 * encode_batch
+        self.fewest, self.most = (encode_batch + 3) // 4, 2 * encode_batch
 
     def count(self, residents: int) -> int:
         """Return how many sequences to encode next: B_E, less the residents above their level, within factors of two.
@@ -67,31 +71,39 @@ class Adjustment:
             self.level += (residents - self.level) * self.follows
         excess = sum(tokens for tokens, _ in chosen) - self.tokens
         while abs(excess) > self.share * self.tokens:
-            nearer = (exchange and _exchange(chosen, others, due, excess)) or self._resize(chosen, others, due, excess)
+            nearer = exchange and _exchange(chosen, others, due, excess)
+            nearer = nearer or self._resize(chosen, others, excess, len(chosen) - count)
             if not nearer:
                 break
             excess += nearer
         return [candidates[place] for place in sorted(place for _, place in chosen)]
 
-    def _resize(self, chosen: list[Prompt], others: list[Prompt], due: int, excess: float) -> int:
-        """Drop the last prompt, or add the first of the others, if this brings the sum nearer to its target.
+    def _resize(self, chosen: list[Prompt], others: list[Prompt], excess: float, more: int) -> int:
+        """Drop the last prompt, or add the first of the others, if this brings the batch nearer to its targets.
+
+        `more` sequences were chosen than wanted.
 
         Returns:
             The tokens by which the sum has changed.
         """
-        if excess > 0 and len(chosen) > max(self.fewest, due):
+        if excess > 0 and len(chosen) > self.fewest:
             last = max(chosen, key=_place)
-            if last[0] < 2 * excess:
+            if self._miss(excess - last[0], more - 1) < self._miss(excess, more):
                 chosen.remove(last)
                 insort(others, last)
                 return -last[0]
         elif excess < 0 and others and len(chosen) < self.most:
             first = min(others, key=_place)
-            if first[0] < -2 * excess:
+            if self._miss(excess + first[0], more + 1) < self._miss(excess, more):
                 others.remove(first)
                 chosen.append(first)
                 return first[0]
         return 0
+
+    def _miss(self, excess: float, more: int) -> float:
+        """Return the squared error of a batch with so many tokens and sequences too many."""
+        count = self.weight * more
+        return excess * excess + count * count
 
 
 def _place(prompt: Prompt) -> int:

@@ -219,11 +219,11 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
 
 
 def _adjustment(schedule: Schedule) -> tuple[float, ...]:
-    """Return the share, tokens, level and following of an adjustment; a negative share if batches aren't adjusted."""
+    """Return the numbers of an adjustment; its share is negative if batches aren't adjusted."""
     adjustment = adjustment_of(schedule)
     if adjustment is None:
-        return -1.0, 0.0, 0.0, 0.0
-    return adjustment.share, adjustment.tokens, adjustment.level, adjustment.follows
+        return -1.0, 0.0, 0.0, 0.0, 0.0
+    return adjustment.share, adjustment.tokens, adjustment.weight, adjustment.level, adjustment.follows
 
 
 def _side(side: Side, head: list[int]) -> Array:

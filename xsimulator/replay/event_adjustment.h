@@ -11,7 +11,7 @@ typedef struct { double tokens; Py_ssize_t place; } Prompt;
 
 /* One B_E after the other; `share` is negative if batches are not adjusted. */
 typedef struct {
-    double share, tokens, level, follows;
+    double share, tokens, weight, level, follows;
     Py_ssize_t batch, fewest, most, peeked, chosen_count, other_count;
     Py_ssize_t *candidates;  /* [peeked]: requests */
     Prompt *chosen, *others; /* [peeked] each; `others` are sorted */
@@ -73,13 +73,19 @@ static double exchange(Adjustment *a, Py_ssize_t due, double excess) {
     return a->chosen[leaves].tokens - gone.tokens;
 }
 
-/* Drop the last prompt, or add the first of the others, if this brings the sum nearer to its target. */
-static double resize(Adjustment *a, Py_ssize_t due, double excess) {
-    Py_ssize_t at = 0;
-    if (excess > 0 && a->chosen_count > (a->fewest > due ? a->fewest : due)) {
+static double missed_by(const Adjustment *a, double excess, Py_ssize_t more) {
+    double count = a->weight * (double)more;
+    return excess * excess + count * count;
+}
+
+/* Drop the last prompt, or add the first of the others, if this brings the batch nearer to its targets. */
+static double resize(Adjustment *a, Py_ssize_t wanted, double excess) {
+    Py_ssize_t at = 0, more = a->chosen_count - wanted;
+    double missed = missed_by(a, excess, more);
+    if (excess > 0 && a->chosen_count > a->fewest) {
         for (Py_ssize_t i = 1; i < a->chosen_count; i++)
             if (a->chosen[i].place > a->chosen[at].place) at = i;
-        if (a->chosen[at].tokens >= 2 * excess) return 0.0;
+        if (missed_by(a, excess - a->chosen[at].tokens, more - 1) >= missed) return 0.0;
         Prompt last = take_prompt(a->chosen, &a->chosen_count, at);
         insert_sorted(a, last);
         return -last.tokens;
@@ -87,7 +93,7 @@ static double resize(Adjustment *a, Py_ssize_t due, double excess) {
     if (excess < 0 && a->other_count && a->chosen_count < a->most) {
         for (Py_ssize_t i = 1; i < a->other_count; i++)
             if (a->others[i].place < a->others[at].place) at = i;
-        if (a->others[at].tokens >= -2 * excess) return 0.0;
+        if (missed_by(a, excess + a->others[at].tokens, more + 1) >= missed) return 0.0;
         Prompt first = take_prompt(a->others, &a->other_count, at);
         a->chosen[a->chosen_count++] = first;
         return first.tokens;
@@ -104,20 +110,20 @@ static int by_place(const void *a, const void *b) {
 static void choose(Adjustment *a, const Ledger *l, Py_ssize_t candidates) {
     Py_ssize_t count = wanted_count(a, residents(l)), due = 0;
     double excess = 0.0, nearer;
-    if (count > candidates) count = candidates;
-    a->chosen_count = count, a->other_count = candidates - count;
+    a->chosen_count = count < candidates ? count : candidates;
+    a->other_count = candidates - a->chosen_count;
     for (Py_ssize_t i = 0; i < candidates; i++) {
         const Request *r = &l->requests[a->candidates[i]];
         Prompt prompt = {(double)r->to_prefill, i};
         if (r->passed_over >= MOST_PASSED_OVER) due = i + 1;
-        if (i < count) a->chosen[i] = prompt, excess += prompt.tokens;
-        else a->others[i - count] = prompt;
+        if (i < a->chosen_count) a->chosen[i] = prompt, excess += prompt.tokens;
+        else a->others[i - a->chosen_count] = prompt;
     }
     excess -= a->tokens;
     qsort(a->others, (size_t)a->other_count, sizeof *a->others, by_tokens);
     if (a->other_count) a->level += ((double)residents(l) - a->level) * a->follows;
     while (fabs(excess) > a->share * a->tokens) {
-        if ((nearer = exchange(a, due, excess)) == 0.0 && (nearer = resize(a, due, excess)) == 0.0) break;
+        if ((nearer = exchange(a, due, excess)) == 0.0 && (nearer = resize(a, count, excess)) == 0.0) break;
         excess += nearer;
     }
     qsort(a->chosen, (size_t)a->chosen_count, sizeof *a->chosen, by_place);

@@ -259,7 +259,7 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
 enum { ARRIVALS, INPUTS, OUTPUTS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, TIMES, BUSY, ARRAYS };
 /* And a setting's. */
 enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD,
-       SHARE, TOKENS, LEVEL, FOLLOWS, SETTINGS_COUNT };
+       SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, SETTINGS_COUNT };
 /* Figures of a request in `times`. */
 enum { STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
 
@@ -298,10 +298,10 @@ static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t mi
 
 /* The adjustment of encoding batches, before the first one. */
 static Adjustment adjustment(Memory *m, const double *settings, Py_ssize_t requests) {
-    Adjustment a = {.share = settings[SHARE], .tokens = settings[TOKENS], .level = settings[LEVEL],
+    Adjustment a = {.share = settings[SHARE], .tokens = settings[TOKENS], .weight = settings[WEIGHT], .level = settings[LEVEL],
                     .follows = settings[FOLLOWS], .batch = (Py_ssize_t)settings[BATCH]};
     if (a.share < 0.0) return a;
-    a.fewest = (a.batch + 1) / 2, a.most = 2 * a.batch;
+    a.fewest = (a.batch + 3) / 4, a.most = 2 * a.batch;
     a.peeked = requests / PEEKED_BATCHES < a.batch ? requests : PEEKED_BATCHES * a.batch;
     a.candidates = allocate(m, a.peeked, sizeof *a.candidates);
     a.chosen = allocate(m, a.peeked, sizeof *a.chosen);
