@@ -19,17 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcore.policies.adjustment import USUAL_SHARE
+from xcore.policies.rra import RRAControl
+from xcore.policies.waa import WAAControl
 from xcore.requests.requests import random_requests
 from xcore.specs.builtin_models import builtin_model
-from xcore.specs.cluster import parse_cluster
+from xcore.specs.cluster import local_cluster, parse_cluster
+from xcore.specs.model import ModelSpec
 from xcore.specs.profile import Profile
 from xcore.specs.request_times import RequestTimes
-from xcore.specs.schedule import Schedule
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
 from xcore.specs.timeline import Span, Timeline
 from xcore.specs.workload import LengthDistribution, Workload, task
 from xprofiler.roofline import roofline_profile
 from xscheduler.tune import tune
 from xsimulator.replay.event_simulator import replay
+from xsimulator.steady.residents import steady_state
 
 Array = NDArray[np.float64]
 MODEL, CLUSTER = "opt-13b", "4xA40"
@@ -38,6 +42,8 @@ WHOLE = {"tp_degree": 4, "encode_micro_batches": 1}
 ENGINE = Workload(
     "48/40", LengthDistribution.truncated_normal(48, 30, 120), LengthDistribution.truncated_normal(40, 22, 100), 94
 )
+BATCH, ITERATIONS = 8, 8
+"""B_E and N_D of the engine's runs."""
 
 
 @dataclass(frozen=True)
@@ -154,29 +160,37 @@ def measured(case: Case, share: float | None, count: int) -> Evenness:
 
 def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Evenness, Evenness]]:
     """Run a small model under both policies, without and with adjustment."""
-    from benchmarks.job import measure_ranks, run_all
+    from benchmarks.job import run_all
     from benchmarks.model_sizes import ModelSizes
-    from xscheduler.setting_search import search_schedule
-    from xscheduler.settings import find_setting
 
     folder.mkdir(exist_ok=True)
     directory = folder / "model"
     if not directory.exists():
         ModelSizes(layers=4, hidden=256, heads=4, ffn=704, vocab=8000, context=256).create(directory, 0, "llama")
-    for policy, ranks, fixed in (
-        ("rra", 1, {"encode_batch": 8, "decode_iterations": 8, "encode_micro_batches": 1}),
-        ("waa-c", 2, {"encode_batch": 8, "encode_devices": 1, "micro_batches": 1}),
-    ):
-        cluster, profile = measure_ranks(directory, ranks)
-        setting = find_setting(str(directory), str(cluster), "S", str(profile), memory_fraction=0.1)
-        setting = replace(setting, workload=ENGINE)
-        schedule = search_schedule(setting, None, policies=(policy,), fixed={"replicas": 1, **fixed}).schedule
-        assert schedule, policy
-        requests = random_requests(ENGINE.draw(count, 3), setting.model.vocab, 0)
+    spec = ModelSpec.from_directory(directory)
+    every, requests = (0, spec.layers), random_requests(ENGINE.draw(count, 3), spec.vocab, 0)
+    ratio = steady_state(ENGINE, ITERATIONS, False, "exact").batch_ratio
+    rra = RRAControl(encode_batch=BATCH, decode_iterations=ITERATIONS, decode_batch=round(BATCH * ratio))
+    waa = WAAControl(encode_batch=BATCH, decode_batch=round(BATCH * ratio), micro_batches=1)  # B_D is then observed
+    sides = Stage((0,), 1, "encode", None, every), Stage((1,), 1, "decode", None, every)
+    for policy, control, stages in (("rra", rra, (Stage((0,), 1, "both", None, every),)), ("waa-c", waa, sides)):
+        schedule = Schedule(
+            version=Schedule.VERSION,
+            policy=policy,
+            control=control,
+            model=ModelReference(spec, spec.fingerprint),
+            cluster=local_cluster(),
+            workload=ENGINE,
+            profile=ProfileReference("none", ""),
+            stages=stages,
+            kv_blocks=4000,
+            dtype="fp32",
+            kv_dtype="fp32",
+        )
         both = [replace(schedule, adjust=each) for each in (None, share)]
-        runs = run_all(directory, both, requests, ranks, 1, folder).runs
+        runs = run_all(directory, both, requests, len(stages), 1, folder).runs
         plain, adjusted = (evenness(schedule, run.timeline, run.served) for run in runs)
-        yield f"{policy} engine B_E=8", plain, adjusted
+        yield f"{policy} engine B_E={BATCH}", plain, adjusted
 
 
 def rows(name: str, plain: Evenness, adjusted: Evenness) -> Iterator[str]:
