@@ -62,7 +62,7 @@ class Case:
     @functools.cached_property
     def schedule(self) -> Schedule:
         """The schedule of these variables."""
-        where = builtin_model(MODEL), parse_cluster(CLUSTER), task(self.task), _profile()
+        where = builtin_model(MODEL), parse_cluster(CLUSTER), task(self.task), profile()
         best = tune(*where, policies=(self.policy,), fixed={"replicas": 1, **self.fixed}).schedule
         assert best, self.name
         return best
@@ -79,7 +79,8 @@ CASES = (
 
 
 @functools.cache
-def _profile() -> Profile:
+def profile() -> Profile:
+    """The roofline of the cases."""
     return roofline_profile(builtin_model(MODEL), parse_cluster(CLUSTER))
 
 
@@ -154,7 +155,7 @@ def _steps(spans: Iterator[Span]) -> Iterator[list[Span]]:
 def measured(case: Case, share: float | None, count: int) -> Evenness:
     """Replay `count` requests of a case, all there at once."""
     schedule = replace(case.schedule, adjust=share)
-    run = replay(schedule, _profile(), task(case.task).draw(count, seed=3))
+    run = replay(schedule, profile(), task(case.task).draw(count, seed=3))
     return evenness(schedule, run.timeline, run.served)
 
 
