@@ -172,7 +172,7 @@ def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Ev
     every, requests = (0, spec.layers), random_requests(ENGINE.draw(count, 3), spec.vocab, 0)
     ratio = steady_state(ENGINE, ITERATIONS, False, "exact").batch_ratio
     rra = RRAControl(encode_batch=BATCH, decode_iterations=ITERATIONS, decode_batch=round(BATCH * ratio))
-    waa = WAAControl(encode_batch=BATCH, decode_batch=round(BATCH * ratio), micro_batches=1)  # B_D is then observed
+    waa = WAAControl(encode_batch=BATCH, decode_batch=round(BATCH * ratio), micro_batches=1)  # B_D: as in the first run
     sides = Stage((0,), 1, "encode", None, every), Stage((1,), 1, "decode", None, every)
     for policy, control, stages in (("rra", rra, (Stage((0,), 1, "both", None, every),)), ("waa-c", waa, sides)):
         schedule = Schedule(
@@ -188,10 +188,14 @@ def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Ev
             dtype="fp32",
             kv_dtype="fp32",
         )
-        both = [replace(schedule, adjust=each) for each in (None, share)]
-        runs = run_all(directory, both, requests, len(stages), 1, folder).runs
-        plain, adjusted = (evenness(schedule, run.timeline, run.served) for run in runs)
-        yield f"{policy} engine B_E={BATCH}", plain, adjusted
+
+        def run(schedule: Schedule) -> Evenness:
+            (run,) = run_all(directory, [schedule], requests, len(schedule.stages), 1, folder).runs
+            return evenness(schedule, run.timeline, run.served)
+
+        plain = run(schedule)
+        seen = replace(control, decode_batch=round(plain.decode_batch.mean))
+        yield f"{policy} engine B_E={BATCH}", plain, run(replace(schedule, control=seen, adjust=share))
 
 
 def rows(name: str, plain: Evenness, adjusted: Evenness) -> Iterator[str]:
