@@ -31,8 +31,10 @@ FLAGS = [] if os.name == "nt" else ["-O3", "-ffp-contract=off"]
 HEADERS = [
     "xcore/interpolation.h",
     "xsimulator/cost/iteration_costs.h",
+    "xsimulator/replay/event_adjustment.h",
     "xsimulator/replay/event_ledger.h",
     "xsimulator/replay/event_pipeline.h",
+    "xsimulator/replay/event_policies.h",
     "xsimulator/replay/event_pool.h",
 ]
 COMPILED = [

@@ -1,12 +1,15 @@
 """Checks of options that name one of several things: an unknown name is refused with the list of known ones."""
 
+from dataclasses import replace
 from typing import TypeVar
 
 from xcore.batching.admission import ADMISSIONS, Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
+from xcore.policies.adjustment import USUAL_SHARE
 from xcore.specs.bound import PERCENTILES, BoundMeaning
 from xcore.specs.model import ModelSpec
+from xcore.specs.schedule import Schedule
 from xcore.traces.trace import form_of
 
 Choice = TypeVar("Choice", bound=str)
@@ -51,6 +54,24 @@ def admission_rule(typed: str | None, policy: str | None) -> Admission:
             "leave it out."
         )
     return rule
+
+
+def with_adjustment(schedule: Schedule, share: float | None, never: bool) -> Schedule:
+    """Return the schedule with --adjust and --no-adjust, by default with its own or the usual share.
+
+    Raises InputError for both options, or for a share if the policy has no target.
+    """
+    if share is not None and never:
+        raise InputError(f"--adjust {share:g} contradicts --no-adjust: leave one of them out.")
+    if not schedule.traits.adjustable:
+        if share is not None:
+            adjustable = ", ".join(traits.name for traits in TRAITS.values() if traits.adjustable)
+            raise InputError(
+                f"--adjust {share:g} is for {adjustable}, and the schedule's policy is {schedule.policy}: leave it out."
+            )
+        return schedule
+    own = USUAL_SHARE if schedule.adjust is None else schedule.adjust
+    return replace(schedule, adjust=None if never else own if share is None else share)
 
 
 def check_prefix_caching(policy: str | None, model: ModelSpec) -> None:

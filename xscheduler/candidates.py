@@ -135,6 +135,10 @@ class CandidateFamily(Family):
     """Seconds; no point of these spaces has a lower latency."""
 
 
+SATURATED_SLACK = 0.25
+"""Share by which a full memory holds fewer residents of WAA if batches are larger: more sequences are on their way."""
+
+
 def candidates(
     policy: str,
     problem: SearchProblem,
@@ -179,7 +183,7 @@ def candidates(
     space = Candidates(
         policy,
         variables,
-        limits.constraints(len(variables), why, ttft_slack),
+        limits.constraints(len(variables), why, ttft_slack, SATURATED_SLACK if disaggregated else 0.0),
         simulate,
         bounds.ceiling,
         policy=policy,
@@ -231,5 +235,6 @@ def schedule(space: Candidates, values: Values, limits: Limits, size: Size | Non
         bound=where.bound.name,
         percentile=where.bound.percentile,
         replicas=where.replicas,
+        adjust=where.adjust if TRAITS[space.policy].adjustable else None,
     )
     return checked(made)

@@ -125,6 +125,13 @@ def _rate(reach: Reach, iterations: float, within: int) -> float:
     return min(1.0 / max(iterations * busiest, 1e-12), flow / max(iterations, 1e-12))
 
 
+def residents_at(reach: Reach, iterations: float, rate: float) -> float:
+    """Return the residents at which a side decodes `rate` sequences/s, or the most that fit if it can't."""
+    seconds = np.maximum(reach.iteration, reach.batch * reach.busiest)
+    enough = np.flatnonzero(reach.batch / seconds >= rate * max(iterations, 1e-12))
+    return float(reach.batch[enough[0]] if len(enough) else reach.batch[-1])
+
+
 @dataclass(frozen=True)
 class Interleaved:
     """Bounds on RRA's residents, by the prompts prefilled during the longest query's stay; arrays [prompts].

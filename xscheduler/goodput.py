@@ -197,7 +197,7 @@ class Meter:
         excess = self._excess(sample, served, rate) if measured and whole else None
         held = whole and bool((watch.missed <= sample.allowed).all())
         batch, blocks = watch.used.tolist()
-        verdict = Verdict(schedule, rate, held, batch, blocks, excess)
+        verdict = Verdict(schedule, rate, held, min(batch, _batch(schedule)), blocks, excess)
         self._alike(schedule, count).append(verdict)
         return verdict
 
@@ -328,7 +328,8 @@ def _batch(schedule: Schedule) -> int:
 
 def _all_but_batch(schedule: Schedule) -> tuple[object, ...]:
     """Return everything that determines a replay, except the batch and the KV blocks."""
-    variables = schedule.control.besides_batch
+    control, adjust = schedule.control, schedule.adjust
+    variables = control.besides_batch if adjust is None else (adjust, control)  # an adjusted batch is no upper limit
     return schedule.policy, schedule.stages, schedule.replicas, schedule.kv_dtype, schedule.meaning, *variables
 
 

@@ -167,7 +167,7 @@ def best_for_arrivals(setting: Setting, held: Schedule) -> NewSchedule:
 
 
 def _with_cache_of(held: Schedule, schedule: Schedule) -> Schedule:
-    """Return the schedule with the admission, prefix caching and block size that the run was started with."""
+    """Return the schedule with the cache's settings and the adjustment that the run was started with."""
     blocks = schedule.kv_blocks * schedule.block_size // held.block_size
     return replace(
         schedule,
@@ -175,6 +175,7 @@ def _with_cache_of(held: Schedule, schedule: Schedule) -> Schedule:
         block_size=held.block_size,
         admission=held.admission,
         prefix_caching=held.prefix_caching,
+        adjust=held.adjust if held.traits.adjustable and schedule.traits.adjustable else schedule.adjust,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 from xcore.batching.admission import Admission
 from xcore.errors import InputError
 from xcore.policies import TRAITS
+from xcore.policies.adjustment import USUAL_SHARE
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.schedule import Stage
 from xscheduler import ceilings
@@ -74,16 +75,18 @@ class Limits:
     kv_blocks: int | None = None
     """The most blocks of a KV pool, if the cache exists already."""
 
-    def constraints(self, variables: int, widest: str = "resident", ttft_slack: float = 0.0) -> tuple[Constraint, ...]:
+    def constraints(
+        self, variables: int, widest: str = "resident", ttft_slack: float = 0.0, widest_slack: float = 0.0
+    ) -> tuple[Constraint, ...]:
         """Return the constraints, memory first.
 
-        Latencies and memory rise with every oriented variable, except for a share `ttft_slack` of the TTFT. `widest` is
-        the name from `SearchProblem.widest`.
+        Latencies and memory rise with every oriented variable, except for a share `ttft_slack` of the TTFT and
+        `widest_slack` of the sequences decoded together. `widest` is the name from `SearchProblem.widest`.
         """
         up = (True,) * variables
         bounds = (("latency", self.latency_s, 0.0), ("ttft", self.ttft_s, ttft_slack), ("tpot", self.tpot_s, 0.0))
         constraints = [Constraint(name, limit, up, slack) for name, limit, slack in bounds if limit is not None]
-        return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up), *constraints)
+        return (Constraint("memory", 1.0, up), Constraint(widest, 1.0, up, widest_slack), *constraints)
 
     def memory(self, scenario: Scenario, outcome: Outcome) -> float:
         """Return the fullest device's memory use as a share of its usable memory, or of the cache if that is more."""
@@ -132,6 +135,8 @@ class SearchProblem:
     """
     finite: bool = False
     """Whether the requests are a short list, all of whose prompts may be encoded in one iteration."""
+    adjust: float | None = USUAL_SHARE
+    """`Schedule.adjust` of the policies that have a target."""
 
     @property
     def widest(self) -> tuple[str, int | None]:
@@ -184,7 +189,8 @@ class SearchProblem:
     def _scenario(self, stages: tuple[Stage, ...], devices: int) -> Scenario:
         """Return the scenario of these stages, with as many replicas of `devices` devices as fit on the cluster."""
         replicas = most_replicas(self.cost_model.cluster, devices)
-        return Scenario(self.cost_model.replica(stages), self.load, self.bound, self.variation, replicas)
+        replica = self.cost_model.replica(stages)
+        return Scenario(replica, self.load, self.bound, self.variation, replicas, self.adjust)
 
     @memoized
     def both(self, layout: Layout) -> Scenario:

@@ -12,6 +12,7 @@ from xcore.batching.admission import Admission
 from xcore.duration import beyond_text
 from xcore.errors import InputError
 from xcore.policies import TRAITS, control_variables, runs
+from xcore.policies.adjustment import USUAL_SHARE
 from xcore.quantity import counted, figure_text, percent_text
 from xcore.specs.bound import ALL_REQUESTS, BoundMeaning
 from xcore.specs.cluster import ClusterSpec
@@ -77,6 +78,7 @@ def tune(
     own: Deployment | None = None,
     floor: float | None = None,
     near: Nearby | None = None,
+    adjust: float | None = USUAL_SHARE,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
     """Search every policy on every allocation and return the best schedule.
@@ -92,7 +94,7 @@ def tune(
     `variation` have the same meaning as in `xsimulator.estimate`. `lowest_latency` requests the lowest latency even if
     a schedule is found. `own` is this project's engine, for the policies that the profile's engine doesn't run (None:
     one engine for all). With a `floor` in tokens/s, only a schedule with more throughput is returned, without reasons,
-    and with `near` the best one that a short search finds.
+    and with `near` the best one that a short search finds. `adjust` is `Schedule.adjust` of policies with a target.
     `progress` is called with the numbers of searched policies and of all policies.
 
     Raises InputError for an unknown policy, or for a profile without any degree that fits the cluster.
@@ -104,7 +106,7 @@ def tune(
 
     def problem(on: Deployment) -> SearchProblem:
         kept = kv_dtype or usual_kv_dtype(on.profile.dtype)
-        return SearchProblem(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest)
+        return SearchProblem(CostModel(model, on.cluster, on.profile, kept, watched=False), *rest, adjust=adjust)
 
     problems = by_policy(policies, Deployment(cluster, profile), own, problem)
     if floor is not None and near is not None:

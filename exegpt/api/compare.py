@@ -61,7 +61,6 @@ def compare(
     schedule: Schedule,
     profile: Profile,
     report: "RunReport",
-    adjustment: float | None = None,
     slowdown: "Slowdown | None" = None,
     requests: Sequence[Request] = (),
     order: Order = fcfs,
@@ -84,9 +83,7 @@ def compare(
     caps = [requests[s.index].max_tokens for s in done] if requests else None
     prompts = [requests[s.index].prompt_ids for s in done] if requests else None
     own = [hints[requests[s.index].id] for s in done] if hints else None
-    predicted = replay(
-        schedule, profile, lengths, adjustment=adjustment, caps=caps, prompts=prompts, order=order, hints=own
-    )
+    predicted = replay(schedule, profile, lengths, caps=caps, prompts=prompts, order=order, hints=own)
     busy = dict.fromkeys(range(ranks_needed(schedule)), 0.0)
     for span in report.timeline.spans:
         busy[span.device] += span.end_s - span.start_s

@@ -10,7 +10,7 @@ import xsimulator
 from exegpt.api.compare import compare, least
 from exegpt.options.run import RunOptions
 from xcore.batching import UNKNOWN, Hints
-from xcore.choices import admission_rule, check_columns, check_prefix_caching
+from xcore.choices import admission_rule, check_columns, check_prefix_caching, with_adjustment
 from xcore.console import output
 from xcore.console.comparison import Comparison
 from xcore.console.schedule_text import schedule_text
@@ -18,6 +18,7 @@ from xcore.document import fingerprint, to_dict
 from xcore.errors import Infeasible, InputError
 from xcore.files import check_distinct, check_output, model_directory, read_schedule
 from xcore.policies import TRAITS
+from xcore.policies.adjustment import USUAL_SHARE
 from xcore.requests.request import Request, Result
 from xcore.requests.request_lists import read_for_model
 from xcore.specs.model import ModelSpec
@@ -149,13 +150,7 @@ def _given_schedule(options: RunOptions) -> Schedule | None:
             f"The schedule is for {schedule.dtype}, and --dtype asks for {options.dtype}: tune with --dtype "
             f"{options.dtype}."
         )
-    if options.adjust is not None and not TRAITS[schedule.policy].adjustable:
-        adjustable = ", ".join(traits.name for traits in TRAITS.values() if traits.adjustable)
-        raise InputError(
-            f"--adjust {options.adjust:g} needs one of the policies {adjustable}, but the schedule has "
-            f"{schedule.policy}: leave it out."
-        )
-    return schedule
+    return with_adjustment(schedule, options.adjust, options.no_adjust)
 
 
 def _measured(options: RunOptions, inputs: RunInputs, ranks: Ranks, device: "torch.device") -> "ProfilingJob | None":
@@ -237,7 +232,9 @@ def _tuned_schedule(setting: Setting, options: RunOptions, requests: Sequence[Re
     # No batch is larger than the list of requests, unless it is fixed: a fixed batch may exceed the list.
     batches = {TRAITS[policy].batch_name for policy in policies}
     most = None if batches & fixed.keys() else len(rows) or None
-    steady = search_schedule(setting, bound_s, policies=policies, fixed=fixed, most_resident=most, admission=rules)
+    share = None if options.no_adjust else USUAL_SHARE if options.adjust is None else options.adjust
+    how = {"fixed": fixed, "most_resident": most, "admission": rules, "adjust": share}
+    steady = search_schedule(setting, bound_s, policies=policies, **how)
     answer = tune_list(
         setting,
         steady,
@@ -263,14 +260,16 @@ def _policies_with_cache(options: RunOptions) -> tuple[str, ...]:
 
 
 def _with_cache(schedule: Schedule, options: RunOptions) -> Schedule:
-    """Return the schedule with the requested admission, prefix caching and KV blocks."""
+    """Return the schedule with the requested admission, prefix caching, KV blocks and adjustment."""
     rule = schedule.admission
     if options.admission is not None:
         rule = admission_rule(options.admission, schedule.policy)
     if options.prefix_caching and not schedule.prefix_caching:
         check_prefix_caching(schedule.policy, schedule.model.spec)
     caches, blocks = options.prefix_caching or schedule.prefix_caching, options.kv_blocks or schedule.kv_blocks
-    return replace(schedule, admission=rule, kv_blocks=blocks, prefix_caching=caches)
+    schedule = replace(schedule, admission=rule, kv_blocks=blocks, prefix_caching=caches)
+    share = options.adjust if schedule.traits.adjustable else None  # another policy may be the best
+    return with_adjustment(schedule, share, options.no_adjust)
 
 
 def _run(
@@ -296,19 +295,17 @@ def _run(
         before = slowdown_now(profile, engine.model, ranks)
         if options.adapt:
             again = rescheduler(plan.setting)
-            engine, report = run_adapting(engine, directory, left, again, results.append, options.adjust)
+            engine, report = run_adapting(engine, directory, left, again, results.append)
         else:
             order, of = options.order_choice.make(), hints.__getitem__
-            report = engine.run(
-                left, results.append, adjustment=options.adjust, order=order, hints=lambda request: of(request.id)
-            )
+            report = engine.run(left, results.append, order=order, hints=lambda request: of(request.id))
         slowdown = least(before, slowdown_now(profile, engine.model, ranks))
         if results.file and not engine.leads:
             results.file.leave()
     engine.close()
     if not engine.leads:
         return None
-    return compare(schedule, profile, report, options.adjust, slowdown, left, options.order_choice.make(), hints)
+    return compare(schedule, profile, report, slowdown, left, options.order_choice.make(), hints)
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from exegpt.options.served import ServedOptions
 from xcore.batching import Hints
-from xcore.choices import admission_rule
+from xcore.choices import admission_rule, with_adjustment
 from xcore.columns import parse_columns
 from xcore.console import output
 from xcore.console.schedule_text import schedule_text
@@ -207,6 +207,7 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "ProfilingJ
     setting = engine_setting(options, measured, given)
     if given:
         given = replace(given, prefix_caching=given.prefix_caching and not options.asked.no_prefix_caching)
+        given = with_adjustment(given, options.asked.adjust, options.asked.no_adjust)
         return EnginePlan(Opened(given, setting.profile, None, setting.assumptions, 0.0), attention)
     try:
         schedule, goodput = _searched(setting, options.asked)
@@ -218,6 +219,8 @@ def _found(options: EngineOptions, given: Schedule | None, measured: "ProfilingJ
         admission=admission_rule(options.asked.rule, schedule.policy),
         prefix_caching=caches and not options.asked.no_prefix_caching,
     )
+    share = options.asked.adjust if schedule.traits.adjustable else None  # another policy may be the best
+    schedule = with_adjustment(schedule, share, options.asked.no_adjust)
     output.note(f"schedule: {schedule_text(schedule)}")
     return EnginePlan(Opened(schedule, setting.profile, goodput, setting.assumptions, 0.0), attention)
 

@@ -19,6 +19,7 @@ from exegpt.report.figures import (
     steady_notes,
 )
 from xcore import document
+from xcore.choices import with_adjustment
 from xcore.columns import parse_columns
 from xcore.document import to_dict
 from xcore.duration import duration_text
@@ -98,6 +99,7 @@ def simulate(
             "There is nothing to simulate: pass --schedule FILE, or an engine's settings, like --model, --cluster and "
             "--max-num-seqs."
         )
+    schedule = with_adjustment(schedule, options.adjust, options.no_adjust)
     _check_longest(schedule, longest)
     kernels = kernel_import(profile, schedule.model.spec, schedule.cluster, schedule.kv_dtype, options.model)
     assumptions = (*notes, *assumptions, *([kernels.text] if kernels else []))

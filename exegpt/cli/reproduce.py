@@ -108,6 +108,18 @@ def figure8(options: GainsOptions) -> None:
     _gains("figure8", options)
 
 
+@app.command(short_help="Figure 9: memory of FasterTransformer and WAA.")
+@command
+def figure9(options: ReproduceOptions) -> None:
+    """Compare the memory in use on each side of WAA-C and WAA-M with FasterTransformer's.
+
+    Example: exegpt reproduce figure9 --json
+    """
+    from exegpt.reproduction import figure9 as drawing
+
+    _show("figure9", drawing.reproduce, drawing.sections, options)
+
+
 @app.command(short_help="Figure 11: changing output lengths.")
 @command
 def figure11(options: ReproduceOptions) -> None:

@@ -25,7 +25,7 @@ class RunOfPlanOptions(shared_options.TraceOptions, shared_options.DeviceOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneModelRunOptions(shared_options.ControlOptions, shared_options.OrderOptions):
+class OneModelRunOptions(shared_options.ControlOptions, shared_options.OrderOptions, shared_options.AdjustOptions):
     """The options of a run of one model."""
 
     schedule: Path | None = shared_options.SCHEDULE
@@ -41,13 +41,6 @@ class OneModelRunOptions(shared_options.ControlOptions, shared_options.OrderOpti
         False, "Reuse KV blocks for requests that begin with the same tokens and for preempted ones (orca, chunked)."
     )
     kv_blocks: int | None = option(None, "KV blocks on each stage, instead of the schedule's.", min=1)
-    adjust: float | None = option(
-        None,
-        "RRA, WAA: choose the prompts so that the number of tokens in a batch deviates from the mean by at "
-        "most this share.",
-        min=0.0,
-        max=1.0,
-    )
     adapt: bool = option(False, "When lengths drift, search again and change the schedule during the run.")
     dtype: str | None = shared_options.RUN_DTYPE
     report: Path | None = shared_options.REPORT
@@ -90,5 +83,6 @@ class RunOptions(
     def alike(self) -> dict[str, str]:
         """Return the options that must be the same on all ranks."""
         files = ("schedule", "out", "profile", "no_profile")
-        names = (*files, "resume", "adapt", "adjust", "admission", "kv_blocks", "prefix_caching", "order_choice")
+        rules = ("adapt", "adjust", "no_adjust", "admission", "kv_blocks", "prefix_caching", "order_choice")
+        names = (*files, "resume", *rules)
         return {"model": self.directory, "requests": self.source} | {name: str(getattr(self, name)) for name in names}

@@ -9,7 +9,7 @@ from xcore.duration import parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneModelOptions(shared_options.OrderOptions, shared_options.TraceOptions):
+class OneModelOptions(shared_options.OrderOptions, shared_options.TraceOptions, shared_options.AdjustOptions):
     """The schedule of one model's engine, or the options of its search; a plan determines all of them."""
 
     schedule: Path | None = option(None, "A schedule file. Default: measure this machine, then search.", "-s")

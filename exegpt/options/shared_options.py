@@ -126,6 +126,20 @@ class DeviceOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdjustOptions:
+    """Dynamic adjustment of encoding batches."""
+
+    adjust: float | None = option(
+        None,
+        "RRA, WAA: change the size of the next batch, and choose its prompts, so that its tokens and the running "
+        "sequences deviate by at most this share of a batch. Default: the schedule's, else 0.05.",
+        min=0.0,
+        max=1.0,
+    )
+    no_adjust: bool = option(False, "RRA, WAA: encode the first B_E prompts, whatever their lengths.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class OrderOptions:
     """The order of waiting requests."""
 

@@ -47,6 +47,7 @@ class EngineRulesOptions:
 class SimulateOptions(
     shared_options.ProblemOptions,
     shared_options.ControlOptions,
+    shared_options.AdjustOptions,
     EngineRulesOptions,
     shared_options.PredictionOptions,
     PlanSimulationOptions,

@@ -87,16 +87,17 @@ def paper_mode(
 ) -> Tuned:
     """Search as the paper did: RRA and WAA, one replica, partial tensor parallelism, a bound on the p99 length only.
 
-    The steady state is counted exactly. The paper's own B_D = B_E / E[1/c] omits many residents at small N_D, so a
+    Batches aren't adjusted: the paper's allowance is for the variation of its unadjusted batches (its Table 7). The
+    steady state is counted exactly. The paper's own B_D = B_E / E[1/c] omits many residents at small N_D, so a
     search would find throughputs that no run could reach.
     """
     how = {"replicas": 1} if fixed is None else fixed
-    return tune(*setup.specs, latency_bound_s=bound_s, policies=policies, bound=bound, fixed=how, **asked)
+    return tune(*setup.specs, latency_bound_s=bound_s, policies=policies, bound=bound, fixed=how, adjust=None, **asked)
 
 
 def today(setup: Setup, bound_s: float | None) -> Tuned:
     """Return the best schedule under the same bound with all policies and replicas."""
-    return tune(*setup.specs, latency_bound_s=bound_s, bound=PAPER_BOUND)
+    return tune(*setup.specs, latency_bound_s=bound_s, bound=PAPER_BOUND, adjust=None)
 
 
 def reached(tuned: Tuned, policies: tuple[str, ...]) -> Reached | None:

@@ -4,7 +4,8 @@ One variable is swept with the others fixed, for all combinations of the others 
 WAA's decoding stages have T_P from all devices to none; WAA-C's encoding devices are all in groups.
 
 A point of a sweep is non-monotone if its figure lies more than the tolerance below that of an earlier point. At such
-points, a search that judges a box by its corners would be wrong. Points that don't fit in memory are left out.
+points, a search that judges a box by its corners would be wrong. Points that don't fit in memory are left out, and so
+are saturated ones of WAA, which the paper's space does not have: its B_D is B_E times a mean, not what memory holds.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from xscheduler.allocation import Layout, both_stages, layer_speeds, partial_lay
 from xsimulator.estimates import outcome
 from xsimulator.steady.outcome import latency, memory_share
 from xsimulator.steady.scenario import Scenario
+from xsimulator.steady.waa import WAA
 
 Array = NDArray[np.float64]
 TOLERANCES = (0.02, 0.05, 0.10)
@@ -98,7 +100,7 @@ def _cells(task: str, policy: str, grids: list[Array]) -> Iterator[Cell]:
 def grids(where: Setup, policy: str) -> Iterator[Array]:
     """Return a grid for every tensor-parallel degree, [T_P, B_E, N_D or B_m, 2].
 
-    The last axis holds latency in seconds and sequences per second; NaN beyond memory.
+    The last axis holds latency in seconds and sequences per second; NaN beyond memory or, under WAA, in saturation.
     """
     per_node = where.cluster.devices_per_node
     degrees = sorted(tables.tp for tables in where.profile.degrees)
@@ -119,7 +121,10 @@ def _grid(scenario: Scenario, policy: str, third: str, values: tuple[int, ...]) 
     for column, value in enumerate(values):
         if third == "micro_batches" and value > len(scenario.replica.decode.stages):
             continue  # neither shortens an iteration nor fills the pipeline further
+        sides = WAA(scenario, value) if third == "micro_batches" else None
         for row, batch in enumerate(ENCODE_BATCHES):
+            if sides and sides.flow(batch).waits:
+                continue
             result = outcome(scenario, policy, {"encode_batch": batch, third: value})
             if memory_share(scenario, result) > 1:
                 break  # a larger batch needs more

@@ -24,7 +24,8 @@ from xscheduler.spaces import at_value, spaces, twin
 from xscheduler.spaces.chunked import FINE_TOKEN_BUDGETS, TOKEN_BUDGETS
 from xscheduler.spaces.orca import FINE_PREFILLS, PREFILLS
 from xscheduler.spaces.rra import iteration_counts
-from xscheduler.spaces.waa import gpu_splits, micro_batch_counts
+from xscheduler.spaces.waa import gpu_splits, memory_split, micro_batch_counts, own_splits, time_split
+from xscheduler.tune import tune
 from xsimulator.cost.cost_model import CostModel
 from xsimulator.steady.load import Load
 
@@ -141,51 +142,67 @@ def test_waa_cuts_decoding_into_as_many_micro_batches_as_stages_at_most(stages, 
     assert micro_batch_counts(stages) == counts
 
 
-@pytest.mark.parametrize(("policy", "share"), [("waa-c", "time"), ("waa-m", "memory")])
+@pytest.mark.parametrize(("devices", "cluster"), [(2, "8xA40"), (5, "8xA40"), (8, "8xA40"), (16, "2x8xA40")])
+def test_each_split_belongs_to_the_variant_whose_rule_is_nearer(devices, cluster):
+    """And no split is lost: on up to eight devices all are searched, on more those around both rules' splits."""
+    asked = problem(cluster)
+    by_time, by_memory = time_split(asked, devices), memory_split(asked, devices)
+    to_time, to_memory = (own_splits(policy, asked, devices) for policy in ("waa-c", "waa-m"))
+    both = sorted(to_time + to_memory)
+    assert both == gpu_splits(asked, devices, by_time, by_memory)
+    assert devices > 8 or both == list(range(1, devices))
+    assert all(abs(n - by_time) <= abs(n - by_memory) for n in to_time)
+    assert all(abs(n - by_memory) < abs(n - by_time) for n in to_memory)
+
+
 @pytest.mark.parametrize("cluster", ["2x8xA40", "4x8xA40"])
-def test_waa_splits_many_devices_around_the_share_of_encoding(policy, share, cluster):
-    """By computing time, or where the encoders' weights fill their devices; an eighth of all devices to each side."""
+def test_waa_splits_many_devices_around_both_shares_of_encoding(cluster):
+    """By computing time, and where the encoders' weights fill their devices; an eighth of all devices to each side."""
     asked = problem(cluster)
-    devices = asked.cost_model.cluster.devices
-    found = gpu_splits(share == "memory", asked, devices)
-    speed = asked.speeds[1]
-    if share == "time":
-        exact = devices * speed.encode / (speed.encode + speed.decode)
-    else:
-        usable = asked.cost_model.cluster.device.memory_bytes * asked.cost_model.cluster.memory_fraction
-        exact = OPT.layers * OPT.layer_bytes(1, "fp16") / usable
-    near = max(1, devices // 8)
-    middle = min(max(1, round(exact)), devices - 1)
-    assert list(found) == [n for n in range(middle - near, middle + near + 1) if 1 <= n < devices]
+    devices, speed = asked.cost_model.cluster.devices, asked.speeds[1]
+    usable = asked.cost_model.cluster.device.memory_bytes * asked.cost_model.cluster.memory_fraction
+    shares = devices * speed.encode / (speed.encode + speed.decode), OPT.layers * OPT.layer_bytes(1, "fp16") / usable
+    near, expected = max(1, devices // 8), set()
+    for exact in shares:
+        middle = min(max(1, round(exact)), devices - 1)
+        expected |= {n for n in range(middle - near, middle + near + 1) if 1 <= n < devices}
+    splits = time_split(asked, devices), memory_split(asked, devices)
+    assert gpu_splits(asked, devices, *splits) == sorted(expected)
 
 
-@pytest.mark.parametrize("by_memory", [False, True])
-@pytest.mark.parametrize("devices", [2, 5, 8])
-def test_waa_splits_few_devices_in_every_way(devices, by_memory):
-    assert list(gpu_splits(by_memory, problem("8xA40"), devices)) == list(range(1, devices))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["S", "G"])
+def test_waa_m_takes_the_split_whose_sides_differ_least_in_memory(name):
+    """The oracle: the best schedule of every split."""
+    cluster, workload = parse_cluster("4xA40"), task(name)
+    profile, found = roofline_profile(OPT, cluster), {}
+    for encoding in (1, 2, 3):
+        fixed = {"replicas": 1, "encode_devices": encoding}
+        best = tune(OPT, cluster, workload, profile, policies=("waa-c",), fixed=fixed)
+        used = best.estimate.memory_bytes
+        found[encoding] = abs(sum(used[:encoding]) / encoding - sum(used[encoding:]) / (4 - encoding))
+    assert memory_split(problem(workload=workload), 4) == min(found, key=found.__getitem__)
 
 
-@pytest.mark.parametrize(("cluster", "same"), [("8xA40", True), ("2x8xA40", False)])
-def test_both_variants_of_waa_are_the_same_where_they_split_the_devices_alike(cluster, same):
-    asked = problem(cluster)
-    of_both = [
-        [(f.ceiling, f.size, f.quickest_s, len(f.spaces)) for f in spaces(name, asked)] for name in ("waa-c", "waa-m")
-    ]
-    assert (of_both[0] == of_both[1]) == same
-    assert twin("waa-m", asked) == ("waa-c" if same else None)
-    assert twin("waa-c", asked) is None and twin("orca", asked) is None
+def test_a_variant_without_a_split_is_the_other_ones_twin():
+    """With two devices there is one split; a split that the user fixes is both variants'."""
+    few, many = problem("2xA40"), problem("2x8xA40")
+    assert own_splits("waa-m", few, 2) == [] and twin("waa-m", few) == "waa-c" and twin("waa-m", many) is None
+    sizes = [[family.size for family in spaces(policy, few)] for policy in ("waa-c", "waa-m")]
+    assert sizes[0] == sizes[1] != []
+    fixed = problem("2x8xA40", fixed={"encode_devices": 3})
+    assert own_splits("waa-c", fixed, 16) == own_splits("waa-m", fixed, 16) == [3]
+    assert twin("waa-m", fixed) == "waa-c" and twin("waa-c", few) is None and twin("orca", few) is None
 
 
-@pytest.mark.parametrize("share", ["time", "memory"])
-def test_waa_splits_memory_by_what_may_be_used_of_it(share):
+def test_waa_splits_memory_by_what_may_be_used_of_it():
     """Of half the memory the weights take twice the share; computing time doesn't depend on it."""
     asked = problem("2x8xA40")
     cluster = replace(asked.cost_model.cluster, memory_fraction=0.2)
     less = replace(asked, cost_model=CostModel(OPT, cluster, asked.cost_model.profile, "fp16"))
-    middles = [sum(found) / len(found) for found in (gpu_splits(share == "memory", one, 9) for one in (asked, less))]
-    weights = OPT.layers * OPT.layer_bytes(1, "fp16")
-    exact = round(weights / (cluster.device.memory_bytes * 0.2))
-    assert exact > 1 and (middles[1] == exact if share == "memory" else middles[0] == middles[1])
+    exact = OPT.layers * OPT.layer_bytes(1, "fp16") / (cluster.device.memory_bytes * 0.2)
+    assert exact > 1 and memory_split(less, 9) == pytest.approx(exact)
+    assert time_split(asked, 9) == time_split(less, 9)
 
 
 def test_prompts_an_iteration_double_and_for_an_open_system_rise_by_halves():

@@ -14,6 +14,8 @@ class Queue:
 
     def __init__(self, order: Order):
         self.order = order
+        self.by_arrival = bool(getattr(order, "by_arrival", False))
+        """Whether the order is that of arrival, so that exchanging neighbours breaks no promise."""
         self._following = order if isinstance(order, FollowingOrder) else None
         self._arriving: list[tuple[float, int, Sequence]] = []
         """Heap of the sequences that arrive later, by arrival."""

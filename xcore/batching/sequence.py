@@ -75,6 +75,8 @@ class Sequence:
     """Tokens of its prompt that were in the cache at its first admission."""
     preemptions: int = 0
     """Number of its preemptions."""
+    passed_over: int = 0
+    """How often a sequence behind it in the queue was admitted before it, for batches of even work."""
     kv_arrived_s: float = 0.0
     """When the decoding side has its keys and values, if disaggregated; infinite while their transfer runs."""
     last_token_s: float = 0.0

@@ -9,6 +9,8 @@ class FCFS:
     """Orders sequences by arrival; simultaneous requests keep the given order."""
 
     changes = False
+    by_arrival = True
+    """Whether a policy may exchange neighbours for batches of even work (`Queue.by_arrival`)."""
 
     def key(self, sequence: Sequence, now: float) -> tuple[float, int]:
         """Return the sorting key, a constant."""

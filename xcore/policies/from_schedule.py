@@ -40,11 +40,10 @@ def _check_cache(schedule: Schedule) -> None:
         )
 
 
-def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
+def make_policy(schedule: Schedule) -> Policy:
     """Build the policy that a schedule names, with its control variables.
 
-    With an `adjustment`, policies with a target pick batches that miss it by no more than this share, if possible
-    (paper section 5.2).
+    If the schedule is adjusted, a policy with a target chooses batches near it (paper section 5.2).
 
     Raises:
         InputError: The schedule is not possible with its policy, or the policy splits prompts that an encoder reads
@@ -56,19 +55,21 @@ def make_policy(schedule: Schedule, adjustment: float | None = None) -> Policy:
             f"Policy '{traits.name}' can't split the prompts of model '{spec.name}', because its encoder reads a "
             "whole prompt at once: choose another policy, for example orca."
         )
-    encode_stages = sum(stage.phase == "encode" for stage in schedule.stages)
-    adjusted = _adjustment(schedule, adjustment) if traits.adjustable else None
-    return schedule.control.make(PolicyContext(schedule.workload, schedule.admission, encode_stages, adjusted))
+    context = PolicyContext(schedule.workload, schedule.admission, _encode_stages(schedule), adjustment_of(schedule))
+    return schedule.control.make(context)
 
 
-def _adjustment(schedule: Schedule, threshold: float | None) -> Adjustment | None:
-    if threshold is None:
+def _encode_stages(schedule: Schedule) -> int:
+    return sum(stage.phase == "encode" for stage in schedule.stages)
+
+
+def adjustment_of(schedule: Schedule) -> Adjustment | None:
+    """Return the adjustment of a schedule's batches, before the first one; None if they aren't adjusted."""
+    if schedule.adjust is None or not schedule.traits.adjustable:
         return None
-    if not 0 <= threshold <= 1:
-        raise InputError(f"The adjustment is {threshold}, but it must be a share between 0 and 1.")
     prompts, target = schedule.control.of_kind("prompts"), schedule.control.of_kind("target")
     assert prompts and target, "a policy with a target must limit the prompts of a batch"
-    return Adjustment(threshold, schedule.workload.input.mean, prompts, target)
+    return Adjustment(schedule.adjust, schedule.workload.input.mean, prompts, target, _encode_stages(schedule))
 
 
 def shares_in_step(schedule: Schedule) -> bool:

@@ -14,8 +14,8 @@ from xcore.policies.control import PolicyContext
 class Joining:
     """Admits waiting sequences from the front of the queue.
 
-    With an `adjustment`, it picks them for their lengths. With a `forecast`, it admits as many as will probably find
-    blocks until the next batch joins.
+    With an `adjustment`, it chooses them for their lengths. With a `forecast`, it admits as many as are likely to find
+    blocks until the next ones join.
     """
 
     input_mean: float = 1.0
@@ -32,16 +32,11 @@ class Joining:
 
     def admit(self, ledger: Ledger, now: float, count: int) -> list[Sequence]:
         """Admit about `count` waiting sequences."""
-        if not self.forecast:
-            return self._admit(ledger, now, count)
-        outlook = self.forecast.outlook(ledger.pool, ledger.resident)
-        return self._admit(ledger, now, self._prompts(ledger.waiting.first(count, now), count), outlook.admits)
-
-    def _admit(self, ledger: Ledger, now: float, count: int, fits: Fits | None = None) -> list[Sequence]:
-        if self.adjustment is None:
-            return ledger.admit(count, now, fits=fits)
-        candidates = ledger.waiting.first(count * PEEKED_BATCHES, now)
-        return ledger.admit_these(self.adjustment.pick(candidates, count), now, fits)
+        fits = self.forecast.outlook(ledger.pool, ledger.resident).admits if self.forecast else None
+        if self.adjustment:
+            return _admit_chosen(self.adjustment, ledger, now, fits)
+        most = self._prompts(ledger.waiting.first(count, now), count) if self.forecast else count
+        return ledger.admit(most, now, fits=fits)
 
     def _prompts(self, first: list[Sequence], count: int) -> int:
         """Return how many of the first sequences have as much work as `count` prompts.
@@ -50,3 +45,20 @@ class Joining:
         """
         work = accumulate(max(1.0, s.to_prefill / self.input_mean) if s.recomputed else 1.0 for s in first)
         return max(1, bisect_right(list(work), count))
+
+
+def _admit_chosen(adjustment: Adjustment, ledger: Ledger, now: float, fits: Fits | None) -> list[Sequence]:
+    """Admit the sequences that an adjustment chooses, and count for the others how often they are passed over.
+
+    Sequences are exchanged only if they come by arrival: any other order decides itself which ones come first.
+    """
+    waiting = ledger.waiting
+    candidates = waiting.first(adjustment.encode_batch * PEEKED_BATCHES, now)
+    if not candidates:
+        return []
+    chosen = adjustment.choose(candidates, ledger.residents, exchange=waiting.by_arrival)
+    admitted = ledger.admit_these(chosen, now, fits)
+    if admitted:
+        for candidate in candidates[: candidates.index(admitted[-1])]:
+            candidate.passed_over += not candidate.blocks
+    return admitted

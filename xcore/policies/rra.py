@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from xcore.batching import Ledger, Sequence, Step
+from xcore.batching import Ledger, Step
 from xcore.batching.step import StagePhase
 from xcore.policies.control import Control, EncodeMicroBatches, Period, Policy, PolicyContext, Prompts, Target
 from xcore.policies.joining import Joining
@@ -26,16 +26,11 @@ class RRAPolicy:
         """Return the next iteration; None while nothing can run."""
         if ledger.iterations >= self._phase_ends or not ledger.decoding:
             self._phase_ends = ledger.iterations + self.decode_iterations
-            admitted = self._admit(ledger, now)
+            admitted = self.joining.admit(ledger, now, self.encode_batch)
             if admitted:
                 return Step(encode=tuple((s, s.to_prefill) for s in admitted))
         decode, _ = ledger.grow_decoding(now)
         return Step(decode=decode, repeats=self._phase_ends - ledger.iterations) if decode else None
-
-    def _admit(self, ledger: Ledger, now: float) -> list[Sequence]:
-        adjustment = self.joining.adjustment
-        count = adjustment.count(ledger.residents) if adjustment else self.encode_batch
-        return self.joining.admit(ledger, now, count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ def most_in_transfer(stages: int) -> int:
 class WAAPolicy:
     """Decides the steps of each side on its own, whenever the side's first stage is free.
 
-    The encoding side takes up to `encode_batch` (B_E) sequences whose blocks are free on the decoding side; they hold
+    The encoding side takes about `encode_batch` (B_E) sequences whose blocks are free on the decoding side; they hold
     the blocks from then on. The decoding side gives a token to every sequence whose keys and values have arrived
     (`kv_arrived_s`), so encoded sequences join at the end of an iteration.
     """

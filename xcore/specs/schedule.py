@@ -100,6 +100,12 @@ class Schedule(Spec):
     Sequences that begin with the same tokens share them.
     """
 
+    adjust: float | None = None
+    """Share of B_E by which batches may deviate, if they are adjusted to the lengths of waiting requests; None: not.
+
+    Files of policies without a target leave it out.
+    """
+
     VERSION = VERSIONS[-1]
 
     def __post_init__(self) -> None:
@@ -120,6 +126,8 @@ class Schedule(Spec):
         for bound_s in (self.latency_bound_s, self.ttft_bound_s, self.tpot_bound_s):
             if bound_s is not None and not bound_s > 0:
                 raise InputError(f"A schedule can't have the bound of {bound_s} s: it must be above 0.")
+        if self.adjust is not None and not 0 <= self.adjust <= 1:
+            raise InputError(f"A schedule can't have adjust {self.adjust}: it must be a share between 0 and 1.")
         BoundMeaning(self.bound, self.percentile)
 
     @property
@@ -207,7 +215,8 @@ class Schedule(Spec):
         def write(schedule: Schedule, serialize: Any) -> dict[str, Any]:
             written: dict[str, Any] = {}
             for name, value in serialize(schedule).items():
-                written[name] = value
+                if name != "adjust" or value is not None:
+                    written[name] = value
                 if name == "control":
                     written |= schedule.tensor_parallelism
             return written

@@ -21,7 +21,6 @@ def run_adapting(
     requests: Sequence[Request],
     reschedule: Reschedule,
     on_finish: Callable[[Result], None] | None = None,
-    adjustment: float | None = None,
 ) -> tuple[Engine, RunReport]:
     """Run requests to completion, under another schedule whenever their lengths have drifted; all ranks call it.
 
@@ -33,7 +32,7 @@ def run_adapting(
     reports: list[RunReport | None] = []
     refused: list[str | None] = []
     while True:
-        report = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule, adjustment)
+        report = engine.run([requests[place] for place in whose[-1]], on_finish, reschedule)
         reports.append(report if engine.leads else None)
         onward = engine.ranks.all((report.moving, report.left) if engine.leads else None, Change)
         moving, left = next(answer for answer in onward if answer)

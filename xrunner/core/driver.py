@@ -45,8 +45,6 @@ class Options:
     """Whether spans are kept until they are taken (`Engine.take_spans`)."""
     promises: bool = False
     """Whether predictions from the schedule's lengths are used; see `Adaptation`."""
-    adjustment: float | None = None
-    """As in `make_policy`."""
     order: Order = fcfs
     """The order of waiting requests."""
     pins: bool = False
@@ -74,7 +72,7 @@ class Driver:
         pool: KVPool | None = None,
     ):
         self.worker, self.outputs = worker, outputs
-        self.policy: Any = options.policy or make_policy(schedule, options.adjustment)
+        self.policy: Any = options.policy or make_policy(schedule)
         self.ledger = make_ledger(schedule, options.order, pool)
         self._pins = options.pins
         if options.pins and isinstance(self.ledger.pool, PrefixPool):
@@ -99,7 +97,7 @@ class Driver:
         """Places of the requests that are left to another engine."""
         self.moving: Change | None = None
         """The change that needs another engine."""
-        self._aborted, self._adjustment, self._hints = aborted, options.adjustment, options.hints
+        self._aborted, self._hints = aborted, options.hints
 
     def now(self) -> float:
         """Return the seconds since the run began."""
@@ -238,7 +236,7 @@ class Driver:
         The pool grows so that each waiting request fits alone, and so does each resident request, which may be
         preempted.
         """
-        self.policy = make_policy(new, self._adjustment)
+        self.policy = make_policy(new)
         self._own.follow(new)
         self.ledger.shares_in_step = shares_in_step(new)
         self.ledger.pool.set_total(new.kv_blocks)

@@ -425,20 +425,19 @@ class Engine:
         requests: Rows[Request],
         on_finish: Callable[[Result], None] | None = None,
         reschedule: Reschedule | None = None,
-        adjustment: float | None = None,
         order: Order = fcfs,
         hints: Callable[[Request], Hints] | None = None,
     ) -> RunReport:
         """Run requests to completion; all ranks call it, with rank 0's requests.
 
-        `on_finish` gets every result as it comes, on the leader; only the leader's report is complete. `reschedule` as
-        in `open`; `adjustment`, `order` and `hints` as in `Options`.
+        `on_finish` gets every result as it comes, on the leader; only the leader's report is complete.
+        `reschedule` as in `open`; `order` and `hints` as in `Options`.
 
         Raises:
             InputError: Before any work, a request is too long for the model or the cache, or given twice.
         """
         share, extent = self._deal(requests)
-        how = Options(stream=False, record=True, adjustment=adjustment, order=order, hints=hints)
+        how = Options(stream=False, record=True, order=order, hints=hints)
         self.open(extent, how, reschedule)
         results: list[Result] = []
         if self._driver:

@@ -1,8 +1,10 @@
 """Spaces of workload-aware allocation: the batch, at several numbers of micro-batches, on splits of the devices."""
 
 import functools
+from math import inf
 
 from xcore.policies.waa import WAA_C, WAA_M
+from xcore.specs.schedule import BLOCK_SIZE
 from xscheduler import ceilings
 from xscheduler.allocation import Layout
 from xscheduler.candidates import CandidateFamily, Candidates, candidates
@@ -16,38 +18,91 @@ FEW_DEVICES = 8
 
 
 def _spaces(policy: str, problem: SearchProblem) -> Spaces:
-    """Yield all pairs of layouts of the two sides, for device splits around the proportional one."""
+    """Yield all pairs of layouts of the two sides, for a variant's device splits."""
+    variant = (policy == WAA_M.name and _twin(problem)) or policy
     for devices in problem.replica_sizes():
-        for encoding in gpu_splits(policy == WAA_M.name, problem, devices):
+        for encoding in own_splits(variant, problem, devices):
             encoders = problem.encoders(encoding)
             for decode in problem.layouts(devices - encoding, uniform=False) if encoders else ():
                 if problem.decoder(decode):
                     yield _waa_family(policy, problem, encoders, decode)
 
 
-def gpu_splits(by_memory: bool, problem: SearchProblem, devices: int) -> range:
-    """Return the numbers of encoding devices to search.
+def own_splits(policy: str, problem: SearchProblem, devices: int) -> list[int]:
+    """Return the numbers of encoding devices that a variant searches.
 
-    On few devices, these are all numbers. On many, WAA-C searches around the share of computing time, and WAA-M around
-    equal memory use. Keys and values are assumed to fill the decoding devices, so memory use is equal if the encoders'
-    weights fill the encoding devices. On many devices neighbouring splits hardly differ, so some are left out.
+    Each split belongs to one variant: WAA-C divides the devices by computing time, WAA-M by memory in use, and each
+    takes the splits that are nearer to its own rule's. A number that the user fixed belongs to both.
     """
-    cost_model, near = problem.cost_model, max(1, devices // 8)
+    by_time, by_memory = time_split(problem, devices), memory_split(problem, devices)
+    if problem.fixed.get("encode_devices"):
+        return gpu_splits(problem, devices, by_time, by_memory)
+    nearer = {n: abs(n - by_memory) < abs(n - by_time) for n in gpu_splits(problem, devices, by_time, by_memory)}
+    return [n for n, to_memory in nearer.items() if to_memory == (policy == WAA_M.name)]
+
+
+def gpu_splits(problem: SearchProblem, devices: int, by_time: float, by_memory: float) -> list[int]:
+    """Return the numbers of encoding devices that both variants search together.
+
+    On few devices, these are all numbers. On many, they are those around each rule's split. Neighbouring splits hardly
+    differ there, so some are left out.
+    """
     if asked := problem.fixed.get("encode_devices"):
-        return range(asked, asked + 1) if asked < devices else range(0)
+        return [asked] if asked < devices else []
     if devices <= FEW_DEVICES:
-        return range(1, devices)
-    if by_memory:
-        model, cluster = cost_model.model, cost_model.cluster
-        usable = cost_model.engine_memory.usable_bytes(cluster)
-        layers = model.encoder_layers or model.layers
-        weights = layers * model.layer_bytes(1, cost_model.profile.dtype, encoder=model.encoder_layers > 0)
-        share = weights / usable
-    else:
-        speed = problem.speeds[min(problem.speeds)]
-        share = devices * speed.encode / (speed.encode + speed.decode)
-    middle = min(max(round(share), 1), devices - 1)
-    return range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8))
+        return list(range(1, devices))
+    near, splits = max(1, devices // 8), set[int]()
+    for share in (by_time, by_memory):
+        middle = round(share)
+        splits.update(range(max(1, middle - near), min(devices - 1, middle + near) + 1, max(1, near // 8)))
+    return sorted(splits)
+
+
+def time_split(problem: SearchProblem, devices: int) -> float:
+    """Return the number of encoding devices in proportion to computing time."""
+    speed = problem.speeds[min(problem.speeds)]
+    return _within(devices * speed.encode / (speed.encode + speed.decode), devices)
+
+
+def _within(split: float, devices: int) -> float:
+    return min(max(split, 1.0), devices - 1.0)
+
+
+def memory_split(problem: SearchProblem, devices: int) -> float:
+    """Return the number of encoding devices at which the memory in use on the devices of both sides differs least.
+
+    On many devices, keys and values are assumed to fill the decoding devices, so that the encoders' weights must fill
+    theirs. On few devices, where each number is tried, the decoding side holds the sequences that the encoders' rate
+    leads to, as far as memory holds them.
+    """
+    if devices > FEW_DEVICES:
+        usable = problem.cost_model.engine_memory.usable_bytes(problem.cost_model.cluster)
+        return _within(_weights(problem)[0] / usable, devices)
+    differences = {n: _memory_difference(problem, devices, n) for n in range(1, devices)}
+    return min(differences, key=lambda n: (differences[n], n), default=1)
+
+
+def _weights(problem: SearchProblem) -> tuple[float, float]:
+    """Return the bytes of the encoding side's layers, and of the decoding side's."""
+    model, dtype = problem.cost_model.model, problem.cost_model.profile.dtype
+    encoder = model.encoder_layers > 0
+    layers = model.encoder_layers or model.layers
+    return layers * model.layer_bytes(1, dtype, encoder=encoder), model.layers * model.layer_bytes(1, dtype)
+
+
+def _memory_difference(problem: SearchProblem, devices: int, encoding: int) -> float:
+    """Return by how many bytes in use the devices of both sides differ; infinite if the weights don't fit."""
+    encoders = problem.encoders(encoding)
+    layouts = problem.layouts(devices - encoding, uniform=False) if encoders else ()
+    decoders = [decoder for layout in layouts if (decoder := problem.decoder(layout))]
+    if not decoders:
+        return inf
+    rate = max(encoder.rate for encoder in encoders.values())
+    residents = max(ceilings.residents_at(decoder, problem.load.mean_iterations, rate) for decoder in decoders)
+    model, kept = problem.cost_model.model, problem.load.resident_blocks("reserve").mean * BLOCK_SIZE
+    cache = residents * kept * model.layers * model.kv_bytes(1, problem.cost_model.kv_dtype)
+    encode_weights, decode_weights = _weights(problem)
+    return abs(encode_weights / encoding - (decode_weights + cache) / (devices - encoding))
 
 
 def _waa_family(
@@ -104,9 +159,11 @@ def micro_batch_counts(stages: int) -> tuple[int, ...]:
 
 
 def _twin(problem: SearchProblem) -> str | None:
-    """Return WAA-C if WAA-M has the same splits of the devices: the policies are otherwise equal."""
-    same = (gpu_splits(False, problem, n) == gpu_splits(True, problem, n) for n in problem.replica_sizes())
-    return WAA_C.name if all(same) else None
+    """Return WAA-C if no split would belong to WAA-M, or the user fixed it: WAA-M then has WAA-C's splits."""
+    if problem.fixed.get("encode_devices"):
+        return WAA_C.name
+    own = any(own_splits(WAA_M.name, problem, n) for n in problem.replica_sizes())
+    return None if own else WAA_C.name
 
 
 SPACES = (PolicySpace(WAA_C.name, _spaces), PolicySpace(WAA_M.name, _spaces, twin=_twin))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xcore.batching import deal
 from xcore.batching.admission import most_cached
 from xcore.errors import InputError
-from xcore.policies.from_schedule import checked, shares_in_step
+from xcore.policies.from_schedule import adjustment_of, checked, shares_in_step
 from xcore.specs.profile import LayerTables, Profile, Table
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
@@ -215,7 +215,15 @@ def _settings(schedule: Schedule, replica_cost: ReplicaCost) -> Array:
     ahead = decides_ahead(schedule, replica_cost)
     sizes = schedule.kv_blocks, schedule.block_size
     numbers = (policy, control.batch, control.limit, *sizes, replica_cost.encoder_decoder, *cache, ahead)
-    return np.array(numbers, dtype=np.float64)
+    return np.array([*numbers, *_adjustment(schedule)], dtype=np.float64)
+
+
+def _adjustment(schedule: Schedule) -> tuple[float, ...]:
+    """Return the numbers of an adjustment; its share is negative if batches aren't adjusted."""
+    adjustment = adjustment_of(schedule)
+    if adjustment is None:
+        return -1.0, 0.0, 0.0, 0.0, 0.0
+    return adjustment.share, adjustment.tokens, adjustment.weight, adjustment.level, adjustment.follows
 
 
 def _side(side: Side, head: list[int]) -> Array:

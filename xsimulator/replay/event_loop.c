@@ -5,6 +5,7 @@
  *
  * A goodput search asks for a hundred thousand requests at a time, hundreds of times. */
 #include "event_pipeline.h"
+#include "event_policies.h"
 
 enum { TTFT, TPOT, LATENCY, BOUNDS };           /* bounds that may be missed */
 enum { USED_BATCH, USED_BLOCKS, USED };         /* the largest used batch and blocks */
@@ -139,7 +140,7 @@ static double next_decode(const Ledger *l, Step *step, double now) {
     return arrives;
 }
 
-static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipeline *decode, Grid *transfer, Step *steps,
+static End disaggregated(Policy *policy, Ledger *l, Pipeline *encode, Pipeline *decode, Grid *transfer, Step *steps,
                  double *outs, Watch *watch) {
     Step *prompts = &steps[0], *tokens = &steps[1];
     Py_ssize_t underway = 2 * encode->stages - 1, sent = 0, ran = 0;
@@ -156,7 +157,7 @@ static End disaggregated(const Policy *policy, Ledger *l, Pipeline *encode, Pipe
         }
         if (encode_at <= now) {
             prompts->encodes = prompts->decodes = 0;
-            admit_prompts(l, prompts, policy->batch, now);
+            admit_batch(&policy->adjustment, l, prompts, policy->batch, now);
             note_use(watch, policy, l, prompts);
             waits = !prompts->encodes;
             if (waits) {
@@ -257,7 +258,8 @@ static Pipeline pipeline(Memory *m, Reader *r, Py_ssize_t requests, double *busy
 /* An argument's place in `run`. */
 enum { ARRIVALS, INPUTS, OUTPUTS, FLAGS, SIDES, SETTINGS, LIMITS, ALLOWED, MISSED, AT_MOST, PLACES, PARENTS, SHARED, TIMES, BUSY, ARRAYS };
 /* And a setting's. */
-enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD, SETTINGS_COUNT };
+enum { POLICY, BATCH, OTHER, KV_BLOCKS, BLOCK_SIZE, ENCODER_DECODER, GROWS, CACHES, SHARES_IN_STEP, AHEAD,
+       SHARE, TOKENS, WEIGHT, LEVEL, FOLLOWS, SETTINGS_COUNT };
 /* Figures of a request in `times`. */
 enum { STARTED, FIRST, FINISH, HIT, REUSED, PREEMPTIONS, FIGURES };
 
@@ -292,6 +294,19 @@ static Sums sums(Memory *m, const Ledger *l, const Policy *policy, Py_ssize_t mi
     s.heap = allocate(m, l->count, sizeof(Last));
     s.groups = allocate(m, micro_batches, sizeof(Group));
     return s;
+}
+
+/* The adjustment of encoding batches, before the first one. */
+static Adjustment adjustment(Memory *m, const double *settings, Py_ssize_t requests) {
+    Adjustment a = {.share = settings[SHARE], .tokens = settings[TOKENS], .weight = settings[WEIGHT], .level = settings[LEVEL],
+                    .follows = settings[FOLLOWS], .batch = (Py_ssize_t)settings[BATCH]};
+    if (a.share < 0.0) return a;
+    a.fewest = (a.batch + 3) / 4, a.most = 2 * a.batch;
+    a.peeked = requests / PEEKED_BATCHES < a.batch ? requests : PEEKED_BATCHES * a.batch;
+    a.candidates = allocate(m, a.peeked, sizeof *a.candidates);
+    a.chosen = allocate(m, a.peeked, sizeof *a.chosen);
+    a.others = allocate(m, a.peeked, sizeof *a.others);
+    return a;
 }
 
 static Ledger ledger(Memory *m, const Py_buffer *views, const double *settings) {
@@ -378,7 +393,8 @@ static PyObject *run(PyObject *Py_UNUSED(module), PyObject *const *arguments, Py
     double seconds = 0.0;
     if (fits) {
         Py_ssize_t count = size_of(&views[ARRIVALS]), stages = 0;
-        Policy policy = {(int)settings[POLICY], (Py_ssize_t)settings[BATCH], (Py_ssize_t)settings[OTHER], 0};
+        Policy policy = {(int)settings[POLICY], (Py_ssize_t)settings[BATCH], (Py_ssize_t)settings[OTHER], 0,
+                         adjustment(&memory, settings, count)};
         Ledger l = ledger(&memory, views, settings);
         Watch watch = {views[LIMITS].buf, views[MISSED].buf, views[ALLOWED].buf, views[AT_MOST].buf, 0, 0};
         Pipeline sides[2];

@@ -52,7 +52,6 @@ def replay(
     requests: Items[RequestLengths],
     timeline: bool = True,
     step_by_step: bool = False,
-    adjustment: float | None = None,
     caps: Items[int] | None = None,
     prompts: Items[Items[int]] | None = None,
     order: Order = fcfs,
@@ -69,7 +68,6 @@ def replay(
         requests: Requests with their arrival times and true lengths.
         timeline: Keep a span for every cell, which takes memory for many requests.
         step_by_step: Simulate every iteration alone: the same result, slower.
-        adjustment: As in `make_policy`.
         caps: Output tokens that requests allow, if they end sooner without notice.
         prompts: Tokens of the prompts, if the schedule caches prefixes; the output's tokens may follow. Without them,
             the requests' identities say which prompts begin alike. Without either, only a preempted request finds
@@ -82,7 +80,7 @@ def replay(
         InputError: The KV cache cannot hold one of the requests.
     """
     prefixes = _prefixes(schedule, requests, prompts)
-    special = timeline or step_by_step or lanes or adjustment is not None or caps or type(order) is not FCFS
+    special = timeline or step_by_step or lanes or caps or type(order) is not FCFS
     if not special and is_compiled(schedule) and in_turn(schedule, requests):
         return _replay_compiled(schedule, profile, requests, prefixes)
     most = caps or [request.output for request in requests]
@@ -93,7 +91,7 @@ def replay(
     busy: list[float] = []
     preemptions = reused = 0
     for r, own in enumerate(deal([(r.input, m) for r, m in zip(requests, most, strict=True)], schedule.replicas)):
-        replica = Replica(schedule, replica_cost, record, micro_batching, r, order, adjustment, timeline, step_by_step)
+        replica = Replica(schedule, replica_cost, record, micro_batching, r, order, timeline, step_by_step)
         for i in own:
             sequence = _sequence(i, requests[i], most[i], hints[i] if hints else UNKNOWN)
             tokens = sequence.input_tokens + sequence.ends

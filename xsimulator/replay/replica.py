@@ -40,7 +40,6 @@ class Replica:
         micro_batching: MicroBatching,
         number: int = 0,
         order: Order = fcfs,
-        adjustment: float | None = None,
         keep_spans: bool = False,
         step_by_step: bool = False,
     ):
@@ -53,7 +52,7 @@ class Replica:
         ahead = decides_ahead(schedule, replica_cost)
         self.ledger = make_ledger(schedule, order, lingering=ahead)
         self.sides = _sides(replica_cost, micro_batching, keep_spans, number, ahead)
-        policy, transfer = make_policy(schedule, adjustment), KVTransfer(replica_cost)
+        policy, transfer = make_policy(schedule), KVTransfer(replica_cost)
         self._lanes = [
             Lane(policy, self.ledger, record, side, phase, transfer, step_by_step) for phase, side in self.sides.items()
         ]

@@ -100,13 +100,13 @@ class Prompts:
         return group.with_attention(parts, self.attention(group, n))
 
     @memoized
-    def micro_batches(self, group: Group, batch: float, count: int) -> PartSeconds:
+    def micro_batches(self, group: Group, batch: float, count: int, left: float = 1.0) -> PartSeconds:
         """Return [count]: expected seconds to prefill `count` micro-batches of `batch` prompts each, shortest first.
 
         The longest micro-batch delays a pipeline. The micro-batches are the quantiles of their total's normal
-        distribution.
+        distribution, of whose standard deviation the share `left` remains.
         """
-        lengths = self.mean + even_normal(count) * self.lengths.std / batch**0.5
+        lengths = self.mean + even_normal(count) * left * self.lengths.std / batch**0.5
         spread = group.encode_fixed(batch, np.maximum(lengths, self.lengths.s[0]))
         return spread.map(lambda part, mean: _scaled(part, float(np.asarray(mean)), count), self.encode(group, batch))
 
@@ -134,18 +134,19 @@ class Prompts:
         return math.hypot(long - short, many - few) / 2
 
     @memoized
-    def batches(self, side: Side, batch: int) -> Encoding:
+    def batches(self, side: Side, batch: int, left: float = 1.0) -> Encoding:
         """Return the times of batches of `batch` prompts, one after the other through a side, without KV transfers.
 
         Their lengths vary, so short batches wait behind long ones. Some hundred batches, at the quantiles of their
-        distribution, are simulated, with at most as many in flight as WAA allows.
+        distribution, are simulated, with at most as many in flight as WAA allows. The share `left` of the
+        standard deviation of their tokens remains.
         """
         seconds = side.each(lambda group: self.encode(group, batch))
         hops = side.hops(batch * self.mean)
         alone, period, traversal = float(seconds.sum() + hops.sum()), float(seconds.max()), 0.0
-        deviation = self.deviation(side, batch)
+        deviation = left * self.deviation(side, batch)
         if len(side.stages) > 1:
-            drawn = side.each(lambda group: self.micro_batches(group, batch, _QUANTILES))[_SHUFFLED]
+            drawn = side.each(lambda group: self.micro_batches(group, batch, _QUANTILES, left))[_SHUFFLED]
             followed, traversal, deviation = tandem_times(drawn, hops, most_underway(len(side.stages)))
             period = max(period, followed)  # the mean of some hundred batches may be below the distribution's mean
         return Encoding(period, alone, max(traversal, alone), 0.0, deviation, seconds)

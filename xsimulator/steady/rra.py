@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xcore.policies.rra import TRAITS
+from xsimulator.steady.adjusted import residents_left, tokens_left, tokens_left_in_part
 from xsimulator.steady.closed_form import ClosedForm, Steady
 from xsimulator.steady.load import Load
 from xsimulator.steady.outcome import Lifetime, Outcome, StageDemand
@@ -52,7 +53,8 @@ def phase(
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     runs = steady.any_active(encode_batch / parts)
     batches = encode_batch * steady.active / parts / np.maximum(runs, 1e-300)  # given that the micro-batch isn't empty
-    encode = side.each(lambda group: prompts.micro_batches(group, encode_batch / encode_count, encode_count))
+    left = tokens_left_in_part(tokens_left(scenario, encode_batch), encode_count)
+    encode = side.each(lambda group: prompts.micro_batches(group, encode_batch / encode_count, encode_count, left))
     cells, hops = side.decode(batches, steady.context), side.hops(float(batches.max()))
     times = phase_times(
         encode,
@@ -114,7 +116,7 @@ def outcome(
     parts = decode_parts(scenario, encode_batch, decode_iterations)
     if steady.any_active(encode_batch / parts)[-1] <= _SURE:
         tagged = phase(scenario, encode_batch, decode_iterations, encode_micro_batches, tagged=True).times
-    deviation = load.prompts.deviation(scenario.replica.encode, encode_batch)
+    deviation = tokens_left(scenario, encode_batch) * load.prompts.deviation(scenario.replica.encode, encode_batch)
     if load.first_by_encoding:
         shift, first = 1.0, Times.even(*times.first_encoded, encode_count, deviation)
     else:
@@ -156,7 +158,7 @@ def outcome(
 def _iterations_vary(scenario: Scenario, encode_batch: int, steady: SteadyState, parts: int) -> float:
     """Return the standard deviation of an iteration's seconds: the inputs and the number of its sequences vary."""
     load, resident = scenario.load, max(encode_batch * float(steady.active.mean()), 1.0)
-    number = math.sqrt(encode_batch * steady.variance)
+    number = residents_left(scenario) * math.sqrt(encode_batch * steady.variance)
     return load.prompts.decode_deviation(scenario.replica.decode, resident, load.resident_context, parts, number)
 
 

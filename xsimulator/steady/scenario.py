@@ -21,13 +21,15 @@ class Scenario:
     variation: bool = True
     """Whether latencies allow for the variation of encoding times."""
     replicas: int = 1
+    adjust: float | None = None
+    """Share of `Schedule.adjust`."""
 
     @staticmethod
     def of(schedule: Schedule, profile: Profile, workload: Workload | None, form: Form, variation: bool) -> "Scenario":
         """Return the scenario of a schedule, under its own workload or under `workload`."""
         replica = ReplicaCost.of(schedule, profile)
         load = Load(workload or schedule.workload, replica.encoder_decoder, form)
-        return Scenario(replica, load, schedule.meaning, variation, schedule.replicas)
+        return Scenario(replica, load, schedule.meaning, variation, schedule.replicas, schedule.adjust)
 
     @property
     def front_end_s(self) -> float:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from xcore.policies.waa import WAA_C, WAA_M
 from xcore.specs.schedule import BLOCK_SIZE
 from xsimulator.cost.memo import memoized
+from xsimulator.steady.adjusted import tokens_left
 from xsimulator.steady.blocks import Reservation
 from xsimulator.steady.closed_form import ClosedForm, Controls, Steady, blocks_of
 from xsimulator.steady.decoding_cycle import Cycle, Decoding, fixed_point, iteration
@@ -131,7 +132,7 @@ class WAA:
         small for the residents even of batches of one. Otherwise, batches that are too large for memory need more
         blocks than exist.
         """
-        load, encoder = self.scenario.load, self.encoding(encode_batch)
+        load, encoder = self.scenario.load, self.encoding(encode_batch, tokens_left(self.scenario, encode_batch))
         decoder = fixed_point(self.scenario, encode_batch, self.micro_batches, encoder.period)
         resident, need = self._demand(encode_batch, encoder, decoder)
         room = min(self.room_for(resident), most_blocks)
@@ -146,10 +147,13 @@ class WAA:
     # ---- the encoding side ----
 
     @memoized
-    def encoding(self, encode_batch: int) -> Encoding:
-        """Return the encoding side with batches of B_E, one after the other through its stages."""
+    def encoding(self, encode_batch: int, left: float = 1.0) -> Encoding:
+        """Return the encoding side with batches of B_E, one after the other through its stages.
+
+        The share `left` of the standard deviation of their tokens remains: all of it where memory limits the batches.
+        """
         replica, prompts = self.scenario.replica, self.scenario.load.prompts
-        batches = prompts.batches(replica.encode, encode_batch)
+        batches = prompts.batches(replica.encode, encode_batch, left)
         kv_transfer = replica.kv_transfer_seconds(encode_batch * prompts.mean)
         return replace(batches, kv_transfer=kv_transfer, period=max(batches.period, kv_transfer / 2))
 

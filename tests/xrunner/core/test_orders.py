@@ -8,7 +8,7 @@ from tests.xcore.small_specs import profile
 from tests.xrunner.cells import requests, schedule
 from xcore.batching import Hints
 from xcore.orders import ORDERS, StarvationGuard, make_order
-from xcore.specs.workload import RequestLengths
+from xcore.specs.workload import RequestLengths, Workload
 from xrunner.core.engine import Engine
 from xrunner.models import load_model
 from xsimulator.replay.event_simulator import replay
@@ -89,3 +89,16 @@ def test_orders_differ_here(model):
     """So that the same decisions mean something."""
     ways = [begun(both(model, make_order(name), ROOMY, "orca")[0].served) for name in ORDERS]
     assert len({tuple(way) for way in ways}) >= len(ORDERS) - 2
+
+
+def test_adjusted_batches_are_the_replays(model):
+    """Prompts are exchanged, batches resized, and the decisions the same."""
+    wanted = Workload.from_requests("these", [RequestLengths(*row) for row in LENGTHS])
+    plans = [schedule(model.spec, "rra", kv_blocks=ROOMY, workload=wanted, adjust=share) for share in (None, 0.02)]
+    runs = [Engine(model, plan).run(requests(LENGTHS)) for plan in plans]
+    for plan, run in zip(plans, runs, strict=True):
+        predicted = replay(plan, profile(model.spec), [RequestLengths(*row) for row in LENGTHS], step_by_step=True)
+        assert decisions(run.timeline.spans) == decisions(predicted.timeline.spans)
+    assert decisions(runs[0].timeline.spans) != decisions(runs[1].timeline.spans)
+    plain, adjusted = ({r.id: r.output_ids for r in run.results} for run in runs)
+    assert plain == adjusted

@@ -13,7 +13,7 @@ from xcore.batching import deal
 from xcore.errors import InputError
 from xcore.specs.cluster import parse_cluster
 from xcore.specs.profile import Table
-from xcore.specs.workload import RequestLengths
+from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.prefixes import Prefixes
 from xcore.traces.prompt_identity import PromptIdentity
 from xsimulator.replay import event_loop
@@ -123,6 +123,21 @@ def test_blocks_that_grow_or_are_shared_are_the_replays(drawn):
         assert (found.start_s, found.first_token_s, found.finish_s) == pytest.approx(times, rel=1e-9)
     assert compiled.seconds == pytest.approx(lanes.seconds, rel=1e-9)
     assert compiled.estimate.utilisation == pytest.approx(lanes.estimate.utilisation, rel=1e-9)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    plans(policies=("rra", "waa-c")),
+    st.lists(st.tuples(st.integers(1, 80), st.integers(1, 60), st.floats(0, 0.2)), min_size=2, max_size=60),
+    st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    st.integers(1, 5),
+)
+def test_adjusted_batches_are_the_replays(plan, rows, share, encode_batch):
+    """Most inputs miss the mean, so batches are exchanged and resized, and requests passed over."""
+    made, tables = plan
+    workload = Workload.fixed(45, 20)
+    made = replace(made, adjust=share, control=made.control.with_batch(encode_batch), workload=workload)
+    check_times(made, tables, [RequestLengths(*row) for row in rows])
 
 
 @pytest.mark.parametrize("policy", ["orca", "rra", "static"])

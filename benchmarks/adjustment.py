@@ -1,0 +1,233 @@
+"""Dynamic adjustment (the paper's section 5.2): how evenly encoding and decoding work, with and without it.
+
+For each case, the mean and the relative standard deviation of the input tokens of an encoding batch, of its seconds, of
+B_D (sequences decoded just after a batch has joined) and of an iteration's seconds, over the middle three fifths of a
+run, and its throughput. All requests are there at once. Cases are replayed; with `--engine`, a small model runs on this
+machine instead, RRA on one rank and WAA on two.
+
+    python -m benchmarks.adjustment
+    python -m benchmarks.adjustment --engine
+"""
+
+import argparse
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xcore.policies.adjustment import USUAL_SHARE
+from xcore.policies.rra import RRAControl
+from xcore.policies.waa import WAAControl
+from xcore.requests.requests import random_requests
+from xcore.specs.builtin_models import builtin_model
+from xcore.specs.cluster import local_cluster, parse_cluster
+from xcore.specs.model import ModelSpec
+from xcore.specs.profile import Profile
+from xcore.specs.request_times import RequestTimes
+from xcore.specs.schedule import ModelReference, ProfileReference, Schedule, Stage
+from xcore.specs.timeline import Span, Timeline
+from xcore.specs.workload import LengthDistribution, Workload, task
+from xprofiler.roofline import roofline_profile
+from xscheduler.tune import tune
+from xsimulator.replay.event_simulator import replay
+from xsimulator.steady.residents import steady_state
+
+Array = NDArray[np.float64]
+MODEL, CLUSTER = "opt-13b", "4xA40"
+PAIR = {"micro_batches": 1, "tp_degree": 2, "encode_tp_degree": 2, "encode_devices": 2}
+WHOLE = {"tp_degree": 4, "encode_micro_batches": 1}
+ENGINE = Workload(
+    "48/40", LengthDistribution.truncated_normal(48, 30, 120), LengthDistribution.truncated_normal(40, 22, 100), 94
+)
+BATCH, ITERATIONS = 8, 8
+"""B_E and N_D of the engine's runs."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A schedule of the paper's OPT-13B on four A40s."""
+
+    policy: str
+    task: str
+    fixed: dict[str, int]
+
+    @property
+    def name(self) -> str:
+        """Its policy, task and variables."""
+        return f"{self.policy} {self.task} B_E={self.fixed['encode_batch']}"
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """The schedule of these variables."""
+        where = builtin_model(MODEL), parse_cluster(CLUSTER), task(self.task), profile()
+        best = tune(*where, policies=(self.policy,), fixed={"replicas": 1, **self.fixed}).schedule
+        assert best, self.name
+        return best
+
+
+CASES = (
+    Case("rra", "S", WHOLE | {"encode_batch": 52, "decode_iterations": 13}),
+    Case("rra", "T", WHOLE | {"encode_batch": 12, "decode_iterations": 16}),
+    Case("rra", "C1", WHOLE | {"encode_batch": 8, "decode_iterations": 4}),
+    Case("waa-c", "S", PAIR | {"encode_batch": 4}),
+    Case("waa-c", "S", PAIR | {"encode_batch": 10}),
+    Case("waa-c", "C1", PAIR | {"encode_batch": 8}),
+)
+
+
+@functools.cache
+def profile() -> Profile:
+    """The roofline of the cases."""
+    return roofline_profile(builtin_model(MODEL), parse_cluster(CLUSTER))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean and a standard deviation."""
+
+    mean: float
+    std: float
+
+    @staticmethod
+    def of(values: Array) -> "Spread":
+        """Those of the middle three fifths of a run's values."""
+        kept = values[len(values) // 5 : -(len(values) // 5)]
+        return Spread(float(kept.mean()), float(kept.std()))
+
+    def __str__(self) -> str:
+        return f"{self.mean:9.4g} ± {self.std / self.mean:5.1%}"
+
+
+@dataclass(frozen=True)
+class Evenness:
+    """A run's spreads."""
+
+    tokens: Spread
+    encode_s: Spread
+    decode_batch: Spread
+    iteration_s: Spread
+    throughput_seq_s: float
+
+
+def evenness(schedule: Schedule, timeline: Timeline, served: Sequence[RequestTimes]) -> Evenness:
+    """Measure a run of one replica by the spans of the first stage of each side."""
+    encoder, decoder = (
+        next(stage.devices[0] for stage in schedule.stages if stage.phase in ("both", phase))
+        for phase in ("encode", "decode")
+    )
+    encodes = list(_steps(s for s in timeline.spans if s.device == encoder and s.phase == "encode"))
+    decodes = list(_steps(s for s in timeline.spans if s.device == decoder and s.phase == "decode"))
+    starts, batches = _array([s[0].start_s for s in decodes]), _array([sum(p.sequences for p in s) for s in decodes])
+    if encoder == decoder:
+        joined = np.unique(np.searchsorted(starts, [step[-1].end_s - 1e-9 for step in encodes]))
+    else:
+        joined = 1 + np.flatnonzero(np.diff(batches) > 0)
+    ends = np.sort([request.finish_s for request in served])
+    kept = ends[len(ends) // 5 : -(len(ends) // 5)]
+    return Evenness(
+        Spread.of(_array([sum(span.tokens for span in step) for step in encodes])),
+        Spread.of(_array([step[-1].end_s - step[0].start_s for step in encodes])),
+        Spread.of(batches[joined[joined < len(batches)]]),
+        Spread.of(_array([step[-1].end_s - step[0].start_s for step in decodes])),
+        (len(kept) - 1) / float(kept[-1] - kept[0]),
+    )
+
+
+def _array(values: Sequence[float]) -> Array:
+    return np.array(values, dtype=np.float64)
+
+
+def _steps(spans: Iterator[Span]) -> Iterator[list[Span]]:
+    """Group a stage's spans into steps: the micro-batches of one have rising numbers."""
+    step: list[Span] = []
+    for span in spans:
+        if step and span.micro_batch <= step[-1].micro_batch:
+            yield step
+            step = []
+        step.append(span)
+    if step:
+        yield step
+
+
+def measured(case: Case, share: float | None, count: int) -> Evenness:
+    """Replay `count` requests of a case, all there at once."""
+    schedule = replace(case.schedule, adjust=share)
+    run = replay(schedule, profile(), task(case.task).draw(count, seed=3))
+    return evenness(schedule, run.timeline, run.served)
+
+
+def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Evenness, Evenness]]:
+    """Run a small model under both policies, without and with adjustment."""
+    from benchmarks.job import run_all
+    from benchmarks.model_sizes import ModelSizes
+
+    folder.mkdir(exist_ok=True)
+    directory = folder / "model"
+    if not directory.exists():
+        ModelSizes(layers=4, hidden=256, heads=4, ffn=704, vocab=8000, context=256).create(directory, 0, "llama")
+    spec = ModelSpec.from_directory(directory)
+    every, requests = (0, spec.layers), random_requests(ENGINE.draw(count, 3), spec.vocab, 0)
+    ratio = steady_state(ENGINE, ITERATIONS, False, "exact").batch_ratio
+    rra = RRAControl(encode_batch=BATCH, decode_iterations=ITERATIONS, decode_batch=round(BATCH * ratio))
+    waa = WAAControl(encode_batch=BATCH, decode_batch=round(BATCH * ratio), micro_batches=1)  # B_D: as in the first run
+    sides = Stage((0,), 1, "encode", None, every), Stage((1,), 1, "decode", None, every)
+    for policy, control, stages in (("rra", rra, (Stage((0,), 1, "both", None, every),)), ("waa-c", waa, sides)):
+        schedule = Schedule(
+            version=Schedule.VERSION,
+            policy=policy,
+            control=control,
+            model=ModelReference(spec, spec.fingerprint),
+            cluster=local_cluster(),
+            workload=ENGINE,
+            profile=ProfileReference("none", ""),
+            stages=stages,
+            kv_blocks=4000,
+            dtype="fp32",
+            kv_dtype="fp32",
+        )
+
+        def run(schedule: Schedule) -> Evenness:
+            (run,) = run_all(directory, [schedule], requests, len(schedule.stages), 1, folder).runs
+            return evenness(schedule, run.timeline, run.served)
+
+        plain = run(schedule)
+        seen = replace(control, decode_batch=round(plain.decode_batch.mean))
+        yield f"{policy} engine B_E={BATCH}", plain, run(replace(schedule, control=seen, adjust=share))
+
+
+def rows(name: str, plain: Evenness, adjusted: Evenness) -> Iterator[str]:
+    """Yield a case's lines: without, with, and the ratio of the deviations."""
+    for how, one in (("no-adjust", plain), ("adjust", adjusted)):
+        cells = "  ".join(map(str, (one.tokens, one.encode_s, one.decode_batch, one.iteration_s)))
+        yield f"{name:22}{how:10}{cells}  {one.throughput_seq_s:8.4g}"
+    ratios = [
+        f"{getattr(adjusted, part).std / getattr(plain, part).std:17.2f}"
+        for part in ("tokens", "encode_s", "decode_batch", "iteration_s")
+    ]
+    yield f"{'':22}{'ratio':10}{'  '.join(ratios)}  {adjusted.throughput_seq_s / plain.throughput_seq_s:8.3f}"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=float, default=USUAL_SHARE)
+    parser.add_argument("--requests", type=int, help="default: 12,000, in the engine 600")
+    parser.add_argument("--engine", action="store_true", help="run a small model on this machine")
+    parser.add_argument("--dir", type=Path, default=Path("exegpt-adjustment"), help="folder of the engine's model")
+    given = parser.parse_args()
+    heads = ("tokens of a batch", "encoding, s", "B_D", "iteration, s", "seq/s")
+    print(f"{'':32}{'  '.join(f'{head:>17}' for head in heads[:-1])}  {heads[-1]:>8}")
+    count = given.requests or (600 if given.engine else 12_000)
+    if given.engine:
+        found = run_engine(given.dir, count, given.share)
+    else:
+        found = ((case.name, measured(case, None, count), measured(case, given.share, count)) for case in CASES)
+    for case in found:
+        print("\n".join(rows(*case)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
