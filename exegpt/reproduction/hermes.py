@@ -16,9 +16,11 @@ from typing import TypeVar
 import numpy as np
 
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
+from xcore.applications.demand import ApplicationDemand, Seen, ServiceRates
+from xcore.applications.demand_graph import DemandGraph
+from xcore.applications.prewarming import expected_effect
 from xcore.orders.gittins import RankedDemand
 from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
-from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
     ApplicationOrder,
@@ -32,11 +34,9 @@ from xmulti.applications.orders import (
     WaitingCall,
     application_gittins,
 )
-from xmulti.applications.prewarming import expected_effect
 from xmulti.applications.simulation import Prewarming, simulate
 from xmulti.applications.submission import Submission
 from xmulti.applications.warm_cache import POLICIES, WarmCache
-from xmulti.files.demand_graph import DemandGraph
 
 STANDS_ON = (
     "Simulated: one LLM at 0.1 ms per prompt token and 60 ms per decoding iteration, 42,900 tokens of KV; nothing here "

@@ -8,11 +8,11 @@ from statistics import NormalDist
 
 import numpy as np
 
+from xcore.applications.demand import MOST_HOPS
+from xcore.applications.demand_graph import END, LLM, DemandGraph, DemandStep, read_demand_graphs
 from xcore.errors import InputError
-from xmulti.applications.demand import MOST_HOPS
 from xmulti.applications.submission import Call, Submission
 from xmulti.files.call_log import LoggedCall, learn, read_calls
-from xmulti.files.demand_graph import END, LLM, DemandGraph, DemandStep, read_demand_graphs
 
 MIX = {
     "got_docmerge": 1,

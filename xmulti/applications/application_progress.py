@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from xcore.applications.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
 from xcore.orders.gittins import RankedDemand
-from xmulti.applications.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
 from xmulti.applications.submission import Call, Submission
 
 

@@ -12,8 +12,8 @@ from exegpt.reproduction import hermes_workload as drawing
 from tests.exegpt.cli.conftest import run_command
 from tests.public_data import needs_data
 from tests.xmulti.applications import step_by_step
+from xcore.applications.demand import ApplicationDemand
 from xcore.errors import InputError
-from xmulti.applications.demand import ApplicationDemand
 
 SEEDS = (0, 1)
 

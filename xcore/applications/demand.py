@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xmulti.files.demand_graph import END, LLM, DemandGraph, DemandStep, JointRecords
+from xcore.applications.demand_graph import END, LLM, DemandGraph, DemandStep, JointRecords
 
 Array = np.ndarray
 
