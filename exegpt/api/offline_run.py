@@ -285,6 +285,7 @@ def _run(
     hints = ranks.attempt(lambda: _hints(options, inputs, schedule, profile))
     engine = Engine.load(directory, schedule, ranks, device=device, attention=inputs.attention)
     fingerprint = run_fingerprint(directory, schedule, (*inputs.requests, *inputs.rejected))
+    order, of = ranks.attempt(lambda: options.order_choice.make(schedule, profile)), hints.__getitem__
     with ExitStack() as stack:
         results = _Results(stack, options, fingerprint)
         ranks.agree(lambda: results.open(engine.leads))
@@ -298,7 +299,6 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append, options.adjust)
         else:
-            order, of = options.order_choice.make(), hints.__getitem__
             report = engine.run(
                 left, results.append, adjustment=options.adjust, order=order, hints=lambda request: of(request.id)
             )
@@ -308,7 +308,7 @@ def _run(
     engine.close()
     if not engine.leads:
         return None
-    return compare(schedule, profile, report, options.adjust, slowdown, left, options.order_choice.make(), hints)
+    return compare(schedule, profile, report, options.adjust, slowdown, left, order, hints)
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:

@@ -244,8 +244,9 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
         notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
+    order = choice.make(schedule, profile)
     start = time.perf_counter()
-    run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
+    run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
     wall = time.perf_counter() - start
     since_arrival = latencies(run.served, "arrival")
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}

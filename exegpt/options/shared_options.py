@@ -42,7 +42,10 @@ ADMISSION = option(None, ADMISSION_HELP + " Default: reserve.")
 ORDER = option(
     None,
     "Order of admission: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
-    "doubling-budget, least-slack, edf or vtc (docs/multimodel.md).",
+    "doubling-budget, least-slack, edf, gittins, demand-slack or vtc (docs/multimodel.md).",
+)
+GRAPHS = option(
+    None, "The applications' demand graphs for --order gittins or demand-slack, a file of `exegpt graphs learn`."
 )
 STARVATION_GUARD = option(False, "Promote a request that waited for 200 consecutive steps.")
 RATE = option(None, "The rate of Poisson arrivals, like 5/s.")
@@ -132,13 +135,14 @@ class OrderOptions:
     order: str | None = ORDER
     starvation_guard: bool = STARVATION_GUARD
     ranker: Path | None = option(None, "The ranker for --order learned, a file written by `exegpt rank train`.")
+    graphs: Path | None = GRAPHS
 
     @property
     def order_choice(self) -> "OrderChoice":
         """The order that the options select; InputError for options that contradict each other."""
         from xscheduler.ordering import OrderChoice
 
-        return OrderChoice.of(self.order, self.starvation_guard, self.ranker)
+        return OrderChoice.of(self.order, self.starvation_guard, self.ranker, graphs=self.graphs)
 
 
 def _fix(what: str, most: int | None = None) -> int | None:

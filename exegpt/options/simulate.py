@@ -62,6 +62,7 @@ class SimulateOptions(
     out: Path | None = option(None, "Write each replayed request's times to this file, as JSON lines.", "-o")
     order: str | None = shared_options.ORDER
     starvation_guard: bool = shared_options.STARVATION_GUARD
+    graphs: Path | None = shared_options.GRAPHS
     ranker_tau: float | None = option(
         None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
     )
@@ -71,7 +72,7 @@ class SimulateOptions(
         """The order that the options select; InputError for options that contradict each other."""
         from xscheduler.ordering import OrderChoice
 
-        return OrderChoice.of(self.order, self.starvation_guard, tau=self.ranker_tau)
+        return OrderChoice.of(self.order, self.starvation_guard, tau=self.ranker_tau, graphs=self.graphs)
 
     @property
     def one_by_one(self) -> bool:

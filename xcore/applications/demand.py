@@ -83,6 +83,10 @@ class ApplicationDemand:
         start = np.array(self.graph.start, dtype=object)  # text of a fixed width would cut longer names
         return self._walk(self._random.choice(start, self.walks))
 
+    def has(self, unit: str) -> bool:
+        """Return whether the graph has this unit."""
+        return unit in self._units
+
     def after(self, unit: str) -> DemandSamples:
         """Return the demand after a call of `unit`."""
         if unit not in self._after:

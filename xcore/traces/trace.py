@@ -25,6 +25,8 @@ MAX_ROWS = 5_000_000
 MAX_SECONDS = 1e9
 """Longest time from the first arrival to the last."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+LABELS = ("client", "application", "run", "unit", "deadline_s")
+"""Names of columns, and keys of requests, that say where a request comes from and when it is due."""
 
 Note = Callable[[str], None]
 """A function that takes a sentence about what was read."""
@@ -120,13 +122,12 @@ def read_model_trace(
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Read the labels of each request of a trace, in the order of `read_trace`.
 
-    They are `client` and `application`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has
-    them.
+    They are `LABELS`: texts, and `deadline_s`, seconds after its arrival, as far as the trace has them.
 
     Raises:
         InputError: A deadline is not valid.
     """
-    return [own for own, _ in _read(Path(path), columns, silent, _LABELS, _labels_of)]
+    return [own for own, _ in _read(Path(path), columns, silent, LABELS, _labels_of)]
 
 
 def labels_of(
@@ -147,11 +148,8 @@ def labels_of(
     return [own for own, row in zip(labels, rows, strict=True) if whole or row.fits(longest)]
 
 
-_LABELS = ("client", "application", "deadline_s")
-
-
 def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
-    own: dict[str, Any] = {name: str(row[name]) for name in _LABELS[:2] if row.get(name) not in (None, "")}
+    own: dict[str, Any] = {name: str(row[name]) for name in LABELS[:-1] if row.get(name) not in (None, "")}
     if row.get("deadline_s") not in (None, ""):
         own["deadline_s"] = _deadline(row["deadline_s"], f"{where}, column 'deadline_s'")
     return own

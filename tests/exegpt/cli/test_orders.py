@@ -14,19 +14,37 @@ ENGINE = ("simulate", "-m", "opt-13b", "-c", "1xA40", "--max-num-seqs", 4, "--js
 def trace(tmp_path):
     """Forty requests at once, of all that orders ask for."""
     rng, path = random.Random(3), tmp_path / "t.csv"
-    rows = [f"{rng.randint(20, 800)},{rng.randint(5, 200)},0,{i // 15},{i % 5},{rng.randint(5, 99)}" for i in range(40)]
-    path.write_text("input,output,arrival,client,application,deadline_s\n" + "\n".join(rows))
+    rows = [
+        f"{rng.randint(20, 800)},{rng.randint(5, 200)},0,{i // 15},{i % 5},answer,{rng.randint(5, 99)}"
+        for i in range(40)
+    ]
+    path.write_text("input,output,arrival,client,application,unit,deadline_s\n" + "\n".join(rows))
     return path
 
 
+@pytest.fixture
+def graphs(exegpt, tmp_path):
+    """Five applications, each with its own sizes."""
+    log, out = tmp_path / "calls.jsonl", tmp_path / "graphs.json"
+    sizes = [(str(i), run, 10 + 40 * (4 - i) + 9 * (run % 4)) for i in range(5) for run in range(12)]
+    calls = [
+        {"application": name, "run": run, "unit": "answer", "input_tokens": 400, "output_tokens": tokens, "next": "end"}
+        for name, run, tokens in sizes
+    ]
+    log.write_text("\n".join(map(json.dumps, calls)))
+    assert exegpt("graphs", "learn", log, "--out", out).code == 0
+    return out
+
+
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_replay_follows_any_order(exegpt, trace, name):
+def test_a_replay_follows_any_order(exegpt, trace, graphs, name):
+    known = ("--graphs", graphs) if ORDERS[name].ranked else ()
     first_come = exegpt(*ENGINE, "--replay", trace).json
-    done = exegpt(*ENGINE, "--replay", trace, "--order", name).json
+    done = exegpt(*ENGINE, "--replay", trace, "--order", name, *known).json
     assert done["requests"] == 40 and done["seconds"] > 0
     differs = done["latency"]["mean"] != pytest.approx(first_come["latency"]["mean"], rel=1e-9)
     assert differs == (name not in ("fcfs", "doubling-budget")), "whose budgets are alike until one is preempted"
-    assert exegpt(*ENGINE, "--replay", trace, "--order", name, "--starvation-guard").json["requests"] == 40
+    assert exegpt(*ENGINE, "--replay", trace, "--order", name, "--starvation-guard", *known).json["requests"] == 40
 
 
 def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, trace):
@@ -43,6 +61,8 @@ def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, 
         (("--order", "lifo"), "--order 'lifo' is not known: use one of fcfs"),
         (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is only for --order learned, but the order is sjf"),
         (("--order", "learned", "--ranker-tau", 1.5), "tau is 1.5, but it must be above 0"),
+        (("--order", "gittins"), "--order gittins needs --graphs FILE: learn demand graphs with `exegpt graphs learn`"),
+        (("--order", "edf", "--graphs", "g.json"), "--graphs g.json is only for --order gittins, demand-slack, but"),
         (("--order", "vtc"), "Order vtc needs client of each request, but request 0 has none"),
     ],
 )
@@ -133,7 +153,31 @@ def test_a_traces_columns_say_the_same(exegpt, tiny, tiny_profile, tmp_path):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["1", "2", "0"]
 
 
-@pytest.mark.parametrize("wrong", [{"client": 5}, {"application": ""}, {"deadline_s": -1}, {"deadline_s": "soon"}])
+def test_a_run_follows_the_demand_of_applications(exegpt, tiny, tiny_profile, graphs, tmp_path):
+    """Application 4 is the smallest, 0 the greatest; of one application, the earlier run goes first."""
+    rows = [
+        {"id": f"{app}{run}", "prompt": "abc", "max_tokens": 3, "application": app, "run": run, "unit": "answer"}
+        for app in "0312"
+        for run in "ab"
+    ]
+    path, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    common = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1, "-o", out)
+    done = exegpt(*common, "--order", "gittins", "--graphs", graphs)
+    assert done.code == 0, done.err
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == "3a 3b 2a 2b 1a 1b 0a 0b".split()
+    out.unlink()
+    path.write_text(json.dumps(rows[0] | {"unit": "ask"}))
+    done = exegpt(*common, "--order", "demand-slack", "--graphs", graphs)
+    assert done.code == 2 and "has no demand graph with '0'.'ask': it has answer." in done.err
+    path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3, "application": "0"}))
+    done = exegpt(*common, "--order", "gittins", "--graphs", graphs)
+    assert done.code == 2 and "--order gittins needs unit of each request, but request 'a' has none" in done.err
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"client": 5}, {"application": ""}, {"run": 7}, {"deadline_s": -1}, {"deadline_s": "soon"}]
+)
 def test_labels_that_are_none_are_refused(exegpt, tiny, tiny_profile, tmp_path, wrong):
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3} | wrong))
