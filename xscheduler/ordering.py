@@ -21,7 +21,7 @@ from xcore.requests.request import Request
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
-from xcore.traces.trace import LABELS
+from xcore.traces.trace import AFTER, LABELS
 from xsimulator.cost.batch_one_latency import batch_one_times
 from xsimulator.cost.cost_model import ReplicaCost
 
@@ -162,8 +162,9 @@ def labelled(labels: Sequence[Mapping[str, Any]], arrivals: Sequence[float]) -> 
     first: dict[tuple[Any, ...], float] = {}
     runs = [tuple(map(own.get, ("client", "application", "run"))) for own in labels]
     runs = [run if run[2] is not None else (None, *run[1:]) for run in runs]  # without runs, an application is one
-    for run, arrival in zip(runs, arrivals, strict=True):
-        first[run] = min(arrival, first.get(run, inf))
+    for run, arrival, own in zip(runs, arrivals, labels, strict=True):
+        if AFTER not in own or run not in first:
+            first[run] = min(arrival, first.get(run, inf))
     return [
         Hints(
             application=own.get("application"),

@@ -58,8 +58,12 @@ def graphs(tmp_path_factory):
     directory, calls = tmp_path_factory.mktemp("graphs"), []
     for run in range(200):
         own = {"run": run, "input_tokens": 5}
-        calls.append({"application": "chat", "unit": "ask", "output_tokens": 2 + 2 * (run % 40), "next": "answer", **own})
-        calls.append({"application": "chat", "unit": "answer", "output_tokens": 2 + 2 * (run % 40), "next": "end", **own})
+        calls.append(
+            {"application": "chat", "unit": "ask", "output_tokens": 2 + 2 * (run % 40), "next": "answer", **own}
+        )
+        calls.append(
+            {"application": "chat", "unit": "answer", "output_tokens": 2 + 2 * (run % 40), "next": "end", **own}
+        )
         calls.append({"application": "steady", "unit": "only", "output_tokens": 40, "next": "end", **own})
     (directory / "calls.jsonl").write_text("\n".join(map(json.dumps, calls)))
     assert run_command("graphs", "learn", directory / "calls.jsonl", "--out", directory / "graphs.json").code == 0

@@ -20,7 +20,7 @@ _LOOK = 16
 
 
 @dataclass(eq=False)
-class ApplicationRun:
+class TrackedRun:
     """One run of an application: its present call, its expected demand, and its service so far."""
 
     application: str
@@ -95,9 +95,9 @@ class ByDemand(FollowingOrder):
 
     def __init__(self, demands: RankedDemands | None = None):
         self.demands = demands or RankedDemands({})
-        self._runs: OrderedDict[Hashable, ApplicationRun] = OrderedDict()
+        self._runs: OrderedDict[Hashable, TrackedRun] = OrderedDict()
         """Runs by client, application and name; the one without a new call for longest is at the front."""
-        self._of: dict[int, ApplicationRun] = {}
+        self._of: dict[int, TrackedRun] = {}
         """The run of each unfinished sequence, by index."""
         self._changed: dict[int, Sequence] = {}
         """Waiting sequences whose keys have changed, by index."""
@@ -119,9 +119,9 @@ class ByDemand(FollowingOrder):
         if run.demand is not before:
             self._changed |= run.waiting
 
-    def _run_of(self, sequence: Sequence) -> ApplicationRun:
+    def _run_of(self, sequence: Sequence) -> TrackedRun:
         hints = sequence.hints
-        new = ApplicationRun(hints.application or "", hints.application_arrival_s, hints.deadline_s)
+        new = TrackedRun(hints.application or "", hints.application_arrival_s, hints.deadline_s)
         if hints.run is None:
             return new
         run = self._runs.setdefault((hints.client, hints.application, hints.run), new)
@@ -173,14 +173,14 @@ class ByDemand(FollowingOrder):
         group, rank = self._rank(run)
         return group, rank, run.arrival_s, sequence.index
 
-    def _rank(self, run: ApplicationRun) -> tuple[int, float]:
+    def _rank(self, run: TrackedRun) -> tuple[int, float]:
         raise NotImplementedError
 
 
 class DemandGittins(ByDemand):
     """By the Gittins rank of the run's remaining demand; equal ranks by the run's arrival."""
 
-    def _rank(self, run: ApplicationRun) -> tuple[int, float]:
+    def _rank(self, run: TrackedRun) -> tuple[int, float]:
         return 0, run.rank
 
 
@@ -191,5 +191,5 @@ class DemandSlack(ByDemand):
     their Gittins ranks.
     """
 
-    def _rank(self, run: ApplicationRun) -> tuple[int, float]:
+    def _rank(self, run: TrackedRun) -> tuple[int, float]:
         return (1, run.rank) if run.deadline_s is None else (0, run.deadline_s - run.longest_s)

@@ -15,7 +15,7 @@ from xcore.errors import InputError, TooLong
 from xcore.requests.request import Request, Result
 from xcore.specs.model import ModelSpec
 from xcore.specs.workload import RequestLengths
-from xcore.traces.trace import LABELS, Note, form_of, labels_of, read_labels, read_trace, silent
+from xcore.traces.trace import AFTER, LABELS, Note, form_of, labels_of, read_labels, read_trace, silent
 
 Encode = Callable[[str], Sequence[int]]
 """A function from text to token ids."""
@@ -105,6 +105,10 @@ def read_requests(
             note(f"shared prefixes of the prompts in '{source}' are not used: the prompts are drawn at random")
         fitted = fit(rows)
         labels = labels_of(read_labels(source, columns), rows, fitted, model.longest_request)
+        if any(AFTER in own for own in labels):
+            raise InputError(
+                f"'{source}' has a column {AFTER}, which only `exegpt simulate` follows: give each request its arrival."
+            )
         drawn = random_requests(fitted, model.vocab, seed)
         drawn = [replace(request, **own) for request, own in zip(drawn, labels, strict=True)]
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))

@@ -189,3 +189,30 @@ def test_orders_are_listed_with_what_they_need(exegpt):
     rows = {row["order"]: row for row in exegpt("list", "orders", "--json").json["orders"]}
     assert set(rows) == set(ORDERS) and rows["edf"]["needs"] == "deadline_s" and rows["sjf"]["oracle"] == "yes"
     assert "the client served least (VTC)" in exegpt("list", "orders").out
+
+
+def test_a_replay_of_runs_reports_their_completion(exegpt, graphs, tmp_path):
+    """A run's second request arrives after its first has ended: alone on the engine, the run takes their sum."""
+    path = tmp_path / "t.csv"
+    head = "input,output,arrival_s,application,run,unit,after_s\n"
+    path.write_text(f"{head}400,50,0,0,x,answer,\n400,20,0,0,x,answer,2.5\n")
+    out = tmp_path / "times.jsonl"
+    done = exegpt(*ENGINE, "--replay", path, "--out", out)
+    assert done.code == 0, done.err
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert second["arrival_s"] == pytest.approx(first["finish_s"] + 2.5)
+    assert done.json["runs"] == {"count": 1, "completion": dict.fromkeys(done.json["latency"], second["finish_s"])}
+    crowd = "".join(f"400,{90 - 20 * (i % 5)},0,{i % 5},{i},answer,\n" for i in range(30))
+    path.write_text(f"{head}{crowd}")
+    means = [
+        exegpt(*ENGINE, "--replay", path, "--order", *order).json["runs"]["completion"]["mean"]
+        for order in (("fcfs",), ("gittins", "--graphs", graphs))
+    ]
+    assert means[1] < 0.9 * means[0], "applications of long outputs have low numbers here, and those of short ones high"
+    done = exegpt(*ENGINE, "--replay", path, "--timeline", tmp_path / "t.json")
+    assert done.code == 0, "no request follows another"
+    path.write_text(f"{head}400,50,0,0,x,answer,1\n")
+    assert exegpt(*ENGINE, "--replay", path, "--timeline", tmp_path / "t.json").code == 0, "there is none before it"
+    path.write_text("input,output,after_s\n5,5,1\n")
+    done = exegpt(*ENGINE, "--replay", path)
+    assert done.code == 2 and "has after_s = 1, but no run" in done.err
