@@ -10,13 +10,15 @@ import numpy as np
 
 from xcore.applications.demand import ApplicationDemand, ServiceRates
 from xcore.applications.demand_graph import read_demand_graphs
+from xcore.applications.warming import KNOB, WARMING, make_warming
 from xcore.batching import Hints, Order
 from xcore.choices import check_choice
 from xcore.errors import InputError
-from xcore.orders import ORDERS, OrderKind, make_order
+from xcore.orders import ORDERS, OrderKind, StarvationGuard, make_order
 from xcore.orders.noise import noisy_scores
 from xcore.orders.ranked_demands import RankedDemands
 from xcore.orders.ranker import Ranker
+from xcore.orders.warmed import Warmed
 from xcore.requests.request import Request
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
@@ -41,7 +43,11 @@ class OrderChoice:
     tau: float | None = None
     """Kendall's tau of a simulated ranker."""
     graphs: Path | None = None
-    """The file of the applications' demand graphs, for an order that ranks them."""
+    """The file of the applications' demand graphs, for an order that ranks them, and for prewarming."""
+    warm: str = "lru"
+    """The policy by which cached prefixes are kept, one of `WARMING`."""
+    knob: float = KNOB
+    """K of prewarming."""
 
     @staticmethod
     def of(
@@ -50,24 +56,26 @@ class OrderChoice:
         ranker: Path | None = None,
         tau: float | None = None,
         graphs: Path | None = None,
+        warm: str | None = None,
+        knob: float | None = None,
     ) -> "OrderChoice":
         """Return the choice for the options' values.
 
-        Raises InputError for an unknown order, or for files that the order doesn't use, or lacks.
+        Raises InputError for an unknown order, or for options that the order doesn't use, or lacks.
         """
         name = order or "fcfs"
         check_choice(name, tuple(ORDERS), "--order")
-        ranking = ", ".join(kind.name for kind in ORDERS.values() if kind.ranked)
-        if graphs is None and ORDERS[name].ranked:
-            raise InputError(f"--order {name} needs --graphs FILE: learn demand graphs with `exegpt graphs learn`.")
-        if graphs is not None and not ORDERS[name].ranked:
-            raise InputError(f"--graphs {graphs} is only for --order {ranking}, but the order is {name}: leave it out.")
-        for option, value in (("--ranker", ranker), ("--ranker-tau", tau)):
-            if value is not None and name != "learned":
+        check_choice(warm or "lru", WARMING, "--warm-prefixes")
+        learned = (("--ranker", ranker), ("--ranker-tau", tau))
+        for option, value in learned if name != "learned" else ():
+            if value is not None:
                 raise InputError(
                     f"{option} {value} is only for --order learned, but the order is {name}: leave it out."
                 )
-        return OrderChoice(name, guarded, ranker, tau, graphs)
+        _check_graphs(name, graphs, warm)
+        if knob is not None and warm != "prewarm":
+            raise InputError(f"--knob {knob:g} is only for --warm-prefixes prewarm: leave it out.")
+        return OrderChoice(name, guarded, ranker, tau, graphs, warm or "lru", KNOB if knob is None else knob)
 
     @property
     def kind(self) -> OrderKind:
@@ -77,15 +85,20 @@ class OrderChoice:
     @property
     def plain(self) -> bool:
         """Whether this is the default order of a run."""
-        return self.name == "fcfs" and not self.guarded
+        return self.name == "fcfs" and not self.guarded and self.warm == "lru"
 
     def make(self, schedule: Schedule, profile: Profile) -> Order:
         """Make the order for the engine of a schedule; applications' demands are in its seconds alone.
 
-        Raises InputError for a file of demand graphs that can't be read.
+        Raises InputError for a file of demand graphs that can't be read, and for prefixes that aren't cached.
         """
-        demands = application_demands(self.graphs, schedule, profile) if self.graphs else None
-        return make_order(self.name, self.guarded, demands)
+        demands = application_demands(self.graphs, schedule, profile) if self.graphs else RankedDemands({})
+        order = make_order(self.name, demands=demands)
+        if self.warm != "lru":
+            if not schedule.prefix_caching:
+                raise InputError(f"--warm-prefixes {self.warm} needs a schedule with prefix caching: leave it out.")
+            order = Warmed(order, lambda warmth: make_warming(self.warm, warmth, demands.models, self.knob))
+        return StarvationGuard(order) if self.guarded else order
 
     def check_units(self, labels: Iterable[Mapping[str, Any]]) -> None:
         """Raise InputError unless the demand graphs have the application and the unit of each request's labels."""
@@ -98,6 +111,19 @@ class OrderChoice:
                 known = ", ".join(units) if application not in units else ", ".join(sorted(units[application]))
                 lacks = f"the application '{application}'" if application not in units else f"'{application}'.'{unit}'"
                 raise InputError(f"'{self.graphs}' has no demand graph with {lacks}: it has {known}.")
+
+
+def _check_graphs(order: str, graphs: Path | None, warm: str | None) -> None:
+    """Raise InputError for demand graphs that are missing, or that nothing uses."""
+    user = f"--order {order}" if ORDERS[order].ranked else "--warm-prefixes prewarm" if warm == "prewarm" else None
+    if graphs is None and user:
+        raise InputError(f"{user} needs --graphs FILE: learn demand graphs with `exegpt graphs learn`.")
+    if graphs is not None and user is None:
+        ranking = ", ".join(kind.name for kind in ORDERS.values() if kind.ranked)
+        raise InputError(
+            f"--graphs {graphs} is only for --order {ranking}, but the order is {order}: leave it out, or pass "
+            "--warm-prefixes prewarm."
+        )
 
 
 def application_demands(graphs: Path, schedule: Schedule, profile: Profile) -> RankedDemands:
