@@ -165,6 +165,9 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
                 body = parsed(kind, data)
             request.state.monitor = frontend.monitor
             client = salt_of_key(request.headers.get("authorization", ""), None)
+            if frontends.residency:
+                labels = body.metadata or {}
+                request.state.leave = await frontends.residency.enter(frontend.model.name, client, labels)
             if entry := _entry(request, path, data, frontend):
                 return await answer(request, lambda: _of(client, journalled(entry, frontend)), frontend, entry)
             answer_id = request.state.request_id
