@@ -31,6 +31,15 @@ def sections(result: Hermes) -> list[Section]:
                 f"position alone, {result.knowledge.refined_error_s:.1f} s from the observed calls.",
             ),
         ),
+        Section(
+            "The same with 8 at once, if runs of one application differ by a common log-normal factor",
+            ("spread of its logarithm", "Hermes, s", "no refinement", "nor Gittins", "oracle"),
+            tuple(
+                (f"{r.spread:g}", figure_text(r.mean_s), *(signed_percent(over) for over in r.over_hermes.values()))
+                for r in result.spreads
+            ),
+            ("Assumption: the paper doesn't say how far runs of one application differ; elsewhere the factor is 1.",),
+        ),
         _kinds_section(result),
         Section(
             "Caches beside the LLM, by Hermes' order",
