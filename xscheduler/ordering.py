@@ -279,7 +279,7 @@ def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
     if latency_bound_s not in (None, inf):
         raise InputError(
             "A server with a latency bound accepts requests in order of arrival: leave out --latency-bound, or "
-            "--order and --starvation-guard."
+            "--order, --starvation-guard and --warm-prefixes."
         )
     if choice.name == "learned":
         find_ranker(choice)

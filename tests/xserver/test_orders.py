@@ -110,7 +110,7 @@ def test_requests_are_ordered_by_what_their_runs_have_shown(model, graphs, tmp_p
     [
         (("--order", "srtf"), "--order srtf needs request data that a server does not receive: use one of fcfs, mlfq"),
         (("--order", "edf"), "--order edf needs request data that a server"),
-        (("--order", "mlfq", "-l", "5s"), "leave out --latency-bound, or --order and --starvation-guard"),
+        (("--order", "mlfq", "-l", "5s"), "leave out --latency-bound, or --order, --starvation-guard"),
         (("--order", "learned"), "--order learned needs --ranker FILE"),
         (("--order", "demand-slack", "--graphs", "no.json"), "'no.json'"),
     ],
