@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from exegpt.reproduction.hermes_arrivals import consecutive, find_traces
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
 from xcore.applications.demand import ApplicationDemand, Seen, ServiceRates
 from xcore.applications.demand_graph import DemandGraph
@@ -129,6 +130,17 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class RealArrivals:
+    """Mean completion at 1x with 8 requests at once, for arrivals of one kind."""
+
+    arrivals: str
+    hermes_s: float
+    vllm_s: float
+    reduction: float
+    """Relative change by Hermes: -0.5 is half."""
+
+
+@dataclass(frozen=True)
 class Kind:
     """One kind of application at 3x, with 8 requests at once.
 
@@ -204,6 +216,7 @@ class Hermes:
     in_time: tuple[InTime, ...]
     ablations: tuple[Ablation, ...]
     spreads: tuple[Spread, ...]
+    real: tuple[RealArrivals, ...]
     kinds: tuple[Kind, ...]
     caches: tuple[Cached, ...]
     knobs: tuple[Knob, ...]
@@ -224,7 +237,7 @@ def reproduce(
     counts = itertools.count(1)
 
     def done(result: Part) -> Part:
-        progress(next(counts), 9)
+        progress(next(counts), 10)
         return result
 
     return Hermes(
@@ -233,6 +246,7 @@ def reproduce(
         done(in_time(samples, models, SEEDS[:seeds])),
         done(ablations(samples, models, SEEDS[:seeds])),
         done(spreads(samples, SEEDS[:seeds])),
+        done(real_arrivals(samples, models, SEEDS[:seeds], find_traces(graphs))),
         done(kinds(samples, models, SEEDS[:seeds])),
         done(caches(samples, models, SEEDS[: min(2, seeds)])),
         done(knobs(models)),
@@ -339,6 +353,25 @@ def spreads(graphs: Sequence[DemandGraph], seeds: Sequence[int]) -> tuple[Spread
         means = {n: float(each.mean()) for n, each in _ablated(workloads, models, ENGINES["8 at once"]).items()}
         over = {name: mean_s / means["Hermes"] - 1 for name, mean_s in means.items() if name != "Hermes"}
         rows.append(Spread(spread, means["Hermes"], over))
+    return tuple(rows)
+
+
+def real_arrivals(
+    graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int], traces: dict[str, np.ndarray]
+) -> tuple[RealArrivals, ...]:
+    """Return the gain over vLLM with exponential bursts, and with consecutive arrivals of each trace."""
+    window_s, limits, rows = LOADS["1x"] * 60, ENGINES["8 at once"], []
+    for name, arrivals in {"exponential bursts": None, **traces}.items():
+        workloads = []
+        for seed in seeds:
+            workload = draw_submissions(graphs, APPLICATIONS, window_s, seed)
+            if arrivals is not None:
+                own = consecutive(arrivals, APPLICATIONS, window_s, seed)
+                workload = tuple(replace(each, arrival_s=at) for each, at in zip(workload, own, strict=True))
+            workloads.append(workload)
+        hermes_s = float(_seconds(workloads, application_gittins, DemandEstimates(models), limits).mean())
+        vllm_s = float(_seconds(workloads, ByRequest, None, limits).mean())
+        rows.append(RealArrivals(name, hermes_s, vllm_s, hermes_s / vllm_s - 1))
     return tuple(rows)
 
 

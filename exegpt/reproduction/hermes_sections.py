@@ -40,6 +40,15 @@ def sections(result: Hermes) -> list[Section]:
             ),
             ("Assumption: the paper doesn't say how far runs of one application differ; elsewhere the factor is 1.",),
         ),
+        Section(
+            "Mean completion time at 1x, 8 at once, by arrivals",
+            ("arrivals", "Hermes, s", "vLLM, s", "Hermes over vLLM"),
+            tuple(
+                (r.arrivals, figure_text(r.hermes_s), figure_text(r.vllm_s), signed_percent(r.reduction))
+                for r in result.real
+            ),
+            ("Of a trace: consecutive arrivals, stretched to the window. EXEGPT_DATA names the folder of the traces.",),
+        ),
         _kinds_section(result),
         Section(
             "Caches beside the LLM, by Hermes' order",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from exegpt.reproduction import hermes, hermes_sections
+from exegpt.reproduction import hermes_arrivals as arrivals
 from exegpt.reproduction import hermes_workload as drawing
 from tests.exegpt.cli.conftest import run_command
 from tests.public_data import needs_data
@@ -98,6 +99,7 @@ def test_figures_are_laid_beside_the_papers(graphs):
         (hermes.InTime("8 at once", "EDF", 0.25, (0.1, 0.2, 0.3)),),
         (hermes.Ablation("8 at once", "no refinement", 100.0, 0.05),),
         (hermes.Spread(0.6, 50.0, {"no refinement": 0.1, "nor Gittins": 0.2, "oracle": -0.3}),),
+        (hermes.RealArrivals("Azure, code", 100.0, 200.0, -0.5),),
         (
             hermes.Kind("a", 0.25, 10.0, 0.5, 11.0, 9.0, {"Hermes": 20.0, "oracle": 16.0}),
             hermes.Kind("b", 0.75, 10.0, 0.5, 11.0, 9.0, {"Hermes": 20.0, "oracle": 16.0}),
@@ -108,14 +110,15 @@ def test_figures_are_laid_beside_the_papers(graphs):
         0.3,
     )
     sections = hermes_sections.sections(result)
-    assert len(sections) == 7
-    assert sections[4].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
-    assert sections[4].notes == ("The oracle's savings come from b 75% and a 25%.",)
+    assert len(sections) == 8
+    assert sections[5].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
+    assert sections[5].notes == ("The oracle's savings come from b 75% and a 25%.",)
     assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
     completion, deadlines, ablation = sections[0].rows[0], sections[1].rows[0], sections[2].rows[0]
     assert "-77.0%" in completion and "-70.0%" in completion
     assert deadlines[2:] == ("25.0 %", "10.0 %", "20.0 %", "30.0 %")
     assert ablation[-2:] == ("+5.0%", "+15.3%")
+    assert sections[4].rows[0] == ("Azure, code", "100", "200", "-50.0%")
     assert sections[3].rows[0] == ("0.6", "50", "+10.0%", "+20.0%", "-30.0%")
 
 
@@ -130,6 +133,17 @@ def test_a_spread_multiplies_all_outputs_of_a_run_by_one_factor(graphs):
     logs = {spread: np.log(outputs).var() for spread, outputs in totals.items()}
     assert logs[0.9] - logs[0.0] == pytest.approx(0.81, rel=0.1)
     assert totals[0.9].mean() == pytest.approx(totals[0.0].mean(), rel=0.1)
+
+
+def test_real_arrivals_are_consecutive_ones_of_a_trace(graphs, models):
+    trace = np.cumsum(np.random.default_rng(3).pareto(1.5, 500))
+    own = arrivals.consecutive(trace, 60, 90.0, 1)
+    assert own[0] == 0 and own[-1] == pytest.approx(90.0) and own == sorted(own)
+    shapes = [np.diff(trace[i : i + 60]) / np.ptp(trace[i : i + 60]) for i in range(441)]
+    assert any(np.allclose(np.diff(own) / 90.0, shape) for shape in shapes)
+    rows = hermes.real_arrivals(graphs, models, (0,), {"a trace": np.arange(400.0)})
+    assert [row.arrivals for row in rows] == ["exponential bursts", "a trace"]
+    assert all(row.reduction < 0 for row in rows) and rows[1].hermes_s < rows[0].hermes_s, "without bursts"
 
 
 def test_all_published_samples_are_used():
