@@ -6,7 +6,7 @@ weights of 13.5 GB leave in 90 % of 40 GB. No figure here is fitted to the paper
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -15,9 +15,29 @@ from typing import TypeVar
 
 import numpy as np
 
-from exegpt.reproduction.hermes_arrivals import consecutive, find_traces
+from exegpt.reproduction.hermes_arrivals import find_traces
+from exegpt.reproduction.hermes_sensitivity import (
+    Bucketing,
+    LargerModel,
+    RealArrivals,
+    Spread,
+    bucketings,
+    larger_model,
+    real_arrivals,
+    spreads,
+)
+from exegpt.reproduction.hermes_setting import (
+    APPLICATIONS,
+    ENGINES,
+    LIMITS,
+    LOADS,
+    RATES,
+    Models,
+    ablated,
+    completion_seconds,
+)
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
-from xcore.applications.demand import ApplicationDemand, Seen, ServiceRates
+from xcore.applications.demand import ApplicationDemand, Seen
 from xcore.applications.demand_graph import DemandGraph
 from xcore.applications.prewarming import expected_effect
 from xcore.orders.gittins import RankedDemand
@@ -29,8 +49,6 @@ from xmulti.applications.orders import (
     ByApplication,
     ByRequest,
     EarliestDeadline,
-    LowestMean,
-    Oracle,
     VirtualTokens,
     WaitingCall,
     application_gittins,
@@ -43,16 +61,6 @@ STANDS_ON = (
     "Simulated: one LLM at 0.1 ms per prompt token and 60 ms per decoding iteration, 42,900 tokens of KV; nothing here "
     "was run on a GPU."
 )
-RATES, LIMITS = ServiceRates(), LLMLimits()
-APPLICATIONS = 300
-ENGINES = {"256 at once": LIMITS, "8 at once": replace(LIMITS, batch=8)}
-"""The limits of the LLM: as many requests as fit into the cache (some 30), or so few that 1x saturates them.
-
-8 tokens in 60 ms are 133 per second, about the load's demand. The paper doesn't name its limit, but its queues are long
-at 1x.
-"""
-LOADS = {"1x": 30.0, "2x": 15.0, "3x": 10.0}
-"""Minutes within which all applications are submitted."""
 PAPER = {"vLLM": (-0.770, -0.824), "Parrot": (-0.767, -0.690), "VTC": (-0.667, -0.741)}
 """Hermes' change of the mean and 95th-percentile completion time against each baseline at 1x, LLaMA-2-7B."""
 PAPER_ABLATIONS = {"no refinement": 0.153, "nor Gittins": 0.475}
@@ -72,11 +80,6 @@ ADAPTER_S = 0.5
 KNOBS = tuple(k / 10 for k in range(1, 10))
 CONTAINERS = {"code_feedback": ("code_generation", "docker", 2.2), "hugginggpt": ("task_planning", "dnn", 7.0)}
 """An application's unit whose successor uses the backend, and that backend's start-up time in seconds."""
-SPREADS = (0.0, 0.3, 0.6, 0.9, 1.2)
-"""Deviations of the logarithm of a run's common size, beside the published samples' own spread.
-
-The paper doesn't say how far runs of one application differ in whole; no spread is assumed elsewhere.
-"""
 SEEDS = tuple(range(5))
 
 Part = TypeVar("Part")
@@ -117,27 +120,6 @@ class Ablation:
     mean_s: float
     over_hermes: float
     """0.1 means a tenth longer."""
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The ablations at 3x with 8 requests at once, if runs of one application differ by a common factor."""
-
-    spread: float
-    mean_s: float
-    over_hermes: dict[str, float]
-    """By ablation: 0.1 means a tenth longer."""
-
-
-@dataclass(frozen=True)
-class RealArrivals:
-    """Mean completion at 1x with 8 requests at once, for arrivals of one kind."""
-
-    arrivals: str
-    hermes_s: float
-    vllm_s: float
-    reduction: float
-    """Relative change by Hermes: -0.5 is half."""
 
 
 @dataclass(frozen=True)
@@ -217,15 +199,14 @@ class Hermes:
     ablations: tuple[Ablation, ...]
     spreads: tuple[Spread, ...]
     real: tuple[RealArrivals, ...]
+    larger: tuple[LargerModel, ...]
+    bucketings: tuple[Bucketing, ...]
     kinds: tuple[Kind, ...]
     caches: tuple[Cached, ...]
     knobs: tuple[Knob, ...]
     knowledge: Knowledge
     decision_ms: float
     """Median time to order 300 waiting applications by their ranks."""
-
-
-Models = dict[str, ApplicationDemand]
 
 
 def reproduce(
@@ -237,7 +218,7 @@ def reproduce(
     counts = itertools.count(1)
 
     def done(result: Part) -> Part:
-        progress(next(counts), 10)
+        progress(next(counts), 12)
         return result
 
     return Hermes(
@@ -247,22 +228,14 @@ def reproduce(
         done(ablations(samples, models, SEEDS[:seeds])),
         done(spreads(samples, SEEDS[:seeds])),
         done(real_arrivals(samples, models, SEEDS[:seeds], find_traces(graphs))),
+        done(larger_model(samples, SEEDS[:seeds])),
+        done(bucketings(samples, models, SEEDS[:seeds])),
         done(kinds(samples, models, SEEDS[:seeds])),
         done(caches(samples, models, SEEDS[: min(2, seeds)])),
         done(knobs(models)),
         done(knowledge(samples, models, SEEDS[0])),
         done(decision_ms(models)),
     )
-
-
-def _seconds(
-    workloads: Iterable[Sequence[Submission]],
-    order: Callable[[], ApplicationOrder],
-    estimates: DemandEstimates | None,
-    limits: LLMLimits,
-) -> np.ndarray:
-    """Return the completion times of all workloads."""
-    return np.concatenate([simulate(each, order(), limits, estimates).completion_s for each in workloads])
 
 
 def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[OrderResult, ...]:
@@ -273,13 +246,13 @@ def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[i
         workloads = [draw_submissions(graphs, APPLICATIONS, LOADS[load] * 60, seed) for seed in seeds]
         kinds = [[replace(each, client=each.name) for each in workload] for workload in workloads]
         alone_s = fmean(alone(each, limits) for workload in workloads for each in workload)
-        hermes = _seconds(workloads, application_gittins, DemandEstimates(models), limits)
+        hermes = completion_seconds(workloads, application_gittins, DemandEstimates(models), limits)
         results = {
             "Hermes": hermes,
-            "vLLM": _seconds(workloads, ByRequest, None, limits),
-            "Parrot": _seconds(workloads, ByApplication, None, limits),
-            "VTC": _seconds(kinds, VirtualTokens, None, limits),
-            "VTC, one client each": _seconds(workloads, VirtualTokens, None, limits),
+            "vLLM": completion_seconds(workloads, ByRequest, None, limits),
+            "Parrot": completion_seconds(workloads, ByApplication, None, limits),
+            "VTC": completion_seconds(kinds, VirtualTokens, None, limits),
+            "VTC, one client each": completion_seconds(workloads, VirtualTokens, None, limits),
         }
         for order, seconds in results.items():
             mean_s, p95_s = float(seconds.mean()), float(np.percentile(seconds, 95))
@@ -328,57 +301,15 @@ def ablations(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
     rows = []
     for engine, limits in ENGINES.items():
-        means = {name: float(each.mean()) for name, each in _ablated(workloads, models, limits).items()}
+        means = {name: float(each.mean()) for name, each in ablated(workloads, models, limits).items()}
         rows += [Ablation(engine, name, mean_s, mean_s / means["Hermes"] - 1) for name, mean_s in means.items()]
-    return tuple(rows)
-
-
-def _ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: LLMLimits) -> dict[str, np.ndarray]:
-    """Return the completion times of all workloads without parts of Hermes, and by true demands."""
-    refined, prior = DemandEstimates(models), DemandEstimates(models, refine=False)
-    return {
-        "Hermes": _seconds(workloads, application_gittins, refined, limits),
-        "no refinement": _seconds(workloads, application_gittins, prior, limits),
-        "nor Gittins": _seconds(workloads, LowestMean, prior, limits),
-        "oracle": _seconds(workloads, lambda: Oracle(RATES), None, limits),
-    }
-
-
-def spreads(graphs: Sequence[DemandGraph], seeds: Sequence[int]) -> tuple[Spread, ...]:
-    """Return the ablations for each spread of runs; demand graphs are learned from runs of the same spread."""
-    rows = []
-    for spread in SPREADS:
-        models = {n: ApplicationDemand(g, RATES) for n, g in learn_graphs(graphs, 1_000_000, spread).items()}
-        workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed, spread=spread) for seed in seeds]
-        means = {n: float(each.mean()) for n, each in _ablated(workloads, models, ENGINES["8 at once"]).items()}
-        over = {name: mean_s / means["Hermes"] - 1 for name, mean_s in means.items() if name != "Hermes"}
-        rows.append(Spread(spread, means["Hermes"], over))
-    return tuple(rows)
-
-
-def real_arrivals(
-    graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int], traces: dict[str, np.ndarray]
-) -> tuple[RealArrivals, ...]:
-    """Return the gain over vLLM with exponential bursts, and with consecutive arrivals of each trace."""
-    window_s, limits, rows = LOADS["1x"] * 60, ENGINES["8 at once"], []
-    for name, arrivals in {"exponential bursts": None, **traces}.items():
-        workloads = []
-        for seed in seeds:
-            workload = draw_submissions(graphs, APPLICATIONS, window_s, seed)
-            if arrivals is not None:
-                own = consecutive(arrivals, APPLICATIONS, window_s, seed)
-                workload = tuple(replace(each, arrival_s=at) for each, at in zip(workload, own, strict=True))
-            workloads.append(workload)
-        hermes_s = float(_seconds(workloads, application_gittins, DemandEstimates(models), limits).mean())
-        vllm_s = float(_seconds(workloads, ByRequest, None, limits).mean())
-        rows.append(RealArrivals(name, hermes_s, vllm_s, hermes_s / vllm_s - 1))
     return tuple(rows)
 
 
 def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Kind, ...]:
     """Return the ablations with 8 requests at once, by application."""
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
-    seconds = _ablated(workloads, models, ENGINES["8 at once"])
+    seconds = ablated(workloads, models, ENGINES["8 at once"])
     names = np.array([each.name for workload in workloads for each in workload])
     service_s = np.array([sum(c.service_s(RATES) for c in each.calls) for workload in workloads for each in workload])
     rows = []

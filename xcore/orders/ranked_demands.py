@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from xcore.applications.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
-from xcore.orders.gittins import RankedDemand
+from xcore.orders.gittins import BUCKETS, RankedDemand
 
 Ranked = tuple[RankedDemand, RankedDemand]
 """A demand with parallel requests summed, and the same for the longest of them only."""
@@ -12,10 +12,11 @@ Ranked = tuple[RankedDemand, RankedDemand]
 class RankedDemands:
     """The ranked demands of several applications; equal observations give the same objects."""
 
-    def __init__(self, models: Mapping[str, ApplicationDemand], refine: bool = True):
+    def __init__(self, models: Mapping[str, ApplicationDemand], refine: bool = True, buckets: int = BUCKETS):
         """Set up the demands; `models` are by the application's name. Without `refine`, runs' calls change nothing."""
         self.models = models
         self.refine = refine
+        self._buckets = buckets
         self._ranked: dict[int, tuple[DemandSamples, Ranked]] = {}
         """By the identity of the samples, which are kept, so that no other samples get it."""
 
@@ -38,6 +39,6 @@ class RankedDemands:
 
     def _of(self, samples: DemandSamples) -> Ranked:
         if id(samples) not in self._ranked:
-            total, longest = (RankedDemand(each.tolist()) for each in samples)
+            total, longest = (RankedDemand(each.tolist(), self._buckets) for each in samples)
             self._ranked[id(samples)] = samples, (total, longest)
         return self._ranked[id(samples)][1]

@@ -100,6 +100,8 @@ def test_figures_are_laid_beside_the_papers(graphs):
         (hermes.Ablation("8 at once", "no refinement", 100.0, 0.05),),
         (hermes.Spread(0.6, 50.0, {"no refinement": 0.1, "nor Gittins": 0.2, "oracle": -0.3}),),
         (hermes.RealArrivals("Azure, code", 100.0, 200.0, -0.5),),
+        (hermes.LargerModel("no refinement", 90.0, 0.1),),
+        (hermes.Bucketing(10, 0.5, 80.0),),
         (
             hermes.Kind("a", 0.25, 10.0, 0.5, 11.0, 9.0, {"Hermes": 20.0, "oracle": 16.0}),
             hermes.Kind("b", 0.75, 10.0, 0.5, 11.0, 9.0, {"Hermes": 20.0, "oracle": 16.0}),
@@ -110,9 +112,9 @@ def test_figures_are_laid_beside_the_papers(graphs):
         0.3,
     )
     sections = hermes_sections.sections(result)
-    assert len(sections) == 8
-    assert sections[5].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
-    assert sections[5].notes == ("The oracle's savings come from b 75% and a 25%.",)
+    assert len(sections) == 10
+    assert sections[7].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
+    assert sections[7].notes == ("The oracle's savings come from b 75% and a 25%.",)
     assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
     completion, deadlines, ablation = sections[0].rows[0], sections[1].rows[0], sections[2].rows[0]
     assert "-77.0%" in completion and "-70.0%" in completion
@@ -120,6 +122,12 @@ def test_figures_are_laid_beside_the_papers(graphs):
     assert ablation[-2:] == ("+5.0%", "+15.3%")
     assert sections[4].rows[0] == ("Azure, code", "100", "200", "-50.0%")
     assert sections[3].rows[0] == ("0.6", "50", "+10.0%", "+20.0%", "-30.0%")
+
+
+def test_more_buckets_change_little(graphs, models):
+    rows = {row.buckets: row for row in hermes.bucketings(graphs, models, (0,))}
+    assert set(rows) == {5, 10, 20, 40, 80}
+    assert rows[80].mean_s == pytest.approx(rows[10].mean_s, rel=0.1)
 
 
 def test_a_spread_multiplies_all_outputs_of_a_run_by_one_factor(graphs):
