@@ -5,11 +5,10 @@ a small model that runs four requests at once. Demand graphs are learned from ot
 at which the same runs would be done if all calls came at once, by the replay. The sizes were fixed before the first
 measurement. `exegpt simulate` predicts each measurement from a trace of the same runs and arrivals.
 
-One factor corrects the profile's speed in the rates: how much longer 40 of the runs that were learned from, all sent at
-once, take on the server than in `exegpt simulate`. On a quiet machine it is about 1. A busy machine changes its speed
-from run to run: each prediction is made at the speed of its own run, the ratio of the measured and the predicted mean
-time per output token, as `exegpt run` compares itself with the replay at the machine's speed. `as profiled` is the
-error without that.
+A factor corrects the profile's speed: how much longer 40 of the runs that were learned from, all sent at once, take on
+the server than in `exegpt simulate`. It is measured before each load, on the same server; on a quiet machine it is
+about 1. The rate follows from the first factor of a seed, each prediction from its own. A machine whose speed changes
+within minutes spoils the comparison with the prediction, and is noticed by factors that differ.
 
 The seeds of the measured runs are two, neither of which was used to choose anything. Exit code 1 unless `gittins` is at
 least 15 % below first come, first served, and each prediction is within 10 %.
@@ -52,7 +51,7 @@ AT_ONCE, LOAD, RUNS, SEEDS = 4, 0.9, 300, (101, 202)
 LEARNED, LEARNED_SEED, CALIBRATION = 400, 7, 40
 ORDERS = ("fcfs", "gittins")
 GAIN, ERROR = 0.15, 0.10
-HEAD = " seed order     runs  measured s  predicted   error  as profiled change"
+HEAD = " seed order     runs  factor  measured s  predicted   error to fcfs"
 SPREAD_RUN, SPREAD_CALL = 0.5, 0.3
 """Standard deviations of the logarithm of a size: common to a run's calls, and each call's own."""
 
@@ -137,25 +136,10 @@ def draw_run(rng: random.Random, kind: str) -> AgentRun:
 # ---- the load ----
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The results of a load."""
-
-    completions_s: list[float]
-    """Seconds of each run from its arrival to its end."""
-    per_token_s: float
-    """Mean time per output token, over all calls."""
-
-    @property
-    def mean_s(self) -> float:
-        """The mean completion."""
-        return fmean(self.completions_s)
-
-
-async def measured(url: str, runs: Sequence[AgentRun], arrivals: Sequence[float], vocab: int) -> Measured:
-    """Send all runs' calls, and wait for their ends."""
+async def measured(url: str, runs: Sequence[AgentRun], arrivals: Sequence[float], vocab: int) -> list[float]:
+    """Send all runs' calls, and return the seconds of each run from its arrival to its end."""
     pool, loop = ConnectionPool(Address.of(url)), asyncio.get_running_loop()
-    begin_s, per_token = loop.time(), list[float]()
+    begin_s = loop.time()
 
     async def one(number: int) -> float:
         await asyncio.sleep(max(0.0, begin_s + arrivals[number] - loop.time()))
@@ -174,14 +158,11 @@ async def measured(url: str, runs: Sequence[AgentRun], arrivals: Sequence[float]
             await pool.exchange(http_request(pool.address, "/completions", body), answer, 600.0)
             if answer.failure:
                 raise SystemExit(f"A call failed: {answer.failure}")
-            assert answer.first_token is not None and answer.last_token is not None
-            if call.output > 1:
-                per_token.append((answer.last_token - answer.first_token) / (call.output - 1))
         return loop.time() - begin_s - arrivals[number]
 
     completions = await asyncio.gather(*map(one, range(len(runs))))
     pool.close()
-    return Measured(completions, fmean(per_token))
+    return completions
 
 
 def write_trace(path: Path, runs: Sequence[AgentRun], arrivals: Sequence[float], factor: float) -> None:
@@ -205,19 +186,13 @@ def simulated(directory: Path, trace: Path, order: Sequence[str]) -> dict[str, A
     return prediction
 
 
-def slower(directory: Path) -> float:
-    """Return how much longer runs take on the server than in the simulation."""
+def slower(url: str, directory: Path) -> float:
+    """Return how much longer runs take on a server than in the simulation."""
     runs, trace = draw_runs(LEARNED_SEED, CALIBRATION), directory / "calibration.csv"
-    write_trace(trace, runs, [0.0] * len(runs), 1.0)
+    arrivals = [0.0] * len(runs)
+    write_trace(trace, runs, arrivals, 1.0)
     expected_s: float = simulated(directory, trace, ())["seconds"]
-    return max(served(directory, runs, [0.0] * len(runs), ()).completions_s) / expected_s
-
-
-def served(directory: Path, runs: Sequence[AgentRun], arrivals: Sequence[float], order: Sequence[str]) -> Measured:
-    """Return the results of a load on a server."""
-    options = ["-m", str(directory / "model"), "-s", str(directory / "schedule.json"), "--pinned", *order]
-    with started(directory, options) as (url, _):
-        return asyncio.run(measured(f"{url}/v1", runs, arrivals, SIZES.vocab))
+    return max(asyncio.run(measured(url, runs, arrivals, SIZES.vocab))) / expected_s
 
 
 def set_up(directory: Path) -> Schedule:
@@ -254,27 +229,24 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="exegpt-agents-") as name:
         directory = Path(name)
         schedule = set_up(directory)
-        factor = slower(directory)
-        print(f"the server takes {factor:.3f} times as long as its profile says")
         print(HEAD)
         for seed in SEEDS[: options.seeds]:
-            runs, trace, means = draw_runs(seed, options.runs), directory / "trace.csv", dict[str, float]()
-            arrivals = arrivals_of(directory, schedule, runs, seed, factor)
+            runs, trace = draw_runs(seed, options.runs), directory / "trace.csv"
+            arrivals, means = list[float](), dict[str, float]()
             for order in ORDERS:
                 words = ["--order", order]
                 words += ["--graphs", str(directory / "graphs.json")] if order == "gittins" else []
-                load = served(directory, runs, arrivals, words)
+                serve = ["-m", str(directory / "model"), "-s", str(directory / "schedule.json"), "--pinned", *words]
+                with started(directory, serve) as (url, _):
+                    factor = slower(f"{url}/v1", directory)
+                    arrivals = arrivals or arrivals_of(directory, schedule, runs, seed, factor)
+                    means[order] = fmean(asyncio.run(measured(f"{url}/v1", runs, arrivals, SIZES.vocab)))
                 write_trace(trace, runs, arrivals, factor)
-                profiled = simulated(directory, trace, words)
-                own = load.per_token_s / profiled["tpot"]["mean"]
-                write_trace(trace, runs, arrivals, own)
-                expected_s = own * simulated(directory, trace, words)["runs"]["completion"]["mean"]
-                plain_s = factor * profiled["runs"]["completion"]["mean"]
-                means[order] = load.mean_s
-                error, change = load.mean_s / expected_s - 1, load.mean_s / means["fcfs"] - 1
+                expected_s = factor * simulated(directory, trace, words)["runs"]["completion"]["mean"]
+                error, change = means[order] / expected_s - 1, means[order] / means["fcfs"] - 1
                 kept = kept and abs(error) <= ERROR and (order == "fcfs" or change <= -GAIN)
-                figures = f"{load.mean_s:11.3f} {expected_s:10.3f} {error:+7.1%} {load.mean_s / plain_s - 1:+12.1%}"
-                print(f"{seed:5} {order:8} {options.runs:5} {figures} {change:+.1%}", flush=True)
+                figures = f"{factor:7.3f} {means[order]:11.3f} {expected_s:10.3f} {error:+7.1%} {change:+7.1%}"
+                print(f"{seed:5} {order:8} {options.runs:5} {figures}", flush=True)
     return 0 if kept else 1
 
 

@@ -124,6 +124,7 @@ def test_figures_are_laid_beside_the_papers(graphs):
     assert sections[3].rows[0] == ("0.6", "50", "+10.0%", "+20.0%", "-30.0%")
 
 
+@pytest.mark.slow
 def test_more_buckets_change_little(graphs, models):
     rows = {row.buckets: row for row in hermes.bucketings(graphs, models, (0,))}
     assert set(rows) == {5, 10, 20, 40, 80}
@@ -143,12 +144,16 @@ def test_a_spread_multiplies_all_outputs_of_a_run_by_one_factor(graphs):
     assert totals[0.9].mean() == pytest.approx(totals[0.0].mean(), rel=0.1)
 
 
-def test_real_arrivals_are_consecutive_ones_of_a_trace(graphs, models):
+def test_real_arrivals_are_consecutive_ones_of_a_trace():
     trace = np.cumsum(np.random.default_rng(3).pareto(1.5, 500))
     own = arrivals.consecutive(trace, 60, 90.0, 1)
     assert own[0] == 0 and own[-1] == pytest.approx(90.0) and own == sorted(own)
     shapes = [np.diff(trace[i : i + 60]) / np.ptp(trace[i : i + 60]) for i in range(441)]
     assert any(np.allclose(np.diff(own) / 90.0, shape) for shape in shapes)
+
+
+@pytest.mark.slow
+def test_hermes_gains_at_even_arrivals_too(graphs, models):
     rows = hermes.real_arrivals(graphs, models, (0,), {"a trace": np.arange(400.0)})
     assert [row.arrivals for row in rows] == ["exponential bursts", "a trace"]
     assert all(row.reduction < 0 for row in rows) and rows[1].hermes_s < rows[0].hermes_s, "without bursts"
