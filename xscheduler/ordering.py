@@ -1,6 +1,6 @@
 """Choose the order that a run follows, and compute the hints that the order needs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -8,26 +8,29 @@ from typing import Any
 
 import numpy as np
 
+from xcore.applications.demand import ApplicationDemand, ServiceRates
+from xcore.applications.demand_graph import read_demand_graphs
+from xcore.applications.warming import KNOB, WARMING, make_warming
 from xcore.batching import Hints, Order
 from xcore.choices import check_choice
 from xcore.errors import InputError
-from xcore.orders import ORDERS, OrderKind, make_order
+from xcore.orders import ORDERS, OrderKind, StarvationGuard, make_order
 from xcore.orders.noise import noisy_scores
+from xcore.orders.ranked_demands import RankedDemands
 from xcore.orders.ranker import Ranker
+from xcore.orders.warmed import Warmed
 from xcore.requests.request import Request
 from xcore.specs.profile import Profile
 from xcore.specs.schedule import Schedule
 from xcore.specs.workload import RequestLengths
+from xcore.traces.trace import AFTER, LABELS
 from xsimulator.cost.batch_one_latency import batch_one_times
 from xsimulator.cost.cost_model import ReplicaCost
 
 USUAL_TAU = 0.55
 """Kendall's tau of vLLM-LTR's ranker on ShareGPT."""
-SERVED = ("fcfs", "mlfq", "learned", "doubling-budget")
-"""Orders that need only the prompt and the schedule."""
-
-_LABELS = ("client", "application", "deadline_s")
-"""Labels of requests and traces that say where a request comes from and when it is due."""
+SERVED = ("fcfs", "mlfq", "learned", "doubling-budget", "gittins", "demand-slack")
+"""Orders that need only the prompt, its labels and the schedule."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +42,40 @@ class OrderChoice:
     ranker: Path | None = None
     tau: float | None = None
     """Kendall's tau of a simulated ranker."""
+    graphs: Path | None = None
+    """The file of the applications' demand graphs, for an order that ranks them, and for prewarming."""
+    warm: str = "lru"
+    """The policy by which cached prefixes are kept, one of `WARMING`."""
+    knob: float = KNOB
+    """K of prewarming."""
 
     @staticmethod
-    def of(order: str | None, guarded: bool, ranker: Path | None = None, tau: float | None = None) -> "OrderChoice":
+    def of(
+        order: str | None,
+        guarded: bool,
+        ranker: Path | None = None,
+        tau: float | None = None,
+        graphs: Path | None = None,
+        warm: str | None = None,
+        knob: float | None = None,
+    ) -> "OrderChoice":
         """Return the choice for the options' values.
 
-        Raises InputError for an unknown order, or for a ranker with an order that uses none.
+        Raises InputError for an unknown order, or for options that the order doesn't use, or lacks.
         """
         name = order or "fcfs"
         check_choice(name, tuple(ORDERS), "--order")
-        for option, value in (("--ranker", ranker), ("--ranker-tau", tau)):
-            if value is not None and name != "learned":
+        check_choice(warm or "lru", WARMING, "--warm-prefixes")
+        learned = (("--ranker", ranker), ("--ranker-tau", tau))
+        for option, value in learned if name != "learned" else ():
+            if value is not None:
                 raise InputError(
                     f"{option} {value} is only for --order learned, but the order is {name}: leave it out."
                 )
-        return OrderChoice(name, guarded, ranker, tau)
+        _check_graphs(name, graphs, warm)
+        if knob is not None and warm != "prewarm":
+            raise InputError(f"--knob {knob:g} is only for --warm-prefixes prewarm: leave it out.")
+        return OrderChoice(name, guarded, ranker, tau, graphs, warm or "lru", KNOB if knob is None else knob)
 
     @property
     def kind(self) -> OrderKind:
@@ -63,11 +85,60 @@ class OrderChoice:
     @property
     def plain(self) -> bool:
         """Whether this is the default order of a run."""
-        return self.name == "fcfs" and not self.guarded
+        return self.name == "fcfs" and not self.guarded and self.warm == "lru"
 
-    def make(self) -> Order:
-        """Make the order."""
-        return make_order(self.name, self.guarded)
+    def make(self, schedule: Schedule, profile: Profile) -> Order:
+        """Make the order for the engine of a schedule; applications' demands are in its seconds alone.
+
+        Raises InputError for a file of demand graphs that can't be read, and for prefixes that aren't cached.
+        """
+        demands = application_demands(self.graphs, schedule, profile) if self.graphs else RankedDemands({})
+        order = make_order(self.name, demands=demands)
+        if self.warm != "lru":
+            if not schedule.prefix_caching:
+                raise InputError(f"--warm-prefixes {self.warm} needs a schedule with prefix caching: leave it out.")
+            order = Warmed(order, lambda warmth: make_warming(self.warm, warmth, demands.models, self.knob))
+        return StarvationGuard(order) if self.guarded else order
+
+    def check_units(self, labels: Iterable[Mapping[str, Any]]) -> None:
+        """Raise InputError unless the demand graphs have the application and the unit of each request's labels."""
+        if self.graphs is None:
+            return
+        units = {graph.application: {step.name for step in graph.units} for graph in read_demand_graphs(self.graphs)}
+        for own in labels:
+            application, unit = own.get("application"), own.get("unit")
+            if application is not None and unit is not None and unit not in units.get(application, ()):
+                known = ", ".join(units) if application not in units else ", ".join(sorted(units[application]))
+                lacks = f"the application '{application}'" if application not in units else f"'{application}'.'{unit}'"
+                raise InputError(f"'{self.graphs}' has no demand graph with {lacks}: it has {known}.")
+
+
+def _check_graphs(order: str, graphs: Path | None, warm: str | None) -> None:
+    """Raise InputError for demand graphs that are missing, or that nothing uses."""
+    user = f"--order {order}" if ORDERS[order].ranked else "--warm-prefixes prewarm" if warm == "prewarm" else None
+    if graphs is None and user:
+        raise InputError(f"{user} needs --graphs FILE: learn demand graphs with `exegpt graphs learn`.")
+    if graphs is not None and user is None:
+        ranking = ", ".join(kind.name for kind in ORDERS.values() if kind.ranked)
+        raise InputError(
+            f"--graphs {graphs} is only for --order {ranking}, but the order is {order}: leave it out, or pass "
+            "--warm-prefixes prewarm."
+        )
+
+
+def application_demands(graphs: Path, schedule: Schedule, profile: Profile) -> RankedDemands:
+    """Return the demands of the applications of a file, in seconds alone on a replica of the schedule."""
+    rates = service_rates(schedule, profile)
+    return RankedDemands({graph.application: ApplicationDemand(graph, rates) for graph in read_demand_graphs(graphs)})
+
+
+def service_rates(schedule: Schedule, profile: Profile) -> ServiceRates:
+    """Return the seconds that a prompt's and an output's token take alone, for the schedule's mean lengths."""
+    workload = schedule.workload
+    mean_output = max(2.0, workload.output.mean)
+    solo = batch_one_times(ReplicaCost.of(schedule, profile), [workload.input.mean], [mean_output])
+    prefill_s = float(solo.prefill[0])
+    return ServiceRates(prefill_s / workload.input.mean, (float(solo.total[0]) - prefill_s) / (mean_output - 1))
 
 
 def times_hints(
@@ -102,6 +173,7 @@ def trace_hints(
     seed: int = 0,
 ) -> list[Hints]:
     """Return hints for a trace's requests, by its columns other than lengths; a learned order's ranker is simulated."""
+    choice.check_units(labels)
     hints = labelled(labels, [row.arrival_s for row in lengths])
     hints = times_hints(hints, lengths, schedule, profile, known=True)
     if choice.name == "learned":
@@ -111,20 +183,24 @@ def trace_hints(
     return hints
 
 
-def labelled(labels: Sequence[dict[str, Any]], arrivals: Sequence[float]) -> list[Hints]:
-    """Return hints of clients, applications and deadlines (seconds after arrival), if a request has them."""
-    first: dict[str, float] = {}
-    for own, arrival in zip(labels, arrivals, strict=True):
-        if "application" in own:
-            first[own["application"]] = min(arrival, first.get(own["application"], inf))
+def labelled(labels: Sequence[Mapping[str, Any]], arrivals: Sequence[float]) -> list[Hints]:
+    """Return hints of clients, applications and deadlines (seconds after arrival), where a request has them."""
+    first: dict[tuple[Any, ...], float] = {}
+    runs = [tuple(map(own.get, ("client", "application", "run"))) for own in labels]
+    runs = [run if run[2] is not None else (None, *run[1:]) for run in runs]  # without runs, an application is one
+    for run, arrival, own in zip(runs, arrivals, labels, strict=True):
+        if AFTER not in own or run not in first:
+            first[run] = min(arrival, first.get(run, inf))
     return [
         Hints(
             application=own.get("application"),
-            application_arrival_s=first.get(own.get("application", ""), arrival),
+            run=own.get("run"),
+            unit=own.get("unit"),
+            application_arrival_s=first[run] if own.get("application") is not None else arrival,
             client=own.get("client"),
             deadline_s=arrival + own["deadline_s"] if "deadline_s" in own else None,
         )
-        for own, arrival in zip(labels, arrivals, strict=True)
+        for own, run, arrival in zip(labels, runs, arrivals, strict=True)
     ]
 
 
@@ -136,7 +212,7 @@ def request_hints(
     An output's length is known if only `max_tokens` ends it.
     """
     lengths = [request.lengths for request in requests]
-    labels = [{name: getattr(own, name) for name in _LABELS if getattr(own, name) is not None} for own in requests]
+    labels = [{name: getattr(own, name) for name in LABELS if getattr(own, name) is not None} for own in requests]
     hints = labelled(labels, [own.arrival_s for own in lengths])
     hints = times_hints(hints, lengths, schedule, profile, all(map(_known, requests)))
     if choice.name == "learned":
@@ -153,13 +229,14 @@ def _known(request: Request) -> bool:
 
 def check_known(choice: OrderChoice, requests: Sequence[Request]) -> None:
     """Raise InputError if the order needs unknown lengths, labels that a request lacks, or a missing ranker."""
-    for name in set(_LABELS) & set(choice.kind.needs):
+    for name in set(LABELS) & set(choice.kind.needs):
         lacking = next((request for request in requests if getattr(request, name) is None), None)
         if lacking:
             raise InputError(
                 f"--order {choice.name} needs {name} of each request, but request '{lacking.id}' has none: choose "
                 "another order."
             )
+    choice.check_units({"application": own.application, "unit": own.unit} for own in requests)
     known = [_known(request) for request in requests]
     if choice.kind.oracle and not all(known):
         unknown = requests[known.index(False)]
@@ -202,16 +279,18 @@ def check_served(choice: OrderChoice, latency_bound_s: float | None) -> None:
     if latency_bound_s not in (None, inf):
         raise InputError(
             "A server with a latency bound accepts requests in order of arrival: leave out --latency-bound, or "
-            "--order and --starvation-guard."
+            "--order, --starvation-guard and --warm-prefixes."
         )
     if choice.name == "learned":
         find_ranker(choice)
+    if choice.graphs:
+        read_demand_graphs(choice.graphs)
 
 
 def served_hints(
-    choice: OrderChoice, schedule: Schedule, profile: Profile, tokenizer: Any
+    choice: OrderChoice, schedule: Schedule, profile: Profile, tokenizer: Any, clock: Callable[[], float]
 ) -> Callable[[Request], Hints]:
-    """Return the function that gives a server's requests their hints.
+    """Return the function that gives a server's requests their hints, as they arrive by the `clock`.
 
     The service times in the hints are for the schedule's mean lengths.
     """
@@ -224,6 +303,8 @@ def served_hints(
     def hints(request: Request) -> Hints:
         prefill_s = float(batch_one_times(cost, [len(request.prompt_ids)], [1]).prefill[0])
         score = prompt_scores(ranker, [request], tokenizer)[0] if ranker else None
-        return Hints(score=score, prefill_s=prefill_s, service_time_s=mean_s)
+        own = {name: getattr(request, name) for name in LABELS if getattr(request, name) is not None}
+        (where_from,) = labelled([own], [clock()])
+        return replace(where_from, score=score, prefill_s=prefill_s, service_time_s=mean_s)
 
     return hints

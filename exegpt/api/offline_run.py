@@ -284,6 +284,7 @@ def _run(
     hints = ranks.attempt(lambda: _hints(options, inputs, schedule, profile))
     engine = Engine.load(directory, schedule, ranks, device=device, attention=inputs.attention)
     fingerprint = run_fingerprint(directory, schedule, (*inputs.requests, *inputs.rejected))
+    order, of = ranks.attempt(lambda: options.order_choice.make(schedule, profile)), hints.__getitem__
     with ExitStack() as stack:
         results = _Results(stack, options, fingerprint)
         ranks.agree(lambda: results.open(engine.leads))
@@ -297,7 +298,6 @@ def _run(
             again = rescheduler(plan.setting)
             engine, report = run_adapting(engine, directory, left, again, results.append)
         else:
-            order, of = options.order_choice.make(), hints.__getitem__
             report = engine.run(left, results.append, order=order, hints=lambda request: of(request.id))
         slowdown = least(before, slowdown_now(profile, engine.model, ranks))
         if results.file and not engine.leads:
@@ -305,7 +305,7 @@ def _run(
     engine.close()
     if not engine.leads:
         return None
-    return compare(schedule, profile, report, slowdown, left, options.order_choice.make(), hints)
+    return compare(schedule, profile, report, slowdown, left, order, hints)
 
 
 def _hints(options: RunOptions, inputs: RunInputs, schedule: Schedule, profile: Profile) -> dict[str, Hints]:

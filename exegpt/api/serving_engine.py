@@ -93,7 +93,7 @@ def serve(options: EngineOptions, ranks: Ranks) -> None:
             how = Options(
                 spans=True,
                 promises=True,
-                order=asked.order_choice.make(),
+                order=asked.order_choice.make(engine.schedule, plan.opened.profile),
                 pins=asked.order_choice.plain and engine.schedule.latency_bound_s is not None,
                 hints=_hints(options, engine, plan.opened),
             )
@@ -115,7 +115,7 @@ def _hints(options: EngineOptions, engine: Engine, opened: Opened) -> Callable[[
     if choice.plain:
         return None
     tokenizer = load_tokenizer(Path(options.model)) if choice.name == "learned" else None
-    return served_hints(choice, engine.schedule, opened.profile, tokenizer)
+    return served_hints(choice, engine.schedule, opened.profile, tokenizer, engine.worker.now)
 
 
 class Link:

@@ -32,10 +32,11 @@ from xcore.specs.schedule import Schedule
 from xcore.specs.timeline import Timeline, chrome_trace
 from xcore.specs.workload import RequestLengths, Workload
 from xcore.traces.fit_context import fit_context
-from xcore.traces.trace import form_of, labels_of, parse_rate, read_labels, read_trace, with_poisson_arrivals
+from xcore.traces.trace import AFTER, form_of, labels_of, parse_rate, read_labels, read_trace, with_poisson_arrivals
 from xprofiler import rooflines
 from xprofiler.kernel_import import KernelImport, kernel_import
 from xprofiler.profiles import as_found, find_profile
+from xscheduler.application_runs import dependencies, run_completions
 from xscheduler.engine_settings import EngineSettings, follow, resident
 from xscheduler.launch_command import POLICY, Launch, read_launch
 from xscheduler.ordering import USUAL_TAU, trace_hints
@@ -228,7 +229,8 @@ def _requests(schedule: Schedule, options: SimulateOptions, note: Callable[[str]
 
 
 def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], options: SimulateOptions) -> Prediction:
-    """Simulate one by one the requests that fit the model's context."""
+    """Simulate the requests one by one, as far as the model's context holds them."""
+    from xsimulator.replay.dependent_requests import replay_dependent
     from xsimulator.replay.event_simulator import replay
 
     notes: list[str] = []
@@ -236,18 +238,23 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     trace = _requests(schedule, options, notes.append)
     workload, scaling = fit_context(trace, schedule.model.spec, options.scale_to_context)
     requests, choice, hints = workload.requests or (), options.order_choice, None
+    labels = read_labels(source, named) if source else [{}] * len(trace.requests or ())
+    labels = labels_of(labels, trace.requests or (), requests, schedule.model.spec.longest_request)
     if not choice.plain:
-        longest = schedule.model.spec.longest_request
-        labels = read_labels(source, named) if source else ()
-        held = labels_of(labels, trace.requests or (), requests, longest)
-        hints = trace_hints(choice, held, requests, schedule, profile)
+        hints = trace_hints(choice, labels, requests, schedule, profile)
         if choice.name == "learned":
             notes.append(f"order: learned, with a simulated ranker whose Kendall's tau is {choice.tau or USUAL_TAU:g}")
     alike = any(request.identity for request in requests)
     if alike and not schedule.prefix_caching:
         notes.append(f"prompts: {trace.name} says which prompts begin with the same tokens; --prefix-caching uses this")
+    order = choice.make(schedule, profile)
     start = time.perf_counter()
-    run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=choice.make(), hints=hints)
+    after = dependencies(labels)
+    if any(after):
+        _check_dependent(options)
+        run = replay_dependent(schedule, profile, requests, after, order, hints)
+    else:
+        run = replay(schedule, profile, requests, timeline=options.timeline is not None, order=order, hints=hints)
     wall = time.perf_counter() - start
     since_arrival = latencies(run.served, "arrival")
     times = {key: percentiles(since_arrival[key]) for key in ("ttft", "tpot", "latency")}
@@ -263,6 +270,9 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
     facts = {"requests": count, "seconds": run.seconds, "wall_seconds": wall, **rates, **times}
     facts |= {"preemptions": run.preemptions, "reused_tokens": run.reused}
     facts |= {"kv_blocks": schedule.kv_blocks, "kv_tokens": schedule.kv_blocks * schedule.block_size}
+    runs_s = run_completions(labels, run.served)
+    if runs_s:
+        facts["runs"] = {"count": len(runs_s), "completion": percentiles(runs_s)}
     text = (
         f"{count:,} request{'s' if count > 1 else ''} of {workload.name} in {duration_text(run.seconds)}, simulated in "
         f"{duration_text(wall)}: {requests_s} requests/s, {tokens_s} output tokens/s."
@@ -273,10 +283,19 @@ def _replay(schedule: Schedule, profile: Profile, assumptions: tuple[str, ...], 
         (*assumptions, *notes, *scaling),
         facts,
         ("since arrival", *PERCENTILES),
-        percentile_rows(times),
+        percentile_rows({**times, **({"run": percentiles(runs_s)} if runs_s else {})}),
         lambda: run.timeline,
         (text, f"KV cache: {cache_text(schedule)}."),
     )
+
+
+def _check_dependent(options: SimulateOptions) -> None:
+    """Raise InputError for an option that can't be combined with requests that follow others."""
+    if options.timeline or options.rate:
+        name = "--timeline" if options.timeline else "--rate"
+        raise InputError(
+            f"{name} needs requests with fixed arrivals, but the trace has a column {AFTER}: leave one out."
+        )
 
 
 def _caching_text(run: "Replay", alike: bool, name: str) -> str:

@@ -7,6 +7,7 @@ from exegpt.cli import (
     bench_serve,
     demo,
     engine,
+    graphs,
     learned_outputs,
     listing,
     model,
@@ -66,6 +67,11 @@ _rank = typer.Typer(help="Train and evaluate the learned order's ranker.", no_ar
 _rank.command("train", short_help="Train a ranker on prompts and lengths.")(rank.train)
 _rank.command("evaluate", short_help="Compare a ranker's Kendall's tau with baselines.")(rank.evaluate)
 app.add_typer(_rank, name="rank", short_help="Train and evaluate the learned order's ranker.")
+
+_graphs = typer.Typer(help="Learn and show demand graphs of applications.", no_args_is_help=True, rich_markup_mode=None)
+_graphs.command("learn", short_help="Learn demand graphs from a log of calls.")(graphs.learn)
+_graphs.command("show", short_help="Print the units of demand graphs.")(graphs.show)
+app.add_typer(_graphs, name="graphs", short_help="Learn and show demand graphs of applications.")
 
 app.add_typer(reproduce.app, name="reproduce", short_help="Reproduce the papers' tables and figures.")
 

@@ -19,6 +19,7 @@ from xcore.errors import InputError
 if TYPE_CHECKING:
     from xcore.specs.cluster_plan import Plan
     from xmulti.serving.replanning import Replanning
+    from xserver.engines.residency import ResidencyOptions
     from xserver.engines.unit_options import EngineUnitOptions
 
 _REPLAN_AFTER = "1m"
@@ -101,6 +102,17 @@ class ServeOptions(PlanDeterminedOptions, ServedOptions, FrontendOptions):
         "With --plan: plan again when request rates have differed from the plan's for this long; inf: never. "
         "Default: 1m.",
     )
+    resident: int | None = option(
+        None,
+        "With --plan: most engines that are loaded at once. A request to another model waits until its engine has "
+        "taken the place of an idle one. Default: all.",
+        min=1,
+    )
+    warm_models: str | None = option(
+        None,
+        "With --resident: which models are loaded before their turn. lru (default): none; epwq: those of waiting "
+        "requests; prewarm: also those of the calls that --graphs expect, by --knob.",
+    )
     plugin: list[Path] | None = PLUGIN
     engine_socket: Path | None = option(None, "Where launched ranks connect.", hidden=True)
 
@@ -155,6 +167,7 @@ def _serve(options: ServeOptions) -> int:
             origins=tuple(options.cors or ()),
             admin_token=next(iter(_keys(options.admin_token_file, "EXEGPT_ADMIN_TOKEN")), None),
             read_admin_tokens=partial(_keys, options.admin_token_file, "") if options.admin_token_file else None,
+            residency=_residency(options),
             separate_keys=options.separate_keys,
             max_output=options.max_output,
             max_waiting=options.max_waiting,
@@ -199,13 +212,16 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     from xmulti.serving.planned_units import planned_units, read_plan, with_directories
     from xrunner.comm.ranks import ranks_started
 
+    own = {"graphs", "knob"} if options.resident else set()
     for name in typed_options(options, PlanDeterminedOptions):
-        raise InputError(f"The plan determines {option_name(name)}: leave it or --plan out.")
+        if name not in own:
+            raise InputError(f"The plan determines {option_name(name)}: leave it or --plan out.")
     if ranks_started() > 1:
         raise InputError("A server of a plan starts its ranks itself: start it without mpirun.")
     plan = read_plan(path, directories(options.model))
     passed_on = typed_options(options, ServedOptions)
-    passed_on.pop("threads", None)  # each engine has its part of them
+    for name in ("threads", *own):  # each engine has its part of the threads
+        passed_on.pop(name, None)
     flags, order = _words(passed_on), [model.name for model in plan.models]
     in_use = {model.name: str(model.directory) for model in plan.models}
 
@@ -218,7 +234,38 @@ def _planned(options: ServeOptions, path: Path) -> _Engines:
     units = planned_units(plan, flags, options.threads)
     # Engines measure a new machine when they start. On the cores of one CPU, they would disturb each other.
     starts = 1 if plan.cluster.is_cpu else len(units)
+    if options.resident:
+        return _Engines(units, starts, plan)
     return _Engines(units, starts, plan, placed, _watching(options))
+
+
+def _residency(options: ServeOptions) -> "ResidencyOptions | None":
+    """Return how many engines are loaded at once, and by which policy; None: all are."""
+    from xcore.applications.warming import KNOB, WARMING
+    from xcore.choices import check_choice
+    from xserver.engines.residency import ResidencyOptions
+
+    if options.resident is None:
+        if options.warm_models is not None:
+            raise InputError(
+                f"--warm-models {options.warm_models} needs --resident: pass the number of loaded engines."
+            )
+        return None
+    policy = options.warm_models or "lru"
+    check_choice(policy, WARMING, "--warm-models")
+    if options.plan is None:
+        raise InputError(
+            f"--resident {options.resident} needs a plan of several engines: pass --plan, or leave it out."
+        )
+    if options.replan_after is not None:
+        raise InputError("--replan-after needs all engines of the plan: leave it or --resident out.")
+    if (policy == "prewarm") != (options.graphs is not None) or (options.knob is not None and policy != "prewarm"):
+        raise InputError("--warm-models prewarm needs --graphs, and only it reads --graphs and --knob: change either.")
+    residency = ResidencyOptions(
+        options.resident, policy, KNOB if options.knob is None else options.knob, options.graphs
+    )
+    residency.models()  # refuse at once graphs that can't be read
+    return residency
 
 
 def _watching(options: ServeOptions) -> "Callable[..., Replanning]":

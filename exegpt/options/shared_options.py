@@ -42,7 +42,21 @@ ADMISSION = option(None, ADMISSION_HELP + " Default: reserve.")
 ORDER = option(
     None,
     "Order of admission: fcfs (default), fcfs-app, round-robin, mlfq, sjf, srtf, learned, product, "
-    "doubling-budget, least-slack, edf or vtc (docs/multimodel.md).",
+    "doubling-budget, least-slack, edf, gittins, demand-slack or vtc (docs/multimodel.md).",
+)
+GRAPHS = option(
+    None, "The applications' demand graphs for --order gittins or demand-slack, a file of `exegpt graphs learn`."
+)
+WARM_PREFIXES = option(
+    None,
+    "How cached prefixes are kept: lru (default); epwq: waiting requests hold theirs; prewarm: so do the calls that "
+    "--graphs expect.",
+)
+KNOB = option(
+    None,
+    "With --warm-prefixes prewarm: the least probability that a prefix is used; less begins earlier. Default: 0.5.",
+    min=0.0,
+    max=1.0,
 )
 STARVATION_GUARD = option(False, "Promote a request that waited for 200 consecutive steps.")
 RATE = option(None, "The rate of Poisson arrivals, like 5/s.")
@@ -146,13 +160,17 @@ class OrderOptions:
     order: str | None = ORDER
     starvation_guard: bool = STARVATION_GUARD
     ranker: Path | None = option(None, "The ranker for --order learned, a file written by `exegpt rank train`.")
+    graphs: Path | None = GRAPHS
+    warm_prefixes: str | None = WARM_PREFIXES
+    knob: float | None = KNOB
 
     @property
     def order_choice(self) -> "OrderChoice":
         """The order that the options select; InputError for options that contradict each other."""
         from xscheduler.ordering import OrderChoice
 
-        return OrderChoice.of(self.order, self.starvation_guard, self.ranker)
+        warm = (self.warm_prefixes, self.knob)
+        return OrderChoice.of(self.order, self.starvation_guard, self.ranker, None, self.graphs, *warm)
 
 
 def _fix(what: str, most: int | None = None) -> int | None:

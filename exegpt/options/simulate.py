@@ -63,6 +63,9 @@ class SimulateOptions(
     out: Path | None = option(None, "Write each replayed request's times to this file, as JSON lines.", "-o")
     order: str | None = shared_options.ORDER
     starvation_guard: bool = shared_options.STARVATION_GUARD
+    graphs: Path | None = shared_options.GRAPHS
+    warm_prefixes: str | None = shared_options.WARM_PREFIXES
+    knob: float | None = shared_options.KNOB
     ranker_tau: float | None = option(
         None, "Kendall's tau of the ranker that --order learned simulates, up to 1. Default: 0.55."
     )
@@ -72,7 +75,8 @@ class SimulateOptions(
         """The order that the options select; InputError for options that contradict each other."""
         from xscheduler.ordering import OrderChoice
 
-        return OrderChoice.of(self.order, self.starvation_guard, tau=self.ranker_tau)
+        warm = (self.warm_prefixes, self.knob)
+        return OrderChoice.of(self.order, self.starvation_guard, None, self.ranker_tau, self.graphs, *warm)
 
     @property
     def one_by_one(self) -> bool:

@@ -10,7 +10,12 @@ from xcore.specs.schedule import Schedule
 ESTIMATE_COLUMNS = ("steady state", "")
 PERCENTILES = ("mean", "p50", "p90", "p95", "p99")
 """The columns of `percentile_rows` after the first."""
-TIMES = {"ttft": "time to first token", "tpot": "time per output token", "latency": "latency"}
+TIMES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "latency": "latency",
+    "run": "completion of a run",
+}
 """Times by their keys in JSON."""
 
 

@@ -6,7 +6,7 @@ weights of 13.5 GB leave in 90 % of 40 GB. No figure here is fitted to the paper
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -15,10 +15,33 @@ from typing import TypeVar
 
 import numpy as np
 
+from exegpt.reproduction.hermes_arrivals import find_traces
+from exegpt.reproduction.hermes_sensitivity import (
+    Bucketing,
+    LargerModel,
+    RealArrivals,
+    Spread,
+    bucketings,
+    larger_model,
+    real_arrivals,
+    spreads,
+)
+from exegpt.reproduction.hermes_setting import (
+    APPLICATIONS,
+    ENGINES,
+    LIMITS,
+    LOADS,
+    RATES,
+    Models,
+    ablated,
+    completion_seconds,
+)
 from exegpt.reproduction.hermes_workload import MIX, draw_submissions, find_graphs, learn_graphs
+from xcore.applications.demand import ApplicationDemand, Seen
+from xcore.applications.demand_graph import DemandGraph
+from xcore.applications.prewarming import expected_effect
 from xcore.orders.gittins import RankedDemand
 from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
-from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
     ApplicationOrder,
@@ -26,32 +49,18 @@ from xmulti.applications.orders import (
     ByApplication,
     ByRequest,
     EarliestDeadline,
-    LowestMean,
-    Oracle,
     VirtualTokens,
     WaitingCall,
     application_gittins,
 )
-from xmulti.applications.prewarming import expected_effect
 from xmulti.applications.simulation import Prewarming, simulate
 from xmulti.applications.submission import Submission
 from xmulti.applications.warm_cache import POLICIES, WarmCache
-from xmulti.files.demand_graph import DemandGraph
 
 STANDS_ON = (
     "Simulated: one LLM at 0.1 ms per prompt token and 60 ms per decoding iteration, 42,900 tokens of KV; nothing here "
     "was run on a GPU."
 )
-RATES, LIMITS = ServiceRates(), LLMLimits()
-APPLICATIONS = 300
-ENGINES = {"256 at once": LIMITS, "8 at once": replace(LIMITS, batch=8)}
-"""The limits of the LLM: as many requests as fit into the cache (some 30), or so few that 1x saturates them.
-
-8 tokens in 60 ms are 133 per second, about the load's demand. The paper doesn't name its limit, but its queues are long
-at 1x.
-"""
-LOADS = {"1x": 30.0, "2x": 15.0, "3x": 10.0}
-"""Minutes within which all applications are submitted."""
 PAPER = {"vLLM": (-0.770, -0.824), "Parrot": (-0.767, -0.690), "VTC": (-0.667, -0.741)}
 """Hermes' change of the mean and 95th-percentile completion time against each baseline at 1x, LLaMA-2-7B."""
 PAPER_ABLATIONS = {"no refinement": 0.153, "nor Gittins": 0.475}
@@ -188,15 +197,16 @@ class Hermes:
     completions: tuple[OrderResult, ...]
     in_time: tuple[InTime, ...]
     ablations: tuple[Ablation, ...]
+    spreads: tuple[Spread, ...]
+    real: tuple[RealArrivals, ...]
+    larger: tuple[LargerModel, ...]
+    bucketings: tuple[Bucketing, ...]
     kinds: tuple[Kind, ...]
     caches: tuple[Cached, ...]
     knobs: tuple[Knob, ...]
     knowledge: Knowledge
     decision_ms: float
     """Median time to order 300 waiting applications by their ranks."""
-
-
-Models = dict[str, ApplicationDemand]
 
 
 def reproduce(
@@ -208,7 +218,7 @@ def reproduce(
     counts = itertools.count(1)
 
     def done(result: Part) -> Part:
-        progress(next(counts), 8)
+        progress(next(counts), 12)
         return result
 
     return Hermes(
@@ -216,22 +226,16 @@ def reproduce(
         done(completions(samples, models, SEEDS[:seeds])),
         done(in_time(samples, models, SEEDS[:seeds])),
         done(ablations(samples, models, SEEDS[:seeds])),
+        done(spreads(samples, SEEDS[:seeds])),
+        done(real_arrivals(samples, models, SEEDS[:seeds], find_traces(graphs))),
+        done(larger_model(samples, SEEDS[:seeds])),
+        done(bucketings(samples, models, SEEDS[:seeds])),
         done(kinds(samples, models, SEEDS[:seeds])),
         done(caches(samples, models, SEEDS[: min(2, seeds)])),
         done(knobs(models)),
         done(knowledge(samples, models, SEEDS[0])),
         done(decision_ms(models)),
     )
-
-
-def _seconds(
-    workloads: Iterable[Sequence[Submission]],
-    order: Callable[[], ApplicationOrder],
-    estimates: DemandEstimates | None,
-    limits: LLMLimits,
-) -> np.ndarray:
-    """Return the completion times of all workloads."""
-    return np.concatenate([simulate(each, order(), limits, estimates).completion_s for each in workloads])
 
 
 def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[OrderResult, ...]:
@@ -242,13 +246,13 @@ def completions(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[i
         workloads = [draw_submissions(graphs, APPLICATIONS, LOADS[load] * 60, seed) for seed in seeds]
         kinds = [[replace(each, client=each.name) for each in workload] for workload in workloads]
         alone_s = fmean(alone(each, limits) for workload in workloads for each in workload)
-        hermes = _seconds(workloads, application_gittins, DemandEstimates(models), limits)
+        hermes = completion_seconds(workloads, application_gittins, DemandEstimates(models), limits)
         results = {
             "Hermes": hermes,
-            "vLLM": _seconds(workloads, ByRequest, None, limits),
-            "Parrot": _seconds(workloads, ByApplication, None, limits),
-            "VTC": _seconds(kinds, VirtualTokens, None, limits),
-            "VTC, one client each": _seconds(workloads, VirtualTokens, None, limits),
+            "vLLM": completion_seconds(workloads, ByRequest, None, limits),
+            "Parrot": completion_seconds(workloads, ByApplication, None, limits),
+            "VTC": completion_seconds(kinds, VirtualTokens, None, limits),
+            "VTC, one client each": completion_seconds(workloads, VirtualTokens, None, limits),
         }
         for order, seconds in results.items():
             mean_s, p95_s = float(seconds.mean()), float(np.percentile(seconds, 95))
@@ -300,26 +304,15 @@ def ablations(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
     rows = []
     for engine, limits in ENGINES.items():
-        means = {name: float(each.mean()) for name, each in _ablated(workloads, models, limits).items()}
+        means = {name: float(each.mean()) for name, each in ablated(workloads, models, limits).items()}
         rows += [Ablation(engine, name, mean_s, mean_s / means["Hermes"] - 1) for name, mean_s in means.items()]
     return tuple(rows)
-
-
-def _ablated(workloads: Sequence[Sequence[Submission]], models: Models, limits: LLMLimits) -> dict[str, np.ndarray]:
-    """Return the completion times of all workloads without parts of Hermes, and in the order of true demands."""
-    refined, prior = DemandEstimates(models), DemandEstimates(models, refine=False)
-    return {
-        "Hermes": _seconds(workloads, application_gittins, refined, limits),
-        "no refinement": _seconds(workloads, application_gittins, prior, limits),
-        "nor Gittins": _seconds(workloads, LowestMean, prior, limits),
-        "oracle": _seconds(workloads, lambda: Oracle(RATES), None, limits),
-    }
 
 
 def kinds(graphs: Sequence[DemandGraph], models: Models, seeds: Sequence[int]) -> tuple[Kind, ...]:
     """Return the ablations with 8 requests at once, by application."""
     workloads = [draw_submissions(graphs, APPLICATIONS, LOADS["3x"] * 60, seed) for seed in seeds]
-    seconds = _ablated(workloads, models, ENGINES["8 at once"])
+    seconds = ablated(workloads, models, ENGINES["8 at once"])
     names = np.array([each.name for workload in workloads for each in workload])
     service_s = np.array([sum(c.service_s(RATES) for c in each.calls) for workload in workloads for each in workload])
     rows = []

@@ -8,11 +8,12 @@ from statistics import NormalDist
 
 import numpy as np
 
+from exegpt.reproduction.hermes_samples import FILE, with_raw_samples
+from xcore.applications.demand import MOST_HOPS
+from xcore.applications.demand_graph import END, LLM, DemandGraph, DemandStep, read_demand_graphs
 from xcore.errors import InputError
-from xmulti.applications.demand import MOST_HOPS
 from xmulti.applications.submission import Call, Submission
 from xmulti.files.call_log import LoggedCall, learn, read_calls
-from xmulti.files.demand_graph import END, LLM, DemandGraph, DemandStep, read_demand_graphs
 
 MIX = {
     "got_docmerge": 1,
@@ -99,9 +100,10 @@ Each entry is (unit, backend, (input, output tokens, parallel requests) or secon
 def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]:
     """Return the demand graphs and their source.
 
-    The source is `path` (graphs, or a log of calls), otherwise EXEGPT_DATA's folder, otherwise the built-in sizes. A
-    built-in size has ten samples: the middles of ten equal parts of a log-normal distribution (sigma 0.3). Raises
-    InputError if an application of the mix is missing.
+    The source is `path` (graphs, or a log of calls), otherwise EXEGPT_DATA's folder, otherwise the built-in sizes.
+    Beside published graphs, of ten samples a unit, all published samples are used if they are there. The built-in
+    sizes' ten samples are the middles of ten equal parts of a log-normal distribution (sigma 0.3). Raises InputError if
+    an application of the mix is missing.
     """
     folder = os.environ.get("EXEGPT_DATA")
     public = Path(folder) / "hermes" / "pdgraphs.json" if folder else None
@@ -112,6 +114,9 @@ def find_graphs(path: Path | None = None) -> tuple[str, tuple[DemandGraph, ...]]
     missing = sorted(set(MIX) - {graph.application for graph in graphs})
     if missing:
         raise InputError(f"'{source}' has no demand graph of {', '.join(missing)}: name a file with all nine.")
+    raw = source.parent / FILE
+    if source.suffix != ".jsonl" and raw.is_file():
+        return f"the graphs of {source.name} with all samples of {raw.name}", with_raw_samples(graphs, raw)
     return f"the samples of each unit's variables in {source.name}", graphs
 
 
@@ -132,21 +137,25 @@ def built_in() -> tuple[DemandGraph, ...]:
     return tuple(graphs)
 
 
-def draw_calls(graph: DemandGraph, random: np.random.Generator) -> tuple[Call, ...]:
+def draw_calls(graph: DemandGraph, random: np.random.Generator, spread: float = 0.0) -> tuple[Call, ...]:
     """Draw the calls of one run: next units by their frequency, and each variable as a quantile of its samples.
 
-    The run's common level contributes CORRELATION to the quantile, and chance contributes the rest.
+    The run's common level contributes CORRELATION to the quantile, and chance contributes the rest. Outputs and other
+    backends' seconds are multiplied by one log-normal factor of the run, of mean 1, whose logarithm has the deviation
+    `spread`.
     """
     level, calls = float(random.standard_normal()), list[Call]()
+    factor = math.exp(spread * float(random.standard_normal()) - spread**2 / 2) if spread else 1.0
     units = {unit.name: unit for unit in graph.units}
     name = graph.start[random.integers(len(graph.start))]
     while name != END and len(calls) < MOST_HOPS:
         unit = units[name]
         draws = [_quantile(s, level, random) for s in (unit.input_tokens, unit.output_tokens, unit.parallel) if s]
         if unit.backend == LLM:
-            calls.append(Call(name, LLM, *(max(1, round(value)) for value in draws)))
+            sizes = [draws[0], factor * draws[1], draws[2]]
+            calls.append(Call(name, LLM, *(max(1, round(value)) for value in sizes)))
         else:
-            calls.append(Call(name, unit.backend, seconds=_quantile(unit.seconds, level, random)))
+            calls.append(Call(name, unit.backend, seconds=factor * _quantile(unit.seconds, level, random)))
         name = unit.next_units[random.integers(len(unit.next_units))]
     return tuple(calls)
 
@@ -160,15 +169,15 @@ def _quantile(samples: Sequence[float], level: float, random: np.random.Generato
     return low + part * (high - low)
 
 
-def learn_graphs(graphs: Sequence[DemandGraph], seed: int) -> dict[str, DemandGraph]:
+def learn_graphs(graphs: Sequence[DemandGraph], seed: int, spread: float = 0.0) -> dict[str, DemandGraph]:
     """Return the demand graphs learned from a log of PROFILED_RUNS of each application, by its name."""
     random = np.random.default_rng(seed)
-    return {graph.application: learn(_logged(graph, random))[0] for graph in graphs}
+    return {graph.application: learn(_logged(graph, random, spread))[0] for graph in graphs}
 
 
-def _logged(graph: DemandGraph, random: np.random.Generator) -> Iterator[LoggedCall]:
+def _logged(graph: DemandGraph, random: np.random.Generator, spread: float) -> Iterator[LoggedCall]:
     for run in range(PROFILED_RUNS):
-        calls = draw_calls(graph, random)
+        calls = draw_calls(graph, random, spread)
         for call, following in zip(calls, [*(later.unit for later in calls[1:]), END], strict=True):
             where = graph.application, run, call.unit, following
             if call.on_llm:
@@ -178,7 +187,12 @@ def _logged(graph: DemandGraph, random: np.random.Generator) -> Iterator[LoggedC
 
 
 def draw_submissions(
-    graphs: Sequence[DemandGraph], count: int, window_s: float, seed: int, adapters: int | None = None
+    graphs: Sequence[DemandGraph],
+    count: int,
+    window_s: float,
+    seed: int,
+    adapters: int | None = None,
+    spread: float = 0.0,
 ) -> tuple[Submission, ...]:
     """Draw `count` applications in the mix, submitted in bursts over `window_s`.
 
@@ -197,7 +211,7 @@ def draw_submissions(
             index,
             name,
             float(arrival_s),
-            draw_calls(by_name[name], random),
+            draw_calls(by_name[name], random, spread),
             adapter=None if adapters is None else int(random.integers(adapters)),
         )
         for index, (name, arrival_s) in enumerate(zip(names, arrivals, strict=True))

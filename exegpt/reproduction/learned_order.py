@@ -104,7 +104,9 @@ def served(schedule: Schedule, profile: Profile, rows: list[RequestLengths], way
         if way == "classifier":
             scores = np.searchsorted(np.quantile(scores, np.arange(0.1, 0.95, 0.1)), scores).astype(float)
         hints = [replace(own, score=float(score)) for own, score in zip(hints, scores, strict=True)]
-    done = replay(schedule, profile, rows, timeline=False, order=OrderChoice(order).make(), hints=hints).served
+    done = replay(
+        schedule, profile, rows, timeline=False, order=OrderChoice(order).make(schedule, profile), hints=hints
+    ).served
     latency = np.array([request.finish_s - request.arrival_s for request in done])
     per_token = latency / [request.output_tokens for request in done]
     return Latencies(float(latency.mean()), float(per_token.mean()), float(np.percentile(latency, 99)))

@@ -8,10 +8,12 @@ from dataclasses import replace
 
 import pytest
 
+from tests.exegpt.cli.conftest import run_command
 from tests.xserver.conftest import schedule_for, serving
 from tests.xserver.http.test_completions import events
 from tests.xserver.test_faults import engine_of
 from xcore import document
+from xcore.specs.schedule import Schedule
 
 PROMPT = list(range(40, 100))
 
@@ -63,6 +65,33 @@ def test_only_requests_with_the_same_salt_share_prefixes(caching):
     prompt = list(range(100, 160))
     assert [cached(caching, prompt=prompt, cache_salt=salt) for salt in ("a", "a", "b", None)] == [0, 48, 0, 0]
     assert [cached(caching, prompt=prompt, cache_salt=salt) for salt in ("b", None, None)] == [48, 48, 48]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "found"), [("epwq", 0), ("prewarm", 48)])
+def test_prefixes_of_expected_calls_are_kept(model, tmp_path, policy, found):
+    """While an agent searches, which takes ten seconds, other prompts need all blocks but those that are kept."""
+    calls = [
+        {"application": "agent", "run": run, "unit": unit, "parent": parent, **sizes}
+        for run in range(20)
+        for unit, parent, sizes in (
+            ("think", None, {"input_tokens": 60, "output_tokens": 4}),
+            ("search", "think", {"seconds": 10.0 * (run % 2)}),
+            ("answer", "search", {"input_tokens": 60, "output_tokens": 4}),
+        )
+    ]
+    (tmp_path / "calls.jsonl").write_text("\n".join(map(json.dumps, calls)))
+    assert run_command("graphs", "learn", tmp_path / "calls.jsonl", "--out", tmp_path / "graphs.json").code == 0
+    options = ["--warm-prefixes", policy]
+    options += ["--graphs", str(tmp_path / "graphs.json"), "--knob", "0.3"] if policy == "prewarm" else []
+    schedule = caching_schedule(model, tmp_path, kv_blocks=14)
+    document.write(schedule, replace(document.read(Schedule, schedule), latency_bound_s=None))
+    with serving(model, schedule, tmp_path, *options) as server:
+        run = {"application": "agent", "run": "1"}
+        assert cached(server, metadata={**run, "unit": "think"}) == 0
+        for start in range(100, 220, 20):
+            asked(server, prompt=list(range(start, start + 60)))
+        assert cached(server, metadata={**run, "unit": "answer"}) == found
 
 
 CHAT = {"messages": [{"role": "user", "content": "x" * 60}], "max_tokens": 4, "temperature": 0}

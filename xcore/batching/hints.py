@@ -9,8 +9,12 @@ class Hints:
 
     application: str | None = None
     """The application that made the request."""
+    run: str | None = None
+    """The application's run; None: the request is a run by itself."""
+    unit: str | None = None
+    """The unit of the application's demand graph."""
     application_arrival_s: float = 0.0
-    """Arrival of the application, in seconds since the run began."""
+    """Arrival of the application's run, in seconds since the engine's run began."""
     client: str | None = None
     """Client that pays for the request."""
     service: str | None = None

@@ -4,7 +4,7 @@ The event simulator advances it by predicted time, the runner by real steps. Bot
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from math import inf
 
 from xcore.batching.admission import ADMISSIONS, Admission, iterations_until_shortage, most_cached
@@ -74,6 +74,8 @@ class Ledger:
         self.reused = 0
         """Tokens that admitted sequences found in the cache so far."""
         self.pins = Pins(pool)
+        if self._following:
+            self._following.attach(self)
 
     @property
     def resident(self) -> list[Sequence]:
@@ -104,20 +106,22 @@ class Ledger:
         alone. Under first come, first served, pinned blocks are therefore freed early only for a sequence that grows
         beyond all other blocks, or after a change to fewer blocks.
         """
-        blocks = self._cached_blocks(sequence)
-        if not self._prefixes or not blocks:
-            return 0
-        need = max(self.admission.blocks(other) for other in (*self.waiting, *self.encoding, *self.decoding))
-        if self.pins.union(blocks) > min(self.pool.total - need, self.pool.total // 2):
-            return 0
-        self._prefixes.hold(blocks)
-        self.pins.add(sequence, blocks)
-        return len(blocks) * self.pool.block_size
+        return self._pin(sequence, self._cached_blocks(sequence))
+
+    def pin_prefixes(self, holder: Hashable, *prefixes: Iterable[Hashable]) -> int:
+        """Hold the cached blocks of these keys, as `pin` does, until `pins.remove`; return their tokens."""
+        self.pins.remove(holder)
+        found = {block: None for keys in prefixes if self._prefixes for block in self._prefixes.find(keys)}
+        return self._pin(holder, list(found))
+
+    def _pin(self, holder: Hashable, blocks: list[int]) -> int:
+        unfinished = (*self.waiting, *self.encoding, *self.decoding) if blocks else ()
+        need = max(map(self.admission.blocks, unfinished), default=0)
+        return self.pins.add(holder, blocks, min(self.pool.total - need, self.pool.total // 2)) * self.pool.block_size
 
     def leave(self) -> list[Sequence]:
         """Remove all waiting sequences, and return them in the order of their indices."""
-        left = self.waiting.drain()
-        for sequence in left:
+        for sequence in (left := self.waiting.drain()):
             self.pins.remove(sequence)
         return left
 

@@ -1,10 +1,13 @@
 """Order: which waiting sequence comes first, by a key."""
 
 from collections.abc import Hashable, Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xcore.batching.sequence import Sequence
 from xcore.batching.step import Step
+
+if TYPE_CHECKING:
+    from xcore.batching.ledger import Ledger
 
 
 class Order(Protocol):
@@ -30,6 +33,9 @@ class FollowingOrder:
     def fresh(self) -> "FollowingOrder":
         """Return the same order without any history."""
         raise NotImplementedError
+
+    def attach(self, ledger: "Ledger") -> None:
+        """Learn the ledger whose sequences it follows, before any of them."""
 
     def key(self, sequence: Sequence, now: float) -> Any:
         """Return the key as `Order.key`; it is constant while a sequence waits, unless `due` returns the sequence."""

@@ -1,10 +1,10 @@
-"""Pins: cached blocks that waiting sequences hold, so that they find them when they are admitted."""
+"""Pins: cached blocks that are held for waiting sequences and expected calls, which find them when they begin."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable
 
 from xcore.batching.kv_pool import KVPool
-from xcore.batching.sequence import Sequence
+from xcore.batching.prefix_pool import PrefixPool
 
 
 class Pins:
@@ -12,38 +12,39 @@ class Pins:
 
     def __init__(self, pool: KVPool):
         self._pool = pool
-        self._blocks: dict[Sequence, list[int]] = {}
+        self._blocks: dict[Hashable, list[int]] = {}
         self.held = Counter[int]()
-        """Number of sequences that pin each block."""
+        """Number of holders of each block: waiting sequences, and calls that are expected."""
 
     @property
-    def sequences(self) -> list[Sequence]:
-        """The sequences that hold blocks, in the order of pinning."""
+    def holders(self) -> list[Hashable]:
+        """The holders of blocks, in the order of pinning."""
         return list(self._blocks)
 
-    def union(self, blocks: Iterable[int]) -> int:
-        """Return how many blocks would be pinned together with these."""
-        return len(self.held) + sum(block not in self.held for block in blocks)
-
-    def add(self, sequence: Sequence, blocks: list[int]) -> None:
-        """Record that a waiting sequence holds blocks."""
-        self._blocks[sequence] = blocks
+    def add(self, holder: Hashable, blocks: list[int], most: int) -> int:
+        """Pin published blocks for a holder, unless more than `most` would be pinned then; return how many it holds."""
+        pinned = len(self.held) + sum(block not in self.held for block in blocks)
+        if not blocks or pinned > most or not isinstance(self._pool, PrefixPool):
+            return 0
+        self._pool.hold(blocks)
+        self._blocks[holder] = blocks
         self.held.update(blocks)
+        return len(blocks)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a sequence's pins, if it has any."""
-        if sequence not in self._blocks:
+    def remove(self, holder: Hashable) -> None:
+        """End a hold, if there is one."""
+        if holder not in self._blocks:
             return
-        blocks = self._blocks.pop(sequence)
+        blocks = self._blocks.pop(holder)
         self._pool.free(blocks)
         for block in blocks:
             self.held[block] -= 1
             if not self.held[block]:
                 del self.held[block]
 
-    def remove_newest(self, other: Sequence) -> bool:
-        """Remove the newest pins, but not those of `other`; return whether there were any."""
-        newest = next((sequence for sequence in reversed(self._blocks) if sequence is not other), None)
+    def remove_newest(self, other: Hashable) -> bool:
+        """End the hold that was added last, but not that of `other`; return whether there was any."""
+        newest = next((holder for holder in reversed(self._blocks) if holder is not other), None)
         if newest is None:
             return False
         self.remove(newest)

@@ -7,6 +7,7 @@ sequences: only a lack of KV blocks does (`Ledger.grow`).
 from xcore.batching import Order
 from xcore.errors import InputError
 from xcore.orders.applications import FirstApplication
+from xcore.orders.by_demand import DemandGittins, DemandSlack
 from xcore.orders.deadline import EDF
 from xcore.orders.doubling_budget import DoublingBudget
 from xcore.orders.fcfs import FCFS, fcfs
@@ -15,6 +16,7 @@ from xcore.orders.learned import Learned
 from xcore.orders.least_slack import LeastSlack
 from xcore.orders.mlfq import SkipJoinMLFQ
 from xcore.orders.product import Product
+from xcore.orders.ranked_demands import RankedDemands
 from xcore.orders.round_robin import RoundRobin
 from xcore.orders.shortest import SJF, SRTF
 from xcore.orders.starvation_guard import StarvationGuard
@@ -40,6 +42,20 @@ ORDERS = {
             "least-slack", "deadline less remaining time", LeastSlack, (_LENGTH, _TIME, "deadline_s"), oracle=True
         ),
         OrderKind("edf", "the earliest deadline", EDF, ("deadline_s",)),
+        OrderKind(
+            "gittins",
+            "the application with the lowest cost per completion (Hermes)",
+            DemandGittins,
+            ("application", "unit"),
+            ranked=DemandGittins,
+        ),
+        OrderKind(
+            "demand-slack",
+            "the application whose deadline is nearest, less its longest remaining demand (Hermes)",
+            DemandSlack,
+            ("application", "unit"),
+            ranked=DemandSlack,
+        ),
         OrderKind("vtc", "the client served least (VTC)", VTC, ("client",)),
     )
 }
@@ -53,7 +69,11 @@ def order_kind(name: str) -> OrderKind:
     return ORDERS[name]
 
 
-def make_order(name: str, guarded: bool = False) -> Order:
-    """Build an order by its name, with the starvation guard if `guarded`. InputError for an unknown name."""
-    order = order_kind(name).make()
+def make_order(name: str, guarded: bool = False, demands: RankedDemands | None = None) -> Order:
+    """Build an order by its name, with the starvation guard if `guarded`. InputError for an unknown name.
+
+    `demands` are those of the applications, for orders that rank them.
+    """
+    kind = order_kind(name)
+    order = kind.ranked(demands) if kind.ranked and demands else kind.make()
     return StarvationGuard(order) if guarded else order

@@ -8,7 +8,7 @@ class FirstApplication:
 
     changes = False
 
-    def key(self, sequence: Sequence, now: float) -> tuple[float, str, float, int]:
+    def key(self, sequence: Sequence, now: float) -> tuple[float, str, str, float, int]:
         """Return the sorting key, a constant."""
         hints = sequence.hints
-        return hints.application_arrival_s, hints.application or "", sequence.arrival_s, sequence.index
+        return hints.application_arrival_s, hints.application or "", hints.run or "", sequence.arrival_s, sequence.index

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from xcore.batching import Hints, Order
 from xcore.errors import InputError
+from xcore.orders.ranked_demands import RankedDemands
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class OrderKind:
     """Hints that each sequence must have."""
     oracle: bool = False
     """Whether the order needs the true length of each output."""
+    ranked: Callable[[RankedDemands], Order] | None = None
+    """Makes an order that ranks applications by their demands; without them, `make` gives one by arrival."""
 
     def check(self, hints: Iterable[Hints]) -> None:
         """Raise InputError if one of the hints lacks what the order needs."""

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import Any
 
-from xcore.batching import FollowingOrder, Order, Sequence, Step
+from xcore.batching import FollowingOrder, Ledger, Order, Sequence, Step
 
 PROMOTED = "promoted"
 """The group of promoted sequences, before all others."""
@@ -40,6 +40,11 @@ class StarvationGuard(FollowingOrder):
         """Return the same order without any history."""
         inner = self._inner.fresh() if self._inner else self.order
         return StarvationGuard(inner, self.idle_steps, self.quantum)
+
+    def attach(self, ledger: Ledger) -> None:
+        """Report the ledger to the inner order."""
+        if self._inner:
+            self._inner.attach(ledger)
 
     def wait(self, sequence: Sequence, now: float) -> None:
         """Count the sequence as idle from this step on."""

@@ -65,8 +65,15 @@ class Request(Spec):
     """Client that pays for it, for orders that are fair to clients."""
     application: str | None = None
     """The application that made it, for orders of applications."""
+    run: str | None = None
+    """The application's run that it belongs to; None: it is a run by itself."""
+    unit: str | None = None
+    """The unit of the application's demand graph that it is a call of."""
     deadline_s: float | None = None
-    """When its last token is due, in seconds after its arrival; None: no deadline."""
+    """When its last token is due, in seconds after its arrival; None: no deadline.
+
+    Orders of applications read it of a run's first request, as the deadline of the whole run.
+    """
     cache_salt: str | None = None
     """Only requests with the same salt share cached prefixes."""
     output_ids: tuple[int, ...] = ()

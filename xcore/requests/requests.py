@@ -15,7 +15,7 @@ from xcore.errors import InputError, TooLong
 from xcore.requests.request import Request, Result
 from xcore.specs.model import ModelSpec
 from xcore.specs.workload import RequestLengths
-from xcore.traces.trace import Note, form_of, labels_of, read_labels, read_trace, silent
+from xcore.traces.trace import AFTER, LABELS, Note, form_of, labels_of, read_labels, read_trace, silent
 
 Encode = Callable[[str], Sequence[int]]
 """A function from text to token ids."""
@@ -23,7 +23,7 @@ Encode = Callable[[str], Sequence[int]]
 _MOST = float(np.finfo(np.float32).max)  # the dtype of sampling; a whole number in JSON has no limit
 _LEAST = 1e-4
 """Least divisor of logits; a smaller one makes them overflow."""
-_LATEST_S = 30 * 24 * 3600
+LATEST_S = 30 * 24 * 3600
 """Latest arrival in seconds; a later one is probably a date, for which the run would wait for decades."""
 _CHOICE: dict[str, tuple[type[float], Callable[[Any], bool], str]] = {
     "temperature": (
@@ -50,8 +50,7 @@ _MOST_BIAS = 100.0
 _MOST_DIGITS = 10
 """Most digits of a token id in text."""
 _PLAIN = ("id", "prompt", "prompt_ids", "max_tokens", "ignore_eos", "arrival_s")
-_LABELS = ("client", "application", "deadline_s")
-_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs", *_LABELS)
+_KEYS = (*_PLAIN, *_CHOICE, "logit_bias", "stop_token_ids", "grammar", "prompt_logprobs", *LABELS)
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,10 @@ def read_requests(
             note(f"shared prefixes of the prompts in '{source}' are not used: the prompts are drawn at random")
         fitted = fit(rows)
         labels = labels_of(read_labels(source, columns), rows, fitted, model.longest_request)
+        if any(AFTER in own for own in labels):
+            raise InputError(
+                f"'{source}' has a column {AFTER}, which only `exegpt simulate` follows: give each request its arrival."
+            )
         drawn = random_requests(fitted, model.vocab, seed)
         drawn = [replace(request, **own) for request, own in zip(drawn, labels, strict=True)]
         entries = ((f"row {i}", request) for i, request in enumerate(drawn, 1))
@@ -269,10 +272,10 @@ def request_of(entry: dict[str, Any], where: str, encode: Encode | None) -> Requ
     if not isinstance(entry.get("ignore_eos", False), bool):
         raise InputError(f"{name} has ignore_eos = {entry['ignore_eos']!r}: it must be true or false.")
     arrival = entry.get("arrival_s", 0.0)
-    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= _LATEST_S:
+    if isinstance(arrival, bool) or not isinstance(arrival, int | float) or not 0 <= arrival <= LATEST_S:
         raise InputError(
             f"{name} has arrival_s = {arrival!r}: it must be the seconds since the start of the run, from 0 to "
-            f"{_LATEST_S:,}."
+            f"{LATEST_S:,}."
         )
     ids = tuple(_prompt_ids(entry, name, encode))
     choice = _choice(entry, name)
@@ -333,10 +336,10 @@ def _name(key: str) -> Callable[[Any, str], str]:
 
 
 def _deadline(value: Any, name: str) -> float:
-    if not _is_number(value) or not 0 <= value <= _LATEST_S:
+    if not _is_number(value) or not 0 <= value <= LATEST_S:
         raise InputError(
             f"{name} has deadline_s = {value!r}: it must be the seconds after the request's arrival, from 0 to "
-            f"{_LATEST_S:,}."
+            f"{LATEST_S:,}."
         )
     return float(value)
 
@@ -348,6 +351,8 @@ _OTHERS: dict[str, Callable[[Any, str], Any]] = {
     "prompt_logprobs": _prompt_logprobs,
     "client": _name("client"),
     "application": _name("application"),
+    "run": _name("run"),
+    "unit": _name("unit"),
     "deadline_s": _deadline,
 }
 """Keys whose values aren't numbers, and the functions that read them."""

@@ -25,6 +25,10 @@ MAX_ROWS = 5_000_000
 MAX_SECONDS = 1e9
 """Longest time from the first arrival to the last."""
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
+LABELS = ("client", "application", "run", "unit", "deadline_s")
+"""Names of columns, and keys of requests, that say where a request comes from and when it is due."""
+AFTER = "after_s"
+"""Column of seconds from the end of a run's previous request to this one's arrival."""
 
 Note = Callable[[str], None]
 """A function that takes a sentence about what was read."""
@@ -120,13 +124,13 @@ def read_model_trace(
 def read_labels(path: str | Path, columns: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Read the labels of each request of a trace, in the order of `read_trace`.
 
-    Labels are `client` and `application` (texts) and `deadline_s` (seconds after the request's arrival). Labels that
-    the trace lacks are left out.
+    They are `LABELS`, texts, and `deadline_s`, seconds after its arrival, as far as the trace has them; and `after_s`,
+    seconds after the end of its run's previous request, at which it arrives.
 
     Raises:
         InputError: A deadline is not valid.
     """
-    return [own for own, _ in _read(Path(path), columns, silent, _LABELS, _labels_of)]
+    return [own for own, _ in _read(Path(path), columns, silent, (*LABELS, AFTER), _labels_of)]
 
 
 def labels_of(
@@ -147,13 +151,13 @@ def labels_of(
     return [own for own, row in zip(labels, rows, strict=True) if whole or row.fits(longest)]
 
 
-_LABELS = ("client", "application", "deadline_s")
-
-
 def _labels_of(row: dict[str, Any], where: str) -> dict[str, Any]:
-    own: dict[str, Any] = {name: str(row[name]) for name in _LABELS[:2] if row.get(name) not in (None, "")}
-    if row.get("deadline_s") not in (None, ""):
-        own["deadline_s"] = _deadline(row["deadline_s"], f"{where}, column 'deadline_s'")
+    own: dict[str, Any] = {name: str(row[name]) for name in LABELS[:-1] if row.get(name) not in (None, "")}
+    for name in ("deadline_s", AFTER):
+        if row.get(name) not in (None, ""):
+            own[name] = _label_seconds(row[name], name, f"{where}, column '{name}'")
+    if AFTER in own and "run" not in own:
+        raise InputError(f"{where} has {AFTER} = {own[AFTER]:g}, but no run: name the run that it belongs to.")
     return own
 
 
@@ -257,10 +261,11 @@ def _open(path: Path) -> RowsFile:
     return _READERS[form](path)
 
 
-def _deadline(value: Any, where: str) -> float:
+def _label_seconds(value: Any, name: str, where: str) -> float:
     seconds = _number(value)
+    what, since = ("deadline", "the arrival") if name == "deadline_s" else ("delay", "the run's previous request")
     if not 0 <= seconds < math.inf:
-        raise InputError(f"{where}: {value!r} is not a deadline: write the seconds after the arrival, at least 0.")
+        raise InputError(f"{where}: {value!r} is not a {what}: write the seconds after {since}, at least 0.")
     return seconds
 
 

@@ -2,8 +2,9 @@
 
 from typing import Protocol
 
+from xcore.applications.demand import Seen, ServiceRates
 from xcore.orders.gittins import RankedDemand
-from xmulti.applications.demand import ApplicationDemand, DemandSamples, Seen, ServiceRates
+from xcore.orders.ranked_demands import RankedDemands
 from xmulti.applications.submission import Call, Submission
 
 
@@ -115,27 +116,13 @@ class SubmissionProgress:
         self.demand, self.longest, self._base_s = demand, longest, self.attained_s
 
 
-class DemandEstimates:
+class DemandEstimates(RankedDemands):
     """The expected demand of every application: estimated at its arrival, or refined at each of its calls."""
-
-    def __init__(self, models: dict[str, ApplicationDemand], refine: bool = True):
-        """Set up the estimates; `models` are by the application's name."""
-        self.models = models
-        self.refine = refine
-        self._ranked: dict[int, tuple[DemandSamples, RankedDemand, RankedDemand]] = {}
-        """By the identity of the demand; equal observations give the same refined object."""
 
     def update(self, progress: SubmissionProgress) -> None:
         """Update the estimate before the application's current call."""
-        model = self.models[progress.application.name]
+        name = progress.application.name
         if self.refine:
-            demand = model.refined(progress.call.unit, progress.seen)
+            progress.expect(*self.refined(name, progress.call.unit, progress.seen))
         elif progress.position == 0:
-            demand = model.prior
-        else:
-            return
-        if id(demand) not in self._ranked:
-            ranked = (RankedDemand(samples.tolist()) for samples in demand)
-            self._ranked[id(demand)] = (demand, *ranked)  # type: ignore[assignment]
-        _, total, longest = self._ranked[id(demand)]
-        progress.expect(total, longest)
+            progress.expect(*self.prior(name))

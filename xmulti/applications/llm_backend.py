@@ -4,15 +4,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count, islice
 
+from xcore.applications.demand import ServiceRates
+from xcore.applications.demand_graph import LLM
 from xcore.batching import BlockPool, Ledger, Sequence, Step
 from xcore.batching.step import StagePhase
 from xcore.orders import fcfs
 from xcore.policies import sharing
 from xcore.policies.one_phase import OnePhasePolicy
-from xmulti.applications.demand import ServiceRates
 from xmulti.applications.orders import ApplicationOrder, WaitingCall
 from xmulti.applications.warm_cache import WarmCache
-from xmulti.files.demand_graph import LLM
 from xmulti.sharing.simulated_unit import SimulatedUnit
 from xmulti.sharing.tenant import SimulatedTenant
 from xsimulator.replay.cells import Ran

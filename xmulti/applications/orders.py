@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from xcore.applications.demand import ServiceRates
 from xcore.batching import Sequence
 from xcore.orders.gittins import Gittins, RankedDemand
 from xmulti.applications.application_progress import SubmissionProgress
-from xmulti.applications.demand import ServiceRates
 
 
 @dataclass(eq=False)

@@ -9,14 +9,14 @@ from itertools import count
 
 import numpy as np
 
+from xcore.applications.demand_graph import END, LLM
+from xcore.applications.prewarming import effect, prewarm_at
 from xcore.errors import InputError
 from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
 from xmulti.applications.llm_backend import LLMBackend, LLMLimits
 from xmulti.applications.orders import ApplicationOrder, WaitingCall
-from xmulti.applications.prewarming import effect, prewarm_at
 from xmulti.applications.submission import Submission
 from xmulti.applications.warm_cache import WarmCache
-from xmulti.files.demand_graph import END, LLM
 from xsimulator.replay.event_queue import run
 
 

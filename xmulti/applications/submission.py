@@ -3,8 +3,8 @@
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from xmulti.applications.demand import ServiceRates
-from xmulti.files.demand_graph import LLM
+from xcore.applications.demand import ServiceRates
+from xcore.applications.demand_graph import LLM
 
 
 @dataclass(frozen=True)

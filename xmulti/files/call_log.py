@@ -2,14 +2,14 @@
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from xcore import document
+from xcore.applications.demand_graph import END, LLM, MOST_SAMPLES, DemandGraph, DemandStep, JointRecords
 from xcore.errors import InputError
 from xcore.spec import Spec
-from xmulti.files.demand_graph import LLM, MOST_SAMPLES, DemandGraph, DemandStep, JointRecords
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class LoggedCall(Spec):
     application: str
     run: str | int
     unit: str
-    next: str
-    """The run's next unit, or `end`."""
+    next: str | None = None
+    """The run's next unit, or `end`; None: the run's next line tells it by its `parent`, and the last call ends it."""
     input_tokens: int | None = None
     """Input tokens of each of its parallel requests; None on backends other than LLMs."""
     output_tokens: int | None = None
@@ -29,6 +29,9 @@ class LoggedCall(Spec):
     """Duration on backends other than LLMs."""
     backend: str | None = None
     """None: an LLM if there are tokens, else a backend with the unit's name."""
+    parent: str | None = None
+    """The unit of the run's previous call; None: it is the run's first call, or the previous call names it as `next`.
+    """
 
     def __post_init__(self) -> None:
         tokens = (self.input_tokens, self.output_tokens)
@@ -50,26 +53,53 @@ class LoggedCall(Spec):
 
 
 def read_calls(path: Path) -> Iterator[LoggedCall]:
-    """Yield the calls of a JSONL log; a run's calls are in order.
+    """Yield the calls of a JSONL log, each with its `next`; a run's calls are in order.
 
     Raises:
         InputError: A line is wrong; the message names it.
     """
-    expected: dict[tuple[str, str | int], str] = {}
-    """By run: the unit that its last call named as the next."""
+    before: dict[tuple[str, str | int], LoggedCall] = {}
+    """By run: its latest call, which is yielded already if it has a `next`."""
     for number, line in enumerate(document.read_lines(path, "log of calls"), 1):
         if not line.strip():
             continue
         where = f"'{path}', line {number}"
         call = document.from_dict(LoggedCall, document.parse_json(line, where), where)
         run = (call.application, call.run)
-        if expected.get(run, call.unit) != call.unit:
-            raise InputError(
-                f"{where}: run '{call.run}' of '{call.application}' calls '{call.unit}', but its previous call "
-                f"names '{expected[run]}' as the next unit."
-            )
-        expected[run] = call.next
-        yield call
+        previous = before.get(run)
+        _check_follows(call, previous, where)
+        if previous and previous.next is None:
+            yield replace(previous, next=call.unit)
+        if call.next is not None:
+            yield call
+        before[run] = call
+    yield from (replace(call, next=END) for call in before.values() if call.next is None)
+
+
+def _check_follows(call: LoggedCall, previous: LoggedCall | None, where: str) -> None:
+    """Check that a call may follow its run's previous call; None: there is none.
+
+    Raises:
+        InputError: The two lines contradict each other, or neither names the other's unit.
+    """
+    run = f"run '{call.run}' of '{call.application}'"
+    if previous is None and call.parent is not None:
+        raise InputError(f"{where}: {run} begins with '{call.unit}', but names '{call.parent}' as its parent.")
+    if previous is None:
+        return
+    if previous.next is None and call.parent is None:
+        raise InputError(
+            f"{where}: {run} calls '{call.unit}' without a parent, but its previous call has no next: add one of them."
+        )
+    if call.parent is not None and call.parent != previous.unit:
+        raise InputError(
+            f"{where}: {run} names '{call.parent}' as the parent of '{call.unit}', but its previous call is "
+            f"'{previous.unit}': log calls that run at the same time as one call with parallel."
+        )
+    if previous.next not in (None, call.unit):
+        raise InputError(
+            f"{where}: {run} calls '{call.unit}', but its previous call names '{previous.next}' as the next unit."
+        )
 
 
 def learn(calls: Iterable[LoggedCall]) -> tuple[DemandGraph, ...]:
@@ -128,7 +158,7 @@ class _Learner:
         return DemandGraph(DemandGraph.VERSION, application, tuple(self.start), units, joint)
 
     def _unit(self, name: str, calls: "deque[LoggedCall]") -> DemandStep:
-        backend, nexts = self.backends[name], tuple(call.next for call in calls)
+        backend, nexts = self.backends[name], tuple(call.next or END for call in calls)
         if backend != LLM:
             return DemandStep(name, backend, nexts, seconds=tuple(call.seconds or 0.0 for call in calls))
         inputs, outputs, parallel = zip(*map(_demand, calls), strict=True)

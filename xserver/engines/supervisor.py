@@ -24,6 +24,7 @@ from xserver.admission.gate import ApiKeys, check_origins, guarded, hashed
 from xserver.admission.loop_lag import LoopLag
 from xserver.admission.measured import RequestTiming
 from xserver.engines.engine_link import EngineLink
+from xserver.engines.residency import Residency, ResidencyOptions
 from xserver.engines.server_unit import ServerUnit
 from xserver.engines.unit_options import EngineUnitOptions
 from xserver.http.api import KINDS, make_api, resume_entries
@@ -98,6 +99,8 @@ class ServerOptions:
     """Maximum connections of one client address."""
     keep_alive_s: float
     """The time for which a connection without requests stays open."""
+    residency: ResidencyOptions | None = None
+    """How many of the engines are loaded at once; None: all."""
     separate_keys: bool = False
     """Whether each API key's requests share cached prefixes only among themselves."""
     log_requests: bool = False
@@ -159,8 +162,7 @@ class Supervisor:
         for unit in self._units:
             await unit.listen()
         serving = asyncio.ensure_future(server.serve(sockets=[bind(self._options)]))
-        for unit in self._units:
-            self._start(unit)
+        residing = self._begin()
         self._preparing = asyncio.ensure_future(self._prepare())
         ended = asyncio.ensure_future(self._ended.wait())
         replanning = asyncio.ensure_future(self._replanning.run()) if self._replanning else None
@@ -170,6 +172,8 @@ class Supervisor:
                 raise self._error
         finally:
             server.should_exit = True
+            if residing:
+                residing.cancel()
             if replanning:
                 replanning.cancel()
                 await asyncio.wait({replanning})  # including its search
@@ -180,6 +184,25 @@ class Supervisor:
             await serving
             for unit in self._units:
                 await unit.close()
+
+    def _begin(self) -> "asyncio.Future[None] | None":
+        """Start the engines; return the task that loads and ends them later, if not all may be loaded at once."""
+        if self._options.residency is None:
+            for unit in self._units:
+                self._start(unit)
+            return None
+        residency = Residency(self._options.residency, self._units, self._start, self._sleep)
+        self._frontends.residency = residency
+        residency.begin()
+        residing = asyncio.ensure_future(residency.run())
+        residing.add_done_callback(self._failed)
+        return residing
+
+    async def _sleep(self, unit: ServerUnit) -> None:
+        """End the engine of an idle unit, which may be started again."""
+        self._running.pop(unit).cancel()
+        await unit.give_up()
+        output.note(f"the engine of {unit.name} is unloaded", event="engine_unloaded")
 
     def _start(self, unit: ServerUnit) -> None:
         task = asyncio.ensure_future(unit.run())

@@ -35,4 +35,16 @@ class AnswerRoutes:
         except ApiError as error:
             request.state.code = error.code
             response = error.response
-        await response(scope, receive, send)
+        except BaseException:
+            _leave(request)
+            raise
+        try:
+            await response(scope, receive, send)
+        finally:
+            _leave(request)
+
+
+def _leave(request: Request) -> None:
+    """Report the end of a request for whose model others were unloaded, if there is such a report."""
+    if leave := getattr(request.state, "leave", None):
+        leave()

@@ -41,6 +41,8 @@ class ApiAnswer(ABC):
         self.created = int(time.time()) if created is None else created
         self.choices: list[Choice] = []
         self.prompt_tokens = 0
+        self.client: str | None = None
+        """Hash of the API key that the request came with."""
         self.generation: Generation
         self.promise: Promise | None = None
         self._model, self._fingerprint = frontend.model.name, frontend.fingerprint
@@ -106,7 +108,7 @@ class ApiAnswer(ABC):
         body, model = self.body, frontend.model
         self.prompt_tokens += len(ids)
         keys = frontend.block_keys(ids, body.cache_salt)
-        for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, wanted, place):
+        for request in requests_of(body, ids, max(1, max_tokens), model.spec.vocab, wanted, place, self.client):
             model.check_grammar(request, wanted.grammar_param)
             text = OutputText(model.token_bytes, ids, named=wanted.named)
             stops = StopTexts(stop_texts(body), bool(body.include_stop_str_in_output))

@@ -164,10 +164,14 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
                 data["cache_salt"] = salt_of_key(request.headers.get("authorization", ""), body.cache_salt)
                 body = parsed(kind, data)
             request.state.monitor = frontend.monitor
+            client = salt_of_key(request.headers.get("authorization", ""), None)
+            if frontends.residency:
+                labels = body.metadata or {}
+                request.state.leave = await frontends.residency.enter(frontend.model.name, client, labels)
             if entry := _entry(request, path, data, frontend):
-                return await answer(request, lambda: journalled(entry, frontend), frontend, entry)
+                return await answer(request, lambda: _of(client, journalled(entry, frontend)), frontend, entry)
             answer_id = request.state.request_id
-            return await answer(request, lambda: answer_kind(body, frontend, answer_id), frontend)
+            return await answer(request, lambda: _of(client, answer_kind(body, frontend, answer_id)), frontend)
 
         endpoints[path] = endpoint
         route = described.route(RETURNED[path][0], kind, RETURNED[path][1])
@@ -181,6 +185,12 @@ def _add_answers(api: FastAPI, described: Description, frontends: Frontends) -> 
     @api.delete("/v1/responses/{name:path}", include_in_schema=False)
     async def kept(name: str) -> Response:
         raise ApiError(404, "This server keeps no responses: read the answer of POST /v1/responses.", "not_found")
+
+
+def _of(client: str, work: ApiAnswer) -> ApiAnswer:
+    """Return the answer with its client, whose runs of applications are its own."""
+    work.client = client
+    return work
 
 
 def salt_of_key(authorization: str, salt: str | None) -> str:

@@ -2,7 +2,7 @@
 
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
@@ -17,6 +17,9 @@ from xserver.telemetry.metrics import REFUSED_CONNECTIONS
 from xserver.telemetry.metrics_page import ByModel
 from xserver.telemetry.reporting import FAILURES
 from xserver.telemetry.request_reports import Reports
+
+if TYPE_CHECKING:
+    from xserver.engines.residency import Residency
 
 
 class Frontends:
@@ -39,6 +42,8 @@ class Frontends:
         """Drains the server: it ends when everything is answered."""
         self.follow_plan: Callable[[Plan], None] | None = None
         """Switches the models to another plan; None if there is no plan."""
+        self.residency: Residency | None = None
+        """Loads the models that requests need; None: all are loaded."""
         self.followed: Callable[[], dict[str, Any]] | None = None
         """The answer of `GET /plan`; None if there is no plan."""
         self._by_name = {frontend.model.name: frontend for frontend in frontends}
@@ -100,7 +105,8 @@ class Frontends:
 
     def check_ready(self) -> None:
         """Raise ApiError while a model accepts no requests."""
-        for frontend in self.each:
+        loaded = [frontend for frontend in self.each if frontend.link.opened] if self.residency else self.each
+        for frontend in loaded or self.each:
             frontend.check_ready()
 
     @property

@@ -153,6 +153,7 @@ def chat_of(body: ResponsesRequest) -> ChatRequest:
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
         "stream": body.stream,
         "cache_salt": body.cache_salt,
+        "metadata": body.metadata,
     }
     made: ChatRequest = parsed(ChatRequest, chat)
     return made

@@ -1,10 +1,13 @@
 """Convert a client's sampling parameters to requests of the engine."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from xcore.requests.request import Request
+from xcore.requests.requests import LATEST_S
+from xcore.traces.trace import LABELS
 from xserver.http.api_error import invalid
 from xserver.http.schemas import Sampled
 
@@ -13,6 +16,8 @@ GREEDY_BELOW = 1e-4
 LEAST_TOP_P = 1e-6
 """`top_p` 0 keeps one token."""
 _SEEDS = 2**63
+_LONGEST_LABEL = 512
+"""Most characters of a value in OpenAI's metadata."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,11 @@ def requests_of(
     vocab: int,
     wanted: "Wanted",
     place: int = 0,
+    client: str | None = None,
 ) -> list[Request]:
     """Return a request for each of a prompt's `n` choices, with different seeds.
 
-    `place` is the prompt's index among several. The engine link assigns the ids.
+    `place` is the prompt's index among several, `client` whom it comes from. The engine link assigns the ids.
     """
     if (body.min_tokens or 0) > max_tokens:
         raise invalid(f"'min_tokens' exceeds the {max_tokens} tokens that the output may have.", "min_tokens")
@@ -73,6 +79,8 @@ def requests_of(
         logprobs=wanted.logprobs,
         prompt_logprobs=wanted.prompt_logprobs,
         cache_salt=body.cache_salt,
+        client=client,
+        **_run_labels(body.metadata or {}),
     )
     return [replace(common, seed=_mixed(seed, place * n + i)) for i in range(n)]
 
@@ -86,6 +94,36 @@ def _mixed(seed: int, index: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return (z ^ (z >> 31)) >> 1
+
+
+def _run_labels(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the labels of an application's run in a request's metadata, as far as it has any."""
+    labels: dict[str, Any] = {}
+    for key in LABELS[1:]:
+        value = metadata.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_LABEL:
+            raise invalid(
+                f"'metadata' has a '{key}' that is not a text of 1 to {_LONGEST_LABEL} characters.", "metadata"
+            )
+        labels[key] = value
+    if "deadline_s" in labels:
+        labels["deadline_s"] = _seconds(labels["deadline_s"])
+    return labels
+
+
+def _seconds(text: str) -> float:
+    """Return a deadline that is written as a text."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LATEST_S:
+        raise invalid(
+            f"'metadata' has a 'deadline_s' that is not a number of seconds from 0 to {LATEST_S:,}.", "metadata"
+        )
+    return seconds
 
 
 def _logit_bias(body: Sampled, vocab: int) -> tuple[tuple[int, float], ...]:

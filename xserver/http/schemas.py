@@ -135,7 +135,9 @@ class Sampled(Document):
     cache_salt: Salt = None
     priority: Whole | None = Field(None, description="Has no effect.")
     user: str | None = Field(None, description="Has no effect.")
-    metadata: dict[str, Any] | None = Field(None, description="Has no effect.")
+    metadata: dict[str, Any] | None = Field(
+        None, description="Its texts application, run, unit and deadline_s place a request in an application's run."
+    )
     store: bool | None = Field(None, description="Has no effect.")
     service_tier: str | None = Field(None, description="Has no effect.")
     safety_identifier: str | None = Field(None, description="Has no effect.")

@@ -98,12 +98,12 @@ def replay(
             replica.submit(sequence, prefixes.keys(i, tokens, schedule.block_size) if prefixes else None)
         run([replica])
         pipelines += replica.sides.values()
-        busy += _by_rank(schedule, replica.sides.values())
+        busy += busy_by_rank(schedule, replica.sides.values())
         preemptions += replica.ledger.preemptions
         reused += replica.ledger.reused
     seconds = max(pipeline.seconds for pipeline in pipelines)
     spans = sorted((span for p in pipelines for span in p.spans or ()), key=lambda span: span.start_s)
-    return _replay_of(schedule, record.served, seconds, busy, tuple(spans), preemptions, reused)
+    return replay_of(schedule, record.served, seconds, busy, tuple(spans), preemptions, reused)
 
 
 def in_turn(schedule: Schedule, requests: Items[RequestLengths]) -> bool:
@@ -143,10 +143,10 @@ def _replay_compiled(
         reused += times.reused.sum()
     ranks = schedule.replicas * sum(len(stage.devices) for stage in schedule.stages)
     busy += [0.0] * (ranks - len(busy))  # of replicas without requests, which are the last ones
-    return _replay_of(schedule, served, seconds, busy, (), int(preemptions), int(reused))
+    return replay_of(schedule, served, seconds, busy, (), int(preemptions), int(reused))
 
 
-def _replay_of(
+def replay_of(
     schedule: Schedule,
     served: Iterable[RequestTimes],
     seconds: float,
@@ -166,7 +166,7 @@ def _sequence(index: int, request: RequestLengths, cap: int, hints: Hints) -> Se
     return Sequence(index, request.input, cap, request.arrival_s, request.output, hints=hints)
 
 
-def _by_rank(schedule: Schedule, pipelines: Iterable[Pipeline]) -> list[float]:
+def busy_by_rank(schedule: Schedule, pipelines: Iterable[Pipeline]) -> list[float]:
     """Return the busy seconds of one replica's devices, stage by stage in the schedule's order."""
     busy = {s.devices: b for pipeline in pipelines for s, b in zip(pipeline.stages, pipeline.busy, strict=True)}
     return [float(busy[stage.devices]) for stage in schedule.stages for _ in stage.devices]

@@ -14,19 +14,37 @@ ENGINE = ("simulate", "-m", "opt-13b", "-c", "1xA40", "--max-num-seqs", 4, "--js
 def trace(tmp_path):
     """Forty requests at once, of all that orders ask for."""
     rng, path = random.Random(3), tmp_path / "t.csv"
-    rows = [f"{rng.randint(20, 800)},{rng.randint(5, 200)},0,{i // 15},{i % 5},{rng.randint(5, 99)}" for i in range(40)]
-    path.write_text("input,output,arrival,client,application,deadline_s\n" + "\n".join(rows))
+    rows = [
+        f"{rng.randint(20, 800)},{rng.randint(5, 200)},0,{i // 15},{i % 5},answer,{rng.randint(5, 99)}"
+        for i in range(40)
+    ]
+    path.write_text("input,output,arrival,client,application,unit,deadline_s\n" + "\n".join(rows))
     return path
 
 
+@pytest.fixture
+def graphs(exegpt, tmp_path):
+    """Five applications, each with its own sizes."""
+    log, out = tmp_path / "calls.jsonl", tmp_path / "graphs.json"
+    sizes = [(str(i), run, 10 + 40 * (4 - i) + 9 * (run % 4)) for i in range(5) for run in range(12)]
+    calls = [
+        {"application": name, "run": run, "unit": "answer", "input_tokens": 400, "output_tokens": tokens, "next": "end"}
+        for name, run, tokens in sizes
+    ]
+    log.write_text("\n".join(map(json.dumps, calls)))
+    assert exegpt("graphs", "learn", log, "--out", out).code == 0
+    return out
+
+
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_replay_follows_any_order(exegpt, trace, name):
+def test_a_replay_follows_any_order(exegpt, trace, graphs, name):
+    known = ("--graphs", graphs) if ORDERS[name].ranked else ()
     first_come = exegpt(*ENGINE, "--replay", trace).json
-    done = exegpt(*ENGINE, "--replay", trace, "--order", name).json
+    done = exegpt(*ENGINE, "--replay", trace, "--order", name, *known).json
     assert done["requests"] == 40 and done["seconds"] > 0
     differs = done["latency"]["mean"] != pytest.approx(first_come["latency"]["mean"], rel=1e-9)
     assert differs == (name not in ("fcfs", "doubling-budget")), "whose budgets are alike until one is preempted"
-    assert exegpt(*ENGINE, "--replay", trace, "--order", name, "--starvation-guard").json["requests"] == 40
+    assert exegpt(*ENGINE, "--replay", trace, "--order", name, "--starvation-guard", *known).json["requests"] == 40
 
 
 def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, trace):
@@ -43,6 +61,8 @@ def test_the_oracle_is_faster_than_the_learned_and_that_than_first_come(exegpt, 
         (("--order", "lifo"), "--order 'lifo' is not known: use one of fcfs"),
         (("--order", "sjf", "--ranker-tau", 0.5), "--ranker-tau 0.5 is only for --order learned, but the order is sjf"),
         (("--order", "learned", "--ranker-tau", 1.5), "tau is 1.5, but it must be above 0"),
+        (("--order", "gittins"), "--order gittins needs --graphs FILE: learn demand graphs with `exegpt graphs learn`"),
+        (("--order", "edf", "--graphs", "g.json"), "--graphs g.json is only for --order gittins, demand-slack, but"),
         (("--order", "vtc"), "Order vtc needs client of each request, but request 0 has none"),
     ],
 )
@@ -133,7 +153,31 @@ def test_a_traces_columns_say_the_same(exegpt, tiny, tiny_profile, tmp_path):
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["1", "2", "0"]
 
 
-@pytest.mark.parametrize("wrong", [{"client": 5}, {"application": ""}, {"deadline_s": -1}, {"deadline_s": "soon"}])
+def test_a_run_follows_the_demand_of_applications(exegpt, tiny, tiny_profile, graphs, tmp_path):
+    """Application 4 is the smallest, 0 the greatest; of one application, the earlier run goes first."""
+    rows = [
+        {"id": f"{app}{run}", "prompt": "abc", "max_tokens": 3, "application": app, "run": run, "unit": "answer"}
+        for app in "0312"
+        for run in "ab"
+    ]
+    path, out = tmp_path / "r.jsonl", tmp_path / "o.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    common = ("run", "-m", tiny, "-r", path, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1, "-o", out)
+    done = exegpt(*common, "--order", "gittins", "--graphs", graphs)
+    assert done.code == 0, done.err
+    assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == "3a 3b 2a 2b 1a 1b 0a 0b".split()
+    out.unlink()
+    path.write_text(json.dumps(rows[0] | {"unit": "ask"}))
+    done = exegpt(*common, "--order", "demand-slack", "--graphs", graphs)
+    assert done.code == 2 and "has no demand graph with '0'.'ask': it has answer." in done.err
+    path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3, "application": "0"}))
+    done = exegpt(*common, "--order", "gittins", "--graphs", graphs)
+    assert done.code == 2 and "--order gittins needs unit of each request, but request 'a' has none" in done.err
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"client": 5}, {"application": ""}, {"run": 7}, {"deadline_s": -1}, {"deadline_s": "soon"}]
+)
 def test_labels_that_are_none_are_refused(exegpt, tiny, tiny_profile, tmp_path, wrong):
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({"id": "a", "prompt": "abc", "max_tokens": 3} | wrong))
@@ -145,3 +189,30 @@ def test_orders_are_listed_with_what_they_need(exegpt):
     rows = {row["order"]: row for row in exegpt("list", "orders", "--json").json["orders"]}
     assert set(rows) == set(ORDERS) and rows["edf"]["needs"] == "deadline_s" and rows["sjf"]["oracle"] == "yes"
     assert "the client served least (VTC)" in exegpt("list", "orders").out
+
+
+def test_a_replay_of_runs_reports_their_completion(exegpt, graphs, tmp_path):
+    """A run's second request arrives after its first has ended: alone on the engine, the run takes their sum."""
+    path = tmp_path / "t.csv"
+    head = "input,output,arrival_s,application,run,unit,after_s\n"
+    path.write_text(f"{head}400,50,0,0,x,answer,\n400,20,0,0,x,answer,2.5\n")
+    out = tmp_path / "times.jsonl"
+    done = exegpt(*ENGINE, "--replay", path, "--out", out)
+    assert done.code == 0, done.err
+    first, second = map(json.loads, out.read_text().splitlines())
+    assert second["arrival_s"] == pytest.approx(first["finish_s"] + 2.5)
+    assert done.json["runs"] == {"count": 1, "completion": dict.fromkeys(done.json["latency"], second["finish_s"])}
+    crowd = "".join(f"400,{90 - 20 * (i % 5)},0,{i % 5},{i},answer,\n" for i in range(30))
+    path.write_text(f"{head}{crowd}")
+    means = [
+        exegpt(*ENGINE, "--replay", path, "--order", *order).json["runs"]["completion"]["mean"]
+        for order in (("fcfs",), ("gittins", "--graphs", graphs))
+    ]
+    assert means[1] < 0.9 * means[0], "applications of long outputs have low numbers here, and those of short ones high"
+    done = exegpt(*ENGINE, "--replay", path, "--timeline", tmp_path / "t.json")
+    assert done.code == 0, "no request follows another"
+    path.write_text(f"{head}400,50,0,0,x,answer,1\n")
+    assert exegpt(*ENGINE, "--replay", path, "--timeline", tmp_path / "t.json").code == 0, "there is none before it"
+    path.write_text("input,output,after_s\n5,5,1\n")
+    done = exegpt(*ENGINE, "--replay", path)
+    assert done.code == 2 and "has after_s = 1, but no run" in done.err

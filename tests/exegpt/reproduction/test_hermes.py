@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from exegpt.reproduction import hermes, hermes_sections
+from exegpt.reproduction import hermes_arrivals as arrivals
 from exegpt.reproduction import hermes_workload as drawing
 from tests.exegpt.cli.conftest import run_command
 from tests.public_data import needs_data
 from tests.xmulti.applications import step_by_step
+from xcore.applications.demand import ApplicationDemand
 from xcore.errors import InputError
-from xmulti.applications.demand import ApplicationDemand
 
 SEEDS = (0, 1)
 
@@ -97,6 +98,10 @@ def test_figures_are_laid_beside_the_papers(graphs):
         (hermes.OrderResult("8 at once", "1x", "vLLM", 256.0, 865.0, 9.0, -0.7, -0.69),),
         (hermes.InTime("8 at once", "EDF", 0.25, (0.1, 0.2, 0.3)),),
         (hermes.Ablation("8 at once", "no refinement", 100.0, 0.05),),
+        (hermes.Spread(0.6, 50.0, {"no refinement": 0.1, "nor Gittins": 0.2, "oracle": -0.3}),),
+        (hermes.RealArrivals("Azure, code", 100.0, 200.0, -0.5),),
+        (hermes.LargerModel("no refinement", 90.0, 0.1),),
+        (hermes.Bucketing(10, 0.5, 80.0),),
         (
             hermes.Kind("a", 0.25, 10.0, 0.5, 11.0, 9.0, {"Hermes": 20.0, "oracle": 16.0}),
             hermes.Kind("b", 0.75, 10.0, 0.5, 11.0, 9.0, {"Hermes": 20.0, "oracle": 16.0}),
@@ -107,14 +112,73 @@ def test_figures_are_laid_beside_the_papers(graphs):
         0.3,
     )
     sections = hermes_sections.sections(result)
-    assert len(sections) == 6
-    assert sections[3].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
-    assert sections[3].notes == ("The oracle's savings come from b 75% and a 25%.",)
+    assert len(sections) == 10
+    assert sections[7].rows[0] == ("a", "25.0 %", "10", "0.50", "11", "9", "20", "16")
+    assert sections[7].notes == ("The oracle's savings come from b 75% and a 25%.",)
     assert all(len(row) == len(section.columns) for section in sections for row in section.rows)
     completion, deadlines, ablation = sections[0].rows[0], sections[1].rows[0], sections[2].rows[0]
     assert "-77.0%" in completion and "-70.0%" in completion
     assert deadlines[2:] == ("25.0 %", "10.0 %", "20.0 %", "30.0 %")
     assert ablation[-2:] == ("+5.0%", "+15.3%")
+    assert sections[4].rows[0] == ("Azure, code", "100", "200", "-50.0%")
+    assert sections[3].rows[0] == ("0.6", "50", "+10.0%", "+20.0%", "-30.0%")
+
+
+@pytest.mark.slow
+def test_more_buckets_change_little(graphs, models):
+    rows = {row.buckets: row for row in hermes.bucketings(graphs, models, (0,))}
+    assert set(rows) == {5, 10, 20, 40, 80}
+    assert rows[80].mean_s == pytest.approx(rows[10].mean_s, rel=0.1)
+
+
+def test_a_spread_multiplies_all_outputs_of_a_run_by_one_factor(graphs):
+    """Whose mean is 1: the logarithms of runs' outputs vary by the spread in addition to their own variance."""
+    graph = next(each for each in graphs if each.application == "factool_kbqa")
+    totals = {}
+    for spread in (0.0, 0.9):
+        random = np.random.default_rng(1)
+        runs = [drawing.draw_calls(graph, random, spread) for _ in range(3000)]
+        totals[spread] = np.array([sum(call.output_tokens for call in run) for run in runs])
+    logs = {spread: np.log(outputs).var() for spread, outputs in totals.items()}
+    assert logs[0.9] - logs[0.0] == pytest.approx(0.81, rel=0.1)
+    assert totals[0.9].mean() == pytest.approx(totals[0.0].mean(), rel=0.1)
+
+
+def test_real_arrivals_are_consecutive_ones_of_a_trace():
+    trace = np.cumsum(np.random.default_rng(3).pareto(1.5, 500))
+    own = arrivals.consecutive(trace, 60, 90.0, 1)
+    assert own[0] == 0 and own[-1] == pytest.approx(90.0) and own == sorted(own)
+    shapes = [np.diff(trace[i : i + 60]) / np.ptp(trace[i : i + 60]) for i in range(441)]
+    assert any(np.allclose(np.diff(own) / 90.0, shape) for shape in shapes)
+
+
+@pytest.mark.slow
+def test_hermes_gains_at_even_arrivals_too(graphs, models):
+    rows = hermes.real_arrivals(graphs, models, (0,), {"a trace": np.arange(400.0)})
+    assert [row.arrivals for row in rows] == ["exponential bursts", "a trace"]
+    assert all(row.reduction < 0 for row in rows) and rows[1].hermes_s < rows[0].hermes_s, "without bursts"
+
+
+def test_all_published_samples_are_used():
+    """Those of the fitted models: gaps before an LLM unit are the seconds of the backend before it."""
+    source, graphs = drawing.find_graphs(needs_data("hermes", "pdgraphs.json"))
+    assert "task_models_skewnorm.json" in source
+    units = {(graph.application, step.name): step for graph in graphs for step in graph.units}
+    counts = {name: len(step.input_tokens) for name, step in units.items() if step.backend == "llm"}
+    assert min(counts.values()) == 23 and max(counts.values()) == 223 and counts["react_alfw", "thought"] == 100
+    planned = units["hugginggpt", "dnn_execution"].seconds
+    assert len(planned) == 23 and planned[0] == pytest.approx(41.2, abs=0.1)
+    ends = units["react_alfw", "thought"].next_units
+    assert ends.count("end") / len(ends) == pytest.approx(1 - 0.9363, abs=1e-3)
+    assert units["got_docmerge", "score1"].next_units.count("aggregate") == 5, "repeated twice: as in the graph"
+    assert units["factool_code", "code_execution"].seconds == tuple(
+        next(
+            step.seconds
+            for graph in drawing.read_demand_graphs(needs_data("hermes", "pdgraphs.json"))
+            for step in graph.units
+            if (graph.application, step.name) == ("factool_code", "code_execution")
+        )
+    ), "nothing follows it"
 
 
 def test_where_the_samples_come_from_is_said(monkeypatch, tmp_path):

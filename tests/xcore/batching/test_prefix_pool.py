@@ -318,9 +318,9 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
 
     def watched(other):
         assert ledger.residents <= 1, "others can be preempted"
-        before = ledger.pins.sequences
+        before = ledger.pins.holders
         done = unpin(other)
-        given_up.update({*before} - {*ledger.pins.sequences})
+        given_up.update({*before} - {*ledger.pins.holders})
         return done
 
     ledger.pins.remove_newest = watched
@@ -333,7 +333,7 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
             pinned[sequence] = ledger.pin(sequence)
             assert pinned[sequence] in (0, len(ledger._cached_blocks(sequence)) * BLOCK)
             if cancelled:
-                victim = next(reversed(ledger.pins.sequences), sequence)
+                victim = next(reversed(ledger.pins.holders), sequence)
                 if victim not in ended:
                     ledger.cancel(victim)
                     ended.add(victim)
@@ -351,7 +351,7 @@ def test_pinned_blocks_stay_until_their_sequence_starts_and_none_leaks(policy, r
         ledger.check()
         if not todo and ledger.idle:
             break
-    assert ledger.idle and not ledger.pins.sequences and len(ended) == len(rows)
+    assert ledger.idle and not ledger.pins.holders and len(ended) == len(rows)
     assert not given_up or admission == "grow"
     pool.check(Counter())
 
@@ -389,7 +389,7 @@ def test_a_pin_leaves_enough_blocks_for_each_sequence_alone():
     ledger.cancel(large)
     assert ledger.pin(again) == 16 and pool.available == 6
     ledger.advance(policy.next_step(ledger, 1.0))
-    assert again.hit == 16 and not ledger.pins.sequences and pool.available == 10
+    assert again.hit == 16 and not ledger.pins.holders and pool.available == 10
 
 
 def test_only_sequences_with_the_same_salt_share_blocks():

@@ -2,7 +2,10 @@
 
 from hypothesis import strategies as st
 
+from xcore.applications.demand import ApplicationDemand, ServiceRates
+from xcore.applications.demand_graph import END, DemandGraph, DemandStep, JointRecords
 from xcore.batching import BlockPool, Hints, Ledger, Sequence
+from xcore.orders.ranked_demands import RankedDemands
 from xcore.policies.chunked import ChunkedPolicy
 
 ROWS = st.lists(
@@ -13,10 +16,33 @@ ROWS = st.lists(
 """Input and output tokens, arrival, client (application, service), deadline."""
 
 
+def demands(*sizes, refine=True):
+    """Applications a, b, …: a call "first" and a call "second", with outputs of these sizes, the second's five times.
+
+    The output of the first call predicts that of the second.
+    """
+    models = {}
+    for name, outputs in zip("abc", sizes, strict=False):
+        ones = (1,) * len(outputs)
+        units = (
+            DemandStep("first", "llm", ("second",) * len(outputs), ones, outputs, ones),
+            DemandStep("second", "llm", (END,) * len(outputs), ones, tuple(5 * o for o in outputs), ones),
+        )
+        joint = JointRecords("first", "second", tuple((1, o, 1, 1, 5 * o, 1) for o in outputs) * 10)
+        graph = DemandGraph(1, name, ("first",), units, (joint,))
+        models[name] = ApplicationDemand(graph, ServiceRates(0.125, 1.0))
+    return RankedDemands(models, refine)
+
+
+DEMANDS = demands((2, 30), (10, 11), (1, 50, 60))
+
+
 def hints(tokens, output, arrival, name, deadline):
     """All hints, of times in which a token of an output takes a second and one of a prompt a tenth."""
     return Hints(
         application=name,
+        run=f"{name}{output % 4}",
+        unit=("first", "second")[tokens % 2],
         application_arrival_s=float(ord(name) - ord("a")),
         client=name,
         service=name,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.xcore.orders.cases import ROWS, run, sequences
+from tests.xcore.orders.cases import DEMANDS, ROWS, run, sequences
 from xcore.batching import Hints, Queue, Sequence, Step
 from xcore.errors import InputError
 from xcore.orders import ORDERS, StarvationGuard, make_order
@@ -20,7 +20,7 @@ NAMES = st.sampled_from(sorted(ORDERS))
 @given(NAMES, st.booleans(), ROWS)
 def test_nothing_is_lost_and_preempted_sequences_end(name, guarded, rows):
     """Six blocks of eight tokens: the longest request needs all but one of them."""
-    done, admitted, ledger = run(make_order(name, guarded), rows)
+    done, admitted, ledger = run(make_order(name, guarded, DEMANDS), rows)
     assert [s.generated for s in done] == [row[1] for row in rows]
     assert len(admitted) == len(rows) + ledger.preemptions
     assert ledger.pool.available == ledger.pool.total
@@ -28,14 +28,14 @@ def test_nothing_is_lost_and_preempted_sequences_end(name, guarded, rows):
 
 def test_such_runs_preempt():
     rows = [(20, 12, 0, "a", 9)] * 5
-    assert all(run(make_order(name), rows)[2].preemptions for name in ORDERS)
+    assert all(run(make_order(name, demands=DEMANDS), rows)[2].preemptions for name in ORDERS)
 
 
 @settings(max_examples=150, deadline=None)
 @given(NAMES, st.booleans(), ROWS, st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), max_size=15))
 def test_a_queue_gives_whoever_has_the_least_key(name, guarded, rows, moves):
     """Against a search of all that wait, with keys and groups' keys of the moment."""
-    order = make_order(name, guarded)
+    order = make_order(name, guarded, DEMANDS)
     queue, waiting = Queue(order), sequences(rows)
     for sequence in waiting:
         queue.push(sequence)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.xmulti.applications import step_by_step
+from xcore.applications.demand import ApplicationDemand, ServiceRates
 from xcore.errors import InputError
 from xmulti.applications.application_progress import DemandEstimates
-from xmulti.applications.demand import ApplicationDemand, ServiceRates
 from xmulti.applications.llm_backend import LLMLimits
 from xmulti.applications.orders import (
     ApplicationSlack,

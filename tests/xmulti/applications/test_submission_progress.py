@@ -4,10 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from xcore.applications.demand import ApplicationDemand, Seen, ServiceRates
+from xcore.applications.demand_graph import END, DemandGraph, DemandStep
 from xmulti.applications.application_progress import Account, DemandEstimates, SubmissionProgress
-from xmulti.applications.demand import ApplicationDemand, Seen, ServiceRates
 from xmulti.applications.submission import Call, Submission
-from xmulti.files.demand_graph import END, DemandGraph, DemandStep
 
 RATES = ServiceRates(0.001, 0.1)
 CALLS = (Call("a", "llm", 100, 10, 2), Call("b", "search", seconds=3.0), Call("a", "llm", 50, 20))

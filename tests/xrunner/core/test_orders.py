@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.xcore.orders.cases import DEMANDS
 from tests.xcore.small_specs import profile
 from tests.xrunner.cells import requests, schedule
 from xcore.batching import Hints
@@ -24,7 +25,9 @@ def hints():
     rng = random.Random(5)
     return [
         Hints(
-            application=str(i // 4),
+            application="abc"[i % 3],
+            run=str(i // 4),
+            unit=("first", "second")[i // 2 % 2],
             application_arrival_s=float(-i // 4),
             client=str(i // 9),
             deadline_s=rng.uniform(1e3, 2e3),
@@ -76,7 +79,7 @@ GUARDED = ("fcfs", "srtf", "mlfq")
     ],
 )
 def test_the_engine_decides_as_the_simulator(model, name, guarded):
-    order = make_order(name)
+    order = make_order(name, demands=DEMANDS)
     order = StarvationGuard(order, idle_steps=7, quantum=3) if guarded else order
     run, predicted = both(model, order, ROOMY if name in BY_THE_CLOCK else SMALL)
     assert begun(run.served) == begun(predicted.served)
@@ -87,7 +90,7 @@ def test_the_engine_decides_as_the_simulator(model, name, guarded):
 
 def test_orders_differ_here(model):
     """So that the same decisions mean something."""
-    ways = [begun(both(model, make_order(name), ROOMY, "orca")[0].served) for name in ORDERS]
+    ways = [begun(both(model, make_order(name, demands=DEMANDS), ROOMY, "orca")[0].served) for name in ORDERS]
     assert len({tuple(way) for way in ways}) >= len(ORDERS) - 2
 
 

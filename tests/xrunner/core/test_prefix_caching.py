@@ -146,7 +146,7 @@ def test_waiting_requests_keep_their_prefixes_and_tokens_stay_the_same(model, le
         if request is None and engine.idle:
             break
     assert engine.idle and len(results) == len(todo) and sum(held.values()) >= 32
-    assert not ledgers[-1].pins.sequences and ledgers[-1].pool.available == 14
+    assert not ledgers[-1].pins.holders and ledgers[-1].pool.available == 14
     for name, output in tokens_of(results.values()).items():
         assert output == expected[name][: len(output)] and (int(name) % 4 == 3 or output == expected[name])
     take(engine.drain(), tokens, results)
@@ -161,10 +161,10 @@ def test_a_change_of_schedule_leaves_no_block_pinned(model, ledgers):  # noqa: F
     engine.add(todo[0])
     while not engine.ledger.decoding:
         engine.step()
-    assert engine.add(todo[1]) == 32 and engine.ledger.pins.sequences
+    assert engine.add(todo[1]) == 32 and engine.ledger.pins.holders
     engine.follow(dataclasses.replace(schedule, kv_blocks=20))
     engine.step()
-    assert engine.moving and not engine.ledger.pins.sequences
+    assert engine.moving and not engine.ledger.pins.holders
     engine.surrender()
     assert ledgers[-1].pool.available == 14
 

@@ -67,6 +67,9 @@ def test_streamed_text_is_the_whole_text(server):
         ({"prompt": "a", "max_tokens": "5"}, 400, "max_tokens", "invalid_value"),
         ({"prompt": "a", "unheard": 5}, 400, "unheard", "unsupported_parameter"),
         ({"prompt": "a", "suffix": "b"}, 400, "suffix", "unsupported_parameter"),
+        ({"prompt": "a", "metadata": {"run": 5}}, 400, "metadata", "invalid_value"),
+        ({"prompt": "a", "metadata": {"unit": ""}}, 400, "metadata", "invalid_value"),
+        ({"prompt": "a", "metadata": {"deadline_s": "soon"}}, 400, "metadata", "invalid_value"),
         ({"max_tokens": 5}, 400, "prompt", "invalid_value"),
         ({"prompt": "a", "temperature": 3}, 400, "temperature", "invalid_value"),
         ({"prompt": "a", "max_tokens": 500}, 400, "max_tokens", "context_length_exceeded"),
@@ -192,6 +195,7 @@ def test_a_stop_token_ends_the_output_without_text_unless_asked_for(server):
         {"temperature": 1e-30, "repetition_penalty": 10},
         {"frequency_penalty": -2, "presence_penalty": 2, "logit_bias": {"299": -100, "0": 100}},
         {"max_tokens": 3.0, "min_tokens": 3, "stop": ["x" * 1024] * 16, "stop_token_ids": [0, 0]},
+        {"metadata": {"application": "a", "run": "1", "unit": "u", "deadline_s": "2.5", "other": [1]}},
         {"user": "a", "metadata": {}, "tool_choice": "none", "priority": 5, "best_of": None},
     ],
 )

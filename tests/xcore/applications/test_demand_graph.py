@@ -6,9 +6,9 @@ import pytest
 
 from tests.public_data import needs_data
 from xcore import document
+from xcore.applications.demand_graph import END, MOST_SAMPLES, DemandGraph, DemandStep, read_demand_graphs
 from xcore.errors import InputError
 from xmulti.files.call_log import LoggedCall, learn, read_calls
-from xmulti.files.demand_graph import END, MOST_SAMPLES, DemandGraph, DemandStep, read_demand_graphs
 
 
 def thought(*next_units):
@@ -92,6 +92,22 @@ def test_a_log_is_learned(tmp_path):
     assert (pair.upstream, pair.downstream, pair.records) == ("thought", "thought", ((900, 30, 2, 990, 41, 1),))
 
 
+def test_a_parent_in_place_of_next_gives_the_same_graph(tmp_path):
+    runs = [("thought", "search", "thought"), ("thought",), ("thought", "thought")]
+    lines = [(run, place, unit) for run, units in enumerate(runs) for place, unit in enumerate(units)]
+    lines.sort(key=lambda line: line[1])  # interleaved
+    named = [call(unit, (*runs[run], END)[place + 1], run) for run, place, unit in lines]
+    told = [call(unit, None, run, parent=runs[run][place - 1] if place else None) for run, place, unit in lines]
+    (by_next,), (by_parent,) = (
+        learn(read_calls(write_log(tmp_path / "calls.jsonl", *calls))) for calls in (named, told)
+    )
+    assert by_parent.start == by_next.start
+    assert sorted(by_parent.unit("thought").next_units) == sorted(by_next.unit("thought").next_units)
+    assert sorted(by_next.unit("thought").next_units) == [END, END, END, "search", "thought"]
+    pairs = [{(each.upstream, each.downstream): sorted(each.records) for each in g.joint} for g in (by_next, by_parent)]
+    assert pairs[0] == pairs[1]
+
+
 def test_the_last_thousand_calls_count():
     calls = (LoggedCall("a", run, "u", END, input_tokens=run, output_tokens=1) for run in range(MOST_SAMPLES + 5))
     (learned,) = learn(calls)
@@ -105,6 +121,12 @@ def test_the_last_thousand_calls_count():
         ((call("thought", "search"), call("thought", END)), "line 2: run '0' of 'react' calls 'thought', but"),
         ((call("thought", END), call("thought", END)), "names 'end' as the next"),
         ((call("thought", END, output_tokens=None),), "line 1: a call of 'thought' needs input_tokens and output"),
+        ((call("thought", None), call("thought", None)), "line 2: run '0' of 'react' calls 'thought' without a parent"),
+        ((call("thought", None, parent="search"),), "begins with 'thought', but names 'search' as its parent"),
+        (
+            (call("thought", "search"), call("search", None, parent="thought"), call("search", None, parent="thought")),
+            "but its previous call is 'search': log calls that run at the same time as one call with parallel",
+        ),
         ((call("thought", END, tokens=3),), "tokens is not known"),
         ((call("thought", "search"), call("search", "thought")), "always repeats the cycle"),
         ((), "There are no calls to learn from"),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.public_data import needs_data
-from xmulti.applications.prewarming import Effect, effect, expected_effect, prewarm_at
+from xcore.applications.prewarming import Effect, effect, expected_effect, prewarm_at
 
 KNOBS = [k / 10 for k in range(1, 10)]
 SECONDS = st.lists(st.floats(0.1, 100.0), min_size=1, max_size=30)

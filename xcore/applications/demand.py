@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from xmulti.files.demand_graph import END, LLM, DemandGraph, DemandStep, JointRecords
+from xcore.applications.demand_graph import END, LLM, DemandGraph, DemandStep, JointRecords
 
 Array = np.ndarray
 
@@ -76,12 +76,17 @@ class ApplicationDemand:
         self._pairs = {(joint.upstream, joint.downstream): Correlations(joint) for joint in graph.joint}
         self._after: dict[str, DemandSamples] = {}
         self._refined: dict[tuple[object, ...], DemandSamples] = {}
+        self._next: dict[tuple[str, bool], dict[str, tuple[float, Array]]] = {}
 
     @cached_property
     def prior(self) -> DemandSamples:
         """The demand of a whole run before any of its calls is known."""
         start = np.array(self.graph.start, dtype=object)  # text of a fixed width would cut longer names
         return self._walk(self._random.choice(start, self.walks))
+
+    def has(self, unit: str) -> bool:
+        """Return whether the graph has this unit."""
+        return unit in self._units
 
     def after(self, unit: str) -> DemandSamples:
         """Return the demand after a call of `unit`."""
@@ -99,6 +104,29 @@ class ApplicationDemand:
         if key not in self._refined:
             self._refined[key] = self._call(unit, seen).plus(self._follow(unit, seen))
         return self._refined[key]
+
+    def next_calls(self, unit: str, begun: bool) -> dict[str, tuple[float, Array]]:
+        """Return the LLM units whose call may come next after a call of `unit`, with calls of other backends between.
+
+        Each has its probability, and samples of the seconds until it comes: from the beginning of the call of `unit`
+        if it has just `begun`, else from its end.
+        """
+        if (unit, begun) not in self._next:
+            seconds = self._units[unit].draw(self._random, self.walks).longest_s if begun else np.zeros(self.walks)
+            names = self._random.choice(self._units[unit].nexts, self.walks)
+            for _ in range(MOST_HOPS):
+                others = [n for n in sorted(set(names.tolist()) - {END}) if self._units[n].unit.backend != LLM]
+                if not others:
+                    break
+                following = names.copy()
+                for name in others:
+                    at = np.flatnonzero(names == name)
+                    seconds[at] += self._units[name].draw(self._random, len(at)).longest_s
+                    following[at] = self._random.choice(self._units[name].nexts, len(at))
+                names = following
+            found = [name for name in sorted(set(names.tolist()) - {END}) if self._units[name].unit.backend == LLM]
+            self._next[unit, begun] = {n: (float((names == n).mean()), seconds[names == n]) for n in found}
+        return self._next[unit, begun]
 
     def next_probability(self, unit: str, following: str) -> float:
         """Return the share of `unit`'s calls that are followed directly by `following`."""

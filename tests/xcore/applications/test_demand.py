@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from xmulti.applications.demand import ApplicationDemand, Correlations, Seen, ServiceRates
-from xmulti.files.demand_graph import END, DemandGraph, DemandStep, JointRecords
+from xcore.applications.demand import ApplicationDemand, Correlations, Seen, ServiceRates
+from xcore.applications.demand_graph import END, DemandGraph, DemandStep, JointRecords
 
 RATES = ServiceRates(0.001, 0.1)
 SEARCH = DemandStep("search", "search", ("answer",), seconds=(2.0, 4.0))
