@@ -17,6 +17,15 @@ def sections(result: Hermes) -> list[Section]:
             ("engine", "order", "all", *(f"{factor:g} x alone" for factor in FACTORS)),
             tuple((r.engine, r.order, _share(r.all), *map(_share, r.by_factor)) for r in result.in_time),
         ),
+        *_ablation_sections(result),
+        _kinds_section(result),
+        *_prewarming_sections(result),
+    ]
+
+
+def _ablation_sections(result: Hermes) -> list[Section]:
+    """Return the effect of parts of Hermes, and of the assumptions of the simulation."""
+    return [
         Section(
             "Mean completion time at 3x without parts of Hermes",
             ("engine", "", "mean, s", "over Hermes", "paper"),
@@ -64,7 +73,12 @@ def sections(result: Hermes) -> list[Section]:
             ("buckets", "ranks of a demand, ms", "mean at 3x, s"),
             tuple((str(r.buckets), f"{r.policy_ms:.2f}", figure_text(r.mean_s)) for r in result.bucketings),
         ),
-        _kinds_section(result),
+    ]
+
+
+def _prewarming_sections(result: Hermes) -> list[Section]:
+    """Return the effect of prewarming: caches, and the knob."""
+    return [
         Section(
             "Caches for the LLM and for other backends, under Hermes' order",
             ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
