@@ -32,6 +32,34 @@ def sections(result: Hermes) -> list[Section]:
                 f"position alone, {result.knowledge.refined_error_s:.1f} s from the observed calls.",
             ),
         ),
+        *_sensitivity_sections(result),
+        _kinds_section(result),
+        Section(
+            "Caches beside the LLM, by Hermes' order",
+            ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
+            tuple(
+                (r.cache, r.policy, _share(r.hits), signed_percent(r.hits_over), *_mean_cells(r)) for r in result.caches
+            ),
+            (
+                "Paper: hits up to +111 % over LRU and +33 % over EPWQ, completion -18 and -6 %; LoRA (20 slots) +21 % "
+                "over EPWQ.",
+                f"LoRA: running calls use at most {ACTIVE_ADAPTERS} adapters.",
+                f"{_share(result.knowledge.announceable)} of the LLM calls follow a call of another backend: they are "
+                "announced.",
+            ),
+        ),
+        Section(
+            "Warming up a container while the previous unit runs, by the knob K",
+            ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
+            tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
+            ("Paper, docker: saved 2.14 s at K = 0.1 to 0.47 s at 0.9, wasted 3.76 to 0.27 s: both fall.",),
+        ),
+    ]
+
+
+def _sensitivity_sections(result: Hermes) -> list[Section]:
+    """Return what the figures depend on."""
+    return [
         Section(
             "The same with 8 at once, if runs of one application differ by a common log-normal factor",
             ("spread of its logarithm", "Hermes, s", "no refinement", "nor Gittins", "oracle"),
@@ -63,27 +91,6 @@ def sections(result: Hermes) -> list[Section]:
             "Buckets of a demand (paper: the time is almost linear in them, completion doesn't gain)",
             ("buckets", "ranks of a demand, ms", "mean at 3x, s"),
             tuple((str(r.buckets), f"{r.policy_ms:.2f}", figure_text(r.mean_s)) for r in result.bucketings),
-        ),
-        _kinds_section(result),
-        Section(
-            "Caches beside the LLM, by Hermes' order",
-            ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
-            tuple(
-                (r.cache, r.policy, _share(r.hits), signed_percent(r.hits_over), *_mean_cells(r)) for r in result.caches
-            ),
-            (
-                "Paper: hits up to +111 % over LRU and +33 % over EPWQ, completion -18 and -6 %; LoRA (20 slots) +21 % "
-                "over EPWQ.",
-                f"LoRA: running calls use at most {ACTIVE_ADAPTERS} adapters.",
-                f"{_share(result.knowledge.announceable)} of the LLM calls follow a call of another backend: they are "
-                "announced.",
-            ),
-        ),
-        Section(
-            "Warming up a container while the previous unit runs, by the knob K",
-            ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
-            tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
-            ("Paper, docker: saved 2.14 s at K = 0.1 to 0.47 s at 0.9, wasted 3.76 to 0.27 s: both fall.",),
         ),
     ]
 
