@@ -17,15 +17,6 @@ def sections(result: Hermes) -> list[Section]:
             ("engine", "order", "all", *(f"{factor:g} x alone" for factor in FACTORS)),
             tuple((r.engine, r.order, _share(r.all), *map(_share, r.by_factor)) for r in result.in_time),
         ),
-        *_ablation_sections(result),
-        _kinds_section(result),
-        *_prewarming_sections(result),
-    ]
-
-
-def _ablation_sections(result: Hermes) -> list[Section]:
-    """Return the effect of parts of Hermes, and of the assumptions of the simulation."""
-    return [
         Section(
             "Mean completion time at 3x without parts of Hermes",
             ("engine", "", "mean, s", "over Hermes", "paper"),
@@ -41,6 +32,34 @@ def _ablation_sections(result: Hermes) -> list[Section]:
                 f"position alone, {result.knowledge.refined_error_s:.1f} s from the observed calls.",
             ),
         ),
+        *_sensitivity_sections(result),
+        _kinds_section(result),
+        Section(
+            "Caches beside the LLM, by Hermes' order",
+            ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
+            tuple(
+                (r.cache, r.policy, _share(r.hits), signed_percent(r.hits_over), *_mean_cells(r)) for r in result.caches
+            ),
+            (
+                "Paper: hits up to +111 % over LRU and +33 % over EPWQ, completion -18 and -6 %; LoRA (20 slots) +21 % "
+                "over EPWQ.",
+                f"LoRA: running calls use at most {ACTIVE_ADAPTERS} adapters.",
+                f"{_share(result.knowledge.announceable)} of the LLM calls follow a call of another backend: they are "
+                "announced.",
+            ),
+        ),
+        Section(
+            "Warming up a container while the previous unit runs, by the knob K",
+            ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
+            tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
+            ("Paper, docker: saved 2.14 s at K = 0.1 to 0.47 s at 0.9, wasted 3.76 to 0.27 s: both fall.",),
+        ),
+    ]
+
+
+def _sensitivity_sections(result: Hermes) -> list[Section]:
+    """Return what the figures depend on."""
+    return [
         Section(
             "The same with 8 at once, if runs of one application differ by a common log-normal factor",
             ("spread of its logarithm", "Hermes, s", "no refinement", "nor Gittins", "oracle"),
@@ -76,34 +95,8 @@ def _ablation_sections(result: Hermes) -> list[Section]:
     ]
 
 
-def _prewarming_sections(result: Hermes) -> list[Section]:
-    """Return the effect of prewarming: caches, and the knob."""
-    return [
-        Section(
-            "Caches for the LLM and for other backends, under Hermes' order",
-            ("cache", "policy", "hits", "prewarming's hits over it", "mean, s", "with prewarming"),
-            tuple(
-                (r.cache, r.policy, _share(r.hits), signed_percent(r.hits_over), *_mean_cells(r)) for r in result.caches
-            ),
-            (
-                "Paper: hits up to +111 % over LRU and +33 % over EPWQ, completion -18 and -6 %; LoRA (20 slots) +21 % "
-                "over EPWQ.",
-                f"LoRA: running calls use at most {ACTIVE_ADAPTERS} adapters.",
-                f"{_share(result.knowledge.announceable)} of the LLM calls follow a call of another backend: they are "
-                "announced.",
-            ),
-        ),
-        Section(
-            "Warming up a container while the previous unit runs, by the knob K",
-            ("backend", "K", "saved, s", "wasted, s", "saved as printed, s", "wasted as printed, s"),
-            tuple((r.backend, f"{r.knob:g}", *(f"{seconds:.2f}" for seconds in astuple(r)[2:])) for r in result.knobs),
-            ("Paper, docker: from K = 0.1 to 0.9, saved time falls from 2.14 to 0.47 s, wasted from 3.76 to 0.27 s.",),
-        ),
-    ]
-
-
 def _kinds_section(result: Hermes) -> Section:
-    """Return each kind's part in the oracle's gain: the change of its mean, weighted by its share of applications."""
+    """Return the source of the oracle's gain: each kind's change of its mean, weighted by its share of applications."""
     rows, gaps = [], {}
     for kind in result.kinds:
         gaps[kind.application] = kind.share * (kind.mean_s["Hermes"] - kind.mean_s["oracle"])
@@ -116,7 +109,7 @@ def _kinds_section(result: Hermes) -> Section:
     facts = ("application", "of all", "service, s", "deviation / mean", "expected", "Gittins rank")
     columns = (*facts, *(f"{order}, s" for order in orders))
     return Section(
-        "Mean completion time by application, at 3x the load, 8 requests at once",
+        "Mean completion time by application, 3x, 8 at once",
         columns,
         tuple(rows),
         (f"The oracle's savings come from {note}.",) if most else (),
