@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from xcore.policies.adjustment import USUAL_SHARE
 from xcore.policies.rra import RRAControl
 from xcore.policies.waa import WAAControl
+from xcore.requests.request import Request
 from xcore.requests.requests import random_requests
 from xcore.specs.builtin_models import builtin_model
 from xcore.specs.cluster import local_cluster, parse_cluster
@@ -39,9 +40,15 @@ Array = NDArray[np.float64]
 MODEL, CLUSTER = "opt-13b", "4xA40"
 PAIR = {"micro_batches": 1, "tp_degree": 2, "encode_tp_degree": 2, "encode_devices": 2}
 WHOLE = {"tp_degree": 4, "encode_micro_batches": 1}
-ENGINE = Workload(
-    "48/40", LengthDistribution.truncated_normal(48, 30, 120), LengthDistribution.truncated_normal(40, 22, 100), 94
-)
+ENGINE = {
+    "rra": Workload(
+        "48/40", LengthDistribution.truncated_normal(48, 30, 120), LengthDistribution.truncated_normal(40, 22, 100), 94
+    ),
+    "waa-c": Workload(
+        "100/12", LengthDistribution.truncated_normal(100, 55, 220), LengthDistribution.truncated_normal(12, 7, 30), 28
+    ),
+}
+"""Lengths of the engine's requests, such that WAA's B_D is a small part of them."""
 BATCH, ITERATIONS = 8, 8
 """B_E and N_D of the engine's runs."""
 
@@ -161,7 +168,6 @@ def measured(case: Case, share: float | None, count: int) -> Evenness:
 
 def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Evenness, Evenness]]:
     """Run a small model under both policies, without and with adjustment."""
-    from benchmarks.job import run_all
     from benchmarks.model_sizes import ModelSizes
 
     folder.mkdir(exist_ok=True)
@@ -169,19 +175,22 @@ def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Ev
     if not directory.exists():
         ModelSizes(layers=4, hidden=256, heads=4, ffn=704, vocab=8000, context=256).create(directory, 0, "llama")
     spec = ModelSpec.from_directory(directory)
-    every, requests = (0, spec.layers), random_requests(ENGINE.draw(count, 3), spec.vocab, 0)
-    ratio = steady_state(ENGINE, ITERATIONS, False, "exact").batch_ratio
-    rra = RRAControl(encode_batch=BATCH, decode_iterations=ITERATIONS, decode_batch=round(BATCH * ratio))
-    waa = WAAControl(encode_batch=BATCH, decode_batch=round(BATCH * ratio), micro_batches=1)  # B_D: as in the first run
+    every = (0, spec.layers)
     sides = Stage((0,), 1, "encode", None, every), Stage((1,), 1, "decode", None, every)
-    for policy, control, stages in (("rra", rra, (Stage((0,), 1, "both", None, every),)), ("waa-c", waa, sides)):
+    for policy, stages in (("rra", (Stage((0,), 1, "both", None, every),)), ("waa-c", sides)):
+        workload = ENGINE[policy]
+        requests = random_requests(workload.draw(count, 3), spec.vocab, 0)
+        resident = round(BATCH * steady_state(workload, ITERATIONS, False, "exact").batch_ratio)
+        rra = RRAControl(encode_batch=BATCH, decode_iterations=ITERATIONS, decode_batch=resident)
+        waa = WAAControl(encode_batch=BATCH, decode_batch=resident, micro_batches=1)
+        control = rra if policy == "rra" else waa
         schedule = Schedule(
             version=Schedule.VERSION,
             policy=policy,
             control=control,
             model=ModelReference(spec, spec.fingerprint),
             cluster=local_cluster(),
-            workload=ENGINE,
+            workload=workload,
             profile=ProfileReference("none", ""),
             stages=stages,
             kv_blocks=4000,
@@ -189,13 +198,18 @@ def run_engine(folder: Path, count: int, share: float) -> Iterator[tuple[str, Ev
             kv_dtype="fp32",
         )
 
-        def run(schedule: Schedule) -> Evenness:
-            (run,) = run_all(directory, [schedule], requests, len(schedule.stages), 1, folder).runs
-            return evenness(schedule, run.timeline, run.served)
-
-        plain = run(schedule)
+        plain = _ran(directory, schedule, requests)
         seen = replace(control, decode_batch=round(plain.decode_batch.mean))
-        yield f"{policy} engine B_E={BATCH}", plain, run(replace(schedule, control=seen, adjust=share))
+        adjusted = _ran(directory, replace(schedule, control=seen, adjust=share), requests)
+        yield f"{policy} engine B_E={BATCH}", plain, adjusted
+
+
+def _ran(directory: Path, schedule: Schedule, requests: Sequence[Request]) -> Evenness:
+    """Run requests on as many ranks as a schedule has stages."""
+    from benchmarks.job import run_all
+
+    (run,) = run_all(directory, [schedule], requests, len(schedule.stages), 1, directory.parent).runs
+    return evenness(schedule, run.timeline, run.served)
 
 
 def rows(name: str, plain: Evenness, adjusted: Evenness) -> Iterator[str]:

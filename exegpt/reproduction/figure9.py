@@ -167,7 +167,7 @@ def _devices(row: Figure9Row) -> int:
 
 def _statement(row: Figure9Row) -> str:
     use = row.waa_m
-    same = "the same split" if row.waa_c.encoding == use.encoding else "another split"
+    same = "the same split as" if row.waa_c.encoding == use.encoding else "another split than"
     share = use.imbalance / max(use.sides)
     encoders = counted(use.encoding, "encoding device")
-    return f"{row.model} on {row.task}: WAA-M takes {encoders}, {same} as WAA-C's; its sides differ by {share:.0%}."
+    return f"{row.model} on {row.task}: WAA-M takes {encoders}, {same} WAA-C's; its sides differ by {share:.0%}."
