@@ -51,24 +51,24 @@ mutants: $(MUTANTS_INSTALLED)
 
 # torch goes in first: later requirements are then met by it, and none asks for another build of it.
 $(TORCH_INSTALLED): setup.py constraints.txt $(wildcard */*.c */*.h) | .venv/bin/python
-	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch
 	touch $@
 
 $(INSTALLED): $(TORCH_INSTALLED)
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e .
 	touch $@
 
 # The extensions are compiled once: a later `make demo` finds them.
 $(DEV_INSTALLED): $(TORCH_INSTALLED)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[dev]'
 	touch $(INSTALLED) $@
 
 $(COVERAGE_INSTALLED): $(DEV_INSTALLED)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[coverage]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[coverage]'
 	touch $@
 
 $(MUTANTS_INSTALLED): $(DEV_INSTALLED)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[mutants]'
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e '.[mutants]'
 	touch $@
 
 clean:

@@ -259,6 +259,7 @@ def test_looser_bounds_and_larger_clusters_are_searched_anew():
 
 
 @pytest.mark.parametrize("bound_s", [12.0, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_search_above_a_floor_finds_the_same_or_nothing(bound_s):
     reached = answer(bound_s).estimate.throughput_tok_s
     for floor in (0.0, 0.5 * reached, 0.98 * reached):

@@ -40,6 +40,7 @@ def test_what_is_as_good_in_place_stays(setting, pipeline):
 
 
 @pytest.mark.parametrize("blocks", [2000, *(pytest.param(blocks, marks=pytest.mark.slow) for blocks in (4000, 8000))])
+@pytest.mark.slow
 def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
     there = replace(setting, workload=task("C1"))
     held = replace(pipeline, kv_blocks=blocks)
@@ -52,6 +53,7 @@ def test_a_larger_cache_must_be_worth_it(setting, pipeline, blocks):
     assert schedule == (free if worth else within.schedule)
 
 
+@pytest.mark.slow
 def test_other_layers_where_those_that_are_there_are_too_slow(setting, pipeline):
     """No variables that were schedule for other stages."""
     schedule, _ = best(replace(setting, workload=task("G")), pipeline)

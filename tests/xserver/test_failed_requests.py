@@ -81,6 +81,7 @@ def test_the_engine_is_the_same_and_holds_nothing(server):
 
 
 @pytest.mark.parametrize("command", ["serve", pytest.param("bench", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_a_model_of_nan_logits_is_refused_in_one_sentence(model, tmp_path, capfd, command):
     directory = spoil(model, tmp_path / "spoilt", "lm_head")
     document.write(tmp_path / "schedule.json", schedule_for(directory))

@@ -57,6 +57,7 @@ def test_a_report_names_the_bound_and_the_profile(exegpt, tmp_path):
     assert page.startswith("<!doctype html>") and "20 s for 99% of all requests" in page and "roofline" in page
 
 
+@pytest.mark.slow
 def test_one_reason_is_printed_unless_explain_is_given(exegpt):
     """`--json` has each policy's reasons as `--explain` prints them."""
     command = ("tune", "-l", "12s", "--policy", "orca,chunked,rra,static", "--no-advice")

@@ -92,6 +92,7 @@ def requests(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_a_run_follows_an_order_and_gives_the_same_tokens(exegpt, tiny, tiny_profile, requests, tmp_path):
     common = ("run", "-m", tiny, "-r", requests, "-p", tiny_profile, "--policy", "orca", "--max-num-seqs", 1)
     tokens, ended = [], []

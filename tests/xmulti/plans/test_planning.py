@@ -248,6 +248,7 @@ def test_a_traces_file_is_looked_for_beside_the_models(tmp_path):
     assert demand.setting.workload.input.mean == 100
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_document(tmp_path, capsys):
     file, out = write(tmp_path, CHAT, BATCH), tmp_path / "plan.json"
     assert main(["plan", str(file), "-c", "4xA100-80GB", "--method", "best", "--out", str(out), "--json"]) == 0

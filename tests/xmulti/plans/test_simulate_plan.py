@@ -38,6 +38,7 @@ def test_at_their_rates_all_models_meet_their_bounds(path, capsys, tmp_path):
     assert "in time" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_models_of_one_rate_have_requests_of_their_own(path, monkeypatch):
     asked = {}
     monkeypatch.setattr(

@@ -55,10 +55,10 @@ def planned(demands):
     return functools.cache(lambda method: make_plan(demands, CLUSTER, method))
 
 
-LONG = [pytest.param(method, marks=pytest.mark.slow) for method in ("alpaserve", "temporal")]
+LONG = [pytest.param(method, marks=pytest.mark.slow) for method in ("alpaserve", "muxserve", "temporal")]
 
 
-@pytest.fixture(scope="module", params=["muxserve", "seallm", *LONG])
+@pytest.fixture(scope="module", params=["seallm", *LONG])
 def plan(request, planned):
     return planned(request.param)
 

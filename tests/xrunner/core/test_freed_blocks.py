@@ -84,6 +84,7 @@ SLOW = [pytest.param(policy, marks=pytest.mark.slow) for policy in ("static", "r
 
 
 @pytest.mark.parametrize("policy", ["orca", *SLOW])
+@pytest.mark.slow
 def test_an_encoder_decoder(monkeypatch, encoder_decoder, policy):
     model = load_model(encoder_decoder[0]["t5"])
     run = lambda: tokens_of(Engine(model, plan(model, policy, **GROW)).run(requests()).results)  # noqa: E731
@@ -119,6 +120,7 @@ def test_graphs_whose_rows_are_filled_up(monkeypatch, directories):
         ),
     ],
 )
+@pytest.mark.slow
 def test_the_kernels_of_a_gpu(monkeypatch, tmp_path, arch, policy):
     sizes = {"layers": 1, "hidden": 16, "heads": 1, "ffn": 16, "vocab": 300, "context": 64}
     create_model(tmp_path / "m", arch, seed=5, **sizes)
