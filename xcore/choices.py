@@ -67,7 +67,8 @@ def with_adjustment(schedule: Schedule, share: float | None, never: bool) -> Sch
         if share is not None:
             adjustable = ", ".join(traits.name for traits in TRAITS.values() if traits.adjustable)
             raise InputError(
-                f"--adjust {share:g} is for {adjustable}, and the schedule's policy is {schedule.policy}: leave it out."
+                f"--adjust {share:g} needs one of the policies {adjustable}, but the schedule has {schedule.policy}: "
+                "leave it out."
             )
         return schedule
     own = USUAL_SHARE if schedule.adjust is None else schedule.adjust

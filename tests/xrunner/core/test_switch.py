@@ -74,6 +74,7 @@ def settings_of(engine):
     ledger, lane = driver.ledger, driver.lanes[-1]
     return {
         "policy": (type(driver.policy), {k: v for k, v in vars(driver.policy).items() if k in control_variables()}),
+        "adjust": getattr(getattr(driver.policy, "joining", None), "adjustment", None) is not None,
         "admission": type(ledger.admission),
         "prefix_caching": (type(ledger.pool), driver.outputs.__dict__.get("_keyed")),
         "blocks": (ledger.pool.total, ledger.pool.block_size, engine.worker.cache.values[0].shape[2]),
@@ -135,7 +136,7 @@ def test_every_field_is_a_setting_or_known_to_decide_nothing(model):
     """A field that is added must be compared by `same`, or listed here."""
     neutral = {"version", "model", "cluster", "workload", "profile", "bound", "percentile"}
     neutral |= {"latency_bound_s", "ttft_bound_s", "tpot_bound_s"}
-    assert {field.name for field in fields(Schedule)} == neutral | {*OF_ONE_ENGINE, "kv_blocks", "control"}
+    assert {field.name for field in fields(Schedule)} == neutral | {*OF_ONE_ENGINE, "kv_blocks", "control", "adjust"}
     for traits in TRAITS.values():
         control = TRAITS[traits.name].record(dict.fromkeys(traits.searched, 1))
         assert {*control.variables} - {*control.decisions} == {*[traits.name_of("target")]} - {None}

@@ -94,7 +94,7 @@ def supervising(model, tmp_path, plans=None, plan=None):
     of_plan = plans
     placed = plans and (lambda plan: (plan, of_plan(plan)))
     plans = {"replan": placed, "plan": plan, "watching": partial(Replanning, options=None)}
-    host = {"host": "here", "port": 1}
+    host = {"host": "here", "port": 1, "residency": None}
     options = SimpleNamespace(units=(unit("first"),), starts=1, drain_timeout_s=1.0, **plans, **host)
     supervised = Supervisor(Frontends([frontend]), options, tmp_path)
     return supervised
