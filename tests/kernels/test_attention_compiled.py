@@ -60,6 +60,7 @@ def fits(row):
     return row["resident"] >= tile["resident"] and 0 <= row["modelled"] - row["shared_bytes"] <= 2048
 
 
+@pytest.mark.slow
 def test_decoding_reads_ahead():
     for row in compiled(*((capability, "decode", 128, "bfloat16") for capability in (80, 90, 100))):
         assert row["buffers"] > 1 and row["wait_group"] > 0, row

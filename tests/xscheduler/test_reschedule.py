@@ -172,6 +172,7 @@ def test_a_new_schedule_keeps_the_cache_of_the_one_that_is_held(setting, policy,
         pytest.param({"block_size": 32}, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_server_whose_lengths_drift_keeps_its_cache(cache):
     setting = find_setting("opt-1.3b", "1xA40", "S", None)
     held = search_schedule(setting, 30.0, policies=("orca",)).schedule

@@ -238,6 +238,7 @@ def test_clients_that_leave_free_their_sequences(watched, count):
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.slow
 def test_slow_readers_hold_up_nobody(watched, count):
     """The engine makes all that they asked for, and answers others, while none of them has read its answer."""
     server, directory = watched

@@ -37,6 +37,7 @@ def test_keys_are_read_again_on_sighup(model, schedule, tmp_path):
         assert until_status(server, 200, "new") and until_status(server, 401, "old")
 
 
+@pytest.mark.slow
 def test_the_administrators_token_is_read_again_on_sighup(model, schedule, tmp_path):
     token = tmp_path / "token"
     token.write_text("old\n")

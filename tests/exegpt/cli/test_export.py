@@ -92,6 +92,7 @@ def test_advice_compares_schedules_of_one_engine(exegpt):
     assert bigger.endswith(" with chunked")
 
 
+@pytest.mark.slow
 def test_presets_of_no_engine_predict_all_policies_with_one(exegpt):
     for engine in ("paper", "none"):
         answer = exegpt(*ASKED, "-l", "inf", "--engine", engine, "--json").json

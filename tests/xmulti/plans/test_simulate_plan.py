@@ -49,6 +49,7 @@ def test_models_of_one_rate_have_requests_of_their_own(path, monkeypatch):
     assert len(idle) == len(rare) and abs(np.corrcoef(np.diff(idle), np.diff(rare))[0, 1]) < 0.3
 
 
+@pytest.mark.slow
 def test_a_traces_requests_are_replayed(path, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("model,input,output,arrival\nidle,100,20,5.0\nbusy,50,10,4.5\nidle,80,30,6.0\n")

@@ -68,6 +68,7 @@ def budgets(plan):
     return {model.name: len(model.devices) for model in plan.models}
 
 
+@pytest.mark.slow
 def test_devices_follow_popularity(plan, setting, swapped):
     """To the plan that the method makes for the new rates, measured by the same replays as the one so far."""
     assert budgets(plan) == {"chat": 3, "code": 1}

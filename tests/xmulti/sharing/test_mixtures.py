@@ -94,6 +94,7 @@ def test_offline_models_have_their_own_devices_and_others_share(tmp_path, monkey
     assert not set(alone.devices) & set(a.devices) and ours.headroom > 1 and alone.seconds > 0
 
 
+@pytest.mark.slow
 def test_what_cant_be_better_is_not_planned(demands_and_plan):
     demands, plan = demands_and_plan
     best = replace(plan, models=tuple(replace(m, goodput_seq_s=1e6 * m.rate_seq_s) for m in plan.models))
@@ -103,6 +104,7 @@ def test_what_cant_be_better_is_not_planned(demands_and_plan):
     assert sum(len(frontier.searched) for frontier in frontiers) <= len(demands), "one number bounds the others"
 
 
+@pytest.mark.slow
 def test_models_that_share_are_not_replayed_if_one_alone_is_below_the_level_until_they_matter(tmp_path):
     """Two that share a device reach the level, a third one beside them is far below it."""
     small = {"model": "opt-1.3b", "workload": "128/8", "rate": "10/s", "latency_bound": "2s"}

@@ -198,6 +198,7 @@ def test_four_ranks_with_groups_of_different_degrees(job, tmp_path, directories,
     check_all(run_cells(job, tmp_path, directories, 4, cells), cells, theirs)
 
 
+@pytest.mark.slow
 def test_disaggregated_on_two_ranks(job, tmp_path, directories, theirs):
     """With room for few residents, too, where encoding waits for decoding to free blocks that KV transfers go to."""
     cells = sides(directories, 2, ["llama"])

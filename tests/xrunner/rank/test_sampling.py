@@ -59,6 +59,7 @@ def test_every_policy_draws_what_the_reference_draws(directories, todo):
         assert {result.id: result.output_ids for result in results} == expected
 
 
+@pytest.mark.slow
 def test_seeds_and_temperatures_change_outputs(directories):
     model = load_model(directories["llama"])
     (request,) = requests([(12, 20)])
